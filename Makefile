@@ -1,0 +1,45 @@
+# Two commands: `make demo` shows the main job, `make test` runs the tests. Everything lands in .venv, nothing needs root.
+PYTHON ?= python3
+PIP := .venv/bin/python -m pip --disable-pip-version-check install --quiet
+ARGS ?=
+
+.PHONY: demo test lint bench clean
+.DELETE_ON_ERROR:
+
+demo: .venv/.demo ## the main job on real flights; `make demo ARGS="--rows 20000 --keep"`
+	@.venv/bin/capture demo $(ARGS)
+
+test: .venv/.test ## the whole suite; `make test ARGS="tests/unit"`
+	@.venv/bin/python -m pytest $(ARGS)
+
+lint: .venv/.test ## style and types
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+bench: .venv/.test ## print the figures
+	@for file in tests/bench/bench_*.py; do echo "== $$file"; .venv/bin/python "$$file" || exit 1; done
+
+.venv/bin/python:
+	@command -v $(PYTHON) >/dev/null 2>&1 || { \
+	  echo "make: Python is missing: install Python 3.11 or later (Debian: apt-get install python3 python3-venv)," \
+	       "or name one with PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "make: $$($(PYTHON) --version) is too old: Python 3.11 or later is needed; name one with PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "make: Python's venv module is missing: install it (Debian: apt-get install python3-venv)" >&2; exit 1; }
+	@echo "Making .venv"
+	@$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
+
+.venv/.demo: pyproject.toml | .venv/bin/python
+	@echo "Installing natty-nats with Spark from PyPI into .venv (once; some minutes, about 700 MB)"
+	@$(PIP) --editable ".[demo]"
+	@touch $@
+
+.venv/.test: pyproject.toml | .venv/bin/python
+	@echo "Installing natty-nats and its tests' tools from PyPI into .venv (once)"
+	@$(PIP) --editable ".[test]"
+	@touch $@
+
+clean: ## remove what was made
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
