@@ -1,0 +1,3 @@
+from natty.cli import main
+
+main()

@@ -1,0 +1,12 @@
+"""The command line `natty`. It needs the extra `cli`; without it, it says so."""
+
+import sys
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        from natty.cli.app import main as run
+    except ImportError as error:
+        sys.exit(f'natty: the command line needs {error.name}; run: pip install "natty-nats[cli]"')
+    run()

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from natty.cli import leader, tls
+from natty.cli.doctor import doctor
+from natty.cli.run import LogFormat, LogLevel, configure_logging, main_of, version_of
+from natty.errors import NattyError
+
+app = typer.Typer(
+    help="JetStream from the command line.", no_args_is_help=True, add_completion=True, rich_markup_mode=None
+)
+app.add_typer(tls.app, name="tls", help="Certificates for development and tests.")
+app.add_typer(leader.app, name="leader", help="Elections.")
+app.command()(doctor)
+
+
+@app.callback()
+def options(
+    log_level: Annotated[
+        LogLevel, typer.Option(case_sensitive=False, help="What is logged: this and worse.")
+    ] = LogLevel.ERROR,
+    log_format: Annotated[LogFormat, typer.Option(help="How it is logged.")] = LogFormat.TEXT,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=version_of("natty"), is_eager=True)
+    ] = False,
+) -> None:
+    """JetStream from the command line."""
+    configure_logging(log_level, log_format)
+
+
+main = main_of(app, "natty", NattyError)

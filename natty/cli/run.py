@@ -1,0 +1,118 @@
+"""How both command lines end: one clear sentence on standard error and an honest exit status, never a traceback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, TypeVar
+
+import typer
+
+T = TypeVar("T")
+
+EXIT_ERROR = 1
+EXIT_INTERRUPTED = 130
+
+
+def run(app: typer.Typer, name: str, errors: tuple[type[Exception], ...]) -> int:
+    """Run the command line and return its exit status: 0, 1 an error, 2 usage, 130 interrupted, or what it chose."""
+    try:
+        status = app(prog_name=name, standalone_mode=False)
+    except errors as error:
+        return _say(name, str(error))
+    except KeyboardInterrupt:
+        return _say(name, "interrupted", EXIT_INTERRUPTED)
+    except typer.Abort:
+        return _say(name, "aborted")
+    except typer.Exit as exit_:
+        return int(exit_.exit_code)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return EXIT_ERROR
+    except Exception as error:
+        if show := getattr(error, "show", None):  # click's own: a usage error, shown as click shows it
+            show()
+            return int(getattr(error, "exit_code", 2))
+        raise
+    if status == EXIT_INTERRUPTED:  # typer turns a KeyboardInterrupt into this
+        return _say(name, "interrupted", EXIT_INTERRUPTED)
+    return int(status or 0)
+
+
+def run_async(main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on uvloop where it is installed (the extra `fast`), else on asyncio's own loop."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(main)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
+
+
+def _say(name: str, text: str, status: int = EXIT_ERROR) -> int:
+    print(f"{name}: {text}", file=sys.stderr)
+    return status
+
+
+class _JsonFormatter(logging.Formatter):
+    _usual = frozenset(vars(logging.makeLogRecord({}))) | {"message", "taskName"}
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {name: value for name, value in vars(record).items() if name not in self._usual}
+        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {"time": when, "level": record.levelname.lower(), "logger": record.name, "message": record.getMessage()}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line | fields, default=str, ensure_ascii=False)
+
+
+class LogLevel(StrEnum):
+    """What is logged: this and what is worse."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+    DEBUG = "debug"
+
+
+class LogFormat(StrEnum):
+    """How it is logged."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def configure_logging(level: LogLevel = LogLevel.INFO, form: LogFormat = LogFormat.TEXT) -> None:
+    """Log to standard error, as lines of text or as one JSON object a line. Only the command line does this."""
+    handler = logging.StreamHandler()
+    text = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    handler.setFormatter(_JsonFormatter() if form == LogFormat.JSON else text)
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for noisy in ("nats", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+
+
+def version_of(name: str) -> Callable[[bool], None]:
+    """Return what the option `--version` of this command line calls."""
+
+    def show(wanted: bool) -> None:
+        if not wanted:
+            return
+        try:
+            print(f"{name} {version('natty-nats')}")
+        except PackageNotFoundError:
+            print(f"{name}, from a folder that is not installed")
+        raise typer.Exit
+
+    return show
+
+
+def main_of(app: typer.Typer, name: str, *errors: type[Exception]) -> Callable[[], None]:
+    """Return the function that the installed script calls."""
+    return lambda: sys.exit(run(app, name, errors))

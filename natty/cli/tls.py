@@ -1,0 +1,70 @@
+"""`natty tls`: certificates for development."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from natty.tls import DEV_DAYS, DEV_HOSTS, DevCA, TLSFiles
+
+app = typer.Typer(help="Make TLS certificates for development.", no_args_is_help=True)
+
+DEFAULT_FOLDER = Path("assets/tls")
+CONFIGURATION = "nats-server.conf"  # stands in assets/tls
+COMPOSE_HOSTS = ("nats-1", "nats-2", "nats-3", "s3")  # the services of docker-compose.yml that show a certificate
+
+
+@app.callback()
+def _group() -> None:
+    """Keep `init` a command of its own: an app of one command would swallow its name."""
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="Where to put the files.")] = DEFAULT_FOLDER,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name or address of the server, besides the loopback's; may be repeated."),
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, help="How long the certificates are valid.")] = DEV_DAYS,
+    force: Annotated[bool, typer.Option("--force", help="Replace certificates that are there already.")] = False,
+) -> None:
+    """Make a CA, a server's and a client's certificate in FOLDER. The CA's key is not kept: run this again to renew.
+
+    Without --host the certificate is good for the loopback and for the nodes of docker-compose.yml.
+    """
+    hosts = tuple(dict.fromkeys([*DEV_HOSTS, *(host or COMPOSE_HOSTS)]))
+    files = DevCA.create(days=days).write(folder, hosts=hosts, days=days, force=force)
+    typer.echo(f"Made certificates for {', '.join(hosts)}, valid for {days} days:")
+    for path, what in _contents(files).items():
+        typer.echo(f"  {path}  {what}")
+    typer.echo("Start a server with them:")
+    typer.echo(f"  {_server_command(folder, files)}")
+    typer.echo("and see whether it answers:")
+    typer.echo(f"  natty doctor --server tls://localhost:4222 {_client_flags(files)}")
+
+
+def _server_command(folder: Path, files: TLSFiles) -> str:
+    if (folder / CONFIGURATION).exists():
+        return f"cd {shlex.quote(str(folder))} && nats-server -c {CONFIGURATION}"
+    flags = {"--tlscacert": files.ca, "--tlscert": files.server_cert, "--tlskey": files.server_key}
+    return f"nats-server -js --tlsverify {_joined(flags)}"
+
+
+def _contents(files: TLSFiles) -> dict[Path, str]:
+    return {
+        files.ca: "the CA: whom to trust",
+        files.server_cert: "the server's certificate",
+        files.server_key: "the server's key (keep it secret)",
+        files.client_cert: "a client's certificate",
+        files.client_key: "the client's key (keep it secret)",
+    }
+
+
+def _client_flags(files: TLSFiles) -> str:
+    return _joined({"--tls-ca": files.ca, "--tls-cert": files.client_cert, "--tls-key": files.client_key})
+
+
+def _joined(flags: dict[str, Path]) -> str:
+    return " ".join(f"{flag} {shlex.quote(str(path))}" for flag, path in flags.items())

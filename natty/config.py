@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from natty.errors import ConfigError
+
+DEFAULT_URL = "nats://127.0.0.1:4222"
+CONNECT_TIMEOUT = 2.0  # seconds for one server: TCP, TLS, authentication
+REQUEST_TIMEOUT = 5.0  # seconds for an answer
+PING_INTERVAL = 5.0  # seconds between two looks at the link; two unanswered ones end it
+
+_ENVIRONMENT = {
+    "NATS_URL": "servers",
+    "NATS_USER": "user",
+    "NATS_PASSWORD": "password",
+    "NATS_TOKEN": "token",
+    "NATS_CREDS": "creds",
+    "NATS_NKEY": "nkey",
+    "NATS_CERT": "tls_cert",
+    "NATS_KEY": "tls_key",
+    "NATS_CA": "tls_ca",
+    "NATS_TIMEOUT": "timeout",
+}
+_CONTEXT = {
+    "url": "servers",
+    "user": "user",
+    "password": "password",
+    "token": "token",
+    "creds": "creds",
+    "nkey": "nkey",
+    "cert": "tls_cert",
+    "key": "tls_key",
+    "ca": "tls_ca",
+    "tls_first": "tls_first",
+    "inbox_prefix": "inbox_prefix",
+    "jetstream_domain": "domain",
+    "jetstream_api_prefix": "api_prefix",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """How to reach and talk to the servers. Seconds are floats; paths are PEM files, except `creds` and `nkey`."""
+
+    servers: tuple[str, ...] = (DEFAULT_URL,)
+    name: str = "natty"
+    user: str = field(default="", repr=False)
+    password: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+    creds: str = ""
+    nkey: str = ""
+    tls: bool | None = None  # None: on when a URL is tls:// or a certificate is named
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_first: bool = False
+    tls_hostname: str = ""
+    connect_timeout: float = CONNECT_TIMEOUT
+    timeout: float = REQUEST_TIMEOUT
+    ping_interval: float = PING_INTERVAL
+    inbox_prefix: str = "_INBOX"
+    domain: str = ""
+    api_prefix: str = ""
+
+    def __post_init__(self) -> None:
+        for url in self.servers:
+            if re.match(r"(wss?|https?)://", url):
+                raise ConfigError(f"{redact(url)}: only nats:// and tls:// are spoken; take the server's client port")
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ConfigError(
+                "a client certificate needs its key, and a key its certificate: give both tls_cert and tls_key"
+            )
+        if self.tls is False and (self.wants_tls_files or any(url.startswith("tls://") for url in self.servers)):
+            raise ConfigError("tls=False and a tls:// URL or certificates contradict each other: drop one of them")
+
+    def __repr__(self) -> str:
+        urls = ", ".join(redact(url) for url in self.servers)
+        return f"Config({urls}{', TLS required' if self.tls_required else ''})"
+
+    @property
+    def wants_tls_files(self) -> bool:
+        """Whether a certificate, a key or a CA is named."""
+        return bool(self.tls_ca or self.tls_cert or self.tls_key)
+
+    @property
+    def tls_required(self) -> bool:
+        """Whether nothing may be sent before TLS is up."""
+        if self.tls is not None:
+            return self.tls
+        return self.tls_first or self.wants_tls_files or any(url.startswith("tls://") for url in self.servers)
+
+
+def resolve(
+    explicit: Mapping[str, Any] | None = None,
+    *,
+    environment: Mapping[str, str] = os.environ,
+    context: str | None = None,
+) -> Config:
+    """Return the configuration: keyword or flag, then environment, then nats context file, then default.
+
+    `context` names a context of the `nats` tool, or is its path; None takes `NATS_CONTEXT`, else the selected one.
+    ConfigError on an unknown name, a broken context file or a value of the wrong kind.
+    """
+    given = {name: value for name, value in (explicit or {}).items() if value is not None}
+    known = {f.name for f in dataclasses.fields(Config)}
+    if unknown := sorted(set(given) - known):
+        raise ConfigError(f"unknown setting {', '.join(unknown)}; there are: {', '.join(sorted(known))}")
+    values = _read_context(context or environment.get("NATS_CONTEXT"), environment)
+    values |= {setting: environment[name] for name, setting in _ENVIRONMENT.items() if environment.get(name)}
+    values |= given
+    if "servers" in values:
+        values["servers"] = _urls(values["servers"])
+    if isinstance(values.get("timeout"), str):
+        values["timeout"] = _seconds(values["timeout"])
+    for name in ("creds", "nkey", "tls_ca", "tls_cert", "tls_key"):
+        if name in values:
+            values[name] = os.path.expanduser(str(values[name]))  # noqa: PTH111 - strings in, strings out
+    try:
+        return msgspec.convert(values, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"the connection's settings: {error}") from error
+
+
+def redact(url: str) -> str:
+    """Return a URL without its user information."""
+    return re.sub(r"//.*@", "//***@", url)
+
+
+def beside(url: str, address: str) -> str:
+    """Return the URL of another server of the same cluster: the same scheme and user information."""
+    scheme, _, rest = url.partition("://")
+    login, at, _ = rest.rpartition("@")
+    return f"{scheme}://{login}{at}{address}"
+
+
+def _urls(value: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
+    texts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"servers is {value!r}; write URLs, a list of them or one text with commas")
+    urls = tuple(text.strip() if "://" in text else f"nats://{text.strip()}" for text in texts if text.strip())
+    if not urls:
+        raise ConfigError("no server URL was given; name one, for instance tls://nats.example.com:4222")
+    return urls
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"([0-9.]+)(ms|s|m)?", text.strip())
+    if not match:
+        raise ConfigError(f"timeout (NATS_TIMEOUT) is {text!r}, which is no duration; write 5s, 500ms or 5")
+    return float(match[1]) * {"ms": 0.001, "s": 1.0, "m": 60.0, None: 1.0}[match[2]]
+
+
+def _read_context(name: str | None, environment: Mapping[str, str]) -> dict[str, Any]:
+    home = (
+        Path(environment.get("XDG_CONFIG_HOME") or Path(environment.get("HOME", "~")).expanduser() / ".config") / "nats"
+    )
+    if name is None:
+        selected = home / "context.txt"
+        if not selected.is_file():
+            return {}
+        name = selected.read_text().strip()
+    path = Path(name) if name.startswith("/") else home / "context" / f"{name}.json"
+    try:
+        content = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except OSError as error:
+        raise ConfigError(f"nats context {name!r} can't be read: {path}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"nats context {path} is broken: {error}") from error
+    return {setting: content[key] for key, setting in _CONTEXT.items() if content.get(key)}

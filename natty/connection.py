@@ -1,0 +1,380 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Callable
+from typing import Any
+
+from natty.config import Config, beside, redact
+from natty.errors import (
+    AuthorizationError,
+    ConnectionClosedError,
+    NattyError,
+    NoRespondersError,
+    NotConnectedError,
+    PayloadTooLargeError,
+    RequestTimeoutError,
+)
+from natty.link import Link, Outgoing, Sink
+from natty.message import RawMessage, status_of
+from natty.reasons import connect_error
+from natty.sinklink import SinkLink, sink_path_fault
+from natty.stock import StockLink
+
+logger = logging.getLogger("natty.connection")
+
+DEFAULT_MAX_PAYLOAD = 1024 * 1024  # bytes
+RECONNECT_DELAY = 0.1  # seconds before the second round over the servers; doubles up to the next line
+RECONNECT_DELAY_MAX = 2.0
+CLOSE_TIMEOUT = 2.0  # seconds that closing waits for the server to have taken what was sent
+
+
+class Subscription:
+    """A subject's messages going to a sink. It outlives sessions: a new one subscribes again."""
+
+    def __init__(self, connection: Connection, sid: int, subject: bytes, sink: Sink, queue: bytes) -> None:
+        self._connection = connection
+        self.sid, self.subject, self.sink, self.queue = sid, subject, sink, queue
+
+    def __repr__(self) -> str:
+        return f"Subscription({self.subject.decode()!r})"
+
+    def close(self, *, last: Sink | None = None) -> None:
+        """Stop it. Idempotent. What the server sent before it heard of that still goes to `last`, if given."""
+        self._connection._unsubscribe(self, last)
+
+
+class Connection:
+    """A supervised connection to a NATS cluster.
+
+    It is one session at a time. A session that ends (server gone, half-open socket, any `-ERR`) is replaced:
+    subscriptions are made again, listeners are told, requests in flight fail at once. With TLS asked for, nothing is
+    ever sent in plain text.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.state = "new"  # new, connected, disconnected, closed
+        self.listeners: list[Callable[[str], None]] = []
+        self._link: Link | None = None
+        self._make_link: Callable[[Config], Link] = SinkLink
+        self._servers = list(config.servers)
+        self._url = ""
+        self._max_payload = DEFAULT_MAX_PAYLOAD
+        self._subscriptions: dict[bytes, Subscription] = {}
+        self._last_of: dict[bytes, Subscription] = {}  # closed ones, until the server has heard of it
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._next_sid = 1
+        self._out: list[Outgoing] = []
+        self._ended = asyncio.Event()
+        self._connected = asyncio.Event()
+        self._supervisor: asyncio.Task[None] | None = None
+        self._last_error: Exception | None = None
+        self._requests: dict[bytes, tuple[asyncio.Future[RawMessage], bytes]] = {}
+        self._request_number = 0
+        self._inbox = self.new_inbox()
+
+    def __repr__(self) -> str:
+        return f"Connection({self.state}, {redact(self._url) or 'no server'}, {len(self._subscriptions)} subscriptions)"
+
+    @property
+    def connected(self) -> bool:
+        """Whether a session is up."""
+        return self.state == "connected"
+
+    @property
+    def server_info(self) -> dict[str, Any]:
+        """The server's INFO: version, max_payload, jetstream, …"""
+        return self._link.info if self._link else {}
+
+    @property
+    def server_version(self) -> tuple[int, ...]:
+        """The server's version, for instance (2, 15, 1)."""
+        text = str(self.server_info.get("version", "0")).split("-")[0]
+        return tuple(int(part) for part in text.split(".") if part.isdigit())
+
+    def new_inbox(self) -> bytes:
+        """Return a subject nobody else uses, without a trailing dot."""
+        return b"%b.%032x" % (self.config.inbox_prefix.encode(), random.getrandbits(128))
+
+    async def open(self) -> Connection:
+        """Connect to the first server that answers, and stay connected from then on.
+
+        Every server is tried once. ConnectError names each and what was wrong with it; AuthorizationError,
+        TLSRequiredError or TLSHandshakeError where that was the reason.
+        """
+        if fault := await sink_path_fault():
+            logger.warning(
+                "falling back to nats-py's own path, several times slower: %s", fault, extra={"action": "fallback"}
+            )
+            self._make_link = StockLink
+        await self._connect_any()
+        self.subscribe(self._inbox.decode() + ".*", self._answered)
+        self._supervisor = asyncio.create_task(self._supervise(), name="natty connection")
+        return self
+
+    async def _connect_any(self) -> None:
+        failures: list[tuple[str, Exception]] = []
+        for url in list(self._servers):
+            try:
+                await self._connect(url)
+                return
+            except Exception as error:  # whatever a driver raises: reasons.py tells the kinds apart
+                failures.append((url, error))
+                self._servers.append(self._servers.pop(self._servers.index(url)))
+        certificate, over_tls = bool(self.config.tls_cert), self.config.tls_required
+        raise connect_error(failures, client_certificate=certificate, over_tls=over_tls) from failures[0][1]
+
+    async def _connect(self, url: str) -> None:
+        link = self._make_link(self.config)
+        link.on_messages, link.on_end, link.on_notice = self._dispatch, self._link_ended, self._notice
+        await link.open(url)
+        self._ended.clear()
+        self._link, self._url, self.state = link, url, "connected"
+        self._max_payload = int(link.info.get("max_payload", DEFAULT_MAX_PAYLOAD))
+        for discovered in link.info.get("connect_urls") or []:
+            other = beside(url, discovered)
+            if other not in self._servers:
+                self._servers.append(other)
+        for subscription in self._subscriptions.values():
+            link.subscribe(subscription.sid, subscription.subject, subscription.queue)
+        self._connected.set()
+
+    def _link_ended(self, error: Exception) -> None:
+        if self.state != "connected":
+            return
+        self.state, self._last_error = "disconnected", error
+        self._connected.clear()
+        self._ended.set()
+        self._out.clear()
+        for future, _ in self._requests.values():
+            if not future.done():
+                future.set_exception(NotConnectedError(f"the connection was lost before the answer came: {error}"))
+        self._requests.clear()
+        logger.warning("connection to %s lost: %s", redact(self._url), error, extra={"action": "disconnected"})
+        self._tell("disconnected")
+
+    async def _supervise(self) -> None:
+        while True:
+            await self._watch()
+            delay = RECONNECT_DELAY
+            while not self.connected:
+                try:
+                    await self._connect_any()
+                except NattyError as error:
+                    self._last_error = error
+                    logger.warning("still not connected: %s", error, extra={"action": "reconnect"})
+                    await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+                    delay = min(2 * delay, RECONNECT_DELAY_MAX)
+            logger.info("connected to %s again", redact(self._url), extra={"action": "reconnected"})
+            self._tell("connected")
+
+    async def _watch(self) -> None:
+        """Return when the session has ended; end it when the server stops answering."""
+        while not self._ended.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.config.ping_interval):
+                    await self._ended.wait()
+                return
+            link = self._link
+            assert link is not None
+            try:
+                async with asyncio.timeout(self.config.ping_interval):
+                    await link.ping()
+            except (OSError, NattyError) as error:  # a time-out is an OSError
+                link.abort()
+                self._link_ended(error if str(error) else ConnectionResetError("the server does not answer"))
+
+    def _tell(self, event: str) -> None:
+        for listener in list(self.listeners):
+            try:
+                listener(event)
+            except Exception:
+                logger.exception("a listener failed on %r", event)
+
+    def _notice(self, text: str) -> None:
+        logger.error("the server refused: %s", text, extra={"action": "refused"})
+        for future, subject in list(self._requests.values()):
+            if b'"%b"' % subject in text.encode() and not future.done():
+                future.set_exception(AuthorizationError(f"not permitted: {text}"))
+
+    def _dispatch(self, sid: bytes, messages: list[RawMessage]) -> None:
+        subscription = self._subscriptions.get(sid) or self._last_of.get(sid)
+        if subscription is not None:
+            try:
+                subscription.sink(messages)
+            except Exception:
+                logger.exception("the sink of %s failed; its %d messages are dropped", subscription, len(messages))
+
+    async def ready(self, timeout: float | None = None) -> None:
+        """Return when a session is up. NotConnectedError after `timeout` seconds (default: the configured one)."""
+        if self.connected:
+            return
+        if self.state == "closed":
+            raise ConnectionClosedError
+        try:
+            async with asyncio.timeout(self.config.timeout if timeout is None else timeout):
+                await self._connected.wait()
+        except TimeoutError:
+            raise NotConnectedError(f"no server answers: {self._last_error}") from self._last_error
+
+    def send(self, subject: str | bytes, data: bytes = b"", *, reply: bytes = b"", headers: bytes = b"") -> None:
+        """Publish, joined with all that is sent in this turn of the loop. `headers` is a raw block.
+
+        NotConnectedError when there is no session. Nothing is buffered for later: who needs it stored waits for an ack.
+        """
+        self.put((subject if isinstance(subject, bytes) else subject.encode(), reply, headers, data))
+
+    def put(self, message: Outgoing) -> None:
+        """Publish one message that is in the wire's terms already; as `send`."""
+        if self.state != "connected":
+            raise ConnectionClosedError if self.state == "closed" else NotConnectedError
+        if len(message[2]) + len(message[3]) > self._max_payload:
+            raise self._too_large(message)
+        if not self._out:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._out.append(message)
+
+    def _too_large(self, message: Outgoing) -> PayloadTooLargeError:
+        size, subject = len(message[2]) + len(message[3]), message[0].decode()
+        return PayloadTooLargeError(
+            f"a message of {size} bytes on {subject} is over the server's max_payload of {self._max_payload}"
+        )
+
+    def send_many(self, messages: list[Outgoing]) -> None:
+        """Publish several, in order; as `send`. If one of them is too large, none is sent."""
+        if self.state != "connected":
+            raise ConnectionClosedError if self.state == "closed" else NotConnectedError
+        for message in messages:
+            if len(message[2]) + len(message[3]) > self._max_payload:
+                raise self._too_large(message)
+        if not self._out:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._out += messages
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
+        if out and self.connected and self._link is not None:
+            self._link.publish(out)
+
+    async def drained(self) -> None:
+        """Return when the socket can take more: wait here between large sends. NotConnectedError."""
+        self._flush()
+        if self._link is None or not self.connected:
+            raise NotConnectedError
+        try:
+            await self._link.drained()
+        except OSError as error:
+            raise NotConnectedError(f"the connection was lost: {error}") from error
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Return when the server has taken all that was sent. RequestTimeoutError; may be cancelled at any moment."""
+        await self.ready(timeout)
+        self._flush()
+        link = self._link
+        assert link is not None
+        try:
+            async with asyncio.timeout(self.config.timeout if timeout is None else timeout):
+                await link.ping()
+        except TimeoutError:
+            raise RequestTimeoutError("the server did not answer a ping in time") from None
+        except (OSError, AuthorizationError) as error:
+            raise NotConnectedError(f"the connection was lost: {error}") from error
+
+    def subscribe(self, subject: str, sink: Sink, *, queue: str = "") -> Subscription:
+        """Hand every message of a subject to `sink`, in this session and the ones that follow, until closed."""
+        subscription = Subscription(self, self._next_sid, subject.encode(), sink, queue.encode())
+        self._next_sid += 1
+        self._subscriptions[b"%d" % subscription.sid] = subscription
+        if self.connected and self._link is not None:
+            self._flush()
+            self._link.subscribe(subscription.sid, subscription.subject, subscription.queue)
+        return subscription
+
+    def _unsubscribe(self, subscription: Subscription, last: Sink | None) -> None:
+        known = self._subscriptions.pop(b"%d" % subscription.sid, None)
+        if known and self.connected and self._link is not None:
+            self._flush()
+            self._link.unsubscribe(subscription.sid)
+            if last is not None:
+                task = asyncio.create_task(self._retire(subscription, last, self._link))
+                self._retiring.add(task)
+                task.add_done_callback(self._retiring.discard)
+
+    async def _retire(self, subscription: Subscription, last: Sink, link: Link) -> None:
+        sid, subscription.sink = b"%d" % subscription.sid, last
+        self._last_of[sid] = subscription
+        try:
+            with contextlib.suppress(OSError, NattyError):
+                async with asyncio.timeout(self.config.timeout):
+                    await link.ping()
+        finally:
+            del self._last_of[sid]
+
+    async def request(
+        self, subject: str, data: bytes = b"", *, headers: bytes = b"", timeout: float | None = None
+    ) -> RawMessage:
+        """Publish and return the answer.
+
+        RequestTimeoutError, NoRespondersError, NotConnectedError; AuthorizationError if the subject is not permitted.
+        """
+        timeout = self.config.timeout if timeout is None else timeout
+        deadline = asyncio.get_running_loop().time() + timeout
+        await self.ready(timeout)
+        reply, future = self.expect_answer(subject.encode())
+        try:
+            self.send(subject, data, reply=reply, headers=headers)
+            async with asyncio.timeout_at(deadline):
+                answer = await future
+        except TimeoutError:
+            raise RequestTimeoutError(f"no answer on {subject} within {timeout:g} s") from None
+        finally:
+            self._requests.pop(reply, None)
+        if not answer[3] and status_of(answer[2])[0] == 503:
+            raise NoRespondersError(f"nobody listens on {subject}")
+        return answer
+
+    def expect_answer(self, subject: bytes = b"") -> tuple[bytes, asyncio.Future[RawMessage]]:
+        """Return a reply subject of our own and the future of the answer to it; `forget_answer` ends the wait."""
+        self._request_number += 1
+        reply = b"%b.%x" % (self._inbox, self._request_number)
+        future: asyncio.Future[RawMessage] = asyncio.get_running_loop().create_future()
+        self._requests[reply] = (future, subject)
+        return reply, future
+
+    def _answered(self, messages: list[RawMessage]) -> None:
+        for raw in messages:
+            waiting = self._requests.pop(raw[0], None)
+            if waiting is not None and not waiting[0].done():
+                waiting[0].set_result(raw)
+
+    async def close(self) -> None:
+        """Let the server take what was sent, at most two seconds, and end. Idempotent; never hangs."""
+        while self._supervisor is not None and not self._supervisor.done():
+            self._supervisor.cancel()  # again: before Python 3.12 a `wait_for` on the way may swallow it
+            await asyncio.wait({self._supervisor}, timeout=0.1)
+        try:
+            if self.connected and self._link is not None:
+                for subscription in self._subscriptions.values():
+                    self._link.unsubscribe(subscription.sid)
+                with contextlib.suppress(OSError, NattyError):
+                    async with asyncio.timeout(CLOSE_TIMEOUT):
+                        await self.flush()
+                        await self.flush()  # what sinks have answered to the last messages
+        finally:
+            self._close_now()
+
+    def _close_now(self) -> None:
+        for task in self._retiring:
+            task.cancel()
+        for future, _ in self._requests.values():
+            if not future.done():
+                future.set_exception(ConnectionClosedError())
+        self._requests.clear()
+        self.state = "closed"
+        self._ended.set()
+        if self._link is not None:
+            self._link.abort()
+        self._tell("closed")

@@ -1,0 +1,130 @@
+class NattyError(Exception):
+    """Something went wrong in natty."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message or (self.__doc__ or type(self).__name__).strip().splitlines()[0])
+
+
+class ConfigError(NattyError):
+    """The configuration can't be used."""
+
+
+class TLSError(NattyError):
+    """TLS could not be set up: a certificate or a key is missing, unreadable, expired or doesn't fit."""
+
+
+class ConnectError(NattyError):
+    """No server could be reached."""
+
+
+class AuthorizationError(ConnectError):
+    """The server refused these credentials."""
+
+
+class TLSRequiredError(ConnectError, TLSError):
+    """TLS was asked for and the server does not offer it; nothing was sent in plain text."""
+
+
+class TLSHandshakeError(ConnectError, TLSError):
+    """Server and client could not agree on TLS: one of them does not trust the other's certificate."""
+
+
+class PayloadTooLargeError(NattyError):
+    """The message is larger than the server's max_payload; nothing was sent."""
+
+
+class BadSubjectError(NattyError):
+    """The subject is none that can be published on; nothing was sent."""
+
+
+class NotConnectedError(NattyError):
+    """There is no connection to a server at the moment; nothing was sent."""
+
+
+class SessionEndedError(NattyError, ConnectionResetError):
+    """The server ended the session, and said why."""
+
+
+class ConnectionClosedError(NotConnectedError):
+    """The connection was closed."""
+
+
+class RequestTimeoutError(NattyError, TimeoutError):
+    """The server did not answer in time."""
+
+
+class NoRespondersError(NattyError):
+    """Nobody listens on this subject."""
+
+
+class UnsupportedError(NattyError):
+    """This server is too old for what was asked."""
+
+
+class JetStreamError(NattyError):
+    """JetStream refused a request.
+
+    `code` is the HTTP-like status, `err_code` the server's own number: errors are told apart by it, never by text.
+    """
+
+    def __init__(self, message: str = "", *, code: int = 0, err_code: int = 0) -> None:
+        super().__init__(message)
+        self.code = code
+        self.err_code = err_code
+
+
+class JetStreamNotEnabledError(JetStreamError):
+    """JetStream is not enabled on this server or account; start the server with `jetstream` in its configuration."""
+
+
+class StreamNotFoundError(JetStreamError):
+    """There is no such stream."""
+
+
+class ConsumerNotFoundError(JetStreamError):
+    """There is no such consumer."""
+
+
+class StreamExistsError(JetStreamError):
+    """A stream of this name exists with another configuration; the difference is in the message."""
+
+
+class ConsumerExistsError(JetStreamError):
+    """A consumer of this name exists with another configuration; the difference is in the message."""
+
+
+class WrongLastSequenceError(JetStreamError):
+    """Somebody else wrote in between: the last sequence is not the expected one."""
+
+
+class PublishError(NattyError):
+    """A message was not stored; `subject` and `message_id` name it."""
+
+    def __init__(self, message: str = "", *, subject: str = "", message_id: str = "") -> None:
+        super().__init__(message)
+        self.subject = subject
+        self.message_id = message_id
+
+
+class BucketNotFoundError(StreamNotFoundError):
+    """There is no such bucket."""
+
+
+class KeyNotFoundError(NattyError):
+    """There is no such key in the bucket."""
+
+
+class KeyExistsError(NattyError):
+    """The key exists already."""
+
+
+class RevisionConflictError(NattyError):
+    """The key was changed by somebody else: its revision is not the expected one."""
+
+
+class LeadershipLost(NattyError):
+    """This node is not the leader any more: its lease ran out or was taken over."""
+
+
+class StaleToken(LeadershipLost):
+    """The server refused a commit: another leader's term has begun."""

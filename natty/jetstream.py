@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import asyncio
+import base64
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from natty.connection import Connection
+from natty.errors import (
+    BucketNotFoundError,
+    ConsumerNotFoundError,
+    JetStreamError,
+    JetStreamNotEnabledError,
+    NoRespondersError,
+    NotConnectedError,
+    PublishError,
+    RequestTimeoutError,
+    StreamNotFoundError,
+    UnsupportedError,
+    WrongLastSequenceError,
+)
+from natty.message import Headers, check_subject, encode_headers, parse_headers
+
+NO_MESSAGE = 10037
+STREAM_EXISTS = 10058
+IN_FLIGHT = 10164  # another write of the subject is under way: try again; decisive is only 10071
+_ERRORS: dict[int, type[JetStreamError]] = {
+    10014: ConsumerNotFoundError,
+    10039: JetStreamNotEnabledError,
+    10059: StreamNotFoundError,
+    10071: WrongLastSequenceError,
+    10076: JetStreamNotEnabledError,
+    IN_FLIGHT: WrongLastSequenceError,
+}
+RETRY_DELAY = 0.1  # seconds between two tries while a stream has no leader
+
+
+class PubAck(msgspec.Struct, frozen=True):
+    """The stream's answer to a stored message."""
+
+    stream: str = ""
+    seq: int = 0
+    duplicate: bool = False
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+
+class _PubAnswer(PubAck, frozen=True):
+    error: _Refusal | None = None
+
+
+_decode_answer = msgspec.json.Decoder(_PubAnswer).decode
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message as the stream holds it, read by its leader."""
+
+    subject: str
+    sequence: int
+    data: bytes
+    header_block: bytes
+    time: str
+
+    @property
+    def headers(self) -> dict[str, list[str]]:
+        """The headers."""
+        return parse_headers(self.header_block) if self.header_block else {}
+
+    @property
+    def is_marker(self) -> bool:
+        """Whether it says that the key is gone: a delete, a purge, or the server's note that it expired."""
+        headers = self.headers
+        return "Nats-Marker-Reason" in headers or headers.get("KV-Operation", ["PUT"])[0] in ("DEL", "PURGE")
+
+
+class JetStream:
+    """JetStream's API as it is on the wire: what natty stands on, and the way out for what natty has no method for."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        config = connection.config
+        self.prefix = config.api_prefix or (f"$JS.{config.domain}.API" if config.domain else "$JS.API")
+
+    def __repr__(self) -> str:
+        return f"JetStream({self.prefix}, {self.connection!r})"
+
+    def require(self, feature: str, *version: int) -> None:
+        """UnsupportedError if the server is older than `version`."""
+        if self.connection.server_version < version:
+            have = ".".join(map(str, self.connection.server_version))
+            want = ".".join(map(str, version))
+            raise UnsupportedError(f"{feature} needs nats-server {want} or later and this one is {have}: upgrade it")
+
+    async def request(self, subject: str, body: Any = None, *, timeout: float | None = None) -> dict[str, Any]:
+        """Call the API, `subject` without the prefix. The error of the answer is raised by its number, see `errors`.
+
+        JetStreamNotEnabledError where nobody answers; RequestTimeoutError.
+        """
+        data = b"" if body is None else msgspec.json.encode(body)
+        try:
+            raw = await self.connection.request(f"{self.prefix}.{subject}", data, timeout=timeout)
+        except NoRespondersError as error:
+            raise JetStreamNotEnabledError(
+                "JetStream is not enabled on this server or account; put `jetstream {}` into the server's configuration"
+            ) from error
+        answer = msgspec.json.decode(raw[3], type=dict[str, Any])
+        if refused := answer.get("error"):
+            raise _error(msgspec.convert(refused, _Refusal), subject)
+        return answer
+
+    async def publish(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        headers: Headers | None = None,
+        timeout: float | None = None,
+        stream: str = "",
+    ) -> PubAck:
+        """Publish and return the stream's ack.
+
+        While no stream listens (a leader is being elected) it is tried again until `timeout`; after that, and where the
+        server refused, PublishError; WrongLastSequenceError for an expectation that does not hold. RequestTimeoutError
+        means doubt: it may be stored or not. With `stream`, a missing one is told at once: StreamNotFoundError.
+        """
+        check_subject(subject)
+        loop = asyncio.get_running_loop()
+        timeout = self.connection.config.timeout if timeout is None else timeout
+        deadline = loop.time() + timeout
+        block = encode_headers(headers) if headers else b""
+        while True:
+            remaining = max(0.001, deadline - loop.time())
+            try:
+                raw = await self.connection.request(subject, data, headers=block, timeout=remaining)
+                break
+            except NoRespondersError:
+                if loop.time() + RETRY_DELAY >= deadline:
+                    raise PublishError(
+                        f"no stream takes {subject!r}: create one whose subjects cover it", subject=subject
+                    ) from None
+                if stream:
+                    await self.request(f"STREAM.INFO.{stream}", timeout=remaining)
+                await asyncio.sleep(RETRY_DELAY)
+        return read_ack(raw[3], subject)
+
+    async def read(
+        self, stream: str, *, sequence: int = 0, subject: str = "", timeout: float | None = None
+    ) -> StoredMessage | None:
+        """Return the message at a sequence, or the last one on a subject, from the stream's leader; None if none.
+
+        A hint: only a conditional publish tells whether it is still the last one.
+        """
+        body = {"last_by_subj": subject} if subject else {"seq": sequence}
+        try:
+            answer = await self.request(f"STREAM.MSG.GET.{stream}", body, timeout=timeout)
+        except JetStreamError as error:
+            if error.err_code == NO_MESSAGE:
+                return None
+            raise
+        message = answer["message"]
+        return StoredMessage(
+            subject=message["subject"],
+            sequence=message["seq"],
+            data=base64.b64decode(message.get("data", "")),
+            header_block=base64.b64decode(message.get("hdrs", "")),
+            time=message["time"],
+        )
+
+    async def compare_and_set(
+        self,
+        stream: str,
+        subject: str,
+        data: bytes,
+        *,
+        expected: int,
+        nonce: str,
+        headers: Headers | None = None,
+        timeout: float,
+    ) -> int:
+        """Store `data` if the subject's last sequence is `expected` (0: none); return the new sequence.
+
+        `nonce` must be unique to this write: after an ambiguous answer the last message is read back; it is ours
+        if it carries it. WrongLastSequenceError if somebody else wrote; RequestTimeoutError if it stays in doubt.
+        Protocol: ADR-8 (`Nats-Expected-Last-Subject-Sequence`).
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        all_headers = {"Nats-Expected-Last-Subject-Sequence": str(expected), "Natty-Nonce": nonce, **(headers or {})}
+        while True:
+            remaining = max(0.001, deadline - loop.time())
+            try:
+                return (await self.publish(subject, data, headers=all_headers, timeout=remaining, stream=stream)).seq
+            except WrongLastSequenceError as error:
+                if error.err_code != IN_FLIGHT:
+                    last = await self.read(stream, subject=subject, timeout=max(0.001, deadline - loop.time()))
+                    if last is not None and last.headers.get("Natty-Nonce") == [nonce]:
+                        return last.sequence
+                    raise
+            except (RequestTimeoutError, NotConnectedError):
+                if loop.time() >= deadline:
+                    raise
+            if loop.time() + RETRY_DELAY / 4 >= deadline:
+                raise RequestTimeoutError(f"the write of {subject} stayed in doubt for {timeout:g} s")
+            await asyncio.sleep(RETRY_DELAY / 4)
+
+
+def read_ack(payload: bytes, subject: str) -> PubAck:
+    """Return the ack in an answer to a publish. PublishError or WrongLastSequenceError if it is a refusal."""
+    try:
+        answer = _decode_answer(payload)
+    except msgspec.DecodeError as error:
+        raise PublishError(f"{subject}: the answer is no ack: {payload[:80]!r}", subject=subject) from error
+    if answer.error is None:
+        return PubAck(answer.stream, answer.seq, answer.duplicate)
+    refused = _error(answer.error, subject)
+    if isinstance(refused, WrongLastSequenceError):
+        raise refused
+    raise PublishError(f"{subject}: {answer.error.description}", subject=subject) from refused
+
+
+def _error(refused: _Refusal, subject: str) -> JetStreamError:
+    kind = _ERRORS.get(refused.err_code, JetStreamError)
+    if kind is StreamNotFoundError and ".KV_" in subject:
+        return BucketNotFoundError(f"there is no bucket {subject.partition('.KV_')[2]}", code=404, err_code=10059)
+    text = f"{refused.description} ({subject}, error {refused.err_code})"
+    return kind(text, code=refused.code, err_code=refused.err_code)

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from natty.message import RawMessage
+
+Sink = Callable[[list[RawMessage]], None]
+"""Receives the messages of one subscription straight from the parser: never blocks, never raises."""
+
+Outgoing = tuple[bytes, bytes, bytes, bytes]
+"""(subject, reply, header block, payload) of a message to publish."""
+
+
+class Link(Protocol):
+    """One session with one server: what `Connection` needs of a driver. It ends once, and is then replaced."""
+
+    info: dict[str, Any]
+    on_messages: Callable[[bytes, list[RawMessage]], None]
+    on_end: Callable[[Exception], None]
+    on_notice: Callable[[str], None]
+
+    async def open(self, url: str) -> None:
+        """Connect, TLS and authentication included. Raises what went wrong; nothing stays open then."""
+        ...
+
+    def publish(self, messages: list[Outgoing]) -> None:
+        """Send messages, in order."""
+        ...
+
+    def subscribe(self, sid: int, subject: bytes, queue: bytes) -> None:
+        """Subscribe under this id."""
+        ...
+
+    def unsubscribe(self, sid: int) -> None:
+        """End a subscription."""
+        ...
+
+    async def ping(self) -> None:
+        """Return when the server has answered: all that was sent before has arrived. May be cancelled."""
+        ...
+
+    async def drained(self) -> None:
+        """Return when the socket can take more."""
+        ...
+
+    def abort(self) -> None:
+        """End now, without waiting for the other side. Idempotent; `on_end` is not called."""
+        ...

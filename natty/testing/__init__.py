@@ -1,0 +1,26 @@
+"""Real servers for tests and demos: certificates, a server, a cluster, and faults between client and server.
+
+The fixtures stand in `natty.testing.plugin`, which pytest loads by itself where natty is installed.
+"""
+
+from natty.testing.binary import ServerBinaryError, find_server, server_version
+from natty.testing.cluster import NatsCluster
+from natty.testing.options import ServerOptions
+from natty.testing.process import free_ports
+from natty.testing.proxy import Proxy
+from natty.testing.server import NatsServer, ServerStartError
+from natty.tls import DevCA, TLSFiles
+
+__all__ = [
+    "NatsServer",
+    "NatsCluster",
+    "ServerOptions",
+    "Proxy",
+    "DevCA",
+    "TLSFiles",
+    "find_server",
+    "server_version",
+    "free_ports",
+    "ServerBinaryError",
+    "ServerStartError",
+]
