@@ -1,0 +1,12 @@
+"""The command line `capture`. It needs the extra `capture`; without it, it says so."""
+
+import sys
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        from capture.cli.app import main as run
+    except ImportError as error:
+        sys.exit(f'capture: the command line needs {error.name}; run: pip install "natty-nats[capture]"')
+    run()

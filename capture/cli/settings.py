@@ -1,0 +1,27 @@
+"""The options that several commands share: where the streams are, where the archive is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from capture.config import CaptureConfig, load
+
+Config = Annotated[Path | None, typer.Option("--config", "-c", envvar="CAPTURE_CONFIG", help="capture.toml.")]
+Stream = Annotated[str | None, typer.Option(help="The stream [env CAPTURE_STREAM].")]
+Store = Annotated[str | None, typer.Option(help="The archive: a folder or file:///folder [env CAPTURE_STORE].")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def archive(
+    config: Path | None,
+    flags: dict[str, Any],
+    nats: dict[str, Any],
+    *,
+    needs: tuple[str, ...] = ("stream", "store"),
+) -> CaptureConfig:
+    """Return the configuration of a command: its flags win over the environment and the file. ConfigError."""
+    given = flags | {f"nats.{name}": value for name, value in nats.items()}
+    return load(config, given, needs=needs)

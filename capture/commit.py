@@ -1,0 +1,190 @@
+"""Durable, then visible, then acknowledged: the one place in capture that acknowledges."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Protocol
+
+from capture.block import INTERVAL, SealedBlock
+from capture.errors import AlreadyStored, ConfigError, StoreError
+from capture.manifest import Stored, block_path, encode, entry_path
+from capture.sequences import Sequences
+from capture.stores.contract import Store
+from capture.writers.contract import Writer
+
+ATTEMPTS = 5  # to put one object
+BACKOFF = 0.5  # seconds before the second attempt; doubled with every further one
+MAX_BACKOFF = 15.0  # seconds
+GIVE_UP = 450.0
+"""Seconds from a block to its durable entry, at most: half of the sweep's grace.
+
+The sweep takes a block that is older than its grace, and has no entry, for the leftover of a dead writer.
+"""
+
+log = logging.getLogger(__name__)
+
+
+class Acknowledger(Protocol):
+    """Where messages are settled: natty's pull, or a list in a test."""
+
+    def ack(self, replies: list[bytes]) -> None:
+        """Tell the server that these messages are done."""
+        ...
+
+    def nak(self, replies: list[bytes], delay: float = 0.0) -> None:
+        """Ask for these messages again, after `delay` seconds."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommitOptions:
+    """How blocks are stored: under whose name, in intervals of how many seconds, how often it is tried, how long."""
+
+    node: str = ""
+    interval: float = INTERVAL
+    attempts: int = ATTEMPTS
+    backoff: float = BACKOFF
+    max_backoff: float = MAX_BACKOFF
+    give_up: float = GIVE_UP
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise ConfigError(f"attempts must be at least 1, not {self.attempts}")
+        if not 0 <= self.backoff <= self.max_backoff:
+            raise ConfigError(f"backoff {self.backoff} s must lie between 0 and max_backoff {self.max_backoff} s")
+        if self.give_up <= 0:
+            raise ConfigError(f"give_up must be greater than 0 s, not {self.give_up}")
+
+
+class Committer:
+    """Stores sealed blocks and acknowledges their messages. Several commits may run at once."""
+
+    def __init__(
+        self,
+        store: Store,
+        writer: Writer,
+        acknowledger: Acknowledger,
+        options: CommitOptions | None = None,
+        *,
+        on_store: Callable[[Stored], None] | None = None,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self.options = options or CommitOptions()
+        self._store = store
+        self._writer = writer
+        self._acknowledger = acknowledger
+        self._on_store = on_store
+        self._clock = clock
+        self._sleep = sleep
+
+    def __repr__(self) -> str:
+        return f"Committer({self._store.url}, {self._writer.format}, node={self.options.node!r})"
+
+    async def commit(self, block: SealedBlock) -> Stored:
+        """Store the block, make it visible by its entry, acknowledge its messages; return what was stored.
+
+        A block or entry that exists already is as good as stored: the name carries the content's hash. Raises
+        StoreError when the store failed `attempts` times, or was so slow that the sweep may take the block for a
+        leftover; the messages are then handed back to the server. Whatever else ends it, cancellation too, nothing is
+        acknowledged before block and entry are durable.
+        """
+        data, stored = await asyncio.to_thread(self._serialise, block)
+        try:
+            since = await self._put_block(stored.path, data)  # durable
+            self._check_age(since)
+            await self._put(entry_path(stored.path), encode(stored))  # visible
+            self._check_age(since)
+        except StoreError as error:
+            self._acknowledger.nak(block.records.replies)
+            raise _told(error, block, self._store.url) from error
+        self._acknowledger.ack(block.records.replies)
+        log.debug("stored %s", stored.path, extra={"action": "stored", "count": stored.count, "reason": block.reason})
+        if self._on_store:
+            self._on_store(stored)
+        return stored
+
+    def _serialise(self, block: SealedBlock) -> tuple[bytes, Stored]:
+        data = self._writer.write(block)
+        digest = sha256(data).hexdigest()
+        path = block_path(
+            block.stream,
+            block.key,
+            block.interval,
+            int(self.options.interval),
+            block.first,
+            block.last,
+            block.count,
+            digest,
+            self._writer.suffix,
+        )
+        return data, Stored(
+            path=path,
+            stream=block.stream,
+            key=block.key,
+            interval=block.interval,
+            first=block.first,
+            last=block.last,
+            count=block.count,
+            bytes=len(data),
+            sha256=digest,
+            format=self._writer.format,
+            sequences=Sequences.from_iterable(block.records.sequences).to_text(),
+            node=self.options.node,
+            stored_ns=int(self._clock() * 1e9),
+        )
+
+    async def _put_block(self, path: str, data: bytes) -> float:
+        """Store the block and return since when it has been there, at the earliest: it may be an earlier writer's."""
+        began = self._clock()
+        if await self._put(path, data):
+            return began
+        modified = [one.modified for one in await self._store.list(path) if one.path == path]
+        if not modified:
+            raise StoreError("the sweep took the block for a leftover and removed it before its entry was written")
+        return min(began, *modified)
+
+    def _check_age(self, since: float) -> None:
+        if (age := self._clock() - since) > self.options.give_up:
+            raise StoreError(
+                f"the block was there for {age:.0f} s without a durable entry, more than {self.options.give_up:g} s, "
+                f"half of the sweep's grace: the store is too slow, or the grace too short"
+            )
+
+    async def _put(self, path: str, data: bytes) -> bool:
+        """Store an object; False if it was there already."""
+        for attempt in range(1, self.options.attempts + 1):
+            try:
+                await self._store.put(path, data, if_absent=True)
+                return True
+            except AlreadyStored:
+                return False
+            except StoreError as error:
+                if attempt == self.options.attempts:
+                    raise _after(attempt, error) from error
+                pause = self._pause(attempt)
+                log.warning("%s; trying again in %.1f s", error, pause, extra={"action": "store_retry", "path": path})
+            await self._sleep(pause)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _pause(self, attempt: int) -> float:
+        """Return the seconds to wait after this attempt: jitter keeps a fleet from returning all at once."""
+        longest = min(self.options.backoff * 2.0 ** (attempt - 1), self.options.max_backoff)
+        return longest * random.uniform(0.5, 1.0)
+
+
+def _after(attempts: int, error: StoreError) -> StoreError:
+    return type(error)(f"{error} (tried {attempts} times)" if attempts > 1 else str(error))
+
+
+def _told(error: StoreError, block: SealedBlock, url: str) -> StoreError:
+    return type(error)(
+        f"{block.count} messages of {block.stream} ({block.first}–{block.last}, key {block.key!r}) could not be stored "
+        f"in {url}: {error}. None of them was acknowledged; the server will deliver them again"
+    )

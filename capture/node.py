@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from capture.block import OpenBlocks
+from capture.commit import CommitOptions, Committer
+from capture.config import CaptureConfig
+from capture.decoders import decoder
+from capture.head import election_name
+from capture.identity import claim
+from capture.lead import Duty
+from capture.manifest import Stored
+from capture.partitioners import grouped, partitioner
+from capture.pipeline import capture
+from capture.source import Source, stream_info
+from capture.stores import Store, open_store
+from capture.writers import writer
+from natty import Election, Natty, NattyError, UnsupportedError
+from natty.leader import default_node_name
+
+log = logging.getLogger(__name__)
+
+RETRY_DUTY = 5.0  # seconds before a leader's failed duty is taken up again
+
+
+class Node:
+    """One process of the fleet: it captures always, and sweeps and compacts while it is the leader."""
+
+    def __init__(self, config: CaptureConfig) -> None:
+        self.config = config
+        self.name = config.node or default_node_name()
+        self.store: Store = open_store(config.store)
+        self.stored: Counter[str] = Counter()
+        self._election: Election | None = None
+        self._decode = decoder(config.decoder)
+        self._partition = grouped(partitioner(config.partition), interval=config.limits.interval)
+        self._writer = writer(config.format)
+
+    def __repr__(self) -> str:
+        return f"Node({self.name!r}, {self.config.stream} → {self.store.url}, {dict(self.stored)})"
+
+    @property
+    def leading(self) -> bool:
+        """Whether this node is the elected leader, by its own clock."""
+        term = self._election.term if self._election else None
+        return term is not None and term.remaining() > 0
+
+    async def run(self) -> None:
+        """Run until SIGTERM or SIGINT: then what was read is stored and acked, and office is left.
+
+        Raises NattyError when the stream or the server is missing, StoreError when a block could not be stored.
+        """
+        async with Natty(**{"name": f"capture {self.name}", **self.config.nats}) as natty:
+            await self._prepare(natty)
+            duty = asyncio.create_task(self._campaign(natty), name="capture leader")
+            try:
+                await self._capture(natty)
+            finally:
+                duty.cancel()
+                await asyncio.gather(duty, return_exceptions=True)
+        log.info("%s stopped: %d messages in %d blocks", self.name, self.stored["messages"], self.stored["blocks"])
+
+    async def _prepare(self, natty: Natty) -> None:
+        stream = await stream_info(natty, self.config.stream)
+        await claim(self.store, self.config.name, self.config.stream, stream["created"])
+        await natty.ensure_consumer(
+            self.config.stream,
+            self.config.durable,
+            ack_wait=self.config.ack_wait,
+            max_ack_pending=self.config.max_ack_pending,
+            filter_subjects=self.config.filter_subjects or None,
+        )
+
+    async def _capture(self, natty: Natty) -> None:
+        config = self.config
+        source = Source(natty, config.stream, config.durable, ack_wait=config.ack_wait)
+        options = CommitOptions(node=self.name, interval=config.limits.interval, give_up=config.sweep.grace / 2)
+        committer = Committer(self.store, self._writer, source, options, on_store=self._count)
+        async with source:
+            with _stopped_by_signals(source.stop):
+                log.info("%s captures %s into %s", self.name, config.stream, self.store.url)
+                await capture(
+                    source, self._decode, self._partition, OpenBlocks(config.limits.limits()), committer.commit
+                )
+
+    def _count(self, stored: Stored) -> None:
+        self.stored.update(blocks=1, messages=stored.count, bytes=stored.bytes)
+
+    async def _campaign(self, natty: Natty) -> None:
+        """Be a candidate for as long as the node runs. A duty that fails is logged and taken up again, by somebody."""
+        name = election_name(self.config.name)
+        election = self._election = natty.election(name, lease=self.config.lease, node_name=self.name)
+        spark_log = Path(self.config.log) / f"spark-{self.name}.log" if self.config.log else None
+        duty = Duty(self.store, self.config, self.name, spark_log=spark_log)
+        while True:
+            try:
+                await election.run(duty.lead)
+            except UnsupportedError as error:
+                log.error(
+                    "this node only captures, nobody sweeps or compacts: %s", error, extra={"action": "no_leader"}
+                )
+                return
+            except NattyError as error:
+                log.error("the campaign failed: %s", error, extra={"action": "campaign_failed"})
+            except Exception:
+                log.exception("the leader's work failed", extra={"action": "duty_failed"})
+            await asyncio.sleep(RETRY_DUTY)
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(stop: object) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from natty.message import Batch, ack_tokens, parse_headers
+
+
+class Record(NamedTuple):
+    """One message after decoding, for those who work message by message."""
+
+    stream: str
+    sequence: int
+    time_ns: int
+    subject: str
+    header_block: bytes
+    payload: bytes
+    value: Any
+
+    @property
+    def headers(self) -> dict[str, list[str]]:
+        """The headers, every value of a repeated name in order."""
+        return parse_headers(self.header_block)
+
+
+@dataclass(slots=True)
+class Records:
+    """Messages of one stream after decoding, as parallel columns: one entry a message in every list."""
+
+    stream: str = ""
+    sequences: list[int] = field(default_factory=list)
+    times_ns: list[int] = field(default_factory=list)
+    subjects: list[bytes] = field(default_factory=list)
+    header_blocks: list[bytes] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
+    deliveries: list[int] = field(default_factory=list)
+    replies: list[bytes] = field(default_factory=list)
+    """Where each message is acknowledged."""
+    values: list[Any] = field(default_factory=list)
+    """What the decoder made of each payload; None for raw ones."""
+    errors: dict[int, str] = field(default_factory=dict)
+    """Index → why that message could not be decoded."""
+
+    @classmethod
+    def of(cls, batch: Batch, values: list[Any] | None = None, errors: dict[int, str] | None = None) -> Records:
+        """Return the batch as columns. All of its messages come from one stream; an empty batch gives no record."""
+        return cls(
+            stream=ack_tokens(batch.replies[0])[2].decode() if batch.raw else "",
+            sequences=batch.sequences,
+            times_ns=batch.times_ns,
+            subjects=batch.subjects,
+            header_blocks=batch.header_blocks,
+            payloads=batch.payloads,
+            deliveries=batch.deliveries,
+            replies=batch.replies,
+            values=[None] * len(batch) if values is None else values,
+            errors={} if errors is None else errors,
+        )
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def __repr__(self) -> str:
+        return f"Records({self.stream!r}, {len(self)} messages, {len(self.errors)} undecodable)"
+
+    def __getitem__(self, index: int) -> Record:
+        return Record(
+            self.stream,
+            self.sequences[index],
+            self.times_ns[index],
+            self.subjects[index].decode("utf-8", "replace"),
+            self.header_blocks[index],
+            self.payloads[index],
+            self.values[index],
+        )
+
+    def select(self, indices: Sequence[int]) -> Records:
+        """Return the records at these indices, in this order. A `range` of step 1 is the cheap case."""
+        if isinstance(indices, range) and indices.step == 1:
+            return self._slice(indices.start, indices.stop)
+        return Records(
+            self.stream,
+            list(map(self.sequences.__getitem__, indices)),
+            list(map(self.times_ns.__getitem__, indices)),
+            list(map(self.subjects.__getitem__, indices)),
+            list(map(self.header_blocks.__getitem__, indices)),
+            list(map(self.payloads.__getitem__, indices)),
+            list(map(self.deliveries.__getitem__, indices)),
+            list(map(self.replies.__getitem__, indices)),
+            list(map(self.values.__getitem__, indices)),
+            {new: self.errors[old] for new, old in enumerate(indices) if old in self.errors} if self.errors else {},
+        )
+
+    def _slice(self, start: int, stop: int) -> Records:
+        return Records(
+            self.stream,
+            self.sequences[start:stop],
+            self.times_ns[start:stop],
+            self.subjects[start:stop],
+            self.header_blocks[start:stop],
+            self.payloads[start:stop],
+            self.deliveries[start:stop],
+            self.replies[start:stop],
+            self.values[start:stop],
+            {index - start: reason for index, reason in self.errors.items() if start <= index < stop},
+        )
+
+    def extend(self, other: Records) -> None:
+        """Append the records of `other`, which stays as it is. An empty one takes over the other's stream."""
+        if other.errors:
+            offset = len(self)
+            self.errors.update((offset + index, reason) for index, reason in other.errors.items())
+        self.stream = self.stream or other.stream
+        self.sequences += other.sequences
+        self.times_ns += other.times_ns
+        self.subjects += other.subjects
+        self.header_blocks += other.header_blocks
+        self.payloads += other.payloads
+        self.deliveries += other.deliveries
+        self.replies += other.replies
+        self.values += other.values

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Iterator
+
+from pyroaring import BitMap64
+
+MAXIMUM = 2**63 - 1
+"""The highest sequence a set may hold: Parquet keeps sequences as signed 64-bit integers."""
+
+
+class Sequences:
+    """An exact set of stream sequences, however large: a 64-bit roaring bitmap that is never changed after it was made.
+
+    Equal sets have equal texts, so a text may be compared, hashed and kept in a manifest.
+    """
+
+    __slots__ = ("_bits",)
+
+    def __init__(self, bits: BitMap64 | None = None) -> None:
+        self._bits = BitMap64() if bits is None else bits
+
+    @classmethod
+    def from_iterable(cls, sequences: Iterable[int]) -> Sequences:
+        """Return the set of these sequences, in any order, repeated or not."""
+        return cls(BitMap64(sequences))
+
+    @classmethod
+    def from_range(cls, first: int, last: int) -> Sequences:
+        """Return every sequence from `first` to `last`, both included; the empty set if `last` is below `first`."""
+        bits = BitMap64()
+        if last >= first:
+            bits.add_range(first, last + 1)
+        return cls(bits)
+
+    @classmethod
+    def from_text(cls, text: str) -> Sequences:
+        """Return the set that `to_text` wrote; "" is the empty set. ValueError if the text is anything else."""
+        if not text:
+            return cls()
+        try:
+            return cls(BitMap64.deserialize(base64.b64decode(text, validate=True)))
+        except (ValueError, IndexError, binascii.Error) as error:
+            raise ValueError(f"not a set of sequences: {text[:40]!r} ({error})") from error
+
+    def to_text(self) -> str:
+        """Return the set as base64 of a serialised bitmap; the empty set as ""."""
+        if not self._bits:
+            return ""
+        self._bits.run_optimize()  # changes how the bits are kept, not which
+        return base64.b64encode(self._bits.serialize()).decode("ascii")
+
+    @classmethod
+    def union_of(cls, sets: Iterable[Sequences]) -> Sequences:
+        """Return what at least one of the sets holds: one pass, without a copy for every set."""
+        bits = BitMap64()
+        for one in sets:
+            bits |= one._bits
+        return cls(bits)
+
+    def union(self, other: Sequences) -> Sequences:
+        """Return what this set or the other holds."""
+        return Sequences(self._bits | other._bits)
+
+    def intersection(self, other: Sequences) -> Sequences:
+        """Return what both sets hold."""
+        return Sequences(self._bits & other._bits)
+
+    def difference(self, other: Sequences) -> Sequences:
+        """Return what this set holds and the other does not."""
+        return Sequences(self._bits - other._bits)
+
+    __or__, __and__, __sub__ = union, intersection, difference
+
+    def isdisjoint(self, other: Sequences) -> bool:
+        """Tell whether the sets have nothing in common."""
+        return bool(self._bits.isdisjoint(other._bits))
+
+    def contains(self, sequence: int) -> bool:
+        """Tell whether the set holds this sequence."""
+        return sequence in self._bits
+
+    __contains__ = contains
+
+    def __len__(self) -> int:
+        return len(self._bits)
+
+    def __bool__(self) -> bool:
+        return bool(self._bits)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._bits)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._bits == other._bits) if isinstance(other, Sequences) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.to_text())
+
+    def __repr__(self) -> str:
+        return f"Sequences({self.describe()})"
+
+    @property
+    def first(self) -> int:
+        """The lowest sequence. ValueError if the set is empty."""
+        return int(self._bits.min())
+
+    @property
+    def last(self) -> int:
+        """The highest sequence. ValueError if the set is empty."""
+        return int(self._bits.max())
+
+    def runs(self) -> Iterator[tuple[int, int]]:
+        """Yield (first, last) of every run without a gap, ascending; the work grows with the runs only."""
+        if not self._bits:
+            return
+        highest, start = self.last, self.first
+        while True:
+            end = self._run_end(start, highest)
+            yield start, end
+            if end == highest:
+                return
+            start = self._bits.next_set_bit(end + 1)
+
+    def _run_end(self, start: int, highest: int) -> int:
+        """Return the last sequence of the run that begins at `start`: double the reach, then halve it."""
+        step = 1
+        while start + step <= highest and self._holds(start, start + step):
+            step *= 2
+        inside, outside = start + step // 2, min(start + step, highest + 1)
+        while outside - inside > 1:
+            middle = (inside + outside) // 2
+            if self._holds(inside, middle):
+                inside = middle
+            else:
+                outside = middle
+        return inside
+
+    def _holds(self, first: int, last: int) -> bool:
+        """Tell whether every sequence of the range is here; pyroaring 1.2's `contains_range` errs at 65,535."""
+        return bool(self._bits.range_cardinality(first, last + 1) == last + 1 - first)
+
+    def describe(self, limit: int = 5) -> str:
+        """Return the runs for people: "3–7, 9, 12–20 and 4 more" (runs, not sequences), or "none"."""
+        shown: list[str] = []
+        more = 0
+        for first, last in self.runs():
+            if len(shown) < limit:
+                shown.append(str(first) if first == last else f"{first}–{last}")
+            else:
+                more += 1
+        return (", ".join(shown) or "none") + (f" and {more} more" if more else "")

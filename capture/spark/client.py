@@ -1,0 +1,96 @@
+import asyncio
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+
+from capture.compact import Group, Merged
+from capture.errors import SparkError
+from capture.spark.child import Child, Result
+from capture.spark.options import SparkOptions
+from capture.spark.protocol import DEFAULT_LIMIT, Merge, MergeDone, Ping, Pong, Query, Request, Rows, View
+
+
+class SparkDriver:
+    """Spark in a child process, started at first use, and anew after `kill` or when it has died.
+
+    The child has a session of its own and dies with the thread that started it. `log` is a file that its standard
+    error is appended to; without one the last lines are still quoted when it dies.
+    """
+
+    def __init__(self, options: SparkOptions | None = None, *, log: Path | None = None) -> None:
+        self._options = options or SparkOptions()
+        self._log = log
+        self._child: Child | None = None
+        self._starting = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"SparkDriver({self._options!r}, {self._child!r})"
+
+    async def __aenter__(self) -> "SparkDriver":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await (self.close() if kind is None else self.kill())
+
+    @property
+    def session(self) -> int | None:
+        """The id of the session that holds driver, JVM and workers; None while nothing runs."""
+        return None if self._child is None else self._child.session
+
+    async def merge(self, store_url: str, groups: Sequence[Group]) -> list[Merged]:
+        """Compact every group into its output; what became of each, in their order.
+
+        All or nothing is answered: a failed group is named by the SparkError, files that others wrote are leftovers.
+        Cancelled, it kills the whole child: when it returns, no process works on the groups any more.
+        """
+        request = Merge(store=_absolute(store_url), groups=list(groups))
+        try:
+            return (await self._ask(request, MergeDone)).merged
+        except asyncio.CancelledError:
+            await self.kill()
+            raise
+
+    async def query(self, store_url: str, views: Mapping[str, View], sql: str, *, limit: int = DEFAULT_LIMIT) -> Rows:
+        """The answer to `sql` over these views, at most `limit` rows. Raises SparkError with Spark's reason."""
+        return await self._ask(Query(store=_absolute(store_url), views=views, sql=sql, limit=limit), Rows)
+
+    async def ping(self) -> Pong:
+        """The versions that run; starts them if nothing does. Raises SparkError when they don't come up."""
+        return await self._ask(Ping(), Pong)
+
+    async def kill(self) -> None:
+        """End driver, JVM and workers at once; returns when none is left. The next request starts anew."""
+        child, self._child = self._child, None
+        if child is not None:
+            await child.kill()
+
+    async def close(self) -> None:
+        """End the child in order."""
+        child, self._child = self._child, None
+        if child is not None:
+            await child.close()
+
+    async def _ask(self, request: Request, kind: type[Result]) -> Result:
+        return await (await self._running()).ask(request, kind)
+
+    async def _running(self) -> Child:
+        async with self._starting:
+            if self._child is not None and self._child.ended:
+                await self.kill()  # what it left behind
+            if self._child is None:
+                _installed()
+                self._child = await Child.start(self._options, self._log)
+            return self._child
+
+
+def _installed() -> None:
+    if find_spec("pyspark") is None:
+        raise SparkError('Spark is not installed here; run: pip install "natty-nats[spark]"')
+
+
+def _absolute(store_url: str) -> str:
+    """The child works in a folder of its own, where a relative path means something else."""
+    return store_url if "://" in store_url else str(Path(store_url).absolute())

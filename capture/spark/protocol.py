@@ -1,0 +1,87 @@
+"""What client and driver say to each other: one JSON object a line."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from capture.compact import Group, Merged
+from capture.spark.options import SparkOptions
+
+DEFAULT_LIMIT = 10_000
+"""Rows of a query's answer; it is collected in one piece."""
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """A table that a query may name: these objects, and the payload's fields as columns where a schema is given.
+
+    `payload_schema` is Spark's DDL: "year INT, carrier STRING".
+    """
+
+    paths: list[str]
+    payload_schema: str | None = None
+
+
+class Start(msgspec.Struct, tag_field="op", tag="start", kw_only=True):
+    """The first request: start Spark. Answered by `Pong`."""
+
+    id: int = 0
+    options: SparkOptions
+
+
+class Ping(msgspec.Struct, tag_field="op", tag="ping", kw_only=True):
+    """Are you there? Answered by `Pong`."""
+
+    id: int = 0
+
+
+class Merge(msgspec.Struct, tag_field="op", tag="merge", kw_only=True):
+    """Compact these groups, side by side. Answered by `MergeDone`, in their order."""
+
+    id: int = 0
+    store: str
+    groups: list[Group]
+
+
+class Query(msgspec.Struct, tag_field="op", tag="query", kw_only=True):
+    """Run `sql` over these views. Answered by `Rows`."""
+
+    id: int = 0
+    store: str
+    views: Mapping[str, View]
+    sql: str
+    limit: int = DEFAULT_LIMIT
+
+
+Request = Start | Ping | Merge | Query
+
+
+class Pong(msgspec.Struct, frozen=True, kw_only=True):
+    """The versions of Spark and Java that run."""
+
+    spark: str
+    java: str
+
+
+class MergeDone(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of each group."""
+
+    merged: list[Merged]
+
+
+class Rows(msgspec.Struct, frozen=True, kw_only=True):
+    """A query's answer: plain values of JSON. Bytes are text where they are UTF-8, else base64."""
+
+    columns: list[str]
+    rows: list[list[Any]]
+    truncated: bool = False
+    """There were more rows than the limit."""
+
+
+class Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """To the request of this id: `error`, one sentence, or what its kind of request is answered by."""
+
+    id: int
+    ok: bool = False
+    error: str = ""
+    result: msgspec.Raw = msgspec.Raw(b"null")

@@ -1,0 +1,7 @@
+from capture.stores.conformance import check_store
+from capture.stores.contract import ObjectInfo, Store
+from capture.stores.file import FileStore
+from capture.stores.memory import MemoryStore
+from capture.stores.open import open_store
+
+__all__ = ["Store", "ObjectInfo", "open_store", "FileStore", "MemoryStore", "check_store"]

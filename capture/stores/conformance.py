@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from uuid import uuid4
+
+from capture.errors import AlreadyStored, NotStored, StoreError
+from capture.stores.contract import Store
+
+LARGE_BYTES = 5 * 1024 * 1024
+AWKWARD_NAMES = ("key=a%2Fb", "with space", "ÄÖ-漢字-🛫", "key=", "a.b..c", "-dash", "%", "plus+and&question?#hash")
+
+
+async def check_store(store: Store) -> None:
+    """Check that a store keeps the contract; AssertionError says what it does not keep.
+
+    Works below a folder of its own name and removes it: may be run on a store that is in use.
+    """
+    folder = f"conformance-{uuid4().hex}"
+    checks = (
+        _creates_once,
+        _one_creator_wins,
+        _replaces,
+        _lists,
+        _reads_ranges,
+        _deletes,
+        _keeps,
+        _is_atomic,
+        _refuses,
+    )
+    try:
+        for check in checks:
+            await check(store, f"{folder}/{check.__name__.strip('_')}")
+    finally:
+        for one in await store.list(folder + "/"):
+            await store.delete(one.path)
+    assert await store.list(folder + "/") == [], "objects are still listed after every one was deleted"
+
+
+async def _creates_once(store: Store, folder: str) -> None:
+    path = f"{folder}/one"
+    await store.put(path, b"first")
+    assert await _refused(store, path, b"second"), "put with if_absent replaced an object, or did not say AlreadyStored"
+    assert await store.get(path) == b"first", "a refused put changed the object"
+
+
+async def _one_creator_wins(store: Store, folder: str) -> None:
+    for number in range(10):
+        path = f"{folder}/{number}"
+        contents = [f"writer {writer}".encode() * 1000 for writer in range(4)]
+        refused = await asyncio.gather(*(_refused(store, path, content) for content in contents))
+        assert refused.count(False) == 1, f"{refused.count(False)} of 4 concurrent creators succeeded, not one"
+        winner = contents[refused.index(False)]
+        assert await store.get(path) == winner, "the object is not what its one successful creator wrote"
+
+
+async def _replaces(store: Store, folder: str) -> None:
+    path = f"{folder}/one"
+    await store.put(path, b"old", if_absent=False)
+    await store.put(path, b"newer", if_absent=False)
+    assert await store.get(path) == b"newer", "put without if_absent did not replace the object"
+    assert [one.bytes for one in await store.list(path)] == [5], "the listing has the size of the replaced object"
+
+
+async def _lists(store: Store, folder: str) -> None:
+    names = ["b/2", "b/10", "a", "b-c", "b/1/deep/er", "c"]
+    for name in names:
+        await store.put(f"{folder}/{name}", name.encode())
+    listed = await store.list(folder + "/")
+    assert [one.path for one in listed] == sorted(f"{folder}/{name}" for name in names), "not every object, by path"
+    assert all(one.bytes == len(one.path) - len(folder) - 1 for one in listed), "a listed size is wrong"
+    assert all(one.modified > 0 for one in listed), "a listed object has no time"
+    below = [one.path for one in await store.list(f"{folder}/b/1")]
+    assert below == [f"{folder}/b/1/deep/er", f"{folder}/b/10"], "the prefix is a text, not a folder"
+    assert await store.list(f"{folder}/nothing/") == [], "a prefix without objects must be an empty listing"
+
+
+async def _reads_ranges(store: Store, folder: str) -> None:
+    path = f"{folder}/one"
+    await store.put(path, bytes(range(100)))
+    for start, length in ((0, 100), (0, 0), (10, 5), (95, 50), (99, 1), (100, 1), (500, 5)):
+        expected = bytes(range(100))[start : start + length]
+        assert await store.get_range(path, start, length) == expected, f"range {start}+{length} is wrong"
+    assert await _absent(store, f"{folder}/none"), "reading an object that isn't there is not NotStored"
+
+
+async def _deletes(store: Store, folder: str) -> None:
+    path = f"{folder}/deep/one"
+    await store.put(path, b"x")
+    await store.delete(path)
+    await store.delete(path)
+    assert await _absent(store, path), "a deleted object can still be read"
+    assert await store.list(folder + "/") == [], "a deleted object is still listed"
+    await store.put(path, b"again")
+    assert await store.get(path) == b"again", "a path can't be used again after its object was deleted"
+
+
+async def _keeps(store: Store, folder: str) -> None:
+    large = bytes(range(256)) * (LARGE_BYTES // 256)
+    await store.put(f"{folder}/empty", b"")
+    await store.put(f"{folder}/large", large)
+    assert await store.get(f"{folder}/empty") == b"", "an empty object is not empty any more"
+    assert await store.get(f"{folder}/large") == large, "a large object came back changed"
+    await store.delete(f"{folder}/empty")
+    await store.delete(f"{folder}/large")
+    for name in AWKWARD_NAMES:
+        await store.put(f"{folder}/{name}/{name}", name.encode())
+        assert await store.get(f"{folder}/{name}/{name}") == name.encode(), f"the name {name!r} does not work"
+    expected = sorted(f"{folder}/{name}/{name}" for name in AWKWARD_NAMES)
+    assert [one.path for one in await store.list(folder + "/")] == expected, "awkward names are listed changed"
+
+
+async def _is_atomic(store: Store, folder: str) -> None:
+    """Whoever looks while an object is written sees nothing, or all of it."""
+    path, contents = f"{folder}/one", [bytes([65 + version]) * LARGE_BYTES for version in range(3)]
+
+    async def write() -> None:
+        for content in contents:
+            await store.put(path, content, if_absent=False)
+
+    writing = asyncio.create_task(write())
+    while not writing.done():
+        listed = await store.list(folder + "/")
+        assert all(one.bytes == LARGE_BYTES for one in listed), "a half-written object is listed"
+        assert all(one.path == path for one in listed), "a half-written object is listed under another name"
+        with suppress(NotStored):
+            assert await store.get(path) in contents, "a half-written object can be read"
+        await asyncio.sleep(0)
+    await writing
+
+
+async def _refuses(store: Store, folder: str) -> None:
+    for path in (
+        "",
+        "/absolute",
+        f"{folder}/../up",
+        "..",
+        f"{folder}//twice",
+        f"{folder}/./here",
+        f"{folder}/",
+        "a\0b",
+    ):
+        with suppress(StoreError):
+            await store.put(path, b"x")
+            raise AssertionError(f"the path {path!r} was accepted")
+
+
+async def _refused(store: Store, path: str, data: bytes) -> bool:
+    try:
+        await store.put(path, data)
+    except AlreadyStored:
+        return True
+    return False
+
+
+async def _absent(store: Store, path: str) -> bool:
+    try:
+        await store.get(path)
+    except NotStored:
+        return True
+    return False

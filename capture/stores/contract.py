@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from capture.errors import StoreError
+
+SCRATCH = ".tmp"
+"""The hidden folder of half-written objects; no object may live in it, and no listing shows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """One object of a listing: its path, its size, and when it was written (Unix seconds, the store's clock)."""
+
+    path: str
+    bytes: int
+    modified: float
+
+
+Listing = list[ObjectInfo]
+
+
+class Store(Protocol):
+    """Durable objects by path. Every implementation passes `capture.stores.conformance.check_store`.
+
+    Paths are relative, "/" separated and checked by `checked_path`. Every method may raise StoreError: StoreFullError
+    when there is no room, StoreUnreadableError when permissions or mounts are wrong.
+    """
+
+    url: str
+    """What `open_store` opens this store with, in this process or another."""
+
+    async def put(self, path: str, data: bytes | Path, *, if_absent: bool = True) -> None:
+        """Store `data`, or the content of a local file; on return it is durable and visible as a whole.
+
+        With `if_absent` an existing object, durable then too, is left as it is and AlreadyStored is raised; of several
+        that create the same path at once exactly one succeeds. Without, the object is replaced atomically.
+        A local file is copied.
+        """
+        ...
+
+    async def get(self, path: str) -> bytes:
+        """Return the whole object. NotStored if there is none."""
+        ...
+
+    async def get_range(self, path: str, start: int, length: int) -> bytes:
+        """Return up to `length` bytes from `start`, fewer where the object ends. NotStored if there is none."""
+        ...
+
+    async def list(self, prefix: str = "") -> Listing:
+        """Return the objects whose path starts with this text, sorted by path; never a half-written one."""
+        ...
+
+    async def delete(self, path: str) -> None:
+        """Remove the object; it is no error if there is none."""
+        ...
+
+    async def remove_leftovers(self, older_than_seconds: float, now: float) -> int:
+        """Delete what killed writers left half-written, if older than this; return how many there were."""
+        ...
+
+
+def checked_path(path: str) -> str:
+    """Return the path if it names an object inside a store, or raise StoreError."""
+    parts = path.split("/")
+    if any(part in ("", ".", "..") for part in parts) or parts[0] == SCRATCH or "\\" in path or "\0" in path:
+        raise StoreError(f"{path!r} is not a path inside a store: relative, '/' between its parts, none of them '..'")
+    return path
+
+
+def checked_range(start: int, length: int) -> None:
+    """Raise ValueError on a range that can't be read."""
+    if start < 0 or length < 0:
+        raise ValueError(f"a range has no negative start or length: {start}, {length}")

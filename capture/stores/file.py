@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from asyncio import to_thread
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+from uuid import uuid4
+
+from capture.errors import AlreadyStored, NotStored, StoreError, StoreFullError, StoreUnreadableError
+from capture.stores.contract import SCRATCH, Listing, ObjectInfo, checked_path, checked_range
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+UNREADABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ESTALE}
+NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
+KNOWN_FOLDERS = 10_000
+"""How many folders are remembered as durable; the memory is bounded, forgetting costs one more fsync each."""
+FOLDER_ATTEMPTS = 100
+"""How often a folder is made again that others remove at the same moment."""
+
+
+class FileStore:
+    """Objects as files under a folder of a local or network file system that has hard links.
+
+    An object is written under `.tmp/`, synced, and linked to its name: create-if-absent is the file system's own
+    atomic operation, and nobody ever sees a part of an object. A killed writer leaves a file in `.tmp/` only.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root).absolute()
+        self.url = self.root.as_uri()
+        self._scratch = self.root / SCRATCH
+        self._durable: set[Path] = set()
+
+    async def put(self, path: str, data: bytes | Path, *, if_absent: bool = True) -> None:
+        """As in the contract: returns after the file and every new folder above it were synced to the disk."""
+        target = self._file(path)
+        await to_thread(self._put, path, target, data, if_absent)
+
+    async def get(self, path: str) -> bytes:
+        """As in the contract."""
+        return await to_thread(self._read, path, 0, -1)
+
+    async def get_range(self, path: str, start: int, length: int) -> bytes:
+        """As in the contract."""
+        checked_range(start, length)
+        return await to_thread(self._read, path, start, length)
+
+    async def list(self, prefix: str = "") -> Listing:
+        """As in the contract; a folder that can't be read is StoreUnreadableError, never an empty listing."""
+        return await to_thread(self._list, prefix)
+
+    async def delete(self, path: str) -> None:
+        """As in the contract; folders that are empty afterwards go too, so that listings stay quick."""
+        await to_thread(self._delete, path)
+
+    async def remove_leftovers(self, older_than_seconds: float, now: float) -> int:
+        """Delete half-written files of killed writers, if older than this; return how many there were."""
+        return await to_thread(self._remove_leftovers, now - older_than_seconds)
+
+    def __repr__(self) -> str:
+        return f"FileStore({str(self.root)!r})"
+
+    # --- blocking, in a thread ---------------------------------------------------------------------------------------
+
+    def _file(self, path: str) -> Path:
+        return self.root / checked_path(path)
+
+    def _put(self, path: str, target: Path, data: bytes | Path, if_absent: bool) -> None:
+        with self._translated(f"writing {path}"):
+            if if_absent and target.exists():  # spares writing what the link would refuse
+                self._refuse(path, target)
+            self._make_folder(self._scratch)
+            part = self._scratch / uuid4().hex
+            try:
+                _write_synced(part, data)
+                self._publish(path, part, target, if_absent)
+            finally:
+                part.unlink(missing_ok=True)
+
+    def _publish(self, path: str, part: Path, target: Path, if_absent: bool) -> None:
+        """Give the written file its name; a folder that another process removed as empty in between is made again."""
+        for attempt in range(FOLDER_ATTEMPTS):
+            try:
+                self._make_folder(target.parent)
+                if if_absent:
+                    self._link(path, part, target)
+                else:
+                    part.replace(target)
+                break
+            except (FileNotFoundError, FileExistsError):  # mkdir says "exists" of one that is gone a moment later
+                self._durable.clear()
+                if attempt == FOLDER_ATTEMPTS - 1 or not part.exists():
+                    raise
+        with contextlib.suppress(FileNotFoundError):  # deleted again, with its folder, by somebody else
+            _sync_folder(target.parent)
+
+    def _link(self, path: str, part: Path, target: Path) -> None:
+        try:
+            target.hardlink_to(part)
+        except FileExistsError:
+            self._refuse(path, target)
+        except OSError as error:
+            if error.errno in NO_HARD_LINKS:
+                raise StoreError(
+                    f"{self.root} is on a file system that can't make a hard link ({error.strerror}), which creating "
+                    f"an object exactly once needs: use a folder on one such as ext4, xfs, btrfs, apfs, NTFS or NFS"
+                ) from error
+            raise
+
+    def _refuse(self, path: str, target: Path) -> NoReturn:
+        """Say AlreadyStored, after making sure of it: whoever linked the object may have died before the sync."""
+        with contextlib.suppress(FileNotFoundError, FileExistsError):  # deleted in between: it did exist
+            self._make_folder(target.parent)
+            _sync_folder(target.parent)
+        raise AlreadyStored(f"{path} exists in {self.url} and was not touched")
+
+    def _make_folder(self, folder: Path) -> None:
+        """Make the folder and sync the one above it, from the first that is not known to be durable downwards."""
+        if folder in self._durable or folder == folder.parent:
+            return
+        self._make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        if folder.is_relative_to(self.root):
+            _sync_folder(folder.parent)
+        if len(self._durable) >= KNOWN_FOLDERS:
+            self._durable.clear()
+        self._durable.add(folder)
+
+    def _read(self, path: str, start: int, length: int) -> bytes:
+        target = self._file(path)
+        try:
+            with self._translated(f"reading {path}"), target.open("rb") as file:
+                file.seek(start)
+                return file.read(length)
+        except (FileNotFoundError, IsADirectoryError):
+            raise NotStored(f"there is no {path} in {self.url}") from None
+
+    def _list(self, prefix: str) -> Listing:
+        folder = prefix.rpartition("/")[0]
+        if folder:
+            checked_path(folder)
+        with self._translated(f"listing {prefix or 'everything'}"):
+            found = [one for one in self._walk(self.root / folder) if one.path.startswith(prefix)]
+        return sorted(found, key=lambda one: one.path)
+
+    def _walk(self, folder: Path) -> Iterator[ObjectInfo]:
+        """Yield every file below; what vanishes meanwhile is left out, what can't be read is an error."""
+        try:
+            entries = list(os.scandir(folder))
+        except FileNotFoundError:
+            return
+        for entry in entries:
+            if entry.is_dir():
+                if entry.path != str(self._scratch):
+                    yield from self._walk(Path(entry.path))
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                facts = entry.stat()
+                path = Path(entry.path).relative_to(self.root).as_posix()
+                yield ObjectInfo(path, facts.st_size, facts.st_mtime)
+
+    def _delete(self, path: str) -> None:
+        target = self._file(path)
+        with self._translated(f"deleting {path}"):
+            target.unlink(missing_ok=True)
+        for folder in target.parents:
+            if folder == self.root:
+                return
+            try:
+                folder.rmdir()
+            except OSError:  # not empty, or gone: either way there is nothing more to do
+                return
+            self._durable.discard(folder)
+
+    def _remove_leftovers(self, before: float) -> int:
+        removed = 0
+        with self._translated("removing leftovers"), contextlib.suppress(FileNotFoundError):
+            for part in self._scratch.iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    if part.stat().st_mtime < before:
+                        part.unlink()
+                        removed += 1
+        return removed
+
+    @contextlib.contextmanager
+    def _translated(self, action: str) -> Iterator[None]:
+        """Turn the operating system's errors into the store's, by number; one sentence, with what can be done."""
+        try:
+            yield
+        except (FileNotFoundError, IsADirectoryError) as error:
+            if not action.startswith("reading"):
+                raise StoreError(
+                    f"{action} in {self.root} failed: {error.strerror}; check that folders can be made there"
+                ) from error
+            raise  # the caller's answer is NotStored
+        except OSError as error:
+            if error.errno in FULL:
+                raise StoreFullError(
+                    f"{action} failed, {self.root} is full ({error.strerror}; {_free_bytes(self.root):,} bytes free): "
+                    f"free space there or choose another store, then start again"
+                ) from error
+            if error.errno in UNREADABLE:
+                raise StoreUnreadableError(
+                    f"{action} failed, {error.filename or self.root}: {error.strerror}; check that {self.root} is a "
+                    f"folder, mounted, and that this user has the permissions to read and write it"
+                ) from error
+            raise StoreError(f"{action} in {self.root} failed: {error.strerror or error}") from error
+
+
+def _write_synced(part: Path, data: bytes | Path) -> None:
+    with part.open("xb") as file:
+        if isinstance(data, Path):
+            with data.open("rb") as source:
+                shutil.copyfileobj(source, file, 1024 * 1024)
+        else:
+            file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the folder's entries durable; Windows can't open folders and needs no such step."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _free_bytes(folder: Path) -> int:
+    with contextlib.suppress(OSError):
+        return shutil.disk_usage(folder).free
+    return 0

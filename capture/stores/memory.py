@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import time
+from asyncio import to_thread
+from collections.abc import Callable
+from pathlib import Path
+
+from capture.errors import AlreadyStored, NotStored
+from capture.stores.contract import Listing, ObjectInfo, checked_path, checked_range
+
+
+class MemoryStore:
+    """Objects in this process's memory: for tests and examples; gone with the process.
+
+    `open_store("memory://name")` gives everyone in the process the same store of that name.
+    """
+
+    def __init__(self, name: str = "", *, clock: Callable[[], float] = time.time) -> None:
+        self.url = f"memory://{name}"
+        self._clock = clock
+        self._objects: dict[str, tuple[bytes, float]] = {}
+
+    async def put(self, path: str, data: bytes | Path, *, if_absent: bool = True) -> None:
+        """As in the contract; "durable" means as long as the process lives."""
+        checked_path(path)
+        content = await to_thread(data.read_bytes) if isinstance(data, Path) else bytes(data)
+        if if_absent and path in self._objects:
+            raise AlreadyStored(f"{path} exists in {self.url} and was not touched")
+        self._objects[path] = (content, self._clock())
+
+    async def get(self, path: str) -> bytes:
+        """As in the contract."""
+        try:
+            return self._objects[checked_path(path)][0]
+        except KeyError:
+            raise NotStored(f"there is no {path} in {self.url}") from None
+
+    async def get_range(self, path: str, start: int, length: int) -> bytes:
+        """As in the contract."""
+        checked_range(start, length)
+        return (await self.get(path))[start : start + length]
+
+    async def list(self, prefix: str = "") -> Listing:
+        """As in the contract."""
+        found = sorted((path, value) for path, value in self._objects.items() if path.startswith(prefix))
+        return [ObjectInfo(path, len(content), modified) for path, (content, modified) in found]
+
+    async def delete(self, path: str) -> None:
+        """As in the contract."""
+        self._objects.pop(checked_path(path), None)
+
+    async def remove_leftovers(self, older_than_seconds: float, now: float) -> int:
+        """Nothing is ever half-written here."""
+        return 0
+
+    def __repr__(self) -> str:
+        return f"MemoryStore({self.url}, {len(self._objects)} objects)"

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import pyarrow as pa
+
+from capture.block import SealedBlock
+from capture.record import Records
+from capture.writers.envelope import SCHEMA, to_table
+
+LARGE = 1 << 20  # bytes of the largest payload that the conformance check writes
+
+
+class Writer(Protocol):
+    """Turns a sealed block into the bytes of one object. Pure: it runs in a thread, several at a time."""
+
+    suffix: str
+    """The end of the object's name, with its dot."""
+    format: str
+    """The name that the manifest keeps."""
+
+    def write(self, block: SealedBlock) -> bytes:
+        """Return the object's bytes. Equal blocks give equal bytes; any message can be written."""
+        ...
+
+
+def check_writer(writer: Writer, read_back: Callable[[bytes], pa.Table]) -> None:
+    """Raise AssertionError unless `writer` keeps every column of every kind of message.
+
+    `read_back` returns the rows of what was written as a table of `envelope.SCHEMA`.
+    """
+    assert writer.suffix.startswith("."), f"the suffix {writer.suffix!r} must begin with a dot"
+    assert writer.format, "the format must have a name"
+    for name, block in sample_blocks():
+        data = writer.write(block)
+        assert isinstance(data, bytes), f"{name}: write returned {type(data).__name__}, not bytes"
+        assert data == writer.write(block), f"{name}: the same block gave other bytes the second time"
+        found = read_back(data).select(SCHEMA.names).cast(SCHEMA).to_pylist()
+        for wanted, row in zip(to_table(block).to_pylist(), found, strict=True):
+            for column, value in wanted.items():
+                assert row[column] == value, f"{name}: {column} of {wanted['sequence']} is not what was written"
+
+
+def sample_blocks() -> Iterator[tuple[str, SealedBlock]]:
+    """Yield blocks of every kind that a writer must be able to write, each with its name."""
+    yield "one plain message", _block((b"a.b", b"", b"text"))
+    yield "empty payloads", _block((b"a", b"", b""), (b"b", b"", b""))
+    yield "binary payloads", _block((b"a", b"", bytes(range(256))), (b"b", b"", b"\xff\xfe"), (b"c", b"", b"\0"))
+    yield "line breaks in payloads", _block((b"a", b"", b'{"a":1}\n{"b":2}\r\n'), (b"b", b"", "\u2028".encode()))
+    yield "a subject that is not UTF-8", _block((b"a.\xff.b", b"", b"x"), ("ä.ö".encode(), b"", b"y"))
+    yield "headers on some", _block((b"a", b"", b"1"), (b"b", HEADERS, b"2"), (b"c", b"NATS/1.0\r\n\r\n", b"3"))
+    yield "a large payload", _block((b"a", b"", bytes(range(256)) * (LARGE // 256)))
+    yield "undecodable ones", _block((b"a", b"", b"{"), (b"b", b"", b"{}"), errors={0: "cut off: \ud800"})
+
+
+HEADERS = (
+    b"NATS/1.0\r\nNats-Msg-Id: id-1\r\nColour: red\r\nColour: blue\r\nColour: \r\nEmpty:\r\n"
+    b"Not-Utf8: \xff\r\nColon: a:b\r\n\r\n"
+)
+
+
+def _block(*messages: tuple[bytes, bytes, bytes], errors: dict[int, str] | None = None) -> SealedBlock:
+    count = len(messages)
+    subjects, header_blocks, payloads = (list(column) for column in zip(*messages, strict=True))
+    records = Records(
+        stream="SAMPLE",
+        sequences=[2**53 + 1 + index for index in range(count)],  # past what a double holds exactly
+        times_ns=[1_792_540_800_123_456_789 + index for index in range(count)],
+        subjects=subjects,
+        header_blocks=header_blocks,
+        payloads=payloads,
+        deliveries=[1 + index for index in range(count)],
+        replies=[b"$JS.ACK.SAMPLE.c.1.%d.1.1.0" % index for index in range(count)],
+        values=[None] * count,
+        errors=errors or {},
+    )
+    return SealedBlock("SAMPLE", "key", 1_792_540_800, records, "stop")

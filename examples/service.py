@@ -1,0 +1,34 @@
+"""A service: orders come in, a handler works on ten at a time, one elected node reports how many there are."""
+
+import asyncio
+
+from natty import Message, Natty, Term
+
+
+async def handle(message: Message) -> None:
+    print("handled", message.subject, message.sequence, flush=True)
+
+
+async def main(orders: int = 20) -> None:
+    async with Natty() as natty:
+        await natty.ensure_stream("EXAMPLE_ORDERS", subjects=["example.orders.>"])
+        async with natty.publisher("EXAMPLE_ORDERS") as publisher:
+            for number in range(orders):
+                await publisher.publish(f"example.orders.{number}", b"{}", message_id=f"order-{number}")
+
+        @natty.as_leader("example-reporter", lease=1.0)
+        async def report(term: Term) -> None:
+            stream = await natty.jetstream.request("STREAM.INFO.EXAMPLE_ORDERS")
+            print("leader", term.node, "counts", stream["state"]["messages"], flush=True)
+
+        await report()
+        consumption = natty.consume("EXAMPLE_ORDERS", "worker", handle, concurrency=10)
+        try:
+            async with asyncio.timeout(3):
+                await consumption
+        except TimeoutError:
+            print("stopped", flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
