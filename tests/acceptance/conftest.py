@@ -1,0 +1,196 @@
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from natty import Natty
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def complaint(self):
+        """The one sentence on standard error; log lines above it are left out."""
+        lines = [line for line in self.err.splitlines() if line[:2] != "20"]
+        assert len(lines) == 1, self.err
+        assert "Traceback" not in self.err
+        return lines[0]
+
+
+def clean_environment():
+    """Return this process's environment without settings of natty or capture."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("CAPTURE_", "NATS_"))}
+
+
+class Shell:
+    """Runs `capture` and `natty` as processes in a folder of the test's, with mutual TLS to the session's server."""
+
+    def __init__(self, folder, options):
+        self.folder = folder
+        self.environment = clean_environment() | {
+            "HOME": str(folder),
+            "COLUMNS": "200",
+            "NATS_URL": ",".join(options["servers"]),
+            "NATS_CA": options["tls_ca"],
+            "NATS_CERT": options["tls_cert"],
+            "NATS_KEY": options["tls_key"],
+        }
+        self.started = []
+
+    def start(self, program, *arguments, **environment):
+        """Start a command of Python's."""
+        return self.execute([sys.executable, "-m", program, *arguments], **environment)
+
+    def execute(self, command, **environment):
+        """Start a command, in a process group of its own as a shell does."""
+        process = subprocess.Popen(
+            list(map(str, command)),
+            cwd=self.folder,
+            env=self.environment | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.started.append(process)
+        return process
+
+    def run(self, program, *arguments, within=30.0, **environment):
+        """Run a command to its end; one that takes longer than `within` seconds fails the test."""
+        return self.finish(self.start(program, *arguments, **environment), within=within)
+
+    def finish(self, process, within=30.0):
+        """Wait for the end of a command that was started just now."""
+        began = time.monotonic()
+        out, err = process.communicate(timeout=within)
+        return Done(process.returncode, out, err, time.monotonic() - began)
+
+    def capture(self, *arguments, **options):
+        """Run `capture …`."""
+        return self.run("capture", *arguments, **options)
+
+    def natty(self, *arguments, **options):
+        """Run `natty …`."""
+        return self.run("natty", *arguments, **options)
+
+
+@pytest.fixture
+def shell(nats_server, tmp_path):
+    shell = Shell(tmp_path, nats_server.connect_options())
+    yield shell
+    for process in shell.started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def served(nats_server):
+    """Return a function that runs `work(natty)`, a coroutine, with a client of the session's server."""
+
+    def run(work):
+        async def connected():
+            async with Natty(**nats_server.connect_options()) as natty:
+                return await work(natty)
+
+        return asyncio.run(connected())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def make_stream(served):
+    """Return a function that makes a stream on `<name>.*` with so many messages, JSON objects, over two tokens."""
+
+    def make(name, messages=0):
+        async def work(natty):
+            await natty.ensure_stream(name, subjects=[f"{name}.*"], allow_batched=True)
+            async with natty.publisher(name) as publisher:
+                for number in range(messages):
+                    payload = json.dumps({"n": number, "odd": number % 2 == 1}).encode()
+                    await publisher.publish(f"{name}.{'us' if number % 2 else 'eu'}", payload)
+                await publisher.flush()
+            return name
+
+        return served(work)
+
+    return make
+
+
+def processes(*words):
+    """Return {pid: command line} of the processes whose command line or working folder holds all of these words."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdecimal():
+            continue
+        try:
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            where = (folder / "cwd").readlink()
+        except OSError:
+            continue
+        if int(folder.name) != os.getpid() and all(word in f"{command} {where}" for word in words):
+            found[int(folder.name)] = command
+    return found
+
+
+@pytest.fixture
+def processes_of():
+    return processes
+
+
+def capture_until(shell, last, stream, served, *arguments, within=30.0, **environment):
+    """Run `capture run` until every sequence up to `last` is acknowledged, then stop it with SIGTERM; return it."""
+    process = shell.start("capture", "run", *arguments, **environment)
+
+    async def acked(natty):
+        deadline = time.monotonic() + within
+        while time.monotonic() < deadline and process.poll() is None:
+            try:
+                state = await natty.jetstream.request(f"CONSUMER.INFO.{stream}.capture")
+                if state["ack_floor"]["stream_seq"] >= last and not state["num_ack_pending"]:
+                    return
+            except Exception:
+                pass
+            await asyncio.sleep(0.1)
+        raise AssertionError(f"not everything was acknowledged within {within} s, or the node ended")
+
+    served(acked)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    return out, err
+
+
+@pytest.fixture
+def captured(shell, served):
+    """Return a function that captures a stream with a node until everything is acknowledged."""
+
+    def run(stream, last, *arguments, **options):
+        return capture_until(shell, last, stream, served, "--stream", stream, *arguments, **options)
+
+    return run
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible():
+    """Where pytest itself runs in the background, SIGINT is ignored, and children would inherit that."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

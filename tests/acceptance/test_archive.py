@@ -1,0 +1,145 @@
+"""The archive's commands, one after the other on one archive, as a user would."""
+
+import json
+
+import pytest
+
+MESSAGES = 1000
+COUNTED = (
+    "SELECT subject, COUNT(*) AS messages, SUM(CASE WHEN odd THEN 1 ELSE 0 END) AS odd"
+    " FROM messages GROUP BY subject ORDER BY subject"
+)
+
+
+@pytest.fixture
+def archive(shell, make_stream, captured, natty_name):
+    """Capture a stream into blocks; return its name and the options that name it and its archive."""
+    stream = make_stream(natty_name("archive"), MESSAGES)
+    (shell.folder / "capture.toml").write_text(
+        f'stream = "{stream}"\nstore = "lake"\ndecoder = "json"\npartition = "subject:1"\nlease = 1.0\n'
+        "[limits]\nmax_age = 0.5\n[sweep]\nevery = 0.2\n[compaction]\nmin_files = 1000000\nmax_wait = 1000000.0\n"
+    )
+    captured(stream, MESSAGES, "--config", "capture.toml")
+    return stream
+
+
+def as_json(done):
+    assert (done.status, done.err) == (0, "")
+    return json.loads(done.out)
+
+
+@pytest.mark.spark
+def test_from_blocks_to_answers_and_back_to_a_file_that_was_lost(shell, archive):
+    options = ("--config", "capture.toml")
+    swept = as_json(shell.capture("sweep", *options, "--json"))
+    assert swept["dangling"] == swept["unreadable"] == []
+    verified = shell.capture("verify", *options)
+    assert (verified.status, verified.err) == (0, "")
+    assert verified.out == "1,000 stored, 1,000 of them not compacted yet; nothing is missing\n"
+
+    no_table = shell.capture("sql", "SELECT 1", *options)
+    assert no_table.status == 1
+    assert no_table.complaint == "capture: the archive in lake has no compacted table yet; run: capture compact --all"
+
+    compacted = as_json(shell.capture("compact", *options, "--all", "--json", within=90))
+    assert (compacted["groups"], compacted["rows_in"], compacted["duplicates"]) == (2, MESSAGES, 0)
+    again = shell.capture("compact", *options)
+    assert (again.status, again.out[:9]) == (0, "groups: 0")
+
+    verdict = as_json(shell.capture("verify", *options, "--deep", "--json"))
+    assert {name: verdict[name] for name in ("ok", "stored", "missing", "waiting", "duplicates", "problems")} == {
+        "ok": True,
+        "stored": MESSAGES,
+        "missing": 0,
+        "waiting": 0,
+        "duplicates": 0,
+        "problems": [],
+    }
+    offline = shell.capture("verify", *options, "--offline", NATS_URL="tls://127.0.0.1:9")
+    assert offline.out == "1,000 stored; every object is sound; the stream was not asked\n"
+
+    manifest = as_json(shell.capture("ls", "--store", "lake", "--json", NATS_URL=""))
+    paths = sorted(one["path"] for one in manifest["table"])
+    assert sorted(one["key"] for one in manifest["table"]) == ["eu", "us"]
+    assert manifest["blocks"] == []
+    listed = shell.capture("ls", "--store", "lake")
+    assert all(path in listed.out for path in paths)
+    assert "0 blocks, 2 table files" in listed.out
+
+    rows = as_json(shell.capture("sql", COUNTED, *options, "--schema", "n INT, odd BOOLEAN", "--json", within=60))
+    assert rows == [
+        {"subject": f"{archive}.eu", "messages": 500, "odd": 0},
+        {"subject": f"{archive}.us", "messages": 500, "odd": 500},
+    ]
+    wrong = shell.capture("sql", "SELECT nonsense FROM messages", *options, within=60)
+    assert wrong.status == 1
+    assert "nonsense" in wrong.complaint
+
+    changed, removed = (shell.folder / "lake" / path for path in paths)
+    whole = changed.read_bytes()
+    changed.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert shell.capture("verify", *options).status == 0  # its size is right: what is in it takes --deep
+    deep = shell.capture("verify", *options, "--deep")
+    assert deep.status == 3
+    assert "500 MISSING (1, 3, 5" in deep.out
+    assert f"{paths[0]} was changed: its SHA-256 is not the recorded one" in deep.out
+    removed.unlink()
+    lost = shell.capture("verify", *options, "--json")
+    assert lost.status == 3
+    assert json.loads(lost.out)["problems"] == [f"{paths[1]} is missing"]
+    assert json.loads(lost.out)["missing"] == 500
+
+
+def test_an_empty_stream_is_captured_and_verified_without_a_word_of_trouble(shell, make_stream, captured, natty_name):
+    stream = make_stream(natty_name("empty"))
+    _, err = captured(stream, 0, "--store", "lake")
+    assert err == ""
+    options = ("--stream", stream, "--store", "lake")
+    verified = shell.capture("verify", *options)
+    assert (verified.status, verified.out, verified.err) == (0, "nothing stored; nothing is missing\n", "")
+    assert as_json(shell.capture("verify", *options, "--json"))["ok"] is True
+    assert as_json(shell.capture("sweep", *options, "--json"))["adopted"] == 0
+    assert as_json(shell.capture("compact", *options, "--json"))["groups"] == 0
+    assert shell.capture("ls", "--store", "lake").out.splitlines()[-1] == "manifest 0: 0 blocks, 0 table files"
+    sql = shell.capture("sql", "SELECT 1", "--store", "lake")
+    assert sql.complaint == "capture: the archive in lake has no compacted table yet; run: capture compact --all"
+    assert sql.status == 1
+
+
+def test_a_stream_that_was_never_captured_is_missing_and_said_to_be(shell, make_stream, natty_name):
+    stream = make_stream(natty_name("uncaptured"), 5)
+    verified = shell.capture("verify", "--stream", stream, "--store", "lake")
+    assert verified.status == 3
+    assert verified.out.startswith("nothing stored; 5 MISSING (")
+
+
+def test_undecodable_messages_are_reported_and_are_no_fault(shell, natty_name, served, captured):
+    stream = natty_name("odd")
+
+    async def publish(natty):
+        await natty.ensure_stream(stream, subjects=[f"{stream}.*"])
+        for payload in (b"{}", b"no json", b"\xff\xfe", b"[1]"):
+            await natty.publish(f"{stream}.x", payload)
+
+    served(publish)
+    captured(stream, 4, "--store", "lake", "--decoder", "json", "--max-age", "0.5")
+    verified = shell.capture("verify", "--stream", stream, "--store", "lake")
+    assert verified.status == 0
+    assert verified.out.startswith("2 stored, 2 undecodable and kept raw, ")
+
+
+def test_a_second_leader_by_hand_says_who_leads(shell, archive):
+    node = shell.start("capture", "run", "--config", "capture.toml", "--node-name", "node-1")
+    leader = None
+    for _ in range(50):
+        leader = as_json(shell.natty("leader", "show", f"capture.{archive}", "--json"))["leader"]
+        if leader == "node-1":
+            break
+    assert leader == "node-1"
+    done = shell.capture("sweep", "--config", "capture.toml", "--wait", "1")
+    assert done.status == 1
+    assert done.complaint.startswith(f"capture: node-1 leads the archive {archive} and does this by itself")
+    assert "Stop the nodes first to do it by hand, or use --wait" in done.complaint
+    node.terminate()
+    node.communicate(timeout=20)
+    assert node.returncode == 0

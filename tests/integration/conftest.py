@@ -1,0 +1,121 @@
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+SETTINGS = {
+    "decoder": "json",
+    "partition": "subject:1",
+    "ack_wait": 30.0,
+    "lease": 1.0,
+    "limits.max_age": 1.0,
+    "compaction.min_files": 1_000_000,  # no Spark, unless a test wants it
+    "compaction.max_wait": 1e9,
+    "sweep.every": 0.3,
+}
+
+
+def toml(settings):
+    """Return settings as TOML; a dot in a name stands for a table."""
+    tables = {}
+    for name, value in settings.items():
+        table, _, last = name.rpartition(".")
+        tables.setdefault(table, []).append(f"{last} = {json.dumps(value)}")
+    return "\n".join(line for table in sorted(tables) for line in ([f"[{table}]"] if table else []) + tables[table])
+
+
+class Fleet:
+    """Capture nodes as processes, on a stream and an archive of their own."""
+
+    def __init__(self, natty, options, stream, folder):
+        self.natty = natty
+        self.stream = stream
+        self.folder = folder
+        self.store = folder / "lake"
+        self.options = options
+        self.started = []
+
+    def configure(self, name="capture.toml", **settings):
+        """Write a configuration and return its path."""
+        given = {"stream": self.stream, "store": str(self.store), **SETTINGS}
+        given |= {f"nats.{key}": value for key, value in self.options.items()}
+        given |= {key.replace("__", "."): value for key, value in settings.items()}
+        path = self.folder / name
+        path.write_text(toml(given))
+        return path
+
+    def start(self, node, config, *, script=None, arguments=()):
+        """Start a node: `capture run`, or a script of the test's that is given the configuration's path."""
+        options = ["--log-level", "info", "run", "--config", str(config), "--node-name", node]
+        command = ["-m", "capture", *options] if script is None else ["-c", script, str(config), *map(str, arguments)]
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(("CAPTURE_", "NATS_"))}
+        with self.log(node).open("ab") as output:
+            process = subprocess.Popen([sys.executable, *command], stdout=output, stderr=output, env=environment)
+        self.started.append(process)
+        return process
+
+    def log(self, node):
+        """Return the file of what a node says."""
+        return self.folder / f"{node}.log"
+
+    async def ended(self, process, within=20.0):
+        """Return the exit status of a node that is about to end."""
+        return await asyncio.to_thread(process.wait, within)
+
+    async def stop(self, process, within=20.0):
+        """Send SIGTERM and return the exit status."""
+        process.send_signal(signal.SIGTERM)
+        return await self.ended(process, within)
+
+    async def create(self, **settings):
+        """Make the stream, on subjects `<name>.*`."""
+        await self.natty.ensure_stream(self.stream, subjects=[f"{self.stream}.*"], allow_batched=True, **settings)
+
+    async def publish(self, payloads, token=lambda number: ("eu", "us", "asia")[number % 3]):
+        """Publish payloads, each under a token of its number in this call."""
+        async with self.natty.publisher(self.stream) as publisher:
+            for number, payload in enumerate(payloads):
+                await publisher.publish(f"{self.stream}.{token(number)}", payload)
+            await publisher.flush()
+
+    async def consumer(self):
+        """Return the consumer's state; its settings too."""
+        return await self.natty.jetstream.request(f"CONSUMER.INFO.{self.stream}.capture")
+
+    async def until(self, condition, within=30.0, every=0.05):
+        """Wait until the consumer's state meets a condition; show it if it never does."""
+        deadline = time.monotonic() + within
+        state = None
+        while time.monotonic() < deadline:
+            try:
+                state = await self.consumer()
+            except Exception as error:
+                state = error
+            else:
+                if condition(state):
+                    return state
+            await asyncio.sleep(every)
+        logs = "\n".join(path.read_text()[-3000:] for path in self.folder.glob("*.log"))
+        raise AssertionError(f"not within {within} s; the consumer: {state}\n{logs}")
+
+    async def until_all_acked(self, last, within=30.0):
+        """Wait until every sequence up to `last` is acknowledged."""
+        return await self.until(
+            lambda state: state["ack_floor"]["stream_seq"] >= last and not state["num_ack_pending"], within
+        )
+
+
+@pytest.fixture
+async def fleet(natty, nats_server, natty_name, tmp_path):
+    fleet = Fleet(natty, nats_server.connect_options(), natty_name("orders"), tmp_path)
+    await fleet.create()
+    yield fleet
+    for process in fleet.started:
+        if process.poll() is None:
+            process.kill()
+        process.wait()

@@ -1,0 +1,328 @@
+import asyncio
+import contextlib
+import json
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+import natty.connection
+from natty import AuthorizationError, ConnectError, JetStreamNotEnabledError, Natty, PublishError, TLSError, sinklink
+from natty.errors import NattyError, TLSHandshakeError, TLSRequiredError
+from natty.testing import DevCA, NatsServer, ServerOptions, free_ports
+from natty.tls import TLSFiles
+
+BOUND = 3.0  # seconds: no bad input may take longer to be told
+YESTERDAY = datetime.now(UTC) - timedelta(days=1)
+
+
+async def told(expected, **settings):
+    """Connect, which must fail in time, and return the sentence that says why."""
+    started = time.monotonic()
+    with pytest.raises(NattyError) as caught:
+        await Natty.connect(**{"connect_timeout": 1.0} | settings)
+    assert time.monotonic() - started < BOUND
+    kinds = expected if isinstance(expected, tuple) else (expected,)
+    assert type(caught.value) in kinds, caught.value
+    text = str(caught.value)
+    assert "\n" not in text
+    assert len(text) < 400
+    return text
+
+
+@contextlib.asynccontextmanager
+async def fake(greeting, *, answers=()):
+    """A listener that greets, then answers what it hears; yields (its address, what it has heard)."""
+    heard = bytearray()
+    replies = list(answers)
+    tasks = []
+
+    async def serve(reader, writer):
+        tasks.append(asyncio.current_task())
+        writer.write(greeting)
+        with contextlib.suppress(OSError, asyncio.CancelledError):
+            while data := await reader.read(65536):
+                heard.extend(data)
+                for _ in range(data.count(b"PING\r\n")):
+                    writer.write(replies.pop(0) if replies else b"PONG\r\n")
+        writer.transport.abort()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", heard
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks)
+
+
+def info(**fields):
+    return b"INFO " + json.dumps({"server_id": "X", "version": "2.15.1", "max_payload": 1048576} | fields).encode()
+
+
+@pytest.fixture(scope="module")
+def files(natty_ca, natty_tls, tmp_path_factory):
+    """Write a client's or a server's certificate into a folder of its own and return its two paths."""
+
+    def write(name, **how):
+        ca = how.pop("ca", natty_ca)
+        pair = ca.issue(name, **how)
+        folder = tmp_path_factory.mktemp(name)
+        (folder / "cert.pem").write_bytes(pair.cert_pem)
+        (folder / "key.pem").write_bytes(pair.key_pem)
+        return folder / "cert.pem", folder / "key.pem"
+
+    return write
+
+
+async def test_a_port_where_nobody_listens(natty_tls):
+    url = f"tls://127.0.0.1:{free_ports(1)[0]}"
+    text = await told(ConnectError, servers=url, tls_ca=str(natty_tls.ca))
+    assert text == f"no server could be reached. {url}: nothing listens there; check the port, and that the server runs"
+
+
+async def test_a_host_that_does_not_exist(natty_tls):
+    text = await told(ConnectError, servers="tls://no-such-host.invalid", tls_ca=str(natty_tls.ca))
+    assert "the host name is not known; check its spelling" in text
+
+
+async def test_a_listener_that_says_nothing():
+    async with fake(b"") as (address, heard):
+        text = await told(ConnectError, servers=f"nats://{address}", password="hunter2", user="ann")
+        assert "no answer in time; check the address" in text
+        assert heard == b""
+
+
+async def test_a_server_that_ends_the_session_with_its_first_answer():
+    answers = [b"PONG\r\n", b"PONG\r\n-ERR 'maximum connections exceeded'\r\n"]
+    async with fake(info() + b"\r\n", answers=answers) as (address, _):
+        text = await told(ConnectError, servers=f"nats://{address}")
+        assert "the server ended the session: maximum connections exceeded" in text
+
+
+async def test_a_listener_that_speaks_something_else():
+    async with fake(b"SSH-2.0-OpenSSH_9.2\r\n") as (address, _):
+        text = await told(ConnectError, servers=f"nats://{address}")
+        assert address in text
+
+
+@pytest.mark.parametrize("how", [{"servers": "tls"}, {"servers": "nats", "tls": True}])
+async def test_a_server_without_tls_gets_no_word_when_tls_was_asked_for(how):
+    async with fake(info(auth_required=True) + b"\r\n") as (address, heard):
+        url = f"{how['servers']}://{address}"
+        text = await told(TLSRequiredError, **how | {"servers": url}, user="ann", password="hunter2")
+        await asyncio.sleep(0.05)
+        assert "the server offers no TLS and TLS was asked for; nothing was sent in plain text" in text
+        assert bytes(heard) == b""
+
+
+async def test_a_real_server_without_tls_gets_no_word_either(nats_server_binary):
+    options = ServerOptions(tls=None, users={"ann": "hunter2"}, config="trace: true")
+    with NatsServer(options, binary=nats_server_binary) as server:
+        url = server.url.replace("nats://", "tls://")
+        await told(TLSRequiredError, servers=url, user="ann", password="hunter2")
+        assert "CONNECT" not in server.log()
+
+
+async def test_a_server_that_takes_tls_back_at_the_reconnect_is_not_spoken_to(natty_proxy, natty_tls):
+    """The port is taken over by a plain-text listener while the client is away."""
+    heard = bytearray()
+
+    async def serve(reader, writer):
+        writer.write(info() + b"\r\n")
+        heard.extend(await reader.read(65536))
+        writer.close()
+
+    async with Natty(**natty_proxy.options, user="ann", password="hunter2") as client:
+        await natty_proxy.cut()
+        impostor = await asyncio.start_server(serve, "127.0.0.1", natty_proxy.port)
+        with pytest.raises(NattyError, match="offers no TLS"):
+            await client.connection.ready(1)
+        impostor.close()
+        assert bytes(heard) == b""
+
+
+async def test_a_ca_that_did_not_sign_the_server(nats_server, tmp_path):
+    other = DevCA.create("somebody else").write(tmp_path)
+    text = await told(TLSHandshakeError, **nats_server.connect_options() | {"tls_ca": str(other.ca)})
+    assert "not signed by the CA we trust" in text
+    assert "check the CA file" in text
+
+
+async def test_a_server_certificate_that_has_expired(natty_tls, files, nats_server_binary):
+    cert, key = files("old-server", not_before=YESTERDAY - timedelta(days=9), not_after=YESTERDAY)
+    old = TLSFiles(
+        ca=natty_tls.ca,
+        server_cert=cert,
+        server_key=key,
+        client_cert=natty_tls.client_cert,
+        client_key=natty_tls.client_key,
+    )
+    with NatsServer(ServerOptions(jetstream=False), tls_files=old, binary=nats_server_binary) as server:
+        text = await told(TLSHandshakeError, **server.connect_options())
+    assert "has expired; renew it" in text
+
+
+async def test_a_server_certificate_for_another_host(nats_server):
+    text = await told(TLSHandshakeError, **nats_server.connect_options(), tls_hostname="db.example.com")
+    assert "another host name" in text
+
+
+async def test_a_client_certificate_that_has_expired(nats_server, files):
+    cert, key = files("old-client", not_before=YESTERDAY - timedelta(days=9), not_after=YESTERDAY)
+    options = nats_server.connect_options() | {"tls_cert": str(cert), "tls_key": str(key)}
+    text = await told(TLSHandshakeError, **options)
+    assert f"client certificate {cert} expired on" in text
+    assert "renew it" in text
+
+
+async def test_a_key_of_another_certificate(nats_server, files):
+    _, key = files("other-client")
+    text = await told(TLSHandshakeError, **nats_server.connect_options() | {"tls_key": str(key)})
+    assert f"key {key} does not belong to the client certificate" in text
+
+
+async def test_a_client_certificate_of_a_foreign_authority(nats_server, files):
+    cert, key = files("stranger", ca=DevCA.create("foreign"))
+    options = nats_server.connect_options() | {"tls_cert": str(cert), "tls_key": str(key)}
+    text = await told(TLSHandshakeError, **options)
+    assert "client certificate" in text
+    assert "CA" in text
+
+
+async def test_no_client_certificate_where_one_is_asked_for(nats_server):
+    options = nats_server.connect_options() | {"tls_cert": "", "tls_key": ""}
+    text = await told(TLSHandshakeError, **options)
+    assert "client certificate" in text
+    assert "give" in text
+
+
+async def test_no_tls_where_it_is_required(nats_server):
+    url = nats_server.url.replace("tls://", "nats://")
+    text = await told(TLSHandshakeError, servers=url)
+    assert "not signed by the CA we trust" in text  # the system's: nats-py upgrades by itself, and verifies
+
+
+async def test_tls_first_on_one_side_only(nats_server, natty_tls, nats_server_binary):
+    either = (ConnectError, TLSHandshakeError)  # the server's plain INFO may come before our patience ends
+    text = await told(either, **nats_server.connect_options(), tls_first=True)
+    assert "tls_first" in text
+    options = ServerOptions(jetstream=False, handshake_first=True)
+    with NatsServer(options, tls_files=natty_tls, binary=nats_server_binary) as server:
+        text = await told(either, **server.connect_options() | {"tls_first": False})
+    assert "tls_first" in text
+
+
+@pytest.mark.parametrize("given", [{"user": "ann", "password": "wrong"}, {}, {"token": "x"}])
+async def test_wrong_credentials(natty_tls, nats_server_binary, given):
+    options = ServerOptions(jetstream=False, users={"ann": "hunter2"})
+    with NatsServer(options, tls_files=natty_tls, binary=nats_server_binary) as server:
+        started = time.monotonic()
+        text = await told(AuthorizationError, **server.connect_options(), **given)
+        assert time.monotonic() - started < 1
+        assert "refused these credentials; check user, password, token, creds or nkey" in text
+        async with Natty(**server.connect_options(), user="ann", password="hunter2"):
+            pass
+
+
+@pytest.mark.parametrize("setting", ["tls_ca", "tls_cert", "creds"])
+async def test_a_file_that_is_missing(nats_server, setting):
+    options = nats_server.connect_options() | {setting: "/nowhere/file.pem"}
+    started = time.monotonic()
+    with pytest.raises((TLSError, ConnectError), match=r"/nowhere/file\.pem"):
+        await Natty.connect(**options)
+    assert time.monotonic() - started < 1
+
+
+@pytest.mark.parametrize("setting", ["creds", "nkey"])
+async def test_credentials_without_the_package_that_reads_them(nats_server, setting, tmp_path, monkeypatch):
+    monkeypatch.setattr(sinklink, "find_spec", lambda name: None)
+    (tmp_path / "login").write_text("secret")
+    text = await told(ConnectError, **nats_server.connect_options(), **{setting: str(tmp_path / "login")})
+    assert "pip install 'natty-nats[nkeys]'" in text
+    assert "secret" not in text
+
+
+async def test_every_bad_server_is_named_with_its_reason(nats_server, natty_tls):
+    closed = f"tls://127.0.0.1:{free_ports(1)[0]}"
+    async with fake(info() + b"\r\n") as (address, _):
+        urls = [closed, f"tls://ann:hunter2@{address}"]
+        text = await told(TLSRequiredError, servers=urls, tls_ca=str(natty_tls.ca))
+    assert f"{closed}: nothing listens there" in text
+    assert f"tls://***@{address}: the server offers no TLS" in text
+    assert "hunter2" not in text
+
+
+async def test_an_expired_login_is_followed_by_a_new_session():
+    """What nats-py answers with closing for good."""
+    # The PINGs: nats-py's, ours at connecting, ours of the first watch; then a new session.
+    answers = [b"PONG\r\n", b"PONG\r\n", b"-ERR 'User Authentication Expired'\r\n"]
+    async with fake(info() + b"\r\n", answers=answers) as (address, heard):
+        async with Natty(f"nats://{address}", ping_interval=0.1) as client:
+            events = []
+            client.connection.listeners.append(events.append)
+            client.connection.subscribe("again", lambda raw: None)
+            async with asyncio.timeout(3):
+                while events != ["disconnected", "connected"]:
+                    await asyncio.sleep(0.01)
+            await client.connection.flush()
+        assert heard.count(b"SUB again") == 2
+        assert heard.count(b"CONNECT") == 2
+
+
+async def test_an_info_before_the_first_pong_does_no_harm():
+    answers = [info() + b"\r\nPONG\r\n"]
+    async with fake(info() + b"\r\n", answers=answers) as (address, _), Natty(f"nats://{address}") as client:
+        await client.connection.flush(1)
+        assert client.connection.connected
+
+
+async def test_jetstream_switched_off(natty_tls, nats_server_binary):
+    options = ServerOptions(jetstream=False)
+    with NatsServer(options, tls_files=natty_tls, binary=nats_server_binary) as server:
+        async with Natty(**server.connect_options()) as client:
+            for refused in (client.ensure_stream("S"), client.get("bucket", "key"), client.create_bucket("b")):
+                with pytest.raises(JetStreamNotEnabledError, match=r"put `jetstream \{\}` into the server's config"):
+                    await refused
+            with pytest.raises(PublishError, match="no stream takes 'orders'"):
+                await client.publish("orders", b"", timeout=0.3)
+
+
+async def test_the_fall_back_is_loud_and_works_over_tls(natty_tls, nats_server_binary, monkeypatch, caplog, natty_name):
+    async def fault():
+        return "the sink path and nats-py's own read different messages"
+
+    monkeypatch.setattr(natty.connection, "sink_path_fault", fault)
+    options = ServerOptions(handshake_first=True)
+    with NatsServer(options, tls_files=natty_tls, binary=nats_server_binary) as server:
+        async with Natty(**server.connect_options(), ping_interval=0.3) as client:
+            assert "falling back to nats-py's own path" in caplog.text
+            await client.ensure_stream("S", subjects=["s.>"])
+            await asyncio.gather(*(client.publish("s.a", b"%d" % i, headers={"A": "b"}) for i in range(50)))
+            async with client.publisher("S") as publisher:
+                for i in range(50, 100):
+                    await publisher.publish("s.a", b"%d" % i, message_id=str(i))
+            got = []
+            consumption = client.consume("S", "d")
+            async for message in consumption:
+                message.ack()
+                got.append(message)
+                if len(got) == 100:
+                    break
+            assert {int(message.data) for message in got} == set(range(100))
+            assert sum(message.headers.get("A") == ["b"] for message in got) == 50
+            await asyncio.to_thread(server.kill)
+            await asyncio.sleep(0.3)
+            await asyncio.to_thread(server.start)
+            await client.connection.ready(5)
+            assert (await client.publish("s.a", b"after")).seq == 101
+
+
+async def test_the_fall_back_refuses_what_it_can_not_enforce(nats_server, monkeypatch):
+    async def fault():
+        return "x"
+
+    monkeypatch.setattr(natty.connection, "sink_path_fault", fault)
+    text = await told(TLSRequiredError, **nats_server.connect_options())
+    assert "only with tls_first" in text

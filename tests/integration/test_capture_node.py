@@ -1,0 +1,275 @@
+import asyncio
+import json
+import random
+
+import pyarrow as pa
+import pytest
+
+from capture.block import Limits, OpenBlocks
+from capture.commit import Committer
+from capture.compact import Policy, compact
+from capture.config import load
+from capture.decoders import decoder
+from capture.manifest import read_manifest
+from capture.partitioners import grouped, partitioner
+from capture.pipeline import capture
+from capture.report import check
+from capture.source import Source
+from capture.stores import MemoryStore, open_store
+from capture.sweep import sweep
+from capture.testing import ArrowEngine, MemoryHead
+from capture.writers import parquet, writer
+
+DIES = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from capture.config import load
+from capture.node import Node
+
+config, prefix, at = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+node, puts = Node(load(config)), 0
+put = node.store.put
+
+async def put_and_die(path, data, **options):
+    global puts
+    await put(path, data, **options)
+    puts += path.startswith(prefix)
+    if puts == at:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+node.store.put = put_and_die
+asyncio.run(node.run())
+"""
+
+SMALL_FILES = """
+import resource, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+sys.argv = ["capture", "run", "--config", sys.argv[1], "--node-name", "full"]
+from capture.cli import main
+main()
+"""
+
+
+def order(number):
+    return json.dumps({"n": number, "pad": "x" * 40}).encode()
+
+
+def by_sequence(payloads):
+    return dict(enumerate(payloads, start=1))
+
+
+async def verdict_of(fleet, config):
+    return await check(fleet.natty, load(config), open_store(str(fleet.store)), deep=True)
+
+
+async def table_of(store):
+    """Sweep and compact the archive as its only leader, and return (sequence, payload) of every row of the table."""
+    head = MemoryHead()
+    await sweep(store, head, now=0.0)
+    await compact(store, head, ArrowEngine(), Policy(min_files=1, max_wait=0.0, max_groups=10_000), now=0.0)
+    manifest = await read_manifest(store, await head.read())
+    assert not manifest.blocks
+    files = [parquet.read_back(await store.get(one.path)) for one in manifest.table]
+    rows = pa.concat_tables([file.select(["sequence", "payload"]) for file in files])
+    return list(zip(rows["sequence"].to_pylist(), rows["payload"].to_pylist(), strict=True))
+
+
+async def test_after_sigterm_everything_that_was_read_is_stored_and_acked(fleet):
+    config = fleet.configure(limits__max_age=25.0)  # nothing but the stop seals a block
+    node = fleet.start("node-1", config)
+    await fleet.publish([order(number) for number in range(3000)])
+    await fleet.until(lambda state: state["num_pending"] == 0 and state["num_ack_pending"] == 3000)
+    await asyncio.sleep(1.0)  # delivered says the server; what the node had not read yet would be handed back instead
+    assert await fleet.stop(node, within=10.0) == 0
+    state = await fleet.consumer()
+    assert (state["num_ack_pending"], state["num_pending"], state["ack_floor"]["stream_seq"]) == (0, 0, 3000)
+    verdict = await verdict_of(fleet, config)
+    assert verdict.ok
+    assert verdict.sentence() == "3,000 stored, 3,000 of them not compacted yet; nothing is missing"
+    keys = {path.name for path in (fleet.store / "blocks" / f"stream={fleet.stream}").iterdir()}
+    assert keys == {"key=eu", "key=us", "key=asia"}
+
+
+async def test_a_message_that_is_no_json_is_stored_raw_with_the_reason_and_does_not_stop_the_flow(fleet):
+    config = fleet.configure(limits__max_age=0.5)
+    node = fleet.start("node-1", config)
+    payloads = [b"no json" if number % 10 == 4 else order(number) for number in range(50)]
+    await fleet.publish(payloads)
+    await fleet.until_all_acked(50)
+    assert await fleet.stop(node) == 0
+    verdict = await verdict_of(fleet, config)
+    assert verdict.ok
+    assert verdict.sentence() == (
+        "45 stored, 5 undecodable and kept raw, 50 of them not compacted yet; nothing is missing"
+    )
+    blocks = (fleet.store / "blocks" / f"stream={fleet.stream}" / "key=_undecodable").rglob("*.parquet")
+    rows = pa.concat_tables([parquet.read_back(path.read_bytes()) for path in blocks]).to_pylist()
+    assert {row["payload"] for row in rows} == {b"no json"}
+    assert all(row["error"].startswith("DecodeError: JSON is malformed") for row in rows)
+
+
+async def test_nodes_killed_at_any_moment_lose_nothing_and_every_message_is_in_the_table_once(fleet):
+    payloads = [order(number) for number in range(20_000)]
+    config = fleet.configure(ack_wait=2.0, limits__max_age=0.3, limits__max_messages=150)
+    deaths = [("blocks/", 1), ("blocks/", 7), ("_entries/", 1), ("_entries/", 9)]  # before the entry; before the ack
+    chance = random.Random(20_001)
+
+    async def one_life(node, number):
+        """Run a node to a violent death: at a chosen put, or at a moment of chance."""
+        if deaths:
+            process = fleet.start(node, config, script=DIES, arguments=deaths.pop())
+            assert await fleet.ended(process, 30.0) == -9
+            return
+        process = fleet.start(node, config)
+        marker = f"{node} captures"
+        while fleet.log(node).read_text().count(marker) < number - 2 and process.poll() is None:
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(chance.uniform(0.0, 0.8))
+        process.kill()
+
+    async def lives(node):
+        for number in range(5):
+            await one_life(node, number)
+
+    async def publish():
+        for start in range(0, len(payloads), 500):
+            await fleet.publish(payloads[start : start + 500])
+            await asyncio.sleep(0.2)
+
+    async with asyncio.TaskGroup() as tasks:
+        for work in (publish(), lives("node-1"), lives("node-2")):
+            tasks.create_task(work)
+    last = fleet.start("node-3", config)
+    await fleet.until_all_acked(len(payloads), within=60.0)
+    assert await fleet.stop(last) == 0
+    assert (await verdict_of(fleet, config)).ok
+    assert (await fleet.consumer())["delivered"]["consumer_seq"] > len(payloads)  # the deaths did cost something
+    table = await table_of(open_store(str(fleet.store)))
+    assert len(table) == len(payloads)
+    assert dict(table) == by_sequence(payloads)
+
+
+async def test_a_node_whose_store_is_full_says_so_once_hands_back_and_another_gets_everything(fleet):
+    payloads = [bytes(random.Random(number).randbytes(400)) for number in range(1000)]
+    config = fleet.configure(decoder="raw", limits__max_age=0.5, ack_wait=300.0)
+    full = fleet.start("full", config, script=SMALL_FILES)
+    await fleet.publish(payloads, token=lambda number: "eu" if number < 10 else "us")
+    assert await fleet.ended(full, 30.0) == 1
+    said = [line for line in fleet.log("full").read_text().splitlines() if " WARNING " not in line]
+    assert len(said) == 1
+    assert said[0].startswith("capture: ")
+    assert "is full (File too large;" in said[0]
+    assert "free space there or choose another store" in said[0]
+    assert "None of them was acknowledged" in said[0]
+    assert (await fleet.consumer())["ack_floor"]["stream_seq"] <= 10
+    node = fleet.start("node-2", config)
+    await fleet.until_all_acked(1000, within=20.0)  # far below ack_wait: they were handed back
+    assert await fleet.stop(node) == 0
+    assert (await verdict_of(fleet, config)).ok
+    assert dict(await table_of(open_store(str(fleet.store)))) == by_sequence(payloads)
+
+
+@pytest.mark.parametrize("fault", ["cut", "half_open"])
+async def test_a_connection_that_is_away_for_longer_than_ack_wait_heals_and_nothing_is_lost(fleet, natty_proxy, fault):
+    config = fleet.configure(
+        ack_wait=2.0, limits__max_age=0.5, nats__servers=natty_proxy.options["servers"], nats__ping_interval=0.5
+    )
+    payloads = [order(number) for number in range(6000)]
+    node = fleet.start("node-1", config)
+    await fleet.publish(payloads[:2000])
+    await fleet.until(lambda state: state["ack_floor"]["stream_seq"] > 0)
+    await fleet.publish(payloads[2000:4000])
+    if fault == "cut":
+        await natty_proxy.cut()
+    else:
+        natty_proxy.half_open()
+    await asyncio.sleep(3.0)
+    await natty_proxy.restore()
+    await fleet.publish(payloads[4000:])
+    await fleet.until_all_acked(6000)
+    assert await fleet.stop(node) == 0
+    assert (await verdict_of(fleet, config)).ok
+    assert dict(await table_of(open_store(str(fleet.store)))) == by_sequence(payloads)
+
+
+class SlowStore(MemoryStore):
+    """A store whose first puts take their time."""
+
+    def __init__(self, puts, seconds):
+        super().__init__("slow")
+        self.slow = puts
+        self.seconds = seconds
+
+    async def put(self, path, data, *, if_absent=True):
+        if self.slow > 0:
+            self.slow -= 1
+            await asyncio.sleep(self.seconds)
+        await super().put(path, data, if_absent=if_absent)
+
+
+async def test_a_store_slower_than_ack_wait_causes_no_redelivery(fleet):
+    ack_wait = 2.0
+    await fleet.natty.ensure_consumer(fleet.stream, "capture", ack_wait=ack_wait, max_ack_pending=50_000)
+    await fleet.publish([order(number) for number in range(3000)])
+    store, source = SlowStore(puts=2, seconds=5.0), Source(fleet.natty, fleet.stream, "capture", ack_wait=ack_wait)
+    committer = Committer(store, writer("parquet"), source)
+    async with source:
+        run = asyncio.create_task(
+            capture(
+                source,
+                decoder("json"),
+                grouped(partitioner("time")),
+                OpenBlocks(Limits(max_messages=1000, max_age=0.5)),
+                committer.commit,
+                slots=2,
+            )
+        )
+        await fleet.until(lambda _: source.read == 3000)  # two blocks are being stored, the third one waits
+        await fleet.publish([order(number) for number in range(2000)])  # these are read ahead and wait, too
+        await asyncio.sleep(4.0)
+        state = await fleet.consumer()
+        assert (state["ack_floor"]["stream_seq"], state["num_ack_pending"], source.read) == (0, 5000, 3000)
+        await fleet.until_all_acked(5000)
+        source.stop()
+        await run
+    state = await fleet.consumer()
+    assert (state["num_redelivered"], state["delivered"]["consumer_seq"]) == (0, 5000)
+
+
+async def test_what_a_failed_flow_has_read_is_handed_back_at_once(fleet):
+    await fleet.natty.ensure_consumer(fleet.stream, "capture", ack_wait=300.0, max_ack_pending=50_000)
+    await fleet.publish([order(number) for number in range(500)])
+
+    async def failing():
+        async with Source(fleet.natty, fleet.stream, "capture", ack_wait=300.0) as source:
+            async for batch in source:
+                if batch:
+                    raise RuntimeError("the flow failed")
+
+    with pytest.raises(RuntimeError, match="the flow failed"):
+        await failing()
+    async with Source(fleet.natty, fleet.stream, "capture", ack_wait=300.0) as again:
+        async for batch in again:
+            again.ack(batch.replies)
+            if again.read >= 500:
+                again.stop()
+    await fleet.until_all_acked(500, within=5.0)
+
+
+async def test_a_flow_that_is_cancelled_at_any_moment_ends_at_once(fleet):
+    await fleet.natty.ensure_consumer(fleet.stream, "capture", ack_wait=300.0, max_ack_pending=50_000)
+    await fleet.publish([order(number) for number in range(500)])
+
+    async def flow():
+        async with Source(fleet.natty, fleet.stream, "capture", ack_wait=300.0) as source:
+            committer = Committer(MemoryStore(), writer("parquet"), source)
+            await capture(source, decoder("raw"), grouped(partitioner("time")), OpenBlocks(), committer.commit)
+
+    for moment in range(20):
+        run = asyncio.create_task(flow())
+        await asyncio.sleep(moment / 1000)  # 0 to 19 ms: while it subscribes, asks, is sent messages, waits
+        run.cancel()
+        async with asyncio.timeout(5):
+            await asyncio.gather(run, return_exceptions=True)
+        assert run.cancelled()

@@ -1,0 +1,364 @@
+import asyncio
+import contextlib
+import time
+
+import pytest
+
+from natty import AuthorizationError, Natty, NotConnectedError, RequestTimeoutError
+from natty.errors import BadSubjectError, ConnectionClosedError, NoRespondersError, PayloadTooLargeError
+from natty.testing import NatsServer, Proxy, ServerOptions
+
+PING = 0.3  # seconds
+
+
+@pytest.fixture(scope="module")
+def own_server(natty_tls, nats_server_binary, tmp_path_factory):
+    """A server that the tests of this file may kill and pause."""
+    folder = tmp_path_factory.mktemp("victim")
+    options = ServerOptions(max_payload_bytes=100_000)
+    with NatsServer(options, folder=folder, tls_files=natty_tls, binary=nats_server_binary) as server:
+        yield server
+
+
+@pytest.fixture
+def victim(own_server):
+    """That server, running again after the test."""
+    yield own_server
+    own_server.resume()
+    own_server.start()
+
+
+@contextlib.asynccontextmanager
+async def connected(options, **more):
+    async with Natty(**{"ping_interval": PING, "timeout": 3.0} | options | more) as natty:
+        yield natty
+
+
+def events(natty):
+    """Collect what the connection tells its listeners."""
+    told = []
+    natty.connection.listeners.append(told.append)
+    return told
+
+
+async def until(condition, within=5.0):
+    async with asyncio.timeout(within):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def inbox(natty, subject):
+    """Subscribe, and collect the payloads."""
+    got = []
+    natty.connection.subscribe(subject, lambda raw: got.extend(one[3] for one in raw))
+    return got
+
+
+async def test_a_flush_that_times_out_does_not_harm_the_connection(natty_proxy, natty_name):
+    async with connected(natty_proxy.options, ping_interval=30) as natty:
+        told, got, subject = events(natty), inbox(natty, name := natty_name("flush")), name
+        natty_proxy.hold()
+        with pytest.raises(RequestTimeoutError, match="did not answer a ping in time"):
+            await natty.connection.flush(0.1)
+        cancelled = asyncio.create_task(natty.connection.flush())
+        await asyncio.sleep(0.05)
+        cancelled.cancel()
+        natty.connection.send(subject, b"held")
+        natty_proxy.release()
+        await natty.connection.flush()  # its own answer, not the one of a flush that was given up
+        assert got == [b"held"]
+        assert (told, natty.connection.connected) == ([], True)
+
+
+async def test_a_sink_or_a_listener_that_raises_does_not_stop_the_reading(natty, natty_name, caplog):
+    subject = natty_name("boom")
+
+    def fails(*_):
+        raise RuntimeError("boom")
+
+    natty.connection.subscribe(subject, fails)
+    natty.connection.listeners.append(fails)
+    got = inbox(natty, subject)
+    for payload in (b"1", b"2"):
+        natty.connection.send(subject, payload)
+        await natty.connection.flush()
+    natty.connection._tell("anything")
+    assert got == [b"1", b"2"]
+    assert [record.levelname for record in caplog.records] == ["ERROR"] * 3
+
+
+async def test_a_half_open_link_is_noticed_within_two_intervals_and_replaced(natty_proxy, natty_name):
+    async with connected(natty_proxy.options, connect_timeout=0.5) as natty:
+        told, got = events(natty), inbox(natty, name := natty_name("half"))
+        natty_proxy.half_open()
+        started = time.monotonic()
+        await until(lambda: told == ["disconnected"])
+        assert time.monotonic() - started < 2 * PING + 0.3
+        await natty_proxy.restore()
+        await until(lambda: "connected" in told)
+        natty.connection.send(name, b"after")
+        await natty.connection.flush()
+        assert got == [b"after"]
+
+
+async def test_a_server_that_stands_still_is_noticed_and_answers_again_when_resumed(victim):
+    async with connected(victim.connect_options(), connect_timeout=0.5) as natty:
+        told = events(natty)
+        victim.pause()
+        waiting = asyncio.create_task(natty.connection.request("$JS.API.INFO"))
+        await until(lambda: told == ["disconnected"], within=2 * PING + 0.3)
+        with pytest.raises(NotConnectedError, match="lost before the answer came: the server does not answer"):
+            await waiting
+        victim.resume()
+        await natty.connection.ready(5)
+        assert (await natty.jetstream.request("INFO"))["type"] == "io.nats.jetstream.api.v1.account_info_response"
+
+
+@pytest.mark.parametrize("unsent", [b"", b"x" * 90_000 * 20])
+async def test_closing_a_half_open_connection_takes_two_seconds_at_most(natty_proxy, unsent):
+    async with connected(natty_proxy.options, ping_interval=30) as natty:
+        natty_proxy.half_open()
+        for start in range(0, len(unsent), 90_000):
+            natty.connection.send("nobody", unsent[start : start + 90_000])
+        started = time.monotonic()
+        await natty.close()
+        assert time.monotonic() - started < 2.5
+        with pytest.raises(ConnectionClosedError):
+            natty.connection.send("any")
+
+
+async def test_a_killed_server_fails_requests_at_once_and_subscriptions_go_on_after_it_is_back(victim):
+    async with connected(victim.connect_options()) as natty:
+        got = inbox(natty, "kept.>")
+        inbox(natty, "silent")  # somebody is there, and never answers
+        waiting = asyncio.create_task(natty.connection.request("silent", timeout=30))
+        await natty.connection.flush()
+        started = time.monotonic()
+        await asyncio.to_thread(victim.kill)
+        with pytest.raises(NotConnectedError, match="lost before the answer came"):
+            await waiting
+        assert time.monotonic() - started < 1
+        with pytest.raises(NotConnectedError):
+            natty.connection.send("kept.a", b"dropped")
+        with pytest.raises(NotConnectedError, match="nothing listens there"):
+            await natty.connection.request("silent", timeout=0.5)
+        await asyncio.to_thread(victim.start)
+        await natty.connection.ready(5)
+        natty.connection.send("kept.b", b"after")
+        await natty.connection.flush()
+        assert got == [b"after"]
+
+
+async def test_bytes_that_end_the_session_for_good_lead_to_a_new_one(victim):
+    async with connected(victim.connect_options()) as natty:
+        told, got = events(natty), inbox(natty, "again")
+        natty.connection._link._write(b"NONSENSE\r\n")  # -ERR 'Unknown Protocol Operation', and the server closes
+        await until(lambda: told == ["disconnected", "connected"])
+        natty.connection.send("again", b"1")
+        await natty.connection.flush()
+        natty.connection._max_payload = 10**9  # -ERR 'Maximum Payload Violation'
+        natty.connection.send("again", b"x" * 200_000)
+        await until(lambda: told == ["disconnected", "connected"] * 2)
+        natty.connection.send("again", b"2")
+        await natty.connection.flush()
+        assert got == [b"1", b"2"]
+
+
+async def test_a_message_over_max_payload_is_refused_here_and_the_session_stays(victim):
+    async with connected(victim.connect_options()) as natty:
+        told = events(natty)
+        with pytest.raises(PayloadTooLargeError, match=r"100001 bytes on big .* max_payload of 100000"):
+            natty.connection.send("big", b"x" * 100_001)
+        natty.connection.send("big", b"x" * 100_000)
+        await natty.connection.flush()
+        assert told == []
+
+
+async def test_bad_servers_in_the_list_are_passed_over(nats_server, own_server):
+    wrong = ["tls://127.0.0.1:1", "tls://no-such-host.invalid:4222", nats_server.url]
+    options = nats_server.connect_options() | {"servers": wrong}
+    async with connected(options) as natty:
+        assert natty.connection.connected
+        assert str(nats_server.port) in repr(natty)
+
+
+async def test_the_next_server_is_taken_when_one_dies(victim, nats_server):
+    options = nats_server.connect_options() | {"servers": [victim.url, nats_server.url]}
+    async with connected(options) as natty:
+        told = events(natty)
+        assert str(victim.port) in repr(natty.connection)
+        await asyncio.to_thread(victim.kill)
+        await until(lambda: told == ["disconnected", "connected"], within=2)
+        assert str(nats_server.port) in repr(natty.connection)
+
+
+async def test_a_cluster_tells_its_other_servers(nats_cluster):
+    options = nats_cluster[0].connect_options()
+    async with connected(options) as natty:
+        await until(lambda: len(natty.connection._servers) >= 3)
+        assert {server.url for server in nats_cluster} <= set(natty.connection._servers)
+
+
+async def test_an_idle_client_costs_next_to_nothing(natty):
+    natty.connection.subscribe("idle", lambda raw: None)
+    started = time.process_time()
+    await asyncio.sleep(1)
+    assert time.process_time() - started < 0.05
+
+
+async def test_a_lost_client_does_not_spin(natty_proxy):
+    async with connected(natty_proxy.options) as natty:
+        await natty_proxy.cut()
+        await until(lambda: not natty.connection.connected)
+        started = time.process_time()
+        await asyncio.sleep(1)
+        assert time.process_time() - started < 0.2
+        await natty_proxy.restore()
+        await natty.connection.ready(5)
+
+
+async def test_a_request_to_nobody_says_so_and_one_to_the_silent_ends_in_time(natty, natty_name):
+    with pytest.raises(NoRespondersError, match="nobody listens on"):
+        await natty.connection.request(natty_name("nobody"))
+    inbox(natty, name := natty_name("silent"))
+    with pytest.raises(RequestTimeoutError, match=r"no answer on .* within 0\.1 s"):
+        await natty.connection.request(name, timeout=0.1)
+    with pytest.raises(PayloadTooLargeError):
+        await natty.connection.request(name, b"x" * 10**7)
+    assert natty.connection._requests == {}
+
+
+async def test_waiting_for_a_connection_counts_towards_the_timeout_of_a_request(natty_proxy, natty_name):
+    async with connected(natty_proxy.options) as natty:
+        inbox(natty, name := natty_name("silent"))
+        await natty_proxy.cut()
+        await until(lambda: not natty.connection.connected)
+        asyncio.get_running_loop().call_later(0.5, lambda: asyncio.ensure_future(natty_proxy.restore()))
+        started = time.monotonic()
+        with pytest.raises(RequestTimeoutError):
+            await natty.connection.request(name, timeout=2.0)
+        assert natty.connection.connected
+        assert time.monotonic() - started < 2.3
+
+
+async def test_what_is_in_flight_to_a_closed_subscription_goes_to_its_last_sink(natty_proxy, natty, natty_name):
+    async with connected(natty_proxy.options, ping_interval=30) as reader:
+        got, late, subject = [], [], natty_name("late")
+        subscription = reader.connection.subscribe(subject, got.extend)
+        await reader.connection.flush()
+        natty_proxy.hold()
+        natty.connection.send(subject, b"in flight")
+        await natty.connection.flush()
+        subscription.close(last=late.extend)
+        natty_proxy.release()
+        await until(lambda: late)
+        await reader.connection.flush()
+        assert (got, [raw[3] for raw in late], reader.connection._last_of) == ([], [b"in flight"], {})
+
+
+async def test_a_queue_group_shares_its_messages(natty, natty_name):
+    subject = natty_name("queue")
+    counts = [[], []]
+    for got in counts:
+        natty.connection.subscribe(subject, got.extend, queue="group")
+    for _ in range(40):
+        natty.connection.send(subject, b"")
+    await natty.connection.flush()
+    assert sum(map(len, counts)) == 40
+    assert all(counts)
+
+
+async def test_closing_fails_what_still_waits_and_may_be_done_twice(nats_server, natty_name):
+    natty = await Natty.connect(**nats_server.connect_options())
+    told = events(natty)
+    inbox(natty, name := natty_name("silent"))
+    waiting = asyncio.create_task(natty.connection.request(name, timeout=30))
+    await asyncio.sleep(0)
+    await natty.close()
+    await natty.close()
+    with pytest.raises(ConnectionClosedError):
+        await waiting
+    with pytest.raises(ConnectionClosedError):
+        await natty.connection.ready()
+    assert set(told) == {"closed"}
+    assert repr(natty).startswith("Natty(Connection(closed")
+
+
+async def test_what_was_sent_before_closing_arrives(natty, nats_server, natty_name):
+    got = inbox(natty, name := natty_name("last"))
+    await natty.connection.flush()
+    async with Natty(**nats_server.connect_options()) as sender:
+        sender.connection.send(name, b"words")
+    await natty.connection.flush()
+    assert got == [b"words"]
+
+
+async def test_a_server_in_lame_duck_mode_is_left_before_it_ends(natty_tls, nats_server, nats_server_binary):
+    options = ServerOptions(jetstream=False, config='lame_duck_grace_period: "2s"')
+    with NatsServer(options, tls_files=natty_tls, binary=nats_server_binary) as server:
+        urls = nats_server.connect_options() | {"servers": [server.url, nats_server.url]}
+        async with connected(urls) as natty:
+            server.lame_duck()
+            await until(lambda: str(nats_server.port) in repr(natty.connection), within=1.5)
+
+
+async def test_a_refused_subject_fails_its_request_at_once_and_by_name(natty_tls, nats_server_binary):
+    permissions = '{user: ann, password: x, permissions: {publish: {deny: "secret.>"}}}'
+    options = ServerOptions(jetstream=False, authorization=f"authorization {{ users: [{permissions}] }}")
+    with NatsServer(options, tls_files=natty_tls, binary=nats_server_binary) as server:
+        async with connected(server.connect_options(), user="ann", password="x") as natty:
+            with pytest.raises(AuthorizationError, match=r"not permitted: .*secret\.plans"):
+                await natty.connection.request("secret.plans", timeout=10)
+            assert natty.connection.connected
+
+
+async def test_a_blank_in_a_subject_is_refused_before_it_ends_the_session(natty):
+    told = events(natty)
+    with pytest.raises(BadSubjectError, match="blank"):
+        await natty.publish("orders new", b"")
+    await natty.connection.flush()
+    assert told == []
+
+
+async def test_closing_without_a_session_does_not_wait_for_one(natty_proxy):
+    async with connected(natty_proxy.options) as natty:
+        await natty_proxy.cut()
+        await until(lambda: not natty.connection.connected)
+        started = time.monotonic()
+        await natty.close()
+        assert time.monotonic() - started < 0.5
+
+
+async def test_cancelling_the_first_connect_leaves_no_socket_behind(natty_proxy):
+    natty_proxy.hold()
+    task = asyncio.create_task(Natty(**natty_proxy.options).connection.open())
+    await asyncio.sleep(0.1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    natty_proxy.release()
+    await until(lambda: natty_proxy.connections == 0, within=2)
+
+
+async def test_a_second_proxy_stands_in_for_a_lost_one(nats_server, natty_name):
+    async with Proxy.to(nats_server) as first, Proxy.to(nats_server) as second:
+        options = first.options | {"servers": [first.url, second.url]}
+        async with connected(options) as natty:
+            got = inbox(natty, name := natty_name("moved"))
+            await first.cut()
+            await until(lambda: second.connections == 1)
+            await natty.connection.ready(3)
+            natty.connection.send(name, b"x")
+            await natty.connection.flush()
+            assert got == [b"x"]
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.001, 0.003, 0.006, 0.01, 0.03])
+async def test_closing_while_it_reconnects_never_hangs(natty_proxy, delay):
+    client = await Natty.connect(**natty_proxy.options)
+    await natty_proxy.cut()
+    await natty_proxy.restore()
+    await asyncio.sleep(delay)
+    async with asyncio.timeout(5):
+        await client.close()
+    assert client.connection.state == "closed"

@@ -1,0 +1,161 @@
+import asyncio
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from capture.stores import FileStore
+
+FILL = """
+    import asyncio, sys
+    from capture.errors import StoreFullError
+    from capture.stores import FileStore
+
+    async def main(root):
+        store = FileStore(root)
+        await store.put("blocks/small", b"x" * 1000)
+        try:
+            for number in range(10_000):
+                await store.put(f"blocks/{number}", b"y" * 50_000)
+        except StoreFullError as error:
+            print(error)
+        listed = await store.list()
+        assert await store.get("blocks/small") == b"x" * 1000
+        assert all(one.bytes in (1000, 50_000) for one in listed), listed
+        assert [one.name for one in (store.root / ".tmp").iterdir()] == []
+        for one in listed:
+            await store.delete(one.path)
+        await store.put("blocks/again", b"z" * 50_000)
+        print("stored again")
+
+    asyncio.run(main(sys.argv[1]))
+"""
+
+WRITE = """
+    import asyncio, sys
+    from capture.stores import FileStore
+
+    async def main(root):
+        store = FileStore(root)
+        for number in range(1_000_000):
+            await store.put(f"blocks/{number}", bytes([number % 256]) * 4_000_000)
+            print(number, flush=True)
+
+    asyncio.run(main(sys.argv[1]))
+"""
+
+
+def python(script, *arguments):
+    return [sys.executable, "-c", textwrap.dedent(script), *arguments]
+
+
+def can_mount():
+    """Tell whether a small file system can be mounted in a namespace of our own, which needs no root on most Linux."""
+    unshare = shutil.which("unshare")
+    command = [unshare or "", "-Urm", "sh", "-c", "mount -t tmpfs -o size=64k none /mnt"]
+    return bool(unshare) and subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not can_mount(), reason="no file system can be mounted in a user namespace here")
+def test_a_full_disk_is_said_in_one_sentence_leaves_no_half_and_works_again_when_there_is_room(tmp_path):
+    mounted = 'mount -t tmpfs -o size=400k none "$0" && exec "$@"'
+    command = ["unshare", "-Urm", "sh", "-c", mounted, str(tmp_path), *python(FILL, str(tmp_path / "lake"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    sentence, again = done.stdout.splitlines()
+    assert "is full (No space left on device;" in sentence
+    assert "bytes free): free space there or choose another store" in sentence
+    assert again == "stored again"
+
+
+def test_a_file_that_is_larger_than_the_system_allows_is_a_full_store(tmp_path):
+    limited = """
+        import resource, signal, sys
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        import asyncio
+        from capture.errors import StoreFullError
+        from capture.stores import FileStore
+        store = FileStore(sys.argv[1])
+        try:
+            asyncio.run(store.put("a", b"x" * 50_000))
+        except StoreFullError as error:
+            print(error)
+        asyncio.run(store.put("a", b"x" * 10_000))
+        print([one.bytes for one in asyncio.run(store.list())])
+    """
+    done = subprocess.run(python(limited, str(tmp_path)), capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "is full (File too large;" in done.stdout
+    assert done.stdout.splitlines()[1] == "[10000]"
+    assert list((tmp_path / ".tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.003, 0.006])
+def test_a_writer_that_is_killed_leaves_whole_objects_and_hidden_leftovers_only(tmp_path, delay):
+    with subprocess.Popen(python(WRITE, str(tmp_path)), stdout=subprocess.PIPE, text=True) as writer:
+        for _ in range(3):
+            acknowledged = int(writer.stdout.readline())
+        time.sleep(delay)
+        writer.send_signal(signal.SIGKILL)
+    store = FileStore(tmp_path)
+    listed = asyncio.run(store.list())
+    assert {f"blocks/{number}" for number in range(acknowledged + 1)} <= {one.path for one in listed}
+    for one in listed:
+        content = bytes([int(one.path.removeprefix("blocks/")) % 256]) * 4_000_000
+        assert asyncio.run(store.get(one.path)) == content
+    leftovers = len(list((tmp_path / ".tmp").iterdir()))
+    assert asyncio.run(store.remove_leftovers(0.0, time.time() + 60)) == leftovers
+    assert list((tmp_path / ".tmp").iterdir()) == []
+
+
+def test_of_creators_in_several_processes_exactly_one_wins(tmp_path):
+    create = """
+        import asyncio, sys
+        from capture.errors import AlreadyStored
+        from capture.stores import FileStore
+
+        async def main(root, name):
+            won, store = 0, FileStore(root)
+            for number in range(100):
+                try:
+                    await store.put(f"deep/{number % 7}/{number}", name.encode() * 1000)
+                    won += 1
+                except AlreadyStored:
+                    pass
+            print(won)
+
+        asyncio.run(main(*sys.argv[1:]))
+    """
+    creators = [
+        subprocess.Popen(python(create, str(tmp_path), name), stdout=subprocess.PIPE, text=True) for name in "abc"
+    ]
+    assert sum(int(one.communicate(timeout=60)[0]) for one in creators) == 100
+    contents = {
+        one.path: asyncio.run(FileStore(tmp_path).get(one.path)) for one in asyncio.run(FileStore(tmp_path).list())
+    }
+    assert len(contents) == 100
+    assert all(content in (b"a" * 1000, b"b" * 1000, b"c" * 1000) for content in contents.values())
+
+
+def test_writers_survive_that_another_process_removes_empty_folders(tmp_path):
+    churn = """
+        import asyncio, sys
+        from capture.stores import FileStore
+
+        async def main(root, name):
+            store = FileStore(root)
+            for number in range(150):
+                await store.put(f"a/b/c/{name}{number}", b"x")
+                await store.delete(f"a/b/c/{name}{number}")
+
+        asyncio.run(main(*sys.argv[1:]))
+    """
+    writers = [subprocess.Popen(python(churn, str(tmp_path), name), stderr=subprocess.PIPE, text=True) for name in "ab"]
+    for one in writers:
+        assert one.communicate(timeout=60)[1] == ""
+        assert one.returncode == 0

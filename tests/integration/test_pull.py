@@ -1,0 +1,329 @@
+import asyncio
+import contextlib
+import time
+
+import pytest
+
+from natty import ConsumerNotFoundError, Natty, NotConnectedError, StreamNotFoundError, UnsupportedError
+from natty.pull import PullOptions
+from natty.testing import NatsServer, ServerOptions
+
+QUICK = {"heartbeat": 0.3, "expires": 1.0}
+
+
+@pytest.fixture(scope="module")
+def own_server(natty_tls, nats_server_binary, tmp_path_factory):
+    """A server that the tests of this file may kill and pause."""
+    folder = tmp_path_factory.mktemp("victim")
+    with NatsServer(ServerOptions(), folder=folder, tls_files=natty_tls, binary=nats_server_binary) as server:
+        yield server
+
+
+@pytest.fixture
+def victim(own_server):
+    """That server, running again after the test."""
+    yield own_server
+    own_server.resume()
+    own_server.start()
+
+
+async def fill(natty, name, count, *, padding=0, **consumer):
+    """Make a stream of `count` messages (their numbers) and the durable "d"; return the stream's name."""
+    await natty.ensure_stream(name, subjects=[f"{name}.>"], allow_batched=True)
+    await natty.ensure_consumer(name, "d", **{"max_ack_pending": 100_000} | consumer)
+    async with natty.publisher(name) as publisher:
+        for i in range(count):
+            await publisher.publish(f"{name}.{i}", b"%d" % i + bytes(padding))
+    return name
+
+
+@pytest.fixture
+async def stream(natty, natty_name):
+    """A stream of 1000 messages with the durable "d"."""
+    return await fill(natty, natty_name("PULL"), 1000)
+
+
+async def collect(pull, count, *, ack=True, meanwhile=None):
+    """Read until `count` different ones are there; return all. `meanwhile` is awaited after the first batch."""
+    got = []
+    async for batch in pull:
+        got += batch.payloads
+        if ack:
+            with contextlib.suppress(NotConnectedError):  # they come again
+                pull.ack(batch.replies)
+        pull.finished(len(batch))
+        if meanwhile is not None:
+            await meanwhile
+            meanwhile = None
+        if len(got) >= count and len(set(got)) >= count:
+            pull.stop()
+    return got
+
+
+async def state(natty, stream):
+    return await natty.jetstream.request(f"CONSUMER.INFO.{stream}.d")
+
+
+async def until(condition, within=5.0):
+    async with asyncio.timeout(within):
+        while not await condition():
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("max_messages", [1, 7, 4096])
+async def test_everything_is_delivered_once_and_in_order(natty, stream, max_messages):
+    pull = natty.pull(stream, "d", max_messages=max_messages)
+    assert await collect(pull, 1000) == [b"%d" % i for i in range(1000)]
+    await natty.connection.flush()
+    assert (await state(natty, stream))["num_ack_pending"] == 0
+    assert repr(pull).startswith(f"Pull({stream}/d, stopping")
+
+
+async def test_no_more_than_max_messages_are_out_while_they_are_not_finished(natty, stream):
+    pull = natty.pull(stream, "d", max_messages=50)
+    seen = 0
+    async for batch in pull:
+        seen += len(batch)
+        if seen == 50:
+            await asyncio.sleep(0.2)
+            assert (await state(natty, stream))["num_ack_pending"] == 50
+            pull.finished(20)
+            await asyncio.sleep(0.2)
+            assert (await state(natty, stream))["num_ack_pending"] == 70
+            pull.stop()
+
+
+async def test_an_exhausted_credit_does_not_spin(natty, stream):
+    pull = natty.pull(stream, "d", max_messages=2, heartbeat=0.1, expires=0.5)
+    batches, got, looks, look_after = pull.__aiter__(), 0, [], pull._look_after
+    while got < 2:
+        got += len(await anext(batches))
+    pull._look_after = lambda now: (looks.append(now), look_after(now))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(batches), 1.0)
+    assert len(looks) < 20
+
+
+async def test_an_idle_pull_costs_next_to_nothing(natty, natty_name):
+    name = await fill(natty, natty_name("EMPTY"), 0)
+    batches = natty.pull(name, "d", **QUICK).__aiter__()
+    started = time.process_time()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(batches), 1.5)
+    assert time.process_time() - started < 0.1
+
+
+async def test_new_messages_arrive_long_after_the_last_ones(natty, natty_name):
+    name = await fill(natty, natty_name("LATE"), 0)
+    task = asyncio.create_task(collect(natty.pull(name, "d", **QUICK), 1))
+    await asyncio.sleep(1.5)  # longer than a request lives
+    await natty.publish(f"{name}.a", b"late")
+    assert await asyncio.wait_for(task, 1) == [b"late"]
+
+
+async def test_a_tick_yields_an_empty_batch_in_time(natty, natty_name):
+    name = await fill(natty, natty_name("TICK"), 0)
+    started = time.monotonic()
+    async for batch in (pull := natty.pull(name, "d", tick=0.2)):
+        assert len(batch) == 0
+        pull.stop()
+    assert 0.15 < time.monotonic() - started < 0.6
+
+
+async def test_a_message_larger_than_the_bytes_asked_for_still_comes(natty, natty_name):
+    name = await fill(natty, natty_name("BIG"), 3, padding=100_000)
+    got = await asyncio.wait_for(collect(natty.pull(name, "d", max_bytes=10_000, **QUICK), 3), 10)
+    assert [len(data) for data in got] == [100_001] * 3
+
+
+async def test_a_killed_and_restarted_server_delivers_each_once_that_was_acked(victim, natty_name):
+    async with Natty(**victim.connect_options(), ping_interval=0.5) as natty:
+        name = await fill(natty, natty_name("KILL"), 3000, ack_wait=1.0)
+
+        async def accident():
+            await natty.connection.flush()
+            await asyncio.sleep(0.3)  # the server writes acks down a moment later
+            await asyncio.to_thread(victim.kill)
+            await asyncio.to_thread(victim.start)
+            await natty.connection.ready(5)
+
+        pull = natty.pull(name, "d", max_messages=500, **QUICK)
+        got = await asyncio.wait_for(collect(pull, 3000, meanwhile=accident()), 15)
+        assert set(got) == {b"%d" % i for i in range(3000)}
+        await until(lambda: empty(natty, name))
+
+
+async def empty(natty, stream):
+    info = await state(natty, stream)
+    return info["num_ack_pending"] == info["num_pending"] == 0
+
+
+async def test_a_half_open_link_is_replaced_and_the_rest_is_delivered(natty_proxy, natty, natty_name):
+    name = await fill(natty, natty_name("HALF"), 2000, ack_wait=1.0)
+    async with Natty(**natty_proxy.options, ping_interval=0.3, connect_timeout=0.5) as far:
+
+        async def accident():
+            natty_proxy.half_open()
+            await asyncio.sleep(1.0)
+            await natty_proxy.restore()
+            await far.connection.ready(5)
+
+        pull = far.pull(name, "d", max_messages=300, **QUICK)
+        got = await asyncio.wait_for(collect(pull, 2000, meanwhile=accident()), 15)
+        assert set(got) == {b"%d" % i for i in range(2000)}
+
+
+async def test_after_a_reconnect_it_asks_at_once(natty_proxy, natty, natty_name):
+    name = await fill(natty, natty_name("AGAIN"), 0)
+    async with Natty(**natty_proxy.options) as far:
+        task = asyncio.create_task(collect(far.pull(name, "d"), 1))  # heartbeats of 5 s would tell late
+        await asyncio.sleep(0.2)
+        await natty_proxy.cut()
+        await natty_proxy.restore()
+        await natty.publish(f"{name}.a", b"x")
+        assert await asyncio.wait_for(task, 3) == [b"x"]
+
+
+async def test_missed_heartbeats_lead_to_a_new_request(victim, natty_name):
+    """The connection is up, and the requests are gone: as after a lost 409, or a leader that died."""
+    async with Natty(**victim.connect_options(), ping_interval=60) as natty:
+        name = await fill(natty, natty_name("BEAT"), 0)
+        pull = natty.pull(name, "d", **QUICK | {"expires": 60})
+        task = asyncio.create_task(collect(pull, 1))
+        await asyncio.sleep(0.2)
+        natty.connection._link.unsubscribe(pull._session.subscription.sid)  # the server drops the request
+        await natty.connection.flush()
+        await natty.publish(f"{name}.a", b"x")
+        assert await asyncio.wait_for(task, 1.5) == [b"x"]
+
+
+async def test_a_deleted_consumer_ends_the_pull(natty, stream):
+    task = asyncio.create_task(collect(natty.pull(stream, "d"), 2000))
+    await until(lambda: empty(natty, stream))
+    await natty.jetstream.request(f"CONSUMER.DELETE.{stream}.d")
+    with pytest.raises(ConsumerNotFoundError):
+        await asyncio.wait_for(task, 3)
+
+
+async def test_a_deleted_stream_ends_the_pull(natty, stream):
+    task = asyncio.create_task(collect(natty.pull(stream, "d"), 2000))
+    await until(lambda: empty(natty, stream))
+    await natty.jetstream.request(f"STREAM.DELETE.{stream}")
+    with pytest.raises(StreamNotFoundError):
+        await asyncio.wait_for(task, 3)
+
+
+async def test_a_consumer_that_never_was_ends_the_pull(natty, stream):
+    with pytest.raises(ConsumerNotFoundError):
+        await asyncio.wait_for(collect(natty.pull(stream, "no_such"), 1), 8)
+
+
+async def test_what_is_not_read_after_stop_goes_to_the_next_reader_at_once(natty_proxy, natty, stream):
+    async with Natty(**natty_proxy.options, ping_interval=60) as far:
+        first = far.pull(stream, "d", max_messages=900)
+        got = []
+        async for batch in first:
+            got += batch.payloads
+            first.ack(batch.replies)
+            first.finished(len(batch))
+            if len(got) < 1000:
+                await asyncio.sleep(0)
+            first.stop()
+        rest = await asyncio.wait_for(collect(natty.pull(stream, "d"), 1000 - len(got)), 3)  # ack_wait is 30 s
+        assert sorted(map(int, got + rest)) == list(range(1000))
+
+
+async def test_what_is_in_flight_at_stop_goes_to_the_next_reader_at_once(natty_proxy, natty, natty_name):
+    name = await fill(natty, natty_name("FLY"), 0)
+    async with Natty(**natty_proxy.options, ping_interval=60) as far:
+        pull = far.pull(name, "d")
+        task = asyncio.create_task(collect(pull, 1))
+        await asyncio.sleep(0.2)
+        natty_proxy.hold()
+        await natty.publish(f"{name}.a", b"flies")
+        await asyncio.sleep(0.05)
+        pull.stop()
+        assert await task == []
+        natty_proxy.release()
+        assert await asyncio.wait_for(collect(natty.pull(name, "d"), 1), 3) == [b"flies"]
+
+
+async def test_a_batch_that_was_naked_comes_again_after_the_delay(natty, natty_name):
+    name = await fill(natty, natty_name("NAK"), 3)
+    pull = natty.pull(name, "d")
+    started, got = time.monotonic(), []
+    async for batch in pull:
+        got += zip(batch.payloads, batch.deliveries, strict=True)
+        if len(got) == 3:
+            pull.nak(batch.replies, 0.5)
+        pull.finished(len(batch))
+        if len(got) >= 6:
+            pull.stop()
+    assert time.monotonic() - started > 0.45
+    assert sorted(got) == sorted([(b"%d" % i, n) for i in range(3) for n in (1, 2)])
+
+
+async def test_in_progress_restarts_the_clock(natty, natty_name):
+    name = await fill(natty, natty_name("WPI"), 1, ack_wait=0.5)
+    pull = natty.pull(name, "d", tick=0.2)
+    replies, ticks = [], 0
+    async for batch in pull:
+        replies += batch.replies
+        pull.in_progress(replies)
+        ticks += 1
+        if ticks == 7:
+            pull.ack(replies)
+            pull.stop()
+    assert len(replies) == 1
+
+
+async def test_a_request_that_the_consumer_refuses_is_told(natty, natty_name, caplog):
+    name = await fill(natty, natty_name("LIMIT"), 3, max_batch=10)
+    task = asyncio.create_task(collect(natty.pull(name, "d", max_messages=500), 3))
+    async with asyncio.timeout(3):
+        while "MaxRequestBatch" not in caplog.text:
+            await asyncio.sleep(0.05)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_breaking_reader_leaves_no_subscription_and_no_listener_behind(natty, stream):
+    pull = natty.pull(stream, "d")
+    batches = pull.__aiter__()
+    await anext(batches)
+    await batches.aclose()
+    await natty.connection.flush()
+    assert natty.connection.listeners == []
+    assert len(natty.connection._subscriptions) == 1  # the inbox of requests
+
+
+async def test_a_cluster_node_that_dies_does_not_stop_the_delivery(nats_cluster, natty_name):
+    async with Natty(**nats_cluster.connect_options(), ping_interval=0.5) as natty:
+        name = natty_name("R3")
+        await natty.ensure_stream(name, subjects=[f"{name}.>"], num_replicas=3)
+        await fill_more(natty, name, 2000)
+        await natty.ensure_consumer(name, "d", ack_wait=2.0)
+        leader = (await state(natty, name))["cluster"]["leader"]
+        node = next(server for server in nats_cluster if server.name == leader)
+
+        async def accident():
+            await natty.connection.flush()
+            await asyncio.to_thread(node.kill)
+
+        try:
+            pull = natty.pull(name, "d", max_messages=200, **QUICK)
+            got = await asyncio.wait_for(collect(pull, 2000, meanwhile=accident()), 25)
+            assert set(got) == {b"%d" % i for i in range(2000)}
+        finally:
+            await asyncio.to_thread(nats_cluster.start)
+
+
+async def fill_more(natty, name, count):
+    async with natty.publisher(name) as publisher:
+        for i in range(count):
+            await publisher.publish(f"{name}.{i}", b"%d" % i)
+
+
+def test_a_heartbeat_over_half_of_expires_is_refused():
+    with pytest.raises(UnsupportedError, match=r"heartbeat of 6 s is over half of expires, 10 s"):
+        PullOptions(heartbeat=6, expires=10)

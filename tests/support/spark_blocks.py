@@ -1,0 +1,78 @@
+"""Blocks for tests of Spark: rows of the envelope, written with pyarrow directly, and the records of them."""
+
+import hashlib
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from capture.compact import Group
+from capture.manifest import Stored
+from capture.sequences import Sequences
+from capture.writers.envelope import SCHEMA
+
+QUICK = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}  # starts in half the time
+HOUR = 1_795_230_000
+STARTED = 1_700_000_000_123_456_789
+
+
+def row(sequence, *, stream="FLIGHTS", payload=None, headers=None, **more):
+    block = None if headers is None else b"NATS/1.0\r\n%d\r\n\r\n" % sequence
+    return {
+        "stream": stream,
+        "sequence": sequence,
+        "time_ns": STARTED + sequence,
+        "subject": f"flights.{sequence}",
+        "headers": headers,
+        "header_block": block,
+        "message_id": None if headers is None else f"id-{sequence}",
+        "deliveries": 1,
+        "payload": b"message %d" % sequence if payload is None else payload,
+        "error": None,
+        **more,
+    }
+
+
+def parquet_block(store, name, rows):
+    path = f"blocks/stream={rows[0]['stream']}/key=a%2Fb/{name}.parquet"
+    return stored(store, path, rows, lambda file: write_parquet(rows, file))
+
+
+def write_parquet(rows, file):
+    pq.write_table(
+        pa.Table.from_pylist(rows, SCHEMA), file, compression="zstd", write_page_checksum=True, use_dictionary=False
+    )
+
+
+def stored(store, path, rows, write):
+    file = store / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write(file)
+    numbers = [row["sequence"] for row in rows]
+    return Stored(
+        path=path,
+        stream=rows[0]["stream"],
+        key="a/b",
+        interval=HOUR,
+        first=min(numbers),
+        last=max(numbers),
+        count=len(numbers),
+        bytes=file.stat().st_size,
+        sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
+        format=file.suffix[1:],
+        sequences=Sequences.from_iterable(numbers).to_text(),
+    )
+
+
+def group(*inputs, output="table/stream=FLIGHTS/key=a%2Fb/c-1.parquet", exclude=()):
+    return Group(
+        stream=inputs[0].stream,
+        key="a/b",
+        interval=HOUR,
+        inputs=list(inputs),
+        output=output,
+        exclude=Sequences.from_iterable(exclude).to_text(),
+    )
+
+
+def rows_of(store, path):
+    return pq.read_table(store / path, partitioning=None).to_pylist()

@@ -1,0 +1,229 @@
+"""The rules of docs/architecture.md, read off the code with `ast`."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted(path for package in ("natty", "capture") for path in (ROOT / package).rglob("*.py"))
+
+# Lower layers first: a file may import from its own layer and the ones before it, never from a later one.
+LAYERS = {
+    "natty": [
+        {"errors", "message", "link", "parser"},
+        {"config", "tls"},
+        {"reasons", "sinklink"},
+        {"stock"},
+        {"connection"},
+        {"jetstream"},
+        {"stream", "publish"},
+        {"pull", "kv"},
+        {"consume", "leader"},
+        {"client"},
+        {"__init__"},
+        {"testing"},
+        {"cli"},
+        {"__main__"},
+    ],
+    "capture": [
+        {"errors", "sequences"},
+        {"record", "stores"},
+        {"block", "manifest", "schedule"},
+        {"decoders", "partitioners", "writers", "compact", "identity"},
+        {"commit", "sweep", "verify", "pipeline", "testing"},
+        {"spark", "source", "head"},
+        {"config"},
+        {"report", "lead"},
+        {"node"},
+        {"telemetry"},
+        {"flights"},
+        {"demo_view"},
+        {"demo"},
+        {"__init__"},
+        {"cli"},
+        {"__main__"},
+    ],
+}
+HEAVY = {
+    "pyspark": {"capture/spark/"},
+    "py4j": {"capture/spark/"},
+    "pyarrow": {"capture/writers/", "capture/spark/", "capture/testing.py", "capture/verify.py"},
+    "pyroaring": {"capture/sequences.py"},
+    "cryptography": {"natty/tls.py"},
+    "typer": {"natty/cli/", "capture/cli/"},
+    "rich": {"natty/cli/", "capture/cli/", "capture/demo.py", "capture/demo_view.py"},
+    "prometheus_client": {"capture/telemetry.py"},
+    "uvloop": {"natty/cli/run.py"},
+    "pytest": {"natty/testing/plugin.py"},
+    "nats": {"natty/sinklink.py", "natty/stock.py", "natty/reasons.py"},
+}
+LIBRARY_MAIN = {"__init__", "__main__"}
+FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "service", "misc", "base", "core"}
+LARGEST_FILE = 400  # lines
+THIN = 3  # statements of a method of the facade, its docstring not counted
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def imports_of(tree: ast.AST):
+    """Yield (top-level package, second part or "") of every import that runs, those under TYPE_CHECKING left out."""
+    skipped = {
+        id(child)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for child in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            yield from ([*alias.name.split("."), ""][:2] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            parts = node.module.split(".")
+            if len(parts) > 1:
+                yield parts[:2]
+            else:
+                yield from ([parts[0], alias.name] for alias in node.names)
+
+
+def layer_of(package: str, noun: str) -> int | None:
+    return next((height for height, nouns in enumerate(LAYERS[package]) if noun in nouns), None)
+
+
+def noun_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[1].removesuffix(".py")
+
+
+def test_every_file_has_a_layer():
+    homeless = [name_of(path) for path in FILES if layer_of(path.relative_to(ROOT).parts[0], noun_of(path)) is None]
+    assert homeless == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_imports_point_one_way(path):
+    package, noun = path.relative_to(ROOT).parts[0], noun_of(path)
+    mine = layer_of(package, noun)
+    for top, second in imports_of(tree_of(path)):
+        if top != package or second in (noun, ""):  # `import capture` for its folder is no layer
+            continue
+        theirs = layer_of(package, second)
+        if theirs is None:  # a public name, imported from the package itself
+            theirs = layer_of(package, "__init__")
+        assert theirs <= mine, f"{name_of(path)} imports {top}.{second} from a higher layer"
+
+
+def test_natty_never_imports_capture():
+    for path in FILES:
+        if name_of(path).startswith("natty/"):
+            assert "capture" not in {top for top, _ in imports_of(tree_of(path))}, name_of(path)
+
+
+@pytest.mark.parametrize("library", HEAVY)
+def test_a_library_stands_only_where_it_is_needed(library):
+    users = [name_of(path) for path in FILES if library in {top for top, _ in imports_of(tree_of(path))}]
+    assert users, f"nobody imports {library} any more: take it out of this table and of pyproject.toml"
+    strangers = [user for user in users if not user.startswith(tuple(HEAVY[library]))]
+    assert strangers == []
+
+
+def test_without_its_extras_the_command_line_says_what_to_install():
+    """`pip install natty-nats` alone: everything that an extra brings is hidden from a fresh interpreter."""
+    code = """
+import sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.split('.')[0] in {'typer', 'rich', 'pyarrow', 'pyroaring', 'pyspark'}:
+            raise ModuleNotFoundError(f'No module named {name!r}', name=name)
+sys.meta_path.insert(0, Hidden())
+from %s.cli import main
+main()
+"""
+    for package, extra in (("natty", "cli"), ("capture", "capture")):
+        ran = subprocess.run(
+            [sys.executable, "-c", code % package], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert ran.returncode == 1
+        assert f'pip install "natty-nats[{extra}]"' in ran.stderr
+        assert "Traceback" not in ran.stderr
+
+
+def test_import_natty_loads_nothing_heavy():
+    code = "import sys, natty; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert not {"pyspark", "pyarrow", "typer", "rich", "pytest", "capture"} & set(loaded.split())
+
+
+def test_only_sinklink_knows_what_nats_py_keeps_private():
+    private = {"_transport", "_io_writer", "_read_loop", "_connect_command", "_ps", "_subs", "_process_msg"}
+    for path in FILES:
+        if name_of(path) == "natty/sinklink.py":
+            continue
+        used = {node.attr for node in ast.walk(tree_of(path)) if isinstance(node, ast.Attribute)}
+        assert not used & private, f"{name_of(path)} uses {used & private}"
+
+
+def test_capture_acks_in_one_place():
+    callers = set()
+    for path in FILES:
+        if not name_of(path).startswith("capture/") or name_of(path) == "capture/source.py":  # where it is forwarded
+            continue
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "ack":
+                callers.add(name_of(path))
+    assert callers == {"capture/commit.py"}
+
+
+def test_the_facade_is_thin():
+    tree = tree_of(ROOT / "natty" / "client.py")
+    natty = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Natty")
+    for method in natty.body:
+        if not isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        body = [
+            node for node in method.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        ]
+        assert len(body) <= THIN, f"Natty.{method.name} has {len(body)} statements"
+        logic = [node for node in ast.walk(method) if isinstance(node, ast.Try | ast.For | ast.While | ast.AsyncFor)]
+        assert not logic, f"Natty.{method.name} holds logic"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_files_stay_small_and_are_named_for_what_they_are(path):
+    assert len(path.read_text().splitlines()) <= LARGEST_FILE
+    assert path.stem not in FORBIDDEN_NAMES
+    assert path.parent.name not in FORBIDDEN_NAMES
+
+
+def test_public_functions_and_classes_say_what_they_do():
+    silent = []
+    for path in FILES:
+        for node in tree_of(path).body:
+            kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+            if isinstance(node, kinds) and not node.name.startswith("_") and not ast.get_docstring(node):
+                silent.append(f"{name_of(path)}: {node.name}")
+    assert silent == []
+
+
+def test_init_files_hold_names_and_nothing_else():
+    allowed = ast.Import | ast.ImportFrom | ast.Assign | ast.Expr
+    for path in FILES:
+        if path.name == "__init__.py" and path.parent.name != "cli":
+            strange = [type(node).__name__ for node in tree_of(path).body if not isinstance(node, allowed)]
+            assert strange == [], name_of(path)
+
+
+def test_every_dependency_has_a_reason_on_its_line():
+    text = (ROOT / "pyproject.toml").read_text()
+    section = text[text.index("dependencies = [") : text.index("[project.scripts]")]
+    for line in section.splitlines():
+        if line.strip().startswith('"') and "natty-nats[" not in line:
+            assert "#" in line, f"no reason beside {line.strip()}"

@@ -1,0 +1,159 @@
+"""What the documents say is true: commands exist and are described, examples run, links lead somewhere."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from capture.cli.app import app as capture_app
+from capture.config import load
+from natty.cli.app import app as natty_app
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+CLI = (ROOT / "docs" / "cli.md").read_text()
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return [body for found, body in BLOCK.findall(text) if found == language]
+
+
+def commands(app, name: str) -> dict:
+    """Every command by its full name."""
+    found = {}
+
+    def walk(command, path):
+        children = getattr(command, "commands", {})
+        for child_name, child in children.items():
+            walk(child, f"{path} {child_name}")
+        if not children:
+            found[path] = command
+
+    walk(get_command(app), name)
+    return found
+
+
+COMMANDS = commands(natty_app, "natty") | commands(capture_app, "capture")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_has_help_and_is_in_the_docs(name):
+    assert COMMANDS[name].help
+    assert f"`{name}" in CLI
+    undescribed = [p.name for p in COMMANDS[name].params if p.name != "help" and not getattr(p, "help", "")]
+    assert undescribed == []
+
+
+@pytest.mark.parametrize("name", re.findall(r"^\| `(\w+ (?:\w+ ?)+)", CLI, re.MULTILINE))
+def test_the_docs_name_no_command_that_is_not_there(name):
+    known = [command for command in COMMANDS if name.startswith(command)]
+    assert known, f"docs/cli.md names {name!r}"
+
+
+@pytest.mark.parametrize("line", [line for body in blocks(README, "sh") for line in body.splitlines() if line.strip()])
+def test_the_readmes_commands_exist(line):
+    words = line.split("#")[0].split()
+    if words[0] == "make":
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    elif words[0] == "pip":
+        extras = set(re.findall(r"\[(\w+)\]", line))
+        assert all(f"\n{extra} = [" in (ROOT / "pyproject.toml").read_text() for extra in extras)
+    else:
+        command = COMMANDS[" ".join(words[:2])]
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= options
+
+
+@pytest.fixture(scope="module")
+def environment(nats_server):
+    options = nats_server.connect_options()
+    return os.environ | {
+        "NATS_URL": options["servers"][0],
+        "NATS_CA": options["tls_ca"],
+        "NATS_CERT": options["tls_cert"],
+        "NATS_KEY": options["tls_key"],
+        "PYTHONPATH": str(ROOT),
+    }
+
+
+def run(code_or_file: list[str], environment: dict, *, seconds: float) -> str:
+    """Run Python; what still runs after some seconds is a service, and is stopped."""
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", *code_or_file],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=seconds)
+        assert process.returncode == 0, output
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        output, _ = process.communicate(timeout=10)
+    assert "Traceback" not in output, output
+    return output
+
+
+EXPECTED = {
+    "mailer": 'orders.eu.1 {"total": 12}',
+    "sweeper": "swept from None under token",
+    "ticks": "10000 stored",
+}
+
+
+@pytest.mark.parametrize("code", blocks(README, "python"), ids=lambda code: code.split("\n")[3][:30])
+def test_the_readmes_python_runs_against_a_real_server(code, environment):
+    wanted = [text for word, text in EXPECTED.items() if word in code]
+    output = run(["-u", "-c", code], environment, seconds=4)
+    assert wanted
+    assert all(text in output for text in wanted), output
+
+
+def test_the_readmes_service_and_capture_are_as_short_as_they_say():
+    service = [line for line in blocks(README, "python")[0].splitlines() if line.strip()]
+    capture = [line for line in blocks(README, "toml")[0].splitlines() if line.strip() and not line.startswith("#")]
+    assert len(service) <= 15
+    assert len(capture) <= 10
+
+
+@pytest.mark.parametrize("text", [*blocks(README, "toml"), *blocks(CLI, "toml")], ids=["README", "cli"])
+def test_a_capture_toml_of_the_docs_is_valid(text, tmp_path):
+    path = tmp_path / "capture.toml"
+    path.write_text(text)
+    assert load(path, environment={}).stream == "ORDERS"
+
+
+def test_the_reference_shows_every_setting_with_its_default(tmp_path):
+    path = tmp_path / "capture.toml"
+    path.write_text(blocks(CLI, "toml")[0])
+    shown = load(path, environment={})
+    default = load(None, {"stream": "ORDERS", "store": "file:///var/lib/orders", "nats": shown.nats}, environment={})
+    assert shown == default
+    text = blocks(CLI, "toml")[0]
+    for name in (*default.__struct_fields__, *default.limits.__struct_fields__, *default.compaction.__struct_fields__):
+        assert name in text
+
+
+def test_the_example_service_runs(environment):
+    output = run(["-u", str(ROOT / "examples" / "service.py")], environment, seconds=20)
+    assert output.count("handled") == 20
+    assert "counts 20" in output
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name)
+def test_links_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+        if not target.startswith("https://"):
+            assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+async def test_the_harness_example_of_the_docs_runs(natty, natty_name):
+    scope: dict = {}
+    exec(blocks((ROOT / "docs" / "testing.md").read_text(), "python")[0], scope)
+    await scope["test_an_order_is_stored"](natty, natty_name)

@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import asyncio
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from capture.block import SealedBlock
+from capture.commit import CommitOptions, Committer
+from capture.errors import AlreadyStored, ConfigError, StoreError, StoreFullError
+from capture.manifest import Stored, entry_path
+from capture.record import Records
+from capture.sequences import Sequences
+from capture.stores.memory import MemoryStore
+from capture.writers import parquet, writer
+
+
+def block(*sequences: int) -> SealedBlock:
+    count = len(sequences)
+    records = Records(
+        "FLIGHTS",
+        list(sequences),
+        [1_792_540_800 * 10**9] * count,
+        [b"flights.EWR"] * count,
+        [b""] * count,
+        [b"x"] * count,
+        [1] * count,
+        [b"reply.%d" % sequence for sequence in sequences],
+        [None] * count,
+    )
+    return SealedBlock("FLIGHTS", "EWR", 1_792_540_800, records, "age")
+
+
+class Ledger:
+    """An acknowledger that keeps what was settled, and in which order with the store's puts."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+        self.acked: list[bytes] = []
+        self.handed_back: list[bytes] = []
+
+    def ack(self, replies: list[bytes]) -> None:
+        self.events.append("ack")
+        self.acked += replies
+
+    def nak(self, replies: list[bytes], delay: float = 0.0) -> None:
+        self.events.append("nak")
+        self.handed_back += replies
+
+
+class Unreliable(MemoryStore):
+    """A memory store whose first puts fail."""
+
+    def __init__(self, events: list[str], failures: int = 0, error: StoreError | None = None) -> None:
+        super().__init__("unreliable")
+        self.events = events
+        self.failures = failures
+        self.error = error or StoreError("the disk is away")
+
+    async def put(self, path: str, data: bytes | Path, *, if_absent: bool = True) -> None:
+        if self.failures:
+            self.failures -= 1
+            self.events.append("failed")
+            raise self.error
+        await super().put(path, data, if_absent=if_absent)
+        self.events.append(f"put {path.split('/')[0]}")
+
+
+class Setting:
+    def __init__(self, failures: int = 0, error: StoreError | None = None, **options: float) -> None:
+        self.events: list[str] = []
+        self.slept: list[float] = []
+        self.told: list[Stored] = []
+        self.store = Unreliable(self.events, failures, error)
+        self.ledger = Ledger(self.events)
+        self.committer = Committer(
+            self.store,
+            writer("parquet"),
+            self.ledger,
+            CommitOptions(node="node-1", **options),  # type: ignore[arg-type]
+            on_store=self.told.append,
+            clock=lambda: 5.0,
+            sleep=self.sleep,
+        )
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+
+async def test_a_block_is_durable_then_visible_then_acknowledged() -> None:
+    setting = Setting()
+    await setting.committer.commit(block(1, 2))
+    assert setting.events == ["put blocks", "put _entries", "ack"]
+    assert setting.ledger.acked == [b"reply.1", b"reply.2"]
+
+
+async def test_the_entry_says_exactly_what_the_block_holds() -> None:
+    setting = Setting()
+    stored = await setting.committer.commit(block(3, 5, 9))
+    data = await setting.store.get(stored.path)
+    assert msgspec.json.decode(await setting.store.get(entry_path(stored.path)), type=Stored) == stored
+    assert parquet.read_back(data)["sequence"].to_pylist() == [3, 5, 9]
+    assert (stored.bytes, stored.sha256) == (len(data), sha256(data).hexdigest())
+    assert list(Sequences.from_text(stored.sequences)) == [3, 5, 9]
+    assert (stored.stream, stored.key, stored.interval) == ("FLIGHTS", "EWR", 1_792_540_800)
+    assert (stored.first, stored.last, stored.count, stored.format) == (3, 9, 3, "parquet")
+    assert (stored.node, stored.stored_ns) == ("node-1", 5 * 10**9)
+    assert f"FLIGHTS-3-9-3-{stored.sha256[:8]}.parquet" in stored.path
+    assert setting.told == [stored]
+
+
+async def test_a_block_that_is_stored_already_is_acknowledged() -> None:
+    setting = Setting()
+    first = await setting.committer.commit(block(1))
+    second = await setting.committer.commit(block(1))
+    assert first.path == second.path
+    assert setting.ledger.acked == [b"reply.1", b"reply.1"]
+    assert len(await setting.store.list()) == 2
+
+
+async def test_a_store_that_comes_back_is_waited_for_with_growing_pauses() -> None:
+    setting = Setting(failures=3, backoff=1.0, max_backoff=2.0)
+    await setting.committer.commit(block(1))
+    assert setting.events == ["failed"] * 3 + ["put blocks", "put _entries", "ack"]
+    for pause, longest in zip(setting.slept, [1.0, 2.0, 2.0], strict=True):
+        assert longest / 2 <= pause <= longest
+
+
+async def test_after_the_last_attempt_the_messages_are_handed_back() -> None:
+    setting = Setting(failures=99, attempts=3)
+    with pytest.raises(StoreError, match=r"2 messages of FLIGHTS \(1–2, key 'EWR'\) could not .*tried 3 times"):
+        await setting.committer.commit(block(1, 2))
+    assert setting.events == ["failed"] * 3 + ["nak"]
+    assert setting.ledger.handed_back == [b"reply.1", b"reply.2"]
+    assert setting.told == []
+
+
+async def test_the_kind_of_a_store_error_is_kept() -> None:
+    setting = Setting(failures=99, error=StoreFullError("no space left"), attempts=1)
+    with pytest.raises(StoreFullError, match="no space left"):
+        await setting.committer.commit(block(1))
+
+
+async def test_what_is_no_store_error_acknowledges_and_hands_back_nothing() -> None:
+    class Broken(parquet.ParquetWriter):
+        def write(self, block: SealedBlock) -> bytes:
+            raise ValueError("a fault of ours")
+
+    events: list[str] = []
+    committer = Committer(Unreliable(events), Broken(), Ledger(events))
+    with pytest.raises(ValueError, match="a fault of ours"):
+        await committer.commit(block(1))
+    assert events == []
+
+
+async def test_a_commit_cancelled_while_it_waits_for_the_store_acknowledges_nothing() -> None:
+    setting = Setting(failures=99)
+    waiting = asyncio.Event()
+
+    async def forever(_: float) -> None:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    committer = Committer(setting.store, writer("ndjson"), setting.ledger, sleep=forever)
+    commit = asyncio.create_task(committer.commit(block(1)))
+    await waiting.wait()
+    commit.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await commit
+    assert setting.events == ["failed"]
+
+
+async def test_a_block_whose_entry_comes_too_late_is_given_up_because_the_sweep_may_have_removed_it() -> None:
+    setting = Setting(give_up=10.0)
+    times = iter([0.0, 0.0, 1.0, 10.5])  # recorded, before the block, after it, after the entry
+    setting.committer._clock = lambda: next(times)
+    with pytest.raises(StoreError, match=r"there for 10 s without a durable entry, more than 10 s, half of the sweep"):
+        await setting.committer.commit(block(1))
+    assert setting.events == ["put blocks", "put _entries", "nak"]
+    assert setting.ledger.acked == []
+
+
+async def test_a_block_that_took_too_long_gets_no_entry() -> None:
+    setting = Setting(give_up=10.0)
+    times = iter([0.0, 0.0, 11.0])
+    setting.committer._clock = lambda: next(times)
+    with pytest.raises(StoreError, match="the store is too slow"):
+        await setting.committer.commit(block(1))
+    assert setting.events == ["put blocks", "nak"]
+
+
+async def test_an_equal_block_of_a_dead_writer_is_not_built_upon_when_the_sweep_may_be_about_to_remove_it() -> None:
+    setting = Setting(give_up=10.0)
+    setting.store._clock = lambda: 0.0
+    first = await setting.committer.commit(block(1))
+    await setting.store.delete(entry_path(first.path))
+    setting.committer._clock = lambda: 11.0
+    with pytest.raises(StoreError, match="there for 11 s without a durable entry"):
+        await setting.committer.commit(block(1))
+    assert setting.ledger.handed_back == [b"reply.1"]
+
+
+async def test_an_equal_block_that_vanishes_meanwhile_is_given_up() -> None:
+    setting = Setting()
+
+    async def refuse(path: str, data: bytes | Path, *, if_absent: bool = True) -> None:
+        raise AlreadyStored(path)
+
+    setting.store.put = refuse  # type: ignore[method-assign]
+    with pytest.raises(StoreError, match="removed it before its entry was written"):
+        await setting.committer.commit(block(1))
+    assert setting.events == ["nak"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"attempts": 0}, {"backoff": -1.0}, {"backoff": 9.0, "max_backoff": 3.0}, {"give_up": 0.0}]
+)
+def test_options_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        CommitOptions(**wrong)  # type: ignore[arg-type]
+
+
+def test_its_repr_says_where_it_stores() -> None:
+    assert repr(Setting().committer) == "Committer(memory://unreliable, parquet, node='node-1')"

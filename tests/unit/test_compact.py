@@ -1,0 +1,237 @@
+import hashlib
+from itertools import count
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from capture.compact import Merged, Policy, apply, plan
+from capture.errors import CompactionError, ConfigError
+from capture.manifest import Manifest, Retired, Stored, block_path
+from capture.sequences import Sequences
+
+NOW = 100_000.0
+ALL = Policy(max_wait=0.0)
+
+
+def names():
+    numbers = count(1)
+    return lambda: f"{next(numbers):032x}"
+
+
+def block(sequences, *, key="k", interval=0, stream="S", size=100, age=0.0, rows=None, seconds=3600):
+    held = Sequences.from_iterable(sequences)
+    sha256 = hashlib.sha256(f"{held!r} {key} {size} {age}".encode()).hexdigest()
+    rows = len(held) if rows is None else rows
+    return Stored(
+        path=block_path(stream, key, interval, seconds, held.first, held.last, rows, sha256, ".parquet"),
+        stream=stream,
+        key=key,
+        interval=interval,
+        first=held.first,
+        last=held.last,
+        count=rows,
+        bytes=size,
+        sha256=sha256,
+        format="parquet",
+        sequences=held.to_text(),
+        stored_ns=int((NOW - age) * 1e9),
+    )
+
+
+def planned(manifest, policy=ALL, now=NOW):
+    return plan(manifest, policy, now=now, token=7, unique=names())
+
+
+def held(objects):
+    return Sequences.union_of(Sequences.from_text(one.sequences) for one in objects)
+
+
+def merged(group):
+    """Merge by set arithmetic alone: what every engine must come to."""
+    kept = held(group.inputs) - Sequences.from_text(group.exclude)
+    rows = sum(one.count for one in group.inputs)
+    if not kept:
+        return Merged(output=None, rows_in=rows, duplicates=rows)
+    output = Stored(
+        path=group.output,
+        stream=group.stream,
+        key=group.key,
+        interval=group.interval,
+        first=kept.first,
+        last=kept.last,
+        count=len(kept),
+        bytes=10 * len(kept),
+        sha256="0" * 64,
+        format="parquet",
+        sequences=kept.to_text(),
+    )
+    return Merged(output=output, rows_in=rows, duplicates=rows - len(kept))
+
+
+# --- what is due -----------------------------------------------------------------------------------------------------
+
+
+def test_a_bin_with_enough_blocks_is_due_and_one_with_fewer_waits():
+    policy = Policy(min_files=3, max_wait=60.0)
+    few = [block([number]) for number in (1, 2)]
+    assert planned(Manifest(blocks=few), policy) == []
+    (group,) = planned(Manifest(blocks=[*few, block([3])]), policy)
+    assert [one.first for one in group.inputs] == [1, 2, 3]
+    assert group.output == "table/stream=S/key=k/date=1970-01-01/hour=00/c-7-00000000000000000000000000000001.parquet"
+    assert group.exclude == ""
+
+
+def test_a_block_that_has_waited_long_enough_is_due_alone():
+    policy = Policy(min_files=3, max_wait=60.0)
+    assert planned(Manifest(blocks=[block([1], age=59.0)]), policy) == []
+    assert len(planned(Manifest(blocks=[block([1], age=60.0)]), policy)) == 1
+
+
+def test_blocks_of_different_streams_keys_intervals_and_lengths_of_interval_are_never_merged():
+    blocks = [
+        block([1]),
+        block([2], key="l"),
+        block([3], interval=3600),
+        block([4], stream="T"),
+        block([5], seconds=86_400),
+    ]
+    groups = planned(Manifest(blocks=blocks))
+    assert sorted(len(group.inputs) for group in groups) == [1] * 5
+    assert len({group.output.rpartition("/")[0] for group in groups}) == 5
+
+
+def test_a_small_table_file_is_merged_with_new_blocks_a_large_one_is_left_and_without_blocks_nothing_is():
+    small = msgspec.structs.replace(
+        block([1], size=74), path="table/stream=S/key=k/date=1970-01-01/hour=00/c-1-aa.parquet"
+    )
+    large = msgspec.structs.replace(
+        block([2], size=75), path="table/stream=S/key=k/date=1970-01-01/hour=00/c-1-bb.parquet"
+    )
+    policy = Policy(max_wait=0.0, target_bytes=100)
+    (group,) = planned(Manifest(blocks=[block([3], size=10)], table=[small, large]), policy)
+    assert [one.first for one in group.inputs] == [1, 3]
+    assert planned(Manifest(table=[small, large]), policy) == []
+
+
+def test_a_bin_is_cut_at_the_target_size_in_order_of_sequences():
+    blocks = [block([number], size=40) for number in (5, 3, 1, 2, 4)]
+    groups = planned(Manifest(blocks=blocks), Policy(max_wait=0.0, target_bytes=100))
+    assert [[one.first for one in group.inputs] for group in groups] == [[1, 2], [3, 4], [5]]
+
+
+def test_the_oldest_come_first_and_a_run_takes_no_more_than_its_groups():
+    blocks = [block([number], key=f"k{number}", age=float(number)) for number in range(1, 6)]
+    groups = planned(Manifest(blocks=blocks), Policy(max_wait=0.0, max_groups=2))
+    assert [group.key for group in groups] == ["k5", "k4"]
+
+
+def test_a_group_leaves_out_what_the_table_holds_elsewhere():
+    elsewhere = msgspec.structs.replace(block([1, 2], key="other"), path="table/x/c-1-aa.parquet")
+    (group,) = planned(Manifest(blocks=[block([2, 3])], table=[elsewhere]))
+    assert list(Sequences.from_text(group.exclude)) == [2]
+
+
+def test_a_group_leaves_out_what_an_earlier_one_of_the_plan_takes():
+    blocks = [block([1, 2], key="a", age=2.0), block([2, 3], key="b", age=1.0), block([2, 3], stream="T", key="c")]
+    groups = planned(Manifest(blocks=blocks))
+    assert [list(Sequences.from_text(group.exclude)) for group in groups] == [[], [2], []]
+
+
+def test_impossible_policies_are_refused():
+    for wrong in ({"min_files": 0}, {"max_wait": -1.0}, {"target_bytes": 0}, {"max_groups": 0}):
+        with pytest.raises(ConfigError, match="not negative"):
+            Policy(**wrong)
+
+
+overlapping = st.lists(
+    st.lists(
+        st.tuples(st.sets(st.integers(1, 40), min_size=1, max_size=12), st.sampled_from("abc"), st.integers(10, 200)),
+        max_size=5,
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(overlapping, st.integers(1, 6), st.data())
+def test_whatever_overlaps_the_table_holds_every_sequence_once(rounds, max_groups, data):
+    policy = Policy(max_wait=0.0, target_bytes=300, max_groups=max_groups)
+    manifest, unique, seen = Manifest(), names(), Sequences()
+    for blocks in rounds:
+        fresh = [block(sequences, key=key, size=size, age=size / 7) for sequences, key, size in blocks]
+        known = {one.path for one in (*manifest.blocks, *manifest.retired)}
+        fresh = [one for one in {one.path: one for one in fresh}.values() if one.path not in known]
+        seen |= held(fresh)
+        manifest = msgspec.structs.replace(manifest, blocks=[*manifest.blocks, *fresh])
+        groups = plan(manifest, policy, now=NOW, token=1, unique=unique)
+        carried_out = [group for group in groups if data.draw(st.booleans())]  # any part of a plan may fail
+        manifest = apply(manifest, carried_out, [merged(group) for group in carried_out], now=NOW)
+        assert sum(one.count for one in manifest.table) == len(held(manifest.table))
+        assert held(manifest.table) | held(manifest.blocks) == seen
+    while manifest.blocks:
+        groups = plan(manifest, policy, now=NOW, token=1, unique=unique)
+        manifest = apply(manifest, groups, [merged(group) for group in groups], now=NOW)
+    assert held(manifest.table) == seen
+    assert sum(one.count for one in manifest.table) == len(seen)
+
+
+# --- what it changes -------------------------------------------------------------------------------------------------
+
+
+def test_applied_results_replace_their_inputs_which_are_retired():
+    manifest = Manifest(blocks=[block([1, 2]), block([2, 3]), block([9], key="other")], retired=[Retired("old", 1.0)])
+    groups = [group for group in planned(manifest) if group.key == "k"]
+    after = apply(manifest, groups, [merged(groups[0])], now=NOW)
+    assert after.blocks == [block([9], key="other")]
+    assert [one.path for one in after.table] == [groups[0].output]
+    assert after.table[0].count == 3
+    assert after.retired == [Retired("old", 1.0), *(Retired(one.path, NOW) for one in groups[0].inputs)]
+    assert after.created == NOW
+
+
+def test_a_group_of_which_nothing_is_left_leaves_no_file():
+    tabled = msgspec.structs.replace(block([1, 2], key="other"), path="table/x/c-1-aa.parquet")
+    manifest = Manifest(blocks=[block([1, 2])], table=[tabled])
+    (group,) = planned(manifest)
+    after = apply(manifest, [group], [merged(group)], now=NOW)
+    assert (after.blocks, after.table, len(after.retired)) == ([], [tabled], 1)
+
+
+def changed(result, **changes):
+    return msgspec.structs.replace(result, output=msgspec.structs.replace(result.output, **changes))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (lambda it: changed(it, path="table/elsewhere"), "the output is described as"),
+        (lambda it: changed(it, key="else"), "the output is described as"),
+        (lambda it: changed(it, count=2), "the output is described as"),
+        (lambda it: changed(it, sequences=Sequences.from_iterable([1, 3]).to_text()), "missing: 2; too many: none"),
+        (lambda it: changed(it, sequences=Sequences.from_range(1, 4).to_text()), "missing: none; too many: 4"),
+        (lambda it: msgspec.structs.replace(it, rows_in=3), "3 rows were read, the inputs have 4"),
+        (lambda it: msgspec.structs.replace(it, duplicates=0), "4 rows less 0 duplicates are not 3 sequences"),
+        (lambda it: msgspec.structs.replace(it, output=None), "nothing was written for sequences 1–3"),
+    ],
+)
+def test_results_that_do_not_add_up_are_refused(wrong, text):
+    manifest = Manifest(blocks=[block([1, 2]), block([2, 3])])
+    (group,) = planned(manifest)
+    with pytest.raises(CompactionError, match=text):
+        apply(manifest, [group], [wrong(merged(group))], now=NOW)
+
+
+def test_results_for_a_manifest_that_has_moved_on_are_refused():
+    manifest = Manifest(blocks=[block([1, 2])])
+    groups = planned(manifest)
+    results = [merged(group) for group in groups]
+    with pytest.raises(CompactionError, match="not in manifest 0 any more"):
+        apply(apply(manifest, groups, results, now=NOW), groups, results, now=NOW)
+    with pytest.raises(CompactionError, match="1 groups were to be merged, 0 results"):
+        apply(manifest, groups, [], now=NOW)
+    tabled = msgspec.structs.replace(block([2], key="other"), path="table/x/c-1-aa.parquet")
+    with pytest.raises(CompactionError, match="sequences 2 of S twice"):
+        apply(msgspec.structs.replace(manifest, table=[tabled]), groups, results, now=NOW)

@@ -1,0 +1,141 @@
+import asyncio
+import itertools
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nats.protocol.parser import Parser as StockParser
+
+from natty.parser import Parser, ProtocolError
+
+TOKEN = st.text("abcXYZ019_-$", min_size=1, max_size=8)
+SUBJECT = st.lists(TOKEN, min_size=1, max_size=4).map(lambda tokens: ".".join(tokens).encode())
+REPLY = st.one_of(st.just(b""), SUBJECT)
+# Payloads that look like the protocol itself are the hard ones.
+PAYLOAD = st.one_of(
+    st.binary(max_size=60), st.sampled_from([b"", b"\r\n", b"PING\r\n", b"MSG a 1 0\r\n\r\n", b"-ERR 'x'\r\n"])
+)
+HEADERS = st.sampled_from([b"NATS/1.0\r\n\r\n", b"NATS/1.0 503\r\n\r\n", b"NATS/1.0\r\nA: b\r\nA: c\r\n\r\n"])
+
+
+@st.composite
+def operations(draw):
+    """One operation of a valid stream: (bytes, the message in it or None)."""
+    kind = draw(st.sampled_from(["msg", "msg", "hmsg", "ping", "pong", "ok"]))
+    if kind in ("ping", "pong", "ok"):
+        return {"ping": b"PING\r\n", "pong": b"PONG\r\n", "ok": b"+OK\r\n"}[kind], None
+    subject, reply, data, sid = draw(SUBJECT), draw(REPLY), draw(PAYLOAD), draw(st.integers(1, 3))
+    head = draw(HEADERS) if kind == "hmsg" else b""
+    words = [subject, b"%d" % sid, *([reply] if reply else []), *([b"%d" % len(head)] if head else [])]
+    line = b" ".join([kind.upper().encode(), *words, b"%d" % (len(head) + len(data))])
+    return line + b"\r\n" + head + data + b"\r\n", (sid, subject, reply, head, data)
+
+
+def cut(data, places):
+    edges = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
+    return [data[start:end] for start, end in itertools.pairwise(edges)]
+
+
+class Stock:
+    """Records what nats-py's own parser reads."""
+
+    def __init__(self):
+        self.seen = []
+
+    async def _process_msg(self, sid, subject, reply, data, header):
+        self.seen.append((sid, subject, reply, header or b"", data))
+
+    async def _process_ping(self): ...
+    async def _process_pong(self): ...
+
+
+def stock(chunks):
+    async def run():
+        recorder = Stock()
+        parser = StockParser(recorder)
+        for chunk in chunks:
+            await parser.parse(chunk)
+        return recorder.seen
+
+    return asyncio.run(run())
+
+
+def ours(chunks):
+    """Return (messages, control lines, everything in the order it was handed out)."""
+    messages, lines, order = [], [], []
+
+    def deliver(sid, batch):
+        messages.extend((int(sid), *raw) for raw in batch)
+        order.extend(["message"] * len(batch))
+
+    def control(line):
+        lines.append(line)
+        order.append(line)
+
+    parser = Parser(deliver, control)
+    for chunk in chunks:
+        parser.feed(chunk)
+    return messages, lines, order
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(operations(), max_size=12), st.lists(st.integers(0, 2000), max_size=8))
+def test_a_valid_stream_cut_anywhere_gives_the_messages_that_nats_py_reads(stream, places):
+    chunks = cut(b"".join(data for data, _ in stream), places)
+    expected = [message for _, message in stream if message is not None]
+    by_sid = sorted(ours(chunks)[0], key=lambda message: message[0])  # order holds within a subscription
+    assert by_sid == sorted(stock(chunks), key=lambda message: message[0])
+    assert by_sid == sorted(expected, key=lambda message: message[0])
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(operations(), max_size=12))
+def test_a_control_line_comes_after_the_messages_before_it(stream):
+    kinds = ["message" if message else data.strip() for data, message in stream]
+    assert ours([b"".join(data for data, _ in stream)])[2] == kinds
+
+
+def test_every_byte_alone_gives_the_same():
+    data = b"MSG a.b 1 r 5\r\nhello\r\nHMSG c 2 16 16\r\nNATS/1.0 503\r\n\r\n\r\nPONG\r\n"
+    assert ours([bytes([byte]) for byte in data]) == ours([data])
+
+
+def test_a_large_payload_over_many_reads_is_joined_once():
+    size = 24 * 1024 * 1024
+    data = b"MSG big 1 %d\r\n" % size + b"x" * size + b"\r\nPING\r\n"
+    chunks = [data[start : start + 1024] for start in range(0, len(data), 1024)]
+    started = time.process_time()
+    messages, lines, _ = ours(chunks)
+    assert [len(message[4]) for message in messages] == [size]
+    assert lines == [b"PING"]
+    assert time.process_time() - started < 1.0  # joining at each of the 24 576 reads would take ten times as long
+
+
+def test_messages_of_one_read_come_in_one_call_for_each_subscription():
+    calls = []
+    parser = Parser(lambda sid, batch: calls.append((sid, len(batch))), lambda line: None)
+    parser.feed(b"MSG a 1 0\r\n\r\nMSG b 2 0\r\n\r\nMSG a 1 0\r\n\r\n")
+    assert calls == [(b"1", 2), (b"2", 1)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"MSG a 1 x",
+        b"MSG a 5",
+        b"MSG",
+        b"MSG a 1 r s 5",
+        b"MSG a 1 -14",  # would be read again and again
+        b"MSG a 1 -1",
+        b"HMSG a 1 5",
+        b"HMSG a 1 x 5",
+        b"HMSG a 1 9 5",  # headers longer than the whole
+        b"HMSG a 1 -9 5",
+        b"HMSG a 1 r s 5 5",
+    ],
+)
+def test_a_malformed_message_line_raises_and_names_the_line(line):
+    with pytest.raises(ProtocolError, match="malformed") as caught:
+        ours([line + b"\r\n" + b"x" * 40])
+    assert line.decode() in str(caught.value)

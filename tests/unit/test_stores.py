@@ -1,0 +1,207 @@
+import asyncio
+import errno
+import os
+from pathlib import Path
+from urllib.request import url2pathname
+
+import pytest
+
+from capture.errors import (
+    AlreadyStored,
+    ConfigError,
+    NotStored,
+    StoreError,
+    StoreFullError,
+    StoreUnreadableError,
+)
+from capture.stores import FileStore, MemoryStore, check_store, open_store
+
+
+async def test_the_memory_store_keeps_the_contract():
+    await check_store(MemoryStore())
+
+
+async def test_the_file_store_keeps_the_contract(tmp_path):
+    await check_store(FileStore(tmp_path / "new" / "lake"))
+    assert sorted(one.name for one in (tmp_path / "new" / "lake").iterdir()) == [".tmp"]
+
+
+async def test_the_check_finds_a_store_that_overwrites(tmp_path):
+    class Overwriting(MemoryStore):
+        async def put(self, path, data, *, if_absent=True):
+            await super().put(path, data, if_absent=False)
+
+    with pytest.raises(AssertionError, match="if_absent replaced an object"):
+        await check_store(Overwriting())
+
+
+async def test_the_check_finds_a_store_that_shows_halves():
+    class Halving(MemoryStore):
+        async def put(self, path, data, *, if_absent=True):
+            if not if_absent and len(data) > 1000:
+                await super().put(path, data[:1000], if_absent=False)
+                await asyncio.sleep(0)
+            await super().put(path, data, if_absent=if_absent)
+
+    with pytest.raises(AssertionError, match="half-written object"):
+        await check_store(Halving())
+
+
+async def test_a_local_file_is_copied_in_and_left_where_it_was(tmp_path):
+    source = tmp_path / "spilled"
+    source.write_bytes(b"rows")
+    for store in (FileStore(tmp_path / "lake"), MemoryStore()):
+        await store.put("blocks/one", source)
+        assert await store.get("blocks/one") == b"rows"
+    assert source.read_bytes() == b"rows"
+
+
+async def test_modified_times_come_from_the_stores_clock():
+    store = MemoryStore(clock=lambda: 1234.5)
+    await store.put("a", b"")
+    assert [one.modified for one in await store.list()] == [1234.5]
+
+
+async def test_half_written_files_are_hidden_and_removed_once_they_are_old(tmp_path):
+    store = FileStore(tmp_path)
+    await store.put("a", b"x")
+    for name, age in (("old", 1000), ("young", 10)):
+        part = tmp_path / ".tmp" / name
+        part.write_bytes(b"half")
+        os.utime(part, (5000 - age, 5000 - age))
+    assert [one.path for one in await store.list()] == ["a"]
+    assert await store.remove_leftovers(600, 5000) == 1
+    assert [one.name for one in (tmp_path / ".tmp").iterdir()] == ["young"]
+
+
+async def test_a_store_that_does_not_exist_yet_is_empty(tmp_path):
+    store = FileStore(tmp_path / "none")
+    assert await store.list() == []
+    assert await store.remove_leftovers(0, 0) == 0
+    await store.delete("a/b")
+    with pytest.raises(NotStored, match="there is no a/b in file://"):
+        await store.get("a/b")
+
+
+async def test_a_folder_is_no_object(tmp_path):
+    store = FileStore(tmp_path)
+    await store.put("a/b", b"x")
+    with pytest.raises(NotStored):
+        await store.get("a")
+
+
+async def test_deleting_the_last_object_of_a_folder_removes_the_folder_and_writers_make_it_again(tmp_path):
+    store, other = FileStore(tmp_path), FileStore(tmp_path)
+    await store.put("a/b/one", b"1")
+    await other.delete("a/b/one")
+    assert not (tmp_path / "a").exists()
+    await store.put("a/b/two", b"2")
+    assert await other.get("a/b/two") == b"2"
+
+
+async def test_every_step_of_a_put_is_synced_before_it_returns(tmp_path, monkeypatch):
+    synced = []
+    real = os.fsync
+
+    def record(handle):
+        synced.append(str(Path(f"/proc/self/fd/{handle}").readlink()))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", record)
+    await FileStore(tmp_path / "lake").put("a/b/one", b"1")
+    lake = str(tmp_path / "lake")
+    assert synced[-1] == f"{lake}/a/b"
+    assert any(one.startswith(f"{lake}/.tmp/") for one in synced)
+    assert {str(tmp_path), lake, f"{lake}/a"} <= set(synced)
+
+
+async def test_an_object_that_another_writer_left_unsynced_is_synced_before_it_counts_as_stored(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "one").write_bytes(b"linked by a writer that died")
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(str(Path(f"/proc/self/fd/{handle}").readlink())))
+    with pytest.raises(AlreadyStored):
+        await FileStore(tmp_path).put("a/one", b"x")
+    assert synced[-1] == str(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("number", "expected", "text"),
+    [
+        (errno.ENOSPC, StoreFullError, "is full .* bytes free.*: free space there"),
+        (errno.EDQUOT, StoreFullError, "is full"),
+        (errno.EACCES, StoreUnreadableError, "has the permissions"),
+        (errno.EROFS, StoreUnreadableError, "Read-only file system"),
+        (errno.EIO, StoreError, "Input/output error"),
+    ],
+)
+async def test_the_operating_systems_errors_are_told_apart_by_number(tmp_path, monkeypatch, number, expected, text):
+    def fail(handle):
+        raise OSError(number, os.strerror(number))
+
+    store = FileStore(tmp_path)
+    await store.put("before", b"")
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(expected, match=text) as raised:
+        await store.put("a", b"x")
+    assert "\n" not in str(raised.value)
+    monkeypatch.undo()
+    assert [one.path for one in await store.list()] == ["before"]
+    assert list((tmp_path / ".tmp").iterdir()) == []
+
+
+async def test_a_file_in_the_way_of_the_folder_is_an_unreadable_store(tmp_path):
+    (tmp_path / "lake").write_text("not a folder")
+    store = FileStore(tmp_path / "lake")
+    for attempt in (lambda: store.put("a/b", b"x"), lambda: store.list("a/"), lambda: store.get("a/b")):
+        with pytest.raises(StoreUnreadableError, match="is a folder, mounted"):
+            await attempt()
+
+
+async def test_a_file_system_without_hard_links_is_named(tmp_path, monkeypatch):
+    def fail(self, target):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "hardlink_to", fail)
+    with pytest.raises(StoreError, match="hard link"):
+        await FileStore(tmp_path).put("a", b"x")
+
+
+@pytest.mark.parametrize("path", ["/a", "../a", "a/../b", "a//b", ".tmp/a", "", "a\\b", "a/"])
+async def test_paths_that_leave_the_store_are_refused(tmp_path, path):
+    for store in (FileStore(tmp_path), MemoryStore()):
+        for attempt in (lambda: store.put(path, b""), lambda: store.get(path), lambda: store.delete(path)):  # noqa: B023
+            with pytest.raises(StoreError, match="not a path inside a store"):
+                await attempt()
+
+
+async def test_a_range_is_never_negative():
+    with pytest.raises(ValueError, match="negative"):
+        await MemoryStore().get_range("a", -1, 2)
+
+
+async def test_a_store_opens_by_its_url(tmp_path):
+    folder = tmp_path / "with space %41"
+    await FileStore(folder).put("a", b"1")
+    for url in (FileStore(folder).url, str(folder), folder.as_uri()):
+        assert await open_store(url).get("a") == b"1"
+    assert url2pathname(FileStore(folder).url.removeprefix("file://")) == str(folder)
+
+
+async def test_memory_stores_are_shared_by_name():
+    await open_store("memory://shared-by-name").put("a", b"1", if_absent=False)
+    assert await open_store("memory://shared-by-name").get("a") == b"1"
+    assert await open_store("memory://another-name").list() == []
+    with pytest.raises(AlreadyStored):
+        await open_store("memory://shared-by-name").put("a", b"2")
+
+
+@pytest.mark.parametrize("url", ["s3://bucket", "", "file://host/x", "file://relative"])
+def test_an_unknown_kind_of_store_is_refused_with_the_known_ones(url):
+    with pytest.raises(ConfigError, match="file:///"):
+        open_store(url)
+
+
+def test_stores_show_what_they_are(tmp_path):
+    assert repr(MemoryStore("x")) == "MemoryStore(memory://x, 0 objects)"
+    assert repr(FileStore("/lake")) == "FileStore('/lake')"
