@@ -28,7 +28,7 @@ from capture.report import check
 from capture.spark import SparkDriver
 from capture.spark import View as SparkView
 from capture.stores import Store, open_store
-from natty import Natty, NattyError
+from natty import Natty, NattyError, RequestTimeoutError
 from natty.testing import NatsCluster, ServerOptions
 from natty.testing.process import spawn
 from natty.tls import DevCA, TLSFiles
@@ -235,9 +235,7 @@ class Demo:
     async def _kill_the_leader(self, natty: Natty) -> None:
         """Kill the leader with SIGKILL when about half is captured, and time how long the other takes to lead."""
         async with self._within("half of the flights are captured"):
-            while (await self._captured(natty))[0] < self.total / 2:
-                self._check_nodes()
-                await asyncio.sleep(POLL)
+            await self._until(natty, self.total / 2)
         killed = await self._leader(natty)
         self.nodes.pop(killed).kill()
         at = time.monotonic()
@@ -249,19 +247,30 @@ class Demo:
             f" after {self.result.failover_seconds:.2f} s"
         )
 
-    async def _captured(self, natty: Natty) -> tuple[int, int]:
-        """Return (messages stored and acked up to here, messages of the stream)."""
+    async def _captured(self, natty: Natty) -> int:
+        """Return how many messages are stored and acked up to here."""
         info = await natty.jetstream.request(f"CONSUMER.INFO.{flights.STREAM}.capture")
         waiting = info["num_pending"] + info["num_ack_pending"]
         stream = await natty.jetstream.request(f"STREAM.INFO.{flights.STREAM}")
-        return stream["state"]["messages"] - waiting, stream["state"]["messages"]
+        return int(stream["state"]["messages"] - waiting)
+
+    async def _until(self, natty: Natty, enough: float) -> int:
+        """Wait until so many messages are stored and acked, and return how many are."""
+        while True:
+            self._check_nodes()
+            with contextlib.suppress(RequestTimeoutError):  # a busy server: ask again
+                captured = await self._captured(natty)
+                self.view.advance("stored and acked", captured, self.total)
+                if captured >= enough:
+                    return captured
+            await asyncio.sleep(POLL)
 
     @contextlib.asynccontextmanager
     async def _progress(self, natty: Natty) -> AsyncIterator[None]:
         async def follow() -> None:
             while True:
                 with contextlib.suppress(Exception):  # a picture for people: the steps themselves report errors
-                    self.view.advance("stored and acked", (await self._captured(natty))[0], self.total)
+                    self.view.advance("stored and acked", await self._captured(natty), self.total)
                 await asyncio.sleep(POLL)
 
         task = asyncio.create_task(follow())
@@ -272,11 +281,7 @@ class Demo:
 
     async def _until_captured(self, natty: Natty, config: CaptureConfig, began: float) -> None:
         async with self._within("every message is stored and acked"):
-            while (captured := (await self._captured(natty))[0]) < self.result.messages:
-                self.view.advance("stored and acked", captured, self.total)
-                self._check_nodes()
-                await asyncio.sleep(POLL)
-        self.view.advance("stored and acked", captured, self.total)
+            captured = await self._until(natty, self.result.messages)
         self.result.captured_per_second = captured / (time.monotonic() - began)
 
     async def _until_compacted(self, natty: Natty, config: CaptureConfig, store: Store) -> Manifest:

@@ -21,11 +21,12 @@ from capture.pipeline import capture
 from capture.source import Source, stream_info
 from capture.stores import Store, open_store
 from capture.writers import writer
-from natty import Election, Natty, NattyError, UnsupportedError
+from natty import Election, Natty, NattyError, RequestTimeoutError, UnsupportedError
 from natty.leader import default_node_name
 
 log = logging.getLogger(__name__)
 
+START_TIMEOUT = 60.0  # seconds that a server may take to answer when the node starts
 RETRY_DUTY = 5.0  # seconds before a leader's failed duty is taken up again
 
 
@@ -67,6 +68,18 @@ class Node:
         log.info("%s stopped: %d messages in %d blocks", self.name, self.stored["messages"], self.stored["blocks"])
 
     async def _prepare(self, natty: Natty) -> None:
+        """Make what is missing. A server that does not answer yet, as while its leaders are elected, is waited for."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + START_TIMEOUT
+        while True:
+            try:
+                return await self._claim(natty)
+            except RequestTimeoutError as error:
+                if loop.time() >= deadline:
+                    raise
+                log.warning("not ready to capture yet: %s", error, extra={"action": "wait"})
+
+    async def _claim(self, natty: Natty) -> None:
         stream = await stream_info(natty, self.config.stream)
         await claim(self.store, self.config.name, self.config.stream, stream["created"])
         await natty.ensure_consumer(

@@ -314,18 +314,29 @@ class Connection:
             del self._last_of[sid]
 
     async def request(
-        self, subject: str, data: bytes = b"", *, headers: bytes = b"", timeout: float | None = None
+        self,
+        subject: str,
+        data: bytes = b"",
+        *,
+        headers: bytes = b"",
+        timeout: float | None = None,
+        again: float | None = None,
     ) -> RawMessage:
-        """Publish and return the answer.
+        """Publish and return the answer. With `again`, an unanswered request is sent again every so many seconds.
 
         RequestTimeoutError, NoRespondersError, NotConnectedError; AuthorizationError if the subject is not permitted.
         """
+        loop = asyncio.get_running_loop()
         timeout = self.config.timeout if timeout is None else timeout
-        deadline = asyncio.get_running_loop().time() + timeout
+        deadline = loop.time() + timeout
         await self.ready(timeout)
         reply, future = self.expect_answer(subject.encode())
         try:
             self.send(subject, data, reply=reply, headers=headers)
+            while again is not None and loop.time() + again < deadline:
+                if (await asyncio.wait({future}, timeout=again))[0]:
+                    break
+                self.send(subject, data, reply=reply, headers=headers)
             async with asyncio.timeout_at(deadline):
                 answer = await future
         except TimeoutError:

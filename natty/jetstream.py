@@ -35,6 +35,17 @@ _ERRORS: dict[int, type[JetStreamError]] = {
     IN_FLIGHT: WrongLastSequenceError,
 }
 RETRY_DELAY = 0.1  # seconds between two tries while a stream has no leader
+ASK_AGAIN = 1.0  # seconds: a server drops requests about what has no leader yet, so a question is put again
+_QUESTIONS = (
+    "INFO",
+    "STREAM.INFO.",
+    "STREAM.NAMES",
+    "STREAM.LIST",
+    "STREAM.MSG.GET.",
+    "CONSUMER.INFO.",
+    "CONSUMER.NAMES.",
+    "CONSUMER.LIST.",
+)
 
 
 class PubAck(msgspec.Struct, frozen=True):
@@ -101,11 +112,13 @@ class JetStream:
     async def request(self, subject: str, body: Any = None, *, timeout: float | None = None) -> dict[str, Any]:
         """Call the API, `subject` without the prefix. The error of the answer is raised by its number, see `errors`.
 
+        What only asks, and changes nothing, is sent again every second until `timeout`.
         JetStreamNotEnabledError where nobody answers; RequestTimeoutError.
         """
         data = b"" if body is None else msgspec.json.encode(body)
+        again = ASK_AGAIN if subject.startswith(_QUESTIONS) else None
         try:
-            raw = await self.connection.request(f"{self.prefix}.{subject}", data, timeout=timeout)
+            raw = await self.connection.request(f"{self.prefix}.{subject}", data, timeout=timeout, again=again)
         except NoRespondersError as error:
             raise JetStreamNotEnabledError(
                 "JetStream is not enabled on this server or account; put `jetstream {}` into the server's configuration"

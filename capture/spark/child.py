@@ -60,7 +60,7 @@ class Child:
     async def _spawn(cls, scratch: Scratch, log: Path) -> "Child":
         with log.open("ab") as stderr:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", "capture.spark.driver",
+                sys.executable, "-P", str(Path(__file__).with_name("__main__.py")), str(os.getpid()),
                 stdin=PIPE, stdout=PIPE, stderr=stderr, limit=LONGEST_ANSWER_BYTES,
                 env=_environment(scratch.path), start_new_session=True,
             )  # fmt: skip

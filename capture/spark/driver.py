@@ -1,9 +1,7 @@
 """Spark's driver as a child process: requests are lines of standard input, answers are lines of standard output."""
 
-import ctypes
 import logging
 import os
-import signal
 import sys
 import threading
 import time
@@ -29,12 +27,9 @@ GROUPS_AT_ONCE = 2
 
 REQUESTS_AT_ONCE = 4
 
-_PR_SET_PDEATHSIG = 1  # prctl(2)
-
 
 def main() -> None:
     """Serve until standard input ends."""
-    _die_with_parent()
     os.environ["TZ"] = "UTC"  # of the timestamps in answers
     time.tzset()
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")  # about a pandas that nobody uses
@@ -138,13 +133,3 @@ def _taken_stdout() -> IO[bytes]:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return answers
-
-
-def _die_with_parent() -> None:
-    """Be killed when the parent's thread that started us ends (Linux); elsewhere the end of standard input tells."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    main()

@@ -26,6 +26,10 @@ def run(app: typer.Typer, name: str, errors: tuple[type[Exception], ...]) -> int
         status = app(prog_name=name, standalone_mode=False)
     except errors as error:
         return _say(name, str(error))
+    except ExceptionGroup as group:  # what a task group of ours was ended by
+        if group.split(errors)[1] is not None:
+            raise
+        return _say(name, "; ".join(dict.fromkeys(_sentences(group))))
     except KeyboardInterrupt:
         return _say(name, "interrupted", EXIT_INTERRUPTED)
     except typer.Abort:
@@ -43,6 +47,12 @@ def run(app: typer.Typer, name: str, errors: tuple[type[Exception], ...]) -> int
     if status == EXIT_INTERRUPTED:  # typer turns a KeyboardInterrupt into this
         return _say(name, "interrupted", EXIT_INTERRUPTED)
     return int(status or 0)
+
+
+def _sentences(error: Exception) -> list[str]:
+    if isinstance(error, ExceptionGroup):
+        return [sentence for one in error.exceptions for sentence in _sentences(one)]
+    return [str(error)]
 
 
 def run_async(main: Coroutine[Any, Any, T]) -> T:

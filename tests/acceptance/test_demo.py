@@ -21,7 +21,7 @@ def taken(*ports):
         yield
 
 
-def gone(processes_of, folder, within=5.0):
+def gone(processes_of, folder, within=20.0):
     """Return the processes that have to do with a folder, once there are none or the time is over."""
     deadline = time.monotonic() + within
     while (left := processes_of(str(folder))) and time.monotonic() < deadline:

@@ -149,7 +149,7 @@ def spark_processes():
     while more := {pid for pid, parent in parents.items() if parent in ours} - found:
         found |= more
         ours = more
-    return {pid for pid in found if _command(pid) & {b"capture.spark.driver", b"java"}}
+    return {pid for pid in found if _command(pid) & {b"__main__.py", b"java"}}
 
 
 def _command(pid):

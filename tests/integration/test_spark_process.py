@@ -146,3 +146,13 @@ async def test_nothing_survives_a_parent_that_was_killed(store, tmp_path):
         finally:
             with contextlib.suppress(ProcessLookupError):
                 processes.kill(session)
+
+
+async def test_a_driver_whose_parent_is_killed_before_it_is_bound_ends_at_once():
+    start = Path(processes.__file__).with_name("__main__.py")
+    nobody = 2**22 + 1  # above the kernel's largest process number: it is not our parent
+    command = [sys.executable, "-P", "-X", "importtime", str(start), str(nobody)]
+    ran = await asyncio.to_thread(subprocess.run, command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert ran.returncode == 1
+    assert "the process that started Spark's driver has ended" in ran.stderr
+    assert "pyspark" not in ran.stderr

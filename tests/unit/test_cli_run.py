@@ -1,0 +1,31 @@
+import sys
+
+import pytest
+import typer
+
+from natty.cli.run import run
+from natty.errors import NattyError
+
+
+def ended_by(error, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["natty"])
+    app = typer.Typer()
+
+    @app.command()
+    def fail() -> None:
+        raise error
+
+    return app
+
+
+def test_errors_out_of_task_groups_are_sentences_each_said_once(capsys, monkeypatch):
+    inner = ExceptionGroup("inner", [NattyError("no stream S"), NattyError("no consumer c")])
+    group = ExceptionGroup("outer", [inner, NattyError("no stream S")])
+    assert run(ended_by(group, monkeypatch), "natty", (NattyError,)) == 1
+    assert capsys.readouterr().err == "natty: no stream S; no consumer c\n"
+
+
+def test_a_fault_of_ours_in_a_task_group_is_not_hidden(monkeypatch):
+    group = ExceptionGroup("outer", [NattyError("no stream S"), ZeroDivisionError("a fault")])
+    with pytest.raises(ExceptionGroup):
+        run(ended_by(group, monkeypatch), "natty", (NattyError,))
