@@ -273,3 +273,21 @@ async def test_a_flow_that_is_cancelled_at_any_moment_ends_at_once(fleet):
         async with asyncio.timeout(5):
             await asyncio.gather(run, return_exceptions=True)
         assert run.cancelled()
+
+
+async def test_a_node_waits_for_a_server_that_does_not_answer_yet(fleet, natty):
+    """As a cluster does while it elects the leaders of the stream and of the consumer."""
+    asked = []
+
+    def answer_later(messages):
+        for subject, reply, headers, payload in messages:
+            asked.append(subject)
+            if len(asked) > 3:
+                natty.connection.send(subject.replace(b"LATE.API", b"$JS.API"), payload, reply=reply, headers=headers)
+
+    natty.connection.subscribe("LATE.API.>", answer_later)
+    await fleet.publish([order(number) for number in range(30)])
+    node = fleet.start("node-1", fleet.configure(nats__api_prefix="LATE.API", nats__timeout=1.0))
+    await fleet.until_all_acked(30)
+    assert "not ready to capture yet: no answer on LATE.API." in fleet.log("node-1").read_text()
+    assert await fleet.stop(node) == 0
