@@ -67,6 +67,7 @@ class Config:
     timeout: float = REQUEST_TIMEOUT
     ping_interval: float = PING_INTERVAL
     inbox_prefix: str = "_INBOX"
+    ignore_discovered_servers: bool = False  # behind a NAT or a proxy: use only the servers that are named here
     domain: str = ""
     api_prefix: str = ""
 

@@ -4,9 +4,10 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+from natty.answers import Answers
 from natty.config import Config, beside, redact
 from natty.errors import (
     AuthorizationError,
@@ -19,6 +20,7 @@ from natty.errors import (
 )
 from natty.link import Link, Outgoing, Sink
 from natty.message import RawMessage, status_of
+from natty.observed import Observed
 from natty.reasons import connect_error
 from natty.sinklink import SinkLink, sink_path_fault
 from natty.stock import StockLink
@@ -28,7 +30,7 @@ logger = logging.getLogger("natty.connection")
 DEFAULT_MAX_PAYLOAD = 1024 * 1024  # bytes
 RECONNECT_DELAY = 0.1  # seconds before the second round over the servers; doubles up to the next line
 RECONNECT_DELAY_MAX = 2.0
-CLOSE_TIMEOUT = 2.0  # seconds that closing waits for the server to have taken what was sent
+CLOSE_TIMEOUT = 2.0  # seconds that closing waits for those who leave, and for the server to have taken what was sent
 
 
 class Subscription:
@@ -58,6 +60,10 @@ class Connection:
         self.config = config
         self.state = "new"  # new, connected, disconnected, closed
         self.listeners: list[Callable[[str], None]] = []
+        self.leaving: list[Callable[[], Awaitable[None]]] = []  # awaited, all at once, before the connection is closed
+        self.refusals: list[Callable[[str], None]] = []  # told what the server does not permit, in its words
+        self.observed = Observed()  # what pulls, publishers and elections have counted
+        self.reconnects = 0
         self._link: Link | None = None
         self._make_link: Callable[[Config], Link] = SinkLink
         self._servers = list(config.servers)
@@ -72,9 +78,7 @@ class Connection:
         self._connected = asyncio.Event()
         self._supervisor: asyncio.Task[None] | None = None
         self._last_error: Exception | None = None
-        self._requests: dict[bytes, tuple[asyncio.Future[RawMessage], bytes]] = {}
-        self._request_number = 0
-        self._inbox = self.new_inbox()
+        self._requests = Answers(self.new_inbox())
 
     def __repr__(self) -> str:
         return f"Connection({self.state}, {redact(self._url) or 'no server'}, {len(self._subscriptions)} subscriptions)"
@@ -88,6 +92,11 @@ class Connection:
     def server_info(self) -> dict[str, Any]:
         """The server's INFO: version, max_payload, jetstream, …"""
         return self._link.info if self._link else {}
+
+    @property
+    def server_certificate(self) -> dict[str, Any]:
+        """The server's TLS certificate as `ssl` shows it; empty without TLS, or on nats-py's own path."""
+        return self._link.certificate if self._link else {}
 
     @property
     def server_version(self) -> tuple[int, ...]:
@@ -111,7 +120,7 @@ class Connection:
             )
             self._make_link = StockLink
         await self._connect_any()
-        self.subscribe(self._inbox.decode() + ".*", self._answered)
+        self.subscribe(self._requests.subject, self._requests.deliver)
         self._supervisor = asyncio.create_task(self._supervise(), name="natty connection")
         return self
 
@@ -134,13 +143,16 @@ class Connection:
         self._ended.clear()
         self._link, self._url, self.state = link, url, "connected"
         self._max_payload = int(link.info.get("max_payload", DEFAULT_MAX_PAYLOAD))
-        for discovered in link.info.get("connect_urls") or []:
-            other = beside(url, discovered)
-            if other not in self._servers:
-                self._servers.append(other)
+        if not self.config.ignore_discovered_servers:
+            self._discover(url, link.info.get("connect_urls") or [])
         for subscription in self._subscriptions.values():
             link.subscribe(subscription.sid, subscription.subject, subscription.queue)
         self._connected.set()
+
+    def _discover(self, url: str, addresses: list[str]) -> None:
+        for other in (beside(url, address) for address in addresses):
+            if other not in self._servers:
+                self._servers.append(other)
 
     def _link_ended(self, error: Exception) -> None:
         if self.state != "connected":
@@ -149,10 +161,7 @@ class Connection:
         self._connected.clear()
         self._ended.set()
         self._out.clear()
-        for future, _ in self._requests.values():
-            if not future.done():
-                future.set_exception(NotConnectedError(f"the connection was lost before the answer came: {error}"))
-        self._requests.clear()
+        self._requests.fail(NotConnectedError, f"the connection was lost before the answer came: {error}")
         logger.warning("connection to %s lost: %s", redact(self._url), error, extra={"action": "disconnected"})
         self._tell("disconnected")
 
@@ -168,6 +177,7 @@ class Connection:
                     logger.warning("still not connected: %s", error, extra={"action": "reconnect"})
                     await asyncio.sleep(delay * random.uniform(0.5, 1.0))
                     delay = min(2 * delay, RECONNECT_DELAY_MAX)
+            self.reconnects += 1
             logger.info("connected to %s again", redact(self._url), extra={"action": "reconnected"})
             self._tell("connected")
 
@@ -196,9 +206,9 @@ class Connection:
 
     def _notice(self, text: str) -> None:
         logger.error("the server refused: %s", text, extra={"action": "refused"})
-        for future, subject in list(self._requests.values()):
-            if b'"%b"' % subject in text.encode() and not future.done():
-                future.set_exception(AuthorizationError(f"not permitted: {text}"))
+        self._requests.refuse(text)
+        for refused in list(self.refusals):
+            refused(text)
 
     def _dispatch(self, sid: bytes, messages: list[RawMessage]) -> None:
         subscription = self._subscriptions.get(sid) or self._last_of.get(sid)
@@ -342,48 +352,42 @@ class Connection:
         except TimeoutError:
             raise RequestTimeoutError(f"no answer on {subject} within {timeout:g} s") from None
         finally:
-            self._requests.pop(reply, None)
+            self._requests.forget(reply)
         if not answer[3] and status_of(answer[2])[0] == 503:
             raise NoRespondersError(f"nobody listens on {subject}")
         return answer
 
     def expect_answer(self, subject: bytes = b"") -> tuple[bytes, asyncio.Future[RawMessage]]:
-        """Return a reply subject of our own and the future of the answer to it; `forget_answer` ends the wait."""
-        self._request_number += 1
-        reply = b"%b.%x" % (self._inbox, self._request_number)
-        future: asyncio.Future[RawMessage] = asyncio.get_running_loop().create_future()
-        self._requests[reply] = (future, subject)
-        return reply, future
-
-    def _answered(self, messages: list[RawMessage]) -> None:
-        for raw in messages:
-            waiting = self._requests.pop(raw[0], None)
-            if waiting is not None and not waiting[0].done():
-                waiting[0].set_result(raw)
+        """Return a reply subject of our own and the future of the answer to it."""
+        return self._requests.expect(subject)
 
     async def close(self) -> None:
-        """Let the server take what was sent, at most two seconds, and end. Idempotent; never hangs."""
+        """Let pulls hand back what nobody took and the server take what was sent, and end.
+
+        Both together take `CLOSE_TIMEOUT` at most. Idempotent; never hangs.
+        """
         while self._supervisor is not None and not self._supervisor.done():
             self._supervisor.cancel()  # again: before Python 3.12 a `wait_for` on the way may swallow it
             await asyncio.wait({self._supervisor}, timeout=0.1)
         try:
-            if self.connected and self._link is not None:
-                for subscription in self._subscriptions.values():
-                    self._link.unsubscribe(subscription.sid)
-                with contextlib.suppress(OSError, NattyError):
-                    async with asyncio.timeout(CLOSE_TIMEOUT):
-                        await self.flush()
-                        await self.flush()  # what sinks have answered to the last messages
+            with contextlib.suppress(OSError, NattyError):
+                async with asyncio.timeout(CLOSE_TIMEOUT):
+                    await asyncio.gather(*(leave() for leave in self.leaving), return_exceptions=True)
+                    await self._take_leave()
         finally:
             self._close_now()
+
+    async def _take_leave(self) -> None:
+        if self.connected and self._link is not None:
+            for subscription in self._subscriptions.values():
+                self._link.unsubscribe(subscription.sid)
+            await self.flush()
+            await self.flush()  # what sinks have answered to the last messages
 
     def _close_now(self) -> None:
         for task in self._retiring:
             task.cancel()
-        for future, _ in self._requests.values():
-            if not future.done():
-                future.set_exception(ConnectionClosedError())
-        self._requests.clear()
+        self._requests.fail(ConnectionClosedError)
         self.state = "closed"
         self._ended.set()
         if self._link is not None:

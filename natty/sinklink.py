@@ -51,6 +51,11 @@ class _Session(Client):
         assert writer is not None, "connect() has made it"
         return writer
 
+    def is_over_tls(self) -> None:
+        """Tell asyncio, as nats-py does not: it would warn of a TLS session that the server ends."""
+        protocol: Any = self.writer.transport.get_protocol()
+        protocol._over_ssl = True
+
     async def _select_next_server(self) -> None:
         """Try the one server we were given, once: nats-py's own loop would hide why it failed."""
         self._current_server = self._server_pool[0]
@@ -99,6 +104,7 @@ class SinkLink:
         self._fault: Exception | None = None
         self._write: Callable[[bytes], None] = lambda data: None
         self.info: dict[str, Any] = {}
+        self.certificate: dict[str, Any] = {}
         self.on_messages: Callable[[bytes, list[RawMessage]], None] = lambda sid, messages: None
         self.on_end: Callable[[Exception], None] = lambda error: None
         self.on_notice: Callable[[str], None] = lambda text: None
@@ -109,6 +115,9 @@ class SinkLink:
             async with asyncio.timeout(self._config.connect_timeout):
                 await self._session.connect(**stock_options(self._config, url))
                 self.info = self._session._server_info
+                if secured := self._session.writer.get_extra_info("ssl_object"):
+                    self.certificate = secured.getpeercert() or {}
+                    self._session.is_over_tls()
                 self._write = self._session.writer.transport.write
                 await self.ping()  # a refused client certificate shows only with the first bytes read
                 if self._fault is not None:  # it ended together with that answer

@@ -156,6 +156,11 @@ class DevCA:
         return files
 
 
+def expiries(path: str | Path) -> list[datetime]:
+    """Return when each certificate of a PEM file ends, in the file's order. TLSError, naming the file."""
+    return [one.not_valid_after_utc for one in _load_certificates(Path(path), "certificate")]
+
+
 def client_context(
     *,
     ca: str | Path | None = None,

