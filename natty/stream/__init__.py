@@ -1,0 +1,40 @@
+"""Streams and consumers as code: compare what is with what is wanted, apply what is safe, refuse the rest."""
+
+from natty.stream.ensure import (
+    create_consumer,
+    create_stream,
+    delete_consumer,
+    delete_stream,
+    ensure_consumer,
+    ensure_stream,
+    plan_consumer,
+    plan_stream,
+    stream_state,
+)
+from natty.stream.file import Declared, load_streams
+from natty.stream.names import BadNameError, check_name
+from natty.stream.plan import Change, Plan, Risk, plan
+from natty.stream.settings import NANOSECONDS, difference, to_wire
+
+__all__ = [
+    "NANOSECONDS",
+    "BadNameError",
+    "Change",
+    "Declared",
+    "Plan",
+    "Risk",
+    "check_name",
+    "create_consumer",
+    "create_stream",
+    "delete_consumer",
+    "delete_stream",
+    "difference",
+    "ensure_consumer",
+    "ensure_stream",
+    "load_streams",
+    "plan",
+    "plan_consumer",
+    "plan_stream",
+    "stream_state",
+    "to_wire",
+]

@@ -1,0 +1,253 @@
+"""What `ensure_stream` and `ensure_consumer` change, and what they do while others are at it, or nobody answers."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from natty import (
+    ConsumerExistsError,
+    Natty,
+    NotConnectedError,
+    RequestTimeoutError,
+    StreamExistsError,
+    UnsupportedError,
+)
+from natty.errors import StreamNotFoundError
+from natty.stream import Risk, plan_consumer, plan_stream
+from natty.stream import ensure as module
+from natty.stream.listing import all_consumers, all_streams
+from natty.testing import NatsServer
+
+
+@pytest.fixture
+async def stream(natty, natty_name):
+    name = natty_name("ENSURED")
+    await natty.ensure_stream(name, subjects=[f"{name}.a"], max_age=3600, max_msgs=100, metadata={"team": "a"})
+    return name
+
+
+async def config(natty, stream):
+    return (await natty.jetstream.request(f"STREAM.INFO.{stream}"))["config"]
+
+
+def pause(server):
+    """Freeze a server and wait until the last of its threads has stopped: it answers no more."""
+    server.pause()
+    states = Path(f"/proc/{server.pid}/task")
+    while any(stat.read_text().rpartition(")")[2].split()[0] != "T" for stat in states.glob("*/stat")):
+        time.sleep(0.01)
+
+
+async def test_what_is_safe_is_changed_and_the_rest_is_kept(natty, stream):
+    await natty.publish(f"{stream}.a", b"kept")
+    before = await config(natty, stream)
+    wanted = {"subjects": [f"{stream}.>"], "max_age": 7200, "max_msgs": -1, "allow_direct": True, "description": "new"}
+    got = await natty.ensure_stream(stream, **wanted, metadata={"owner": "b"})
+    after = await config(natty, stream)
+    assert got == after
+    changed = {"subjects", "max_age", "max_msgs", "allow_direct", "description", "metadata"}
+    assert {name for name in before | after if before.get(name) != after.get(name)} == changed
+    assert (after["subjects"], after["max_age"], after["max_msgs"]) == ([f"{stream}.>"], 7200 * 10**9, -1)
+    assert (after["metadata"]["team"], after["metadata"]["owner"]) == ("a", "b")
+    assert (await natty.publish(f"{stream}.b", b"2")).seq == 2
+    assert (await natty.jetstream.read(stream, sequence=1)).data == b"kept"
+
+
+async def test_what_is_destructive_is_changed_only_when_allowed(natty, stream):
+    with pytest.raises(StreamExistsError, match=r"max_msgs is 100, wanted 5 \(destructive"):
+        await natty.ensure_stream(stream, max_msgs=5, description="new")
+    assert "description" not in await config(natty, stream)
+    await natty.ensure_stream(stream, allow_destructive=True, max_msgs=5, description="new")
+    assert ((await config(natty, stream))["max_msgs"], (await config(natty, stream))["description"]) == (5, "new")
+
+
+async def test_what_the_server_never_changes_is_refused_with_the_way_round(natty, stream):
+    with pytest.raises(StreamExistsError) as caught:
+        await natty.ensure_stream(stream, allow_destructive=True, storage="memory", max_msgs=5)
+    assert "storage is 'file', wanted 'memory' (fixed: the server never changes it)" in str(caught.value)
+    assert "make another stream and copy the messages by its `sources`" in str(caught.value)
+    assert "allow_destructive" not in str(caught.value)
+    assert (await config(natty, stream))["max_msgs"] == 100
+
+
+async def test_create_changes_nothing_and_says_what_would(natty, stream):
+    assert await natty.create_stream(stream, max_msgs=100) == await config(natty, stream)
+    with pytest.raises(StreamExistsError, match=r"max_msgs is 100, wanted 200\. Nothing .* ensure_stream and ensure_c"):
+        await natty.create_stream(stream, max_msgs=200)
+    await natty.create_consumer(stream, "d", ack_wait=5)
+    with pytest.raises(ConsumerExistsError, match=r"ack_wait is 5 s, wanted 9 s\. Nothing was changed"):
+        await natty.create_consumer(stream, "d", ack_wait=9)
+    assert (await config(natty, stream))["max_msgs"] == 100
+
+
+async def test_a_consumers_safe_settings_are_changed_and_the_rest_is_kept(natty, stream):
+    await natty.publish(f"{stream}.a", b"1")
+    settings = {"priority_groups": ["A"], "priority_policy": "pinned_client", "priority_timeout": 7}
+    before = await natty.ensure_consumer(stream, "d", ack_wait=5, filter_subjects=[f"{stream}.a"], **settings)
+    after = await natty.ensure_consumer(stream, "d", ack_wait=50, max_ack_pending=5000, description="new")
+    changed = {name for name in before | after if before.get(name) != after.get(name)}
+    assert changed == {"ack_wait", "max_ack_pending", "description"}
+    assert after["priority_timeout"] == 7 * 10**9
+    assert await natty.ensure_consumer(stream, "d", filter_subjects=[f"{stream}.a"]) == after
+
+
+async def test_a_consumers_filter_is_changed_only_when_allowed_one_or_many(natty, stream):
+    await natty.ensure_stream(stream, subjects=[f"{stream}.>"])
+    one, two = [f"{stream}.a"], [f"{stream}.a", f"{stream}.b"]
+    await natty.ensure_consumer(stream, "d", filter_subject=one[0])
+    with pytest.raises(ConsumerExistsError, match="what it has passed over is not delivered later"):
+        await natty.ensure_consumer(stream, "d", filter_subjects=two)
+    assert (await natty.ensure_consumer(stream, "d", allow_destructive=True, filter_subjects=two))[
+        "filter_subjects"
+    ] == two
+    await natty.ensure_consumer(stream, "d", filter_subjects=two[::-1])
+    assert (await natty.ensure_consumer(stream, "d", allow_destructive=True, filter_subjects=one))[
+        "filter_subjects"
+    ] == one
+
+
+async def test_a_plan_says_it_all_and_does_nothing(natty, stream, natty_name):
+    planned = await plan_stream(natty.jetstream, stream, {"max_msgs": 200, "storage": "memory", "subjects": []})
+    assert {one.setting: one.risk for one in planned.changes} == {
+        "max_msgs": Risk.SAFE,
+        "storage": Risk.FIXED,
+        "subjects": Risk.DESTRUCTIVE,
+    }
+    assert (await plan_consumer(natty.jetstream, stream, "d", {})).missing
+    assert (await plan_consumer(natty.jetstream, natty_name("NONE"), "d", {})).missing
+    missing = natty_name("NONE")
+    assert (await plan_stream(natty.jetstream, missing, {})).missing
+    with pytest.raises(StreamNotFoundError):
+        await config(natty, missing)
+    assert (await config(natty, stream))["max_msgs"] == 100
+
+
+async def test_of_many_who_raise_a_limit_at_once_each_ends_in_a_stream_or_a_difference(natty, stream):
+    outcomes = await asyncio.gather(
+        *(natty.ensure_stream(stream, max_msgs=number) for number in (200, 300, 400, 500)), return_exceptions=True
+    )
+    assert all(isinstance(one, dict | StreamExistsError) for one in outcomes), outcomes
+    assert (await config(natty, stream))["max_msgs"] in (200, 300, 400, 500)
+
+
+async def test_a_change_that_is_undone_by_somebody_else_is_seen(natty, stream, monkeypatch):
+    """The server compares no revisions: what is written is read back."""
+    update, undone = module._Stream.update, []
+
+    async def update_and_undo(target, new):
+        answer = await update(target, new)
+        if len(undone) < 2:
+            undone.append(await update(target, new | {"description": "theirs"}))
+        return answer
+
+    monkeypatch.setattr(module._Stream, "update", update_and_undo)
+    got = await natty.ensure_stream(stream, description="ours")
+    assert len(undone) == 2
+    assert got["description"] == (await config(natty, stream))["description"] == "ours"
+
+
+async def test_a_change_that_is_undone_again_and_again_is_given_up(natty, stream, monkeypatch):
+    update = module._Stream.update
+
+    async def update_and_undo(target, new):
+        answer = await update(target, new)
+        await update(target, new | {"description": "theirs"})
+        return answer
+
+    monkeypatch.setattr(module._Stream, "update", update_and_undo)
+    with pytest.raises(
+        StreamExistsError, match=r"is being changed by somebody else .* description is 'theirs', wanted"
+    ):
+        await natty.ensure_stream(stream, description="ours")
+
+
+async def test_a_setting_that_the_server_drops_is_told(natty, stream, monkeypatch):
+    """An older server drops fields it does not know; ours is made to by taking one out on the way."""
+    update = module._Stream.update
+
+    async def update_without(target, new):
+        return await update(target, {name: value for name, value in new.items() if name != "allow_batched"})
+
+    monkeypatch.setattr(module._Stream, "update", update_without)
+    with pytest.raises(UnsupportedError, match="too old for what was asked, allow_batched: upgrade it"):
+        await natty.ensure_stream(stream, allow_batched=True)
+
+
+async def test_deleting_is_no_error_when_there_is_nothing(natty, stream):
+    await natty.ensure_consumer(stream, "d")
+    for _ in range(2):
+        await natty.delete_consumer(stream, "d")
+    assert (await all_consumers(natty.jetstream, stream)).found == []
+    for _ in range(2):
+        await natty.delete_stream(stream)
+    await natty.delete_consumer(stream, "d")
+    with pytest.raises(StreamNotFoundError):
+        await config(natty, stream)
+
+
+async def test_lists_are_read_page_by_page(natty, stream):
+    names = [f"d{number:03}" for number in range(260)]  # a page holds 256
+    await asyncio.gather(*(natty.create_consumer(stream, name) for name in names))
+    assert [one["name"] for one in (await all_consumers(natty.jetstream, stream)).found] == names
+    assert stream in [one["config"]["name"] for one in (await all_streams(natty.jetstream)).found]
+
+
+async def test_a_server_that_does_not_answer_for_a_while_is_asked_again(natty_tls, nats_server_binary):
+    """Longer than one try takes: what is asked only once would end in RequestTimeoutError."""
+    with NatsServer(tls_files=natty_tls, binary=nats_server_binary) as server:
+        async with Natty(**server.connect_options(), ping_interval=30.0) as natty:
+            pause(server)
+            making = asyncio.create_task(natty.ensure_stream("S", subjects=["s"]))
+            await asyncio.sleep(module.ONE_TRY + 0.5)
+            assert not making.done()
+            server.resume()
+            async with asyncio.timeout(25):
+                assert (await making)["subjects"] == ["s"]
+
+
+async def test_a_server_that_restarts_meanwhile_is_waited_for(natty_tls, nats_server_binary):
+    with NatsServer(tls_files=natty_tls, binary=nats_server_binary) as server:
+        async with Natty(**server.connect_options()) as natty:
+            await natty.ensure_stream("S", subjects=["s"])
+            await asyncio.to_thread(server.kill)
+            making = asyncio.create_task(natty.ensure_consumer("S", "d", ack_wait=7))
+            await asyncio.sleep(0.2)
+            await asyncio.to_thread(server.start)
+            async with asyncio.timeout(25):
+                assert (await making)["ack_wait"] == 7 * 10**9
+
+
+async def test_a_server_that_never_answers_is_given_up(natty_tls, nats_server_binary, monkeypatch):
+    monkeypatch.setattr(module, "WITHIN", 0.3)
+    monkeypatch.setattr(module, "ONE_TRY", 0.1)
+    with NatsServer(tls_files=natty_tls, binary=nats_server_binary) as server:
+        async with Natty(**server.connect_options(), ping_interval=30.0) as natty:
+            pause(server)
+            with pytest.raises((RequestTimeoutError, NotConnectedError)):
+                await natty.ensure_stream("S", subjects=["s"])
+            server.resume()
+
+
+async def test_a_cluster_without_a_majority_is_waited_for(nats_cluster):
+    async with Natty(**nats_cluster.connect_options()) as natty:
+        await natty.ensure_stream("WAITS", subjects=["waits.>"], num_replicas=3)
+        others = [server for server in nats_cluster if str(server.port) not in natty.connection._url]
+        for server in others:
+            await asyncio.to_thread(server.kill)
+        making = asyncio.gather(
+            natty.ensure_stream("WAITS", description="widened"),
+            natty.ensure_stream("WAITS_TOO", subjects=["waits_too"], num_replicas=3),
+            natty.ensure_consumer("WAITS", "d", ack_wait=7),
+        )
+        try:
+            await asyncio.sleep(2 * module.ONE_TRY)
+            assert not making.done()
+        finally:
+            await asyncio.to_thread(nats_cluster.start)
+        async with asyncio.timeout(30):
+            widened, made, consumer = await making
+        assert (widened["description"], made["num_replicas"], consumer["ack_wait"]) == ("widened", 3, 7 * 10**9)
+        for name in ("WAITS", "WAITS_TOO"):
+            await natty.delete_stream(name)
