@@ -22,8 +22,10 @@ from natty.errors import (
     WrongLastSequenceError,
 )
 from natty.message import Headers, check_subject, encode_headers, parse_headers
+from natty.outgoing import MESSAGE_ID, TTL
 
 NO_MESSAGE = 10037
+TTL_DISABLED = 10166
 STREAM_EXISTS = 10058
 IN_FLIGHT = 10164  # another write of the subject is under way: try again; decisive is only 10071
 _ERRORS: dict[int, type[JetStreamError]] = {
@@ -35,6 +37,8 @@ _ERRORS: dict[int, type[JetStreamError]] = {
     IN_FLIGHT: WrongLastSequenceError,
 }
 RETRY_DELAY = 0.1  # seconds between two tries while a stream has no leader
+SEND_AGAIN = 1.0  # seconds without an ack before a message with an id is sent again
+MESSAGE_TTL = (2, 11)  # server version
 ASK_AGAIN = 1.0  # seconds: a server drops requests about what has no leader yet, so a question is put again
 _QUESTIONS = (
     "INFO",
@@ -141,9 +145,13 @@ class JetStream:
 
         While no stream listens (a leader is being elected) it is tried again until `timeout`; after that, and where the
         server refused, PublishError; WrongLastSequenceError for an expectation that does not hold. RequestTimeoutError
-        means doubt: it may be stored or not. With `stream`, a missing one is told at once: StreamNotFoundError.
+        and NotConnectedError mean doubt: it may be stored or not; with a `Nats-Msg-Id` it is sent again until `timeout`
+        first. With `stream`, a missing one is told at once: StreamNotFoundError.
         """
         check_subject(subject)
+        if headers and TTL in headers:  # an older server would store it for ever
+            self.require("a message's ttl", *MESSAGE_TTL)
+        repeatable = bool(headers and MESSAGE_ID in headers)
         loop = asyncio.get_running_loop()
         timeout = self.connection.config.timeout if timeout is None else timeout
         deadline = loop.time() + timeout
@@ -151,8 +159,13 @@ class JetStream:
         while True:
             remaining = max(0.001, deadline - loop.time())
             try:
-                raw = await self.connection.request(subject, data, headers=block, timeout=remaining)
+                once = min(remaining, SEND_AGAIN) if repeatable else remaining
+                raw = await self.connection.request(subject, data, headers=block, timeout=once)
                 break
+            except (RequestTimeoutError, NotConnectedError):
+                if not repeatable or loop.time() + RETRY_DELAY >= deadline or self.connection.state == "closed":
+                    raise
+                await asyncio.sleep(RETRY_DELAY)
             except NoRespondersError:
                 if loop.time() + RETRY_DELAY >= deadline:
                     raise PublishError(
@@ -235,7 +248,8 @@ def read_ack(payload: bytes, subject: str) -> PubAck:
     refused = _error(answer.error, subject)
     if isinstance(refused, WrongLastSequenceError):
         raise refused
-    raise PublishError(f"{subject}: {answer.error.description}", subject=subject) from refused
+    what_to_do = "; set allow_msg_ttl on the stream" if answer.error.err_code == TTL_DISABLED else ""
+    raise PublishError(f"{subject}: {answer.error.description}{what_to_do}", subject=subject) from refused
 
 
 def _error(refused: _Refusal, subject: str) -> JetStreamError:

@@ -3,84 +3,66 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import takewhile
 from types import TracebackType
 from typing import Self
 
-import msgspec
-
+from natty import tracing
 from natty.connection import Subscription
-from natty.errors import NattyError, NotConnectedError, PublishError, WrongLastSequenceError
+from natty.errors import JetStreamError, NattyError, NotConnectedError, PublishError, WrongLastSequenceError
+from natty.ingest import APPEND, BATCH_UNKNOWN, END, FAST_INGEST, START, flow_prefix, place_of, read_answer
 from natty.jetstream import JetStream, read_ack
-from natty.message import RawMessage, check_subject, encode_headers, status_of
+from natty.message import Headers, RawMessage, encode_headers, status_of
+from natty.observed import PUBLISHER
+from natty.outgoing import address, expecting, publish_headers
+from natty.window import PublisherOptions, Waiting
 
 logger = logging.getLogger("natty.publish")
 
-_START, _APPEND, _END = 0, 1, 3  # fast ingest's operations: begin, add, end without storing
-_WRITE_AHEAD_BYTES = 256 * 1024  # what is written before waiting for the socket
-_OUTSTANDING = 4  # flow acks that may be missing before the sender waits
-FAST_INGEST = (2, 14)  # server version
+_WRITE_AHEAD_BYTES = 64 * 1024  # what is written before waiting for the socket: measured, see docs/architecture.md
+_OUTSTANDING = 8  # flow acks that may be missing before the sender waits; the server gives one every 500 at most
 RETRY_DELAY = 0.1  # seconds before a refused message is sent again
 IDLE = 1.0  # seconds without a new message after which a fast batch is ended: the server drops an idle one after ten
-BATCH_UNKNOWN = 10208  # the batch is over: it was idle, or the stream has a new leader
-
-
-@dataclass(frozen=True, kw_only=True)
-class PublisherOptions:
-    """How many messages may be on their way, and how long one may take."""
-
-    window: int = 4096
-    ack_timeout: float = 5.0  # seconds without any progress before the unacknowledged are sent again
-    give_up: float = 30.0  # seconds without any progress before they are reported as errors
-    path: str = "auto"  # "fast": fast ingest; "window": an ack a message; "auto": what server and stream offer
-
-
-class _FastAnswer(msgspec.Struct):
-    type: str = ""  # ack, gap, err; "" at the end of a batch
-    seq: int = 0
-    msgs: int = 0
-    count: int = 0
-    error: dict[str, object] | None = None
-
-
-@dataclass(slots=True)
-class _Waiting:
-    subject: bytes
-    headers: bytes
-    data: bytes
-    message_id: str
-    in_doubt: bool = False  # sent, and nobody knows whether it is stored
-    refused: str = ""  # why the server did not take it at the last try
+TOO_MANY_REQUESTS = 429  # the server's queue is full: it takes the message later
 
 
 class Publisher:
     """Publishes many messages to one stream with a bounded window: `async with natty.publisher("ORDERS") as publisher`.
 
     Every message ends in stored, or in a PublishError that names it: raised by `flush` (and on leaving the block), all
-    of them in `failures`. A message with a `message_id` that is in doubt (lost ack, lost connection) is sent again and
-    stored once; one without ends in an error, because sending it again might store it twice.
+    of them in `failures`; with `on_failure`, handed to it instead. A message with a `message_id` that is in doubt (lost
+    ack, lost connection) is sent again and stored once; one without ends in an error, because sending it again might
+    store it twice. No other stream takes them: `Nats-Expected-Stream` is on the first message of a fast batch and on
+    what the stream's subjects did not cover when it was opened.
     Fast ingest: ADR-50 (nats-server 2.14, a stream with `allow_batched`).
     """
 
-    def __init__(self, jetstream: JetStream, stream: str, options: PublisherOptions | None = None) -> None:
+    def __init__(
+        self,
+        jetstream: JetStream,
+        stream: str,
+        options: PublisherOptions | None = None,
+        *,
+        on_failure: Callable[[PublishError], None] | None = None,
+    ) -> None:
         self.options = options or PublisherOptions()
         self.stream = stream
-        self.stored = 0
-        self.duplicates = 0
+        self.stored = self.failed = self.duplicates = 0
         self.failures: list[PublishError] = []
+        self.subjects: tuple[str, ...] = ()  # of the stream, as it was when this publisher was opened
+        self._on_failure = on_failure or self.failures.append
+        self._traced = tracing.creating(stream)
         self._jetstream = jetstream
         self._connection = jetstream.connection
-        self._offered = False
-        self._fast = False
-        self._waiting: dict[int, _Waiting] = {}
+        self._offered = self._fast = False
+        self._waiting: dict[int, Waiting] = {}
+        self._waiting_bytes = 0
         self._number = 0  # of the last message taken
         self._base = 0  # the message number before the current fast batch
-        self._inbox = b""
-        self._flow_prefix = b""
+        self._inbox = self._flow_prefix = b""
         self._subscription: Subscription | None = None
         self._ended = False  # the fast batch: nothing more may be added to it
-        self._idle: asyncio.TimerHandle | None = None
+        self._look: asyncio.TimerHandle | None = None
         self._healing: asyncio.Future[None] | None = None
         self._progress = asyncio.Event()
         self._unwritten = 0
@@ -92,6 +74,11 @@ class Publisher:
         path = "fast ingest" if self._fast else "window"
         return f"Publisher({self.stream}, {path}, {self.stored} stored, {len(self._waiting)} waiting)"
 
+    @property
+    def waiting(self) -> int:
+        """How many messages were taken and are neither stored nor failed yet."""
+        return len(self._waiting)
+
     async def __aenter__(self) -> Self:
         """Choose the path. StreamNotFoundError; UnsupportedError if fast ingest is forced and not offered."""
         config = (await self._jetstream.request(f"STREAM.INFO.{self.stream}"))["config"]
@@ -100,7 +87,10 @@ class Publisher:
             self._jetstream.require("fast ingest", *FAST_INGEST)
             raise PublishError(f"stream {self.stream} does not offer fast ingest: set allow_batched on it")
         self._offered = self._fast = offered and self.options.path != "window"
+        self.subjects = tuple(config.get("subjects") or ())
         self._connection.listeners.append(self._on_event)
+        self._connection.refusals.append(self._on_refusal)
+        self._connection.observed.add(self, PUBLISHER, self.stream)
         self._open_inbox()
         return self
 
@@ -111,25 +101,37 @@ class Publisher:
             if kind is None:
                 await self.flush()
         finally:
-            self._connection.listeners.remove(self._on_event)
-            for pending in (self._idle, self._healing):
-                if pending is not None:
-                    pending.cancel()
-            if self._subscription is not None:
-                self._subscription.close()
+            self.abandon()
 
-    async def publish(
-        self, subject: str, data: bytes, *, message_id: str = "", headers: dict[str, str] | None = None
-    ) -> None:
+    def abandon(self) -> None:
+        """Stop at once; what has no outcome is reported as an error. Idempotent."""
+        if self._subscription is None:
+            return
+        self._subscription.close()
+        self._subscription = None
+        self._connection.listeners.remove(self._on_event)
+        self._connection.refusals.remove(self._on_refusal)
+        for pending in (self._look, self._healing):
+            if pending is not None:
+                pending.cancel()
+        self._give_up("when its publisher was left", "no ack yet")
+        self._connection.observed.retire(self)
+
+    async def publish(self, subject: str, data: bytes, *, message_id: str = "", headers: Headers | None = None) -> None:
         """Take one message; waits while the window is full, or the connection lost. The outcome shows in `flush`."""
-        wire_subject = check_subject(subject)
-        block = b""
-        if headers or message_id:
-            block = encode_headers((headers or {}) | ({"Nats-Msg-Id": message_id} if message_id else {}))
+        wire_subject, ours = address(self.subjects, subject)
+        if self._traced is not None:
+            headers = self._traced(subject, headers)
+        block = encode_headers(publish_headers(headers, message_id=message_id)) if headers or message_id else b""
+        if not ours:
+            block = expecting(self.stream, block)  # it may belong to another stream, which must not take it
         if not self._may_send():
             await self._until(self._may_send)
         self._number += 1
-        message = self._waiting[self._number] = _Waiting(wire_subject, block, data, message_id)
+        message = self._waiting[self._number] = Waiting(wire_subject, block, data, message_id)
+        self._waiting_bytes += len(data)
+        if self._look is None:
+            self._look = asyncio.get_running_loop().call_later(IDLE, self._look_after, self._number)
         if self._broken:
             return
         self._try_to_send(self._number, message)
@@ -138,20 +140,15 @@ class Publisher:
             self._unwritten = 0
             await self._write()
 
-    @property
-    def _settled(self) -> int:
-        return self.stored + len(self.failures)
-
     def _may_send(self) -> bool:
         """Whether the next message can go: there is room, and what was sent before is not in question."""
-        return not self._waiting or not (self._broken or self._ended or len(self._waiting) >= self._room)
+        full = len(self._waiting) >= self._room or self._waiting_bytes >= self.options.window_bytes
+        return not (full or self._broken or self._ended) or not self._waiting
 
     async def flush(self) -> None:
         """Return when every message taken so far is stored. PublishError: some are not; it names the first of them."""
         await self._until(lambda: not self._waiting, ending=True)
-        if self._offered and not self._fast and not self._waiting:
-            self._fast = True  # the refused ones are dealt with
-            self._open_inbox()
+        self._be_fast_again()
         if self.failures:
             first, count = self.failures[0], len(self.failures)
             raise PublishError(
@@ -159,6 +156,12 @@ class Publisher:
                 subject=first.subject,
                 message_id=first.message_id,
             )
+
+    def _be_fast_again(self) -> None:
+        """Use fast ingest again after a refusal, once the refused messages are dealt with."""
+        if self._offered and not self._fast and not self._waiting:
+            self._fast = True
+            self._open_inbox()
 
     async def _write(self) -> None:
         try:
@@ -170,9 +173,10 @@ class Publisher:
     async def _until(self, done: Callable[[], bool], *, ending: bool = False) -> None:
         """Wait for acks until `done`; send again what got none; give up at last."""
         loop = asyncio.get_running_loop()
-        last_change, settled = loop.time(), self._settled
+        last_change, settled = loop.time(), self.stored + self.failed
         while not done():
-            if ending and self._fast and not self._broken and self._waiting:
+            full = self._waiting_bytes >= self.options.window_bytes  # the server's next ack may be far off
+            if (ending or full) and self._fast and not self._broken and self._waiting:
                 self._end_batch()
             self._progress.clear()
             try:
@@ -181,10 +185,10 @@ class Publisher:
                         await self._progress.wait()
             except TimeoutError:
                 self._broken = f"no ack within {self.options.ack_timeout:g} s"
-            if self._settled > settled:
-                last_change, settled = loop.time(), self._settled
+            if self.stored + self.failed > settled:
+                last_change, settled = loop.time(), self.stored + self.failed
             if loop.time() - last_change >= self.options.give_up:
-                self._fail_all(self._broken or "no progress")
+                self._give_up(f"after {self.options.give_up:g} s", self._broken or "no progress")
             elif self._broken and not done():
                 await self._repair()
 
@@ -210,13 +214,14 @@ class Publisher:
                 if not self._broken:
                     self._try_to_send(number, message)
             await self._write()
+            if self._broken:  # a socket may be dead before anybody has read so: let the loop get to it
+                await asyncio.sleep(RETRY_DELAY)
 
     def _renumber(self) -> None:
         """Number what waits from here on, so that a fast batch counts from 1 without a gap."""
-        messages = list(self._waiting.values())
         self._base = self._number
-        self._waiting = {self._number + place: message for place, message in enumerate(messages, start=1)}
-        self._number += len(messages)
+        self._waiting = dict(enumerate(self._waiting.values(), start=self._number + 1))
+        self._number += len(self._waiting)
 
     def _open_inbox(self) -> None:
         if self._subscription is not None:
@@ -226,39 +231,43 @@ class Publisher:
         self._ended = False
         sink = self._fast_answers if self._fast else self._window_answers
         inbox = self._inbox
-        self._flow_prefix = b"%b.%d.fail." % (inbox, max(1, self.options.window // _OUTSTANDING))
+        self._flow_prefix = flow_prefix(inbox, max(1, self.options.window // _OUTSTANDING))
         self._subscription = self._connection.subscribe(inbox.decode() + ".>", lambda raw: sink(inbox, raw))
 
-    def _try_to_send(self, number: int, message: _Waiting) -> None:
+    def _try_to_send(self, number: int, message: Waiting) -> None:
+        reply, headers = self._reply(number), message.headers
+        if self._fast and number - self._base == 1:  # the whole batch goes where its first message does
+            headers = expecting(self.stream, headers)
         try:
-            self._send(number, message)
+            self._connection.put((message.subject, reply, headers, message.data))
+            message.in_doubt = True
         except NotConnectedError as error:
             self._broken = str(error)
         except NattyError as error:  # too large: what follows takes its place
             self._fail(number, str(error))
             self._number -= number == self._number
 
-    def _send(self, number: int, message: _Waiting) -> None:
+    def _reply(self, number: int) -> bytes:
+        """Return where the answer to a message goes."""
         if self._fast:
             if self._ended:  # a batch was ended, and all of it is stored: this message begins the next one
                 self._open_inbox()
                 self._base = number - 1
             place = number - self._base
-            reply = b"%b%d.%d.$FI" % (self._flow_prefix, place, _START if place == 1 else _APPEND)
-            if self._idle is None:
-                self._idle = asyncio.get_running_loop().call_later(IDLE, self._when_idle, number)
-        else:
-            reply = b"%b.%d" % (self._inbox, number)
-        self._connection.put((message.subject, reply, message.headers, message.data))
-        message.in_doubt = True
+            return b"%b%d.%d.$FI" % (self._flow_prefix, place, START if place == 1 else APPEND)
+        return b"%b.%d" % (self._inbox, number)
 
-    def _when_idle(self, number: int) -> None:
-        self._idle = None
-        if self._fast and self._waiting and not self._broken:
-            if number == self._number:
-                self._end_batch()
-            else:
-                self._idle = asyncio.get_running_loop().call_later(IDLE, self._when_idle, self._number)
+    def _look_after(self, number: int) -> None:
+        """See to what waits, nobody being in `publish` or `flush`: ask for its acks, send it again, or give it up."""
+        self._look = None
+        if not self._waiting:
+            self._be_fast_again()
+            return
+        self._look = asyncio.get_running_loop().call_later(IDLE, self._look_after, self._number)
+        if self._fast and number == self._number and not self._broken:
+            self._end_batch()
+        if self._healing is None or self._healing.done():
+            self._healing = asyncio.ensure_future(self._until(lambda: not self._waiting))
 
     def _end_batch(self) -> None:
         if not self._ended:
@@ -268,7 +277,7 @@ class Publisher:
     def _send_end(self, subject: bytes, place: int) -> None:
         """Ask for the acks of all before this place: end the batch without storing anything more."""
         try:
-            self._connection.put((subject, b"%b%d.%d.$FI" % (self._flow_prefix, place, _END), b"", b""))
+            self._connection.put((subject, b"%b%d.%d.$FI" % (self._flow_prefix, place, END), b"", b""))
         except NotConnectedError as error:
             self._broken = str(error)
 
@@ -276,16 +285,16 @@ class Publisher:
         if inbox != self._inbox:
             return
         for subject, _, block, payload in messages:
-            place = int(subject[len(inbox) + 1 :].split(b".")[2])
+            place = place_of(inbox, subject)
             if not payload and status_of(block)[0] == 503:
                 self._refuse(place, "no stream takes this subject at the moment")
                 continue
-            answer = msgspec.json.decode(payload, type=_FastAnswer)
+            answer = read_answer(payload)
             if answer.type == "ack":
                 self._room = min(self.options.window, _OUTSTANDING * max(1, answer.msgs))
                 self._stored_up_to(self._base + answer.seq)
             elif answer.error is not None:
-                unknown = answer.error.get("err_code") == BATCH_UNKNOWN
+                unknown = answer.error.get("err_code") == BATCH_UNKNOWN and answer.stream == self.stream
                 self._refuse(answer.seq or place, str(answer.error.get("description", "")), batch_unknown=unknown)
             elif answer.type == "":
                 self._batch_over(answer.count)
@@ -320,8 +329,7 @@ class Publisher:
 
     def _stored_up_to(self, number: int) -> None:
         done = list(takewhile(number.__ge__, self._waiting))
-        for one in done:
-            del self._waiting[one]
+        self._waiting_bytes -= sum([len(self._waiting.pop(one).data) for one in done])
         self.stored += len(done)
 
     def _window_answers(self, inbox: bytes, messages: list[RawMessage]) -> None:
@@ -336,21 +344,30 @@ class Publisher:
 
     def _window_answer(self, number: int, block: bytes, payload: bytes) -> None:
         if not payload and status_of(block)[0] == 503:  # a leader is being elected, or there is no such subject
-            message = self._waiting[number]
-            message.in_doubt, message.refused = (
-                False,
-                "no stream takes this subject: create one whose subjects cover it",
-            )
-            asyncio.get_running_loop().call_later(RETRY_DELAY, self._send_again, self._inbox, number)
+            self._send_later(number, "no stream takes this subject: create one whose subjects cover it")
             return
+        subject = self._waiting[number].subject.decode()
         try:
-            ack = read_ack(payload, self._waiting[number].subject.decode())
+            ack = read_ack(payload, subject)
         except (PublishError, WrongLastSequenceError) as error:
-            self._fail(number, str(error).removeprefix(f"{self._waiting[number].subject.decode()}: "))
+            reason, cause = str(error).removeprefix(f"{subject}: "), error.__cause__
+            if isinstance(cause, JetStreamError) and cause.code == TOO_MANY_REQUESTS:
+                self._send_later(number, reason)
+            else:
+                self._waiting[number].in_doubt = False
+                self._fail(number, reason)
             return
-        del self._waiting[number]
+        if ack.stream != self.stream:  # the subject has moved since this publisher was opened
+            self._fail(number, f"it was stored in stream {ack.stream}, which has this subject now")
+            return
+        self._waiting_bytes -= len(self._waiting.pop(number).data)
         self.stored += 1
         self.duplicates += ack.duplicate
+
+    def _send_later(self, number: int, reason: str) -> None:
+        message = self._waiting[number]
+        message.in_doubt, message.refused = False, reason
+        asyncio.get_running_loop().call_later(RETRY_DELAY, self._send_again, self._inbox, number)
 
     def _send_again(self, inbox: bytes, number: int) -> None:
         if inbox == self._inbox and number in self._waiting and not self._broken:
@@ -358,21 +375,25 @@ class Publisher:
 
     def _fail(self, number: int, reason: str) -> None:
         message = self._waiting.pop(number)
-        subject = message.subject.decode()
-        name = f"message {message.message_id!r}" if message.message_id else f"a message of {len(message.data)} bytes"
-        error = PublishError(f"{name} on {subject}: {reason}", subject=subject, message_id=message.message_id)
-        self.failures.append(error)
+        self._waiting_bytes -= len(message.data)
+        self.failed += 1
+        self._on_failure(message.failed(reason))
         self._progress.set()
 
-    def _fail_all(self, reason: str) -> None:
-        for number in list(self._waiting):
-            why = self._waiting[number].refused or reason
-            self._fail(number, f"given up after {self.options.give_up:g} s: {why}")
+    def _give_up(self, when: str, reason: str) -> None:
+        for number, message in list(self._waiting.items()):
+            self._fail(number, f"given up {when}: {message.refused or reason}")
 
     def _on_event(self, event: str) -> None:
-        if event == "connected":
-            if self._broken and self._waiting:  # nobody may be waiting in publish or flush to do it
-                self._healing = asyncio.ensure_future(self._repair())
-        elif not self._broken:
+        if event != "connected" and not self._broken:
             self._broken = "the connection was lost"
         self._progress.set()
+
+    def _on_refusal(self, text: str) -> None:
+        """Fail what may not be published: the server names the subject and drops the message, a gap in a fast batch."""
+        refused = [n for n, one in self._waiting.items() if one.in_doubt and b'to "%b"' % one.subject in text.encode()]
+        for number in refused:
+            self._waiting[number].in_doubt = False
+            self._fail(number, f"not permitted: {text}")
+        if refused and self._fast:
+            self._refuse(refused[0] - self._base, text)

@@ -30,7 +30,7 @@ class Proxy:
     """Forwards every connection to `host`:`port`; an async context manager that leaves nothing open.
 
     The faults act on connections that exist and on those to come: `cut()` and `restore()`, `half_open()` and
-    `restore()`, `hold()` and `release()`, `delay(seconds)`.
+    `restore()`, `hold()` and `release()`, `delay(seconds)`. `mute()` acts on those that exist.
     """
 
     def __init__(
@@ -126,6 +126,14 @@ class Proxy:
         for link in self._links:
             link.dead = True
 
+    def mute(self) -> None:
+        """Lose what the server says on the connections that exist, while what it is sent arrives: acks are lost.
+
+        They stay mute; whoever connects anew is heard again.
+        """
+        for link in self._links:
+            link.mute = True
+
     async def _listen(self) -> None:
         if self._listener is None:
             self._listener = await asyncio.start_server(self._accept, self.host, self.port, limit=CHUNK_BYTES)
@@ -169,6 +177,7 @@ class _Link:
 
     def __init__(self, gate: _Gate, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.dead = False
+        self.mute = False
         self.task: asyncio.Task[None] | None = None
         self._gate = gate
         self._reader = reader
@@ -182,7 +191,7 @@ class _Link:
         self._writers.append(writer)
         pumps = [
             asyncio.create_task(self._pump(self._reader, writer)),
-            asyncio.create_task(self._pump(reader, self._writers[0])),
+            asyncio.create_task(self._pump(reader, self._writers[0], from_server=True)),
         ]
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -204,16 +213,18 @@ class _Link:
             async with asyncio.timeout(CLOSE_WITHIN):
                 await asyncio.gather(*(writer.wait_closed() for writer in self._writers), return_exceptions=True)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, from_server: bool = False
+    ) -> None:
         queue: _Queue = asyncio.Queue(CHUNKS_HELD)
-        reading = asyncio.create_task(self._read(reader, queue))
+        reading = asyncio.create_task(self._read(reader, queue, from_server))
         try:
             await self._deliver(queue, writer)
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
 
-    async def _read(self, reader: asyncio.StreamReader, queue: _Queue) -> None:
+    async def _read(self, reader: asyncio.StreamReader, queue: _Queue, from_server: bool) -> None:
         loop = asyncio.get_running_loop()
         chunk = b"first"
         while chunk:
@@ -223,6 +234,8 @@ class _Link:
                 chunk = b""  # reset by its sender: the end, too
             if self.dead:
                 await _forever()
+            if chunk and from_server and self.mute:
+                continue
             await queue.put((loop.time() + self._gate.delay, chunk))
 
     async def _deliver(self, queue: _Queue, writer: asyncio.StreamWriter) -> None:

@@ -318,7 +318,7 @@ async def test_a_cut_link_in_mid_burst_loses_nothing(natty_proxy, natty, stream,
 
 @PATHS
 async def test_lost_acks_are_noticed_and_the_messages_sent_again(natty_proxy, natty, stream, path):
-    far = Natty(**natty_proxy.options, ping_interval=0.3, connect_timeout=0.5)
+    far = Natty(**natty_proxy.options, ping_interval=0.7, connect_timeout=2.0)
     async with far, far.publisher(stream, path=path, ack_timeout=0.5) as publisher:
         await publisher.publish(f"{stream}.a", b"0", message_id="0")
         natty_proxy.half_open()

@@ -1,0 +1,200 @@
+"""All-or-nothing batches: ADR-50, nats-server 2.12, a stream with `allow_atomic`."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from natty import tracing
+from natty.connection import Connection
+from natty.errors import (
+    JetStreamError,
+    NoRespondersError,
+    NotConnectedError,
+    PayloadTooLargeError,
+    PublishError,
+    RequestTimeoutError,
+    UnsupportedError,
+    WrongLastSequenceError,
+)
+from natty.jetstream import RETRY_DELAY, JetStream, PubAck, read_ack
+from natty.link import Outgoing
+from natty.message import Headers, check_subject, encode_headers
+from natty.outgoing import covers, publish_headers
+
+ATOMIC = (2, 12)  # server version
+MAX_MESSAGES = 1000  # of a batch, the server's limit
+DISABLED, INCOMPLETE, DUPLICATE, TOO_MANY = 10174, 10176, 10201, 10210  # the server's numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtomicMessage:
+    """One message of a batch. `ttl` in seconds, rounded up to whole ones."""
+
+    subject: str
+    data: bytes = b""
+    headers: Headers | None = None
+    message_id: str = ""
+    expect_last_subject_sequence: int | None = None
+    ttl: float | None = None
+
+
+async def publish_atomic(
+    jetstream: JetStream,
+    messages: Sequence[AtomicMessage | tuple[str, bytes]],
+    *,
+    expect_last_sequence: int | None = None,
+    timeout: float | None = None,
+) -> PubAck:
+    """Store all of the messages, one after the other in one stream, or none; return the ack of the last.
+
+    PublishError or WrongLastSequenceError: nothing was stored, and why; PublishError with `in_doubt`: the answer did
+    not come and it may have been stored; publish it again with the same message ids, which are refused the second time.
+    UnsupportedError from a server before 2.12; PayloadTooLargeError, BadSubjectError, AuthorizationError.
+    """
+    jetstream.require("an atomic batch", *ATOMIC)
+    batch = [one if isinstance(one, AtomicMessage) else AtomicMessage(subject=one[0], data=one[1]) for one in messages]
+    _check(batch)
+    with tracing.sending(batch[0].subject, messages=len(batch)) as traced:
+        wire = _encode(batch, expect_last_sequence, traced)
+        _check_sizes(wire, int(jetstream.connection.server_info["max_payload"]))
+        return await _store(jetstream, batch, wire, jetstream.connection.config.timeout if timeout is None else timeout)
+
+
+async def _store(jetstream: JetStream, batch: list[AtomicMessage], wire: list[Outgoing], timeout: float) -> PubAck:
+    deadline = asyncio.get_running_loop().time() + timeout
+    refusals: list[str] = []
+    note = refusals.append
+    jetstream.connection.refusals.append(note)
+    try:
+        if len(wire) > 1:
+            await _begin(jetstream.connection, wire[0], deadline)
+        return await _commit(jetstream.connection, wire[1:] or wire, deadline)
+    except (PublishError, WrongLastSequenceError) as error:
+        raise await _explained(jetstream, batch, error, refusals) from error
+    finally:
+        jetstream.connection.refusals.remove(note)
+
+
+def _check(batch: list[AtomicMessage]) -> None:
+    if not 1 <= len(batch) <= MAX_MESSAGES:
+        raise PublishError(f"a batch of {len(batch)} messages: it takes 1 to {MAX_MESSAGES}; nothing was sent")
+    written: dict[str, int] = {}
+    for place, one in enumerate(batch, start=1):
+        if one.expect_last_subject_sequence is not None and one.subject in written:
+            raise PublishError(
+                f"message {place} expects a last sequence of {one.subject}, on which message {written[one.subject]} of"
+                " the same batch is: put the expectation on that one",
+                subject=one.subject,
+            )
+        written.setdefault(one.subject, place)
+
+
+def _encode(batch: list[AtomicMessage], expect_last_sequence: int | None, traced: tracing.Inject) -> list[Outgoing]:
+    name, wire = secrets.token_hex(16), []
+    for place, one in enumerate(batch, start=1):
+        headers = publish_headers(
+            traced(one.headers or {}),
+            message_id=one.message_id,
+            expect_last_sequence=expect_last_sequence if place == 1 else None,
+            expect_last_subject_sequence=one.expect_last_subject_sequence,
+            ttl=one.ttl,
+        )
+        headers |= {"Nats-Batch-Id": name, "Nats-Batch-Sequence": str(place)}
+        if place == len(batch):
+            headers["Nats-Batch-Commit"] = "1"
+        wire.append((check_subject(one.subject), b"", encode_headers(headers), one.data))
+    return wire
+
+
+def _check_sizes(wire: list[Outgoing], limit: int) -> None:
+    for place, (subject, _, headers, data) in enumerate(wire, start=1):
+        if len(headers) + len(data) > limit:
+            raise PayloadTooLargeError(
+                f"message {place} of the batch, {len(headers) + len(data)} bytes on {subject.decode()}, is over the"
+                f" server's max_payload of {limit}; nothing was sent"
+            )
+
+
+async def _begin(connection: Connection, first: Outgoing, deadline: float) -> None:
+    """Send the first message alone: its answer says whether the stream takes a batch at all, and now."""
+    subject = first[0].decode()
+    while True:
+        remaining = deadline - asyncio.get_running_loop().time()
+        try:
+            answer = await connection.request(subject, first[3], headers=first[2], timeout=max(0.001, remaining))
+            if not answer[3]:
+                return
+            ack = read_ack(answer[3], subject)
+        except NoRespondersError as error:
+            if remaining < RETRY_DELAY:
+                raise PublishError(f"no stream takes {subject!r}: create one whose subjects cover it") from error
+        except PublishError as error:
+            if _code(error) != TOO_MANY or remaining < RETRY_DELAY:
+                raise
+        else:
+            raise UnsupportedError(
+                f"the leader of stream {ack.stream} is an older server: it stored the first message by itself, at"
+                f" sequence {ack.seq}, and no other was sent; upgrade it"
+            )
+        await asyncio.sleep(RETRY_DELAY)
+
+
+async def _commit(connection: Connection, rest: list[Outgoing], deadline: float) -> PubAck:
+    subject, last = rest[-1][0].decode(), rest[-1]
+    remaining = max(0.001, deadline - asyncio.get_running_loop().time())
+    try:
+        connection.send_many(rest[:-1])
+        answer = await connection.request(subject, last[3], headers=last[2], timeout=remaining)
+    except NoRespondersError as error:
+        raise PublishError(f"no stream takes {subject!r}", subject=subject) from error
+    except (NotConnectedError, RequestTimeoutError) as error:
+        text = f"whether the batch was stored is not known: {error}"
+        raise PublishError(text, subject=subject, in_doubt=True) from error
+    return read_ack(answer[3], subject)
+
+
+def _code(error: BaseException | None) -> int:
+    """Return the server's number of a refusal, 0 where it is none."""
+    cause = error if isinstance(error, JetStreamError) else error and error.__cause__
+    return cause.err_code if isinstance(cause, JetStreamError) else 0
+
+
+async def _explained(
+    jetstream: JetStream, batch: list[AtomicMessage], error: PublishError | WrongLastSequenceError, refusals: list[str]
+) -> PublishError | WrongLastSequenceError:
+    """Return the error with the cause in words: the server's answer to the commit names no message."""
+    if isinstance(error, WrongLastSequenceError):
+        text = f"nothing of the batch was stored: {error}"
+        return WrongLastSequenceError(text, code=error.code, err_code=error.err_code)
+    if error.in_doubt:
+        return error
+    code, reason = _code(error), str(error)
+    if code == DUPLICATE:
+        reason = "a message id is twice in it, or in the stream already: an earlier try may have stored it"
+    elif code == TOO_MANY:
+        reason = "the server has too many unfinished batches: try again, or use fewer at a time"
+    elif code == DISABLED:
+        reason = f"stream {await _stream_of(jetstream, batch[0].subject)} takes no atomic batches: set allow_atomic"
+    elif code == INCOMPLETE or isinstance(error.__cause__, NoRespondersError):
+        reason = await _what_is_missing(jetstream, batch, refusals)
+    return PublishError(f"nothing of the batch was stored: {reason}", subject=error.subject or batch[0].subject)
+
+
+async def _stream_of(jetstream: JetStream, subject: str) -> str:
+    names = (await jetstream.request("STREAM.NAMES", {"subject": subject})).get("streams")
+    return str(names[0]) if names else ""
+
+
+async def _what_is_missing(jetstream: JetStream, batch: list[AtomicMessage], refusals: list[str]) -> str:
+    if refusals:
+        return f"not permitted: {refusals[0]}"
+    if not (stream := await _stream_of(jetstream, batch[0].subject)):
+        return f"no stream takes {batch[0].subject!r}: create one whose subjects cover it"
+    subjects = tuple((await jetstream.request(f"STREAM.INFO.{stream}"))["config"].get("subjects") or ())
+    for place, one in enumerate(batch, start=1):
+        if not covers(subjects, one.subject):
+            return f"message {place} on {one.subject} is not for stream {stream}: all of a batch go to one stream"
+    return f"stream {stream} did not get all of it: its leader changed, or it took over ten seconds; publish it again"

@@ -1,0 +1,64 @@
+"""What a message to publish says besides its payload: where it belongs, and on what conditions it is stored."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import ceil
+
+from natty.message import Headers, check_subject, encode_headers
+
+MESSAGE_ID = "Nats-Msg-Id"
+TTL = "Nats-TTL"
+EXPECTED_STREAM = "Nats-Expected-Stream"
+
+
+def publish_headers(
+    headers: Headers | None,
+    *,
+    message_id: str = "",
+    expect_last_sequence: int | None = None,
+    expect_last_subject_sequence: int | None = None,
+    ttl: float | None = None,
+) -> dict[str, str | list[str]]:
+    """Return the caller's headers with those of JetStream added (ADR-8, ADR-43); the caller's are not changed.
+
+    `ttl` is in seconds, rounded up to whole ones. ValueError if it is not positive.
+    """
+    if ttl is not None and ttl <= 0:
+        raise ValueError(f"ttl is {ttl:g} s: a message can't live for no time; leave it out to keep the message")
+    conditions = {
+        MESSAGE_ID: message_id or None,
+        "Nats-Expected-Last-Sequence": expect_last_sequence,
+        "Nats-Expected-Last-Subject-Sequence": expect_last_subject_sequence,
+        TTL: None if ttl is None else ceil(ttl),
+    }
+    return dict(headers or {}) | {name: str(value) for name, value in conditions.items() if value is not None}
+
+
+def expecting(stream: str, block: bytes) -> bytes:
+    """Return a raw header block that no other stream than this one accepts."""
+    if f"{EXPECTED_STREAM}:".encode() in block:
+        return block
+    line = encode_headers({EXPECTED_STREAM: stream})
+    return block[:-2] + line.partition(b"\r\n")[2] if block else line
+
+
+@lru_cache(maxsize=4096)
+def address(patterns: tuple[str, ...], subject: str) -> tuple[bytes, bool]:
+    """Return the subject as it goes over the wire, and whether a stream's subjects cover it. BadSubjectError."""
+    return check_subject(subject), covers(patterns, subject)
+
+
+def covers(patterns: tuple[str, ...], subject: str) -> bool:
+    """Whether one of a stream's subjects, wildcards included, takes messages on `subject`."""
+    tokens = subject.split(".")
+    return any(_matches(pattern.split("."), tokens) for pattern in patterns)
+
+
+def _matches(pattern: list[str], tokens: list[str]) -> bool:
+    if pattern[-1] == ">":
+        pattern = pattern[:-1]
+        if len(tokens) <= len(pattern):
+            return False
+        tokens = tokens[: len(pattern)]
+    return len(pattern) == len(tokens) and all(p in ("*", t) for p, t in zip(pattern, tokens, strict=True))

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from natty.errors import PublishError
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublisherOptions:
+    """How many messages may be on their way, and how long one may take."""
+
+    window: int = 4096
+    window_bytes: int = 64 * 1024 * 1024  # of payloads; a single message may be larger
+    ack_timeout: float = 5.0  # seconds without any progress before the unacknowledged are sent again
+    give_up: float = 30.0  # seconds without any progress before they are reported as errors
+    path: str = "auto"  # "fast": fast ingest; "window": an ack a message; "auto": what server and stream offer
+
+    def __post_init__(self) -> None:
+        if self.path not in ("auto", "fast", "window"):
+            raise ValueError(f"path is {self.path!r}; it is auto, fast or window")
+        if self.window < 1:
+            raise ValueError(f"window is {self.window}; at least one message must be on its way")
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A message that a publisher has taken, and that is neither stored nor failed."""
+
+    subject: bytes
+    headers: bytes
+    data: bytes
+    message_id: str
+    in_doubt: bool = False  # sent, and nobody knows whether it is stored
+    refused: str = ""  # why the server did not take it at the last try
+
+    def failed(self, reason: str) -> PublishError:
+        """Return the error that names it."""
+        subject = self.subject.decode()
+        name = f"message {self.message_id!r}" if self.message_id else f"a message of {len(self.data)} bytes"
+        return PublishError(
+            f"{name} on {subject}: {reason}",
+            subject=subject,
+            message_id=self.message_id,
+            data=self.data,
+            in_doubt=self.in_doubt,
+        )

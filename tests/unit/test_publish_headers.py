@@ -1,0 +1,57 @@
+import pytest
+
+from natty.message import encode_headers, parse_headers
+from natty.outgoing import covers, expecting, publish_headers
+
+
+@pytest.mark.parametrize(
+    ("pattern", "subject", "taken"),
+    [
+        ("a.b", "a.b", True),
+        ("a.b", "a", False),
+        ("a.b", "a.b.c", False),
+        ("a.*", "a.b", True),
+        ("a.*", "a.b.c", False),
+        ("*.b", "a.b", True),
+        ("a.>", "a.b.c", True),
+        ("a.>", "a", False),
+        (">", "a", True),
+        ("a.*.>", "a.b", False),
+        ("a.*.>", "a.b.c", True),
+    ],
+)
+def test_a_streams_subjects_cover_what_the_server_would_store(pattern, subject, taken):
+    assert covers((pattern,), subject) is taken
+    assert covers(("x.y", pattern), subject) is taken
+
+
+def test_a_stream_without_subjects_covers_nothing():
+    assert not covers((), "a")
+
+
+def test_an_expected_stream_is_added_to_a_header_block_once():
+    assert parse_headers(expecting("S", b"")) == {"Nats-Expected-Stream": ["S"]}
+    both = expecting("S", encode_headers({"A": "b"}))
+    assert parse_headers(both) == {"A": ["b"], "Nats-Expected-Stream": ["S"]}
+    assert both.endswith(b"\r\n\r\n")
+    assert expecting("T", both) == both
+
+
+def test_conditions_become_headers_and_the_callers_are_left_alone():
+    mine = {"A": "b"}
+    made = publish_headers(mine, message_id="x", expect_last_sequence=0, expect_last_subject_sequence=7, ttl=1.2)
+    assert made == {
+        "A": "b",
+        "Nats-Msg-Id": "x",
+        "Nats-Expected-Last-Sequence": "0",
+        "Nats-Expected-Last-Subject-Sequence": "7",
+        "Nats-TTL": "2",
+    }
+    assert mine == {"A": "b"}
+    assert publish_headers(None) == {}
+
+
+@pytest.mark.parametrize("ttl", [0, -1.0])
+def test_a_ttl_that_is_not_positive_is_refused(ttl):
+    with pytest.raises(ValueError, match="ttl is"):
+        publish_headers(None, ttl=ttl)
