@@ -2,7 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from natty.kv import _BUCKET, _KEY, BadKeyError, Bucket, bucket_settings, marked_name
+from natty.kv import BadKeyError, Bucket, bucket_settings
+from natty.kv.names import check_bucket, check_filter, check_key
+
+TOKENS = st.text("-/_=aZ9", min_size=1)
 
 
 @pytest.mark.parametrize(
@@ -21,12 +24,12 @@ from natty.kv import _BUCKET, _KEY, BadKeyError, Bucket, bucket_settings, marked
 )
 def test_a_bad_key_is_refused_with_the_character_and_its_place(key, words):
     with pytest.raises(BadKeyError, match=words):
-        marked_name("key", key, _KEY)
+        check_key(key)
 
 
-@given(st.lists(st.text("-/_=aZ9", min_size=1), min_size=1).map(".".join))
+@given(st.lists(TOKENS, min_size=1).map(".".join))
 def test_any_key_of_adr_8_is_taken(key):
-    assert marked_name("key", key, _KEY) == key
+    assert check_key(key) == key
 
 
 @pytest.mark.parametrize("bucket", ["", "a.b", "a b", "ö"])
@@ -36,11 +39,23 @@ def test_a_bad_bucket_is_refused(bucket):
 
 
 def test_a_bucket_is_named_and_shown():
-    assert marked_name("bucket", "my_bucket-1", _BUCKET) == "my_bucket-1"
+    assert check_bucket("my_bucket-1") == "my_bucket-1"
     assert repr(Bucket(None, "b")) == "Bucket('b')"
 
 
 @pytest.mark.parametrize(("ttl", "age", "window"), [(None, 0.0, 120.0), (5.0, 5.0, 5.0), (3600.0, 3600.0, 120.0)])
 def test_the_duplicate_window_is_never_longer_than_the_age(ttl, age, window):
-    settings = bucket_settings("b", ttl, 1, "")
+    settings = bucket_settings("b", ttl, 1)
     assert (settings["max_age"], settings["duplicate_window"]) == (age, window)
+
+
+@given(st.lists(TOKENS | st.just("*"), min_size=1), st.booleans())
+def test_any_key_with_wildcards_is_a_filter(tokens, rest):
+    text = ".".join(tokens) + (".>" if rest else "")
+    assert check_filter(text) == text
+
+
+@pytest.mark.parametrize("text", ["", ".", "a.", ".>", "a.>.b", "a*", "a>", ">.a", "a b", "ä.*", "*\n"])
+def test_what_is_no_filter_is_refused(text):
+    with pytest.raises(BadKeyError, match="is no filter of keys"):
+        check_filter(text)

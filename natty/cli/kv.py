@@ -1,0 +1,355 @@
+"""`natty kv`: key-value buckets."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import sys
+from contextlib import aclosing
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from natty import Bucket, Natty
+from natty.cli import connect
+from natty.cli.ask import confirm
+from natty.cli.run import run_async
+from natty.kv import Entry, Gone, PictureComplete, list_buckets
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+app = typer.Typer(help="Key-value buckets.", no_args_is_help=True)
+
+
+class Storage(StrEnum):
+    """Where a bucket is kept."""
+
+    FILE = "file"
+    MEMORY = "memory"
+
+
+def _seconds(text: str) -> float:
+    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", f"{text}s" if re.fullmatch(r"[\d.]+", text) else text)
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if "".join(map("".join, parts)) not in (text, f"{text}s") or seconds <= 0:
+        raise typer.BadParameter(f"{text!r} is no duration; write 30s, 1h30m or 7d")
+    return seconds
+
+
+BucketName = Annotated[str, typer.Argument(metavar="BUCKET", help="The bucket.")]
+Key = Annotated[str, typer.Argument(help="The key.")]
+Value = Annotated[str | None, typer.Argument(help="The value; without it, standard input is stored as it is.")]
+Revision = Annotated[int | None, typer.Option(min=1, help="Only if the key is at this revision.")]
+Ttl = Annotated[float | None, typer.Option(parser=_seconds, metavar="DURATION", help="How long the key lives.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Force = Annotated[bool, typer.Option("--force", "-f", help="Do not ask.")]
+
+
+@app.command()
+@connect.options
+def add(
+    *,
+    nats: dict[str, Any],
+    bucket: BucketName,
+    history: Annotated[int | None, typer.Option(min=1, max=64, help="Values of a key that are kept.")] = None,
+    ttl: Annotated[
+        float | None, typer.Option(parser=_seconds, metavar="DURATION", help="How long every key lives.")
+    ] = None,
+    replicas: Annotated[int | None, typer.Option(min=1, max=5, help="On how many servers; 3 on a cluster.")] = None,
+    description: Annotated[str | None, typer.Option(help="What it is for.")] = None,
+    storage: Annotated[Storage | None, typer.Option(help="Where it is kept.")] = None,
+    max_value_size: Annotated[int | None, typer.Option(min=1, help="Largest value, bytes.")] = None,
+    max_bucket_size: Annotated[int | None, typer.Option(min=1, help="Largest size of all, bytes.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a bucket. One that is there with the same settings is left as it is, with others it is an error."""
+    stream = {"description": description, "max_msg_size": max_value_size, "max_bytes": max_bucket_size}
+    settings = {"ttl": ttl, "history": history, "replicas": replicas, "storage": storage and storage.value, **stream}
+    _show_status(run_async(_add(nats, bucket, settings)), as_json)
+
+
+@app.command()
+@connect.options
+def ls(
+    *,
+    nats: dict[str, Any],
+    bucket: Annotated[str, typer.Argument(help="A bucket, to list its keys.")] = "",
+    as_json: Json = False,
+) -> None:
+    """List the buckets, or the keys of one."""
+    _show_lines(run_async(_keys(nats, bucket, []) if bucket else _buckets(nats)), as_json)
+
+
+@app.command()
+@connect.options
+def keys(
+    *,
+    nats: dict[str, Any],
+    bucket: BucketName,
+    filters: Annotated[
+        list[str] | None, typer.Argument(help="Only those below this token, or matching its wildcards * and >.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the keys that exist."""
+    _show_lines(run_async(_keys(nats, bucket, filters or [])), as_json)
+
+
+@app.command()
+@connect.options
+def get(
+    *,
+    nats: dict[str, Any],
+    bucket: BucketName,
+    key: Key,
+    revision: Annotated[int | None, typer.Option(min=1, help="The value that it had at this revision.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Print the value and nothing else.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Print a key's value. Exit status 1 if there is none."""
+    entry = run_async(_get(nats, bucket, key, revision))
+    if raw:
+        sys.stdout.buffer.write(entry.value)
+    elif as_json:
+        print(_json(bucket, entry))
+    else:
+        print(f"{bucket} > {key}, revision {entry.revision}, {_time(entry)}\n", flush=True)
+        sys.stdout.buffer.write(entry.value + b"\n")
+
+
+@app.command()
+@connect.options
+def put(
+    *, nats: dict[str, Any], bucket: BucketName, key: Key, value: Value = None, ttl: Ttl = None, as_json: Json = False
+) -> None:
+    """Store a value whatever was there; print its revision."""
+    _show_revision(run_async(_write(nats, bucket, "put", key, _value(value), ttl=ttl)), as_json)
+
+
+@app.command()
+@connect.options
+def create(
+    *, nats: dict[str, Any], bucket: BucketName, key: Key, value: Value = None, ttl: Ttl = None, as_json: Json = False
+) -> None:
+    """Store the value of a key that is absent; exit status 1 if it exists."""
+    _show_revision(run_async(_write(nats, bucket, "create", key, _value(value), ttl=ttl)), as_json)
+
+
+@app.command()
+@connect.options
+def update(
+    *,
+    nats: dict[str, Any],
+    bucket: BucketName,
+    key: Key,
+    value: Value = None,
+    revision: Annotated[int, typer.Option(min=1, help="The revision that the key must have.")],
+    ttl: Ttl = None,
+    as_json: Json = False,
+) -> None:
+    """Store a value if the key is still at a revision; exit status 1 if it isn't."""
+    _show_revision(run_async(_write(nats, bucket, "update", key, _value(value), revision=revision, ttl=ttl)), as_json)
+
+
+@app.command("del")
+@app.command("rm")
+@connect.options
+def delete(
+    *,
+    nats: dict[str, Any],
+    bucket: BucketName,
+    key: Annotated[str, typer.Argument(help="The key; without it, the whole bucket is deleted.")] = "",
+    revision: Revision = None,
+    force: Force = False,
+) -> None:
+    """Delete a key, its history stays; or a bucket with all that is in it."""
+    if revision is not None and not key:
+        raise typer.BadParameter("a bucket has no revision: name the key", param_hint="--revision")
+    status = run_async(_status(nats, bucket))
+    whole = f"bucket {bucket} with {status['values']} values"
+    confirm(f"Delete {f'key {key} of bucket {bucket}' if key else whole}?", force=force)
+    run_async(_delete(nats, bucket, key, revision))
+    print(f"deleted {key} of {bucket}" if key else f"deleted {bucket}")
+
+
+@app.command()
+@connect.options
+def purge(
+    *, nats: dict[str, Any], bucket: BucketName, key: Key, revision: Revision = None, force: Force = False
+) -> None:
+    """Delete a key with its history."""
+    run_async(_status(nats, bucket))
+    confirm(f"Delete key {key} of bucket {bucket} with its history?", force=force)
+    run_async(_purge(nats, bucket, key, revision))
+    print(f"purged {key} of {bucket}")
+
+
+@app.command()
+@connect.options
+def history(*, nats: dict[str, Any], bucket: BucketName, key: Key, as_json: Json = False) -> None:
+    """List what the bucket still holds of a key, oldest first."""
+    story = run_async(_history(nats, bucket, key))
+    if as_json:
+        _show_lines([_fields(bucket, event) for event in story], as_json)
+        return
+    table = Table("revision", "operation", "time", "bytes", "value", box=None)
+    for event in story:
+        size = str(len(event.value)) if isinstance(event, Entry) else ""
+        table.add_row(str(event.revision), _operation(event), _time(event), size, _text(event))
+    Console(markup=False, highlight=False).print(table)
+
+
+@app.command()
+@connect.options
+def watch(
+    *,
+    nats: dict[str, Any],
+    bucket: BucketName,
+    filters: Annotated[list[str] | None, typer.Argument(metavar="[KEY]...", help="Keys, wildcards allowed.")] = None,
+    with_history: Annotated[bool, typer.Option("--history", help="Begin with all values that are kept.")] = False,
+    updates_only: Annotated[bool, typer.Option("--updates-only", help="Only what is written from now on.")] = False,
+    ignore_deletes: Annotated[bool, typer.Option("--ignore-deletes", help="Leave deleted keys out.")] = False,
+    count: Annotated[int | None, typer.Option(min=1, help="End after so many lines.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a line.")] = False,
+) -> None:
+    """Print keys as they change, until interrupted: first those that are there, then every write."""
+    if with_history and updates_only:
+        raise typer.BadParameter("--history and --updates-only contradict each other", param_hint="--history")
+    options = {"history": with_history, "updates_only": updates_only, "ignore_deletes": ignore_deletes}
+    run_async(_watch(nats, bucket, filters or [], options, count, as_json=as_json))
+
+
+@app.command()
+@connect.options
+def status(*, nats: dict[str, Any], bucket: BucketName, as_json: Json = False) -> None:
+    """Show a bucket's settings and what it holds."""
+    _show_status(run_async(_status(nats, bucket)), as_json)
+
+
+async def _add(settings: dict[str, Any], name: str, options: dict[str, Any]) -> dict[str, Any]:
+    async with Natty(**settings) as natty:
+        return await (await natty.create_bucket(name, **options)).status()
+
+
+async def _buckets(settings: dict[str, Any]) -> list[str]:
+    async with Natty(**settings) as natty:
+        return await list_buckets(natty.jetstream)
+
+
+async def _keys(settings: dict[str, Any], name: str, filters: list[str]) -> list[str]:
+    async with Natty(**settings) as natty:
+        return await natty.keys(name, *filters)
+
+
+async def _get(settings: dict[str, Any], name: str, key: str, revision: int | None) -> Entry:
+    async with Natty(**settings) as natty:
+        return await natty.get(name, key, revision=revision)
+
+
+async def _write(settings: dict[str, Any], name: str, verb: str, key: str, value: bytes, **options: Any) -> int:
+    async with Natty(**settings) as natty:
+        revision: int = await getattr(natty.bucket(name), verb)(key, value, **options)
+        return revision
+
+
+async def _delete(settings: dict[str, Any], name: str, key: str, revision: int | None) -> None:
+    async with Natty(**settings) as natty:
+        await (natty.delete(name, key, revision=revision) if key else natty.delete_bucket(name))
+
+
+async def _purge(settings: dict[str, Any], name: str, key: str, revision: int | None) -> None:
+    async with Natty(**settings) as natty:
+        await natty.purge(name, key, revision=revision)
+
+
+async def _history(settings: dict[str, Any], name: str, key: str) -> list[Entry | Gone]:
+    async with Natty(**settings) as natty:
+        return await natty.history(name, key)
+
+
+async def _status(settings: dict[str, Any], name: str) -> dict[str, Any]:
+    async with Natty(**settings) as natty:
+        return await natty.status(name)
+
+
+async def _watch(
+    settings: dict[str, Any],
+    name: str,
+    filters: list[str],
+    options: dict[str, Any],
+    count: int | None,
+    *,
+    as_json: bool,
+) -> None:
+    shown = 0
+    async with Natty(**settings) as natty:
+        bucket: Bucket = natty.bucket(name)
+        async with aclosing(bucket.watch(*filters, **options).__aiter__()) as events:
+            async for event in events:
+                if isinstance(event, PictureComplete):
+                    print(f"{event.keys} keys; watching {name}", file=sys.stderr, flush=True)
+                    continue
+                line = f"[{_time(event)}] {_operation(event)} {name} > {event.key}: {_text(event)}"
+                print(_json(name, event) if as_json else line, flush=True)
+                shown += 1
+                if shown == count:
+                    return
+
+
+def _value(given: str | None) -> bytes:
+    return sys.stdin.buffer.read() if given is None else given.encode()
+
+
+def _show_lines(lines: list[Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(lines, ensure_ascii=False))
+    else:
+        print(*lines, sep="\n", end="\n" if lines else "")
+
+
+def _show_revision(revision: int, as_json: bool) -> None:
+    print(json.dumps({"revision": revision}) if as_json else revision)
+
+
+def _show_status(status: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(status, ensure_ascii=False))
+        return
+    table = Table(show_header=False, box=None)
+    for name, value in status.items():
+        table.add_row(f"{name}:", str(value))
+    Console(markup=False, highlight=False).print(table)
+
+
+def _operation(event: Entry | Gone) -> str:
+    return "PUT" if isinstance(event, Entry) else event.reason.upper()
+
+
+def _time(event: Entry | Gone) -> str:
+    if not event.time_ns:
+        return "-"
+    return datetime.fromtimestamp(event.time_ns / 1e9, UTC).isoformat(timespec="milliseconds")
+
+
+def _text(event: Entry | Gone) -> str:
+    return event.value.decode("utf-8", "backslashreplace") if isinstance(event, Entry) else ""
+
+
+def _fields(bucket: str, event: Entry | Gone) -> dict[str, Any]:
+    fields = {"bucket": bucket, "key": event.key, "revision": event.revision, "time": _time(event)}
+    fields["operation"] = _operation(event)
+    if isinstance(event, Gone):
+        return fields
+    try:
+        return fields | {"value": event.value.decode()}
+    except UnicodeDecodeError:
+        return fields | {"value_base64": base64.b64encode(event.value).decode()}
+
+
+def _json(bucket: str, event: Entry | Gone) -> str:
+    return json.dumps(_fields(bucket, event), ensure_ascii=False)

@@ -1,0 +1,22 @@
+from natty.kv.bucket import Bucket
+from natty.kv.entry import Entry, Gone, PictureComplete
+from natty.kv.handles import Handles
+from natty.kv.names import BadKeyError
+from natty.kv.settings import bucket_settings, create_bucket, delete_bucket, list_buckets
+from natty.kv.watch import Event, Watch, WatchOptions
+
+__all__ = [
+    "BadKeyError",
+    "Bucket",
+    "Entry",
+    "Event",
+    "Gone",
+    "Handles",
+    "PictureComplete",
+    "Watch",
+    "WatchOptions",
+    "bucket_settings",
+    "create_bucket",
+    "delete_bucket",
+    "list_buckets",
+]

@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+from natty.errors import (
+    BucketNotFoundError,
+    ConnectionClosedError,
+    JetStreamError,
+    KeyExistsError,
+    KeyNotFoundError,
+    NattyError,
+    PublishError,
+    RequestTimeoutError,
+    RevisionConflictError,
+    UnsupportedError,
+    WrongLastSequenceError,
+)
+from natty.jetstream import JetStream, StoredMessage
+from natty.kv.entry import Entry, Gone, PictureComplete, headers_to_keep, stored_entry, ttl_header
+from natty.kv.names import check_bucket, check_filter, check_key
+from natty.kv.watch import Watch, WatchOptions
+from natty.message import Headers, encode_headers
+from natty.stream import NANOSECONDS
+
+ATTEMPTS = 20  # to change a key that others change at the same time
+PAUSE = 0.005  # seconds between two attempts, on the average; doubles up to the next line
+PAUSE_MAX = 0.2
+_TTL_DISABLED = 10166
+
+
+class Bucket:
+    """A key-value bucket. Reads come from the stream's leader; deleted and expired keys read as absent.
+
+    A value is written on a condition (`create`, `update`, `refresh`, `modify`, `delete` with a revision) by the server,
+    which alone decides; a read is a hint. All raise BadKeyError for a name that is none, BucketNotFoundError unless
+    said otherwise, and RequestTimeoutError where a write stayed in doubt.
+    """
+
+    def __init__(self, jetstream: JetStream, name: str) -> None:
+        self.name = check_bucket(name)
+        self.stream = f"KV_{name}"
+        self._root = f"$KV.{name}."
+        self._jetstream = jetstream
+
+    def __repr__(self) -> str:
+        return f"Bucket({self.name!r})"
+
+    async def get(self, key: str, *, revision: int | None = None) -> Entry:
+        """Return the key's entry, or the one it had at `revision` while the bucket holds it. KeyNotFoundError."""
+        if revision is None:
+            return self._present(key, await self._last(key))
+        message = await self._jetstream.read(self.stream, sequence=revision)
+        if message is None or message.subject != self._root + check_key(key):
+            raise KeyNotFoundError(f"bucket {self.name} holds no revision {revision} of key {key!r}")
+        return self._present(key, message)
+
+    async def _last(self, key: str) -> StoredMessage | None:
+        return await self._jetstream.read(self.stream, subject=self._root + check_key(key))
+
+    def _present(self, key: str, message: StoredMessage | None) -> Entry:
+        entry = stored_entry(key, message)
+        if entry is None:
+            raise KeyNotFoundError(f"there is no key {key!r} in bucket {self.name}")
+        return entry
+
+    async def put(self, key: str, value: bytes, *, ttl: float | None = None) -> int:
+        """Store the value whatever was there, and return its revision.
+
+        `ttl` in seconds is for this key alone, rounded up to whole ones. UnsupportedError where the server or the
+        bucket has no such thing.
+        """
+        subject, headers = self._root + check_key(key), self._ttl(ttl)
+        with self._told():
+            return (await self._jetstream.publish(subject, value, headers=headers, stream=self.stream)).seq
+
+    async def create(self, key: str, value: bytes, *, ttl: float | None = None) -> int:
+        """Store the value of a key that is absent (deleted and expired ones are). KeyExistsError."""
+
+        def only_if_absent(there: Entry | None) -> bytes:
+            if there is not None:
+                raise KeyExistsError(f"key {key!r} exists in bucket {self.name}, revision {there.revision}")
+            return value
+
+        created = await self._change(key, only_if_absent, ttl)
+        assert created is not None
+        return created.revision
+
+    async def update(self, key: str, value: bytes, *, revision: int, ttl: float | None = None) -> int:
+        """Store the value if the key is still at `revision`, and return the new one. RevisionConflictError."""
+        try:
+            return await self._write(key, value, expected=revision, headers=self._ttl(ttl))
+        except WrongLastSequenceError as error:
+            raise await self._conflict(key, revision) from error
+
+    async def modify(
+        self, key: str, change: Callable[[bytes | None], bytes | None], *, ttl: float | None = None
+    ) -> Entry | None:
+        """Store what `change` makes of the value, None standing for an absent key; return the entry that is then there.
+
+        `change` is called again with the newer value whenever somebody else was faster, so it must do nothing but
+        compute. What it leaves as it is isn't written. The headers are kept, and the key's own TTL among them starts
+        anew, unless `ttl` gives another. RevisionConflictError after twenty lost races.
+        """
+        return await self._change(key, lambda there: change(None if there is None else there.value), ttl)
+
+    async def _change(
+        self, key: str, change: Callable[[Entry | None], bytes | None], ttl: float | None
+    ) -> Entry | None:
+        pause = PAUSE
+        for _ in range(ATTEMPTS):
+            last = await self._last(key)
+            there = stored_entry(key, last)
+            value = change(there)
+            if value == (None if there is None else there.value):
+                return there
+            headers = {"KV-Operation": "DEL"} if value is None else self._kept(there, ttl)
+            try:
+                revision = await self._write(key, value or b"", expected=last.sequence if last else 0, headers=headers)
+            except WrongLastSequenceError:
+                await asyncio.sleep(random.uniform(0, 2 * pause))
+                pause = min(2 * pause, PAUSE_MAX)
+            else:
+                return None if value is None else Entry(key, value, revision, encode_headers(headers))
+        raise RevisionConflictError(
+            f"key {key!r} of bucket {self.name} was changed by others {ATTEMPTS} times while it was to be changed here:"
+            " try again later, or have fewer writers"
+        )
+
+    async def refresh(
+        self,
+        key: str | Entry,
+        *,
+        revision: int | None = None,
+        value: bytes | None = None,
+        ttl: float | None = None,
+        timeout: float | None = None,
+    ) -> Entry:
+        """Restart the key's TTL by storing the same value again, and return its new entry.
+
+        Only if nobody changed the key in between: it is a compare-and-set on the revision of the `Entry` given, which
+        is then not read again, or on the one read now. With `revision` or `value`, only if the key has that one.
+        A key that is gone is not brought back. Its headers are kept, and its own TTL, unless `ttl` names another.
+        `valid_until` of the result is when that TTL ends at the earliest, by our `time.monotonic()`, counted from
+        before the write was sent; None for a key without its own TTL.
+        RevisionConflictError (`current` is the revision found instead), KeyNotFoundError if it is gone,
+        RequestTimeoutError if it stayed in doubt for `timeout` seconds.
+        """
+        entry = key if isinstance(key, Entry) else await self.get(key)
+        if not entry.has_value:
+            raise ValueError(f"the entry of {entry.key!r} was read without its value, so it can't be written again")
+        if revision not in (None, entry.revision) or value not in (None, entry.value):
+            raise RevisionConflictError(
+                f"key {entry.key!r} has another value or revision, {entry.revision}, than the one to refresh",
+                current=entry.revision,
+            )
+        headers, sent = self._kept(entry, ttl), time.monotonic()
+        try:
+            new = await self._write(entry.key, entry.value, expected=entry.revision, headers=headers, timeout=timeout)
+        except WrongLastSequenceError as error:
+            self._present(entry.key, await self._last(entry.key))
+            raise await self._conflict(entry.key, entry.revision) from error
+        refreshed = Entry(entry.key, entry.value, new, encode_headers(headers))
+        lives = refreshed.ttl
+        return replace(refreshed, valid_until=None if lives is None else sent + lives)
+
+    async def delete(self, key: str, *, revision: int | None = None) -> None:
+        """Delete the key; a missing one, or a missing bucket, is no error. What history the bucket keeps stays.
+
+        With `revision`, only at it: RevisionConflictError.
+        """
+        await self._mark(key, {"KV-Operation": "DEL"}, revision)
+
+    async def purge(self, key: str, *, revision: int | None = None, ttl: float | None = None) -> None:
+        """Delete the key with its history; as `delete`. With `ttl`, the note of it is removed after so many seconds.
+
+        A watch that is cut off for longer than that tells such a key as vanished.
+        """
+        await self._mark(key, {"KV-Operation": "PURGE", "Nats-Rollup": "sub", **self._ttl(ttl)}, revision)
+
+    async def _mark(self, key: str, headers: dict[str, str], revision: int | None) -> None:
+        if revision is not None:
+            try:
+                await self._write(key, b"", expected=revision, headers=headers)
+            except WrongLastSequenceError as error:
+                raise await self._conflict(key, revision) from error
+            return
+        with suppress(BucketNotFoundError), self._told():
+            await self._jetstream.publish(self._root + check_key(key), b"", headers=headers, stream=self.stream)
+
+    async def _write(
+        self, key: str, value: bytes, *, expected: int, headers: Headers, timeout: float | None = None
+    ) -> int:
+        with self._told():
+            return await self._jetstream.compare_and_set(
+                self.stream,
+                self._root + check_key(key),
+                value,
+                expected=expected,
+                nonce=uuid.uuid4().hex,
+                headers=headers,
+                timeout=self._jetstream.connection.config.timeout if timeout is None else timeout,
+            )
+
+    async def _conflict(self, key: str, revision: int) -> RevisionConflictError:
+        try:
+            there = stored_entry(key, await self._last(key))
+        except NattyError:  # the refusal is certain all the same
+            return RevisionConflictError(f"key {key!r} is not at revision {revision} any more")
+        now = "it is gone" if there is None else f"it is at {there.revision}"
+        current = 0 if there is None else there.revision
+        return RevisionConflictError(f"key {key!r} is not at revision {revision} any more: {now}", current=current)
+
+    def _kept(self, entry: Entry | None, ttl: float | None) -> dict[str, str | list[str]]:
+        return {**(headers_to_keep(entry) if entry else {}), **self._ttl(ttl)}
+
+    def _ttl(self, ttl: float | None) -> dict[str, str]:
+        if ttl is not None:
+            self._jetstream.require("a time to live of a single key", 2, 11)
+        return ttl_header(ttl)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Tell a bucket that takes no TTL of single keys from other refusals."""
+        try:
+            yield
+        except PublishError as error:
+            if isinstance(error.__cause__, JetStreamError) and error.__cause__.err_code == _TTL_DISABLED:
+                raise UnsupportedError(
+                    f"bucket {self.name} takes no time to live of a single key: its stream {self.stream} was made"
+                    " without allow_msg_ttl"
+                ) from error
+            raise
+
+    async def keys(self, *filters: str) -> list[str]:
+        """Return the keys that exist, sorted. The server filters.
+
+        A filter may have wildcards, `*` for a token and a last `>` for the rest; one without stands for all below it.
+        It costs a few requests and one pass over the headers of the bucket's last messages, whatever the number of
+        keys. All that the stream's leader had when it was asked is in it.
+        """
+        wanted = [one if "*" in one or ">" in one else f"{one.rstrip('.')}.>" for one in filters]
+        return sorted(entry.key for entry in await self._picture(*wanted, values=False))
+
+    async def history(self, key: str) -> list[Entry | Gone]:
+        """Return what the bucket still holds of the key, oldest first; the last one says whether it exists.
+
+        Empty for a key that never was, or of which nothing is left.
+        """
+        return await self._picture(check_key(key), history=True)
+
+    async def _picture(self, *filters: str, **options: Any) -> list[Entry | Gone]:
+        found: list[Entry | Gone] = []
+        loop, timeout = asyncio.get_running_loop(), self._jetstream.connection.config.timeout
+        try:
+            async with (
+                asyncio.timeout(timeout) as bound,
+                aclosing(self.watch(*filters, **options).__aiter__()) as events,
+            ):
+                async for event in events:
+                    if isinstance(event, PictureComplete):
+                        return found
+                    found.append(event)
+                    bound.reschedule(loop.time() + timeout)
+        except TimeoutError:
+            raise RequestTimeoutError(f"bucket {self.name} showed nothing for {timeout:g} s") from None
+        raise ConnectionClosedError
+
+    def watch(self, *keys: str, **options: Any) -> Watch:
+        """Return a watch of these keys, wildcards `*` and `>` allowed; of the whole bucket if none is named.
+
+        Options: `WatchOptions`.
+        """
+        filters = tuple(check_filter(key) for key in keys) or (">",)
+        return Watch(self._jetstream, self.stream, self._root, filters, WatchOptions(**options))
+
+    async def status(self) -> dict[str, Any]:
+        """Return `{bucket, values, bytes, ttl, history, replicas, …}`; `values` counts notes of deleted keys, too."""
+        answer = await self._jetstream.request(f"STREAM.INFO.{self.stream}")
+        config, state = answer["config"], answer["state"]
+        return {
+            "bucket": self.name,
+            "description": config.get("description", ""),
+            "values": state["messages"],
+            "bytes": state["bytes"],
+            "last_revision": state["last_seq"],
+            "ttl": config.get("max_age", 0) / NANOSECONDS,
+            "ttl_of_keys": bool(config.get("allow_msg_ttl")),
+            "history": config["max_msgs_per_subject"],
+            "replicas": config["num_replicas"],
+            "storage": config["storage"],
+            "created": answer["created"],
+        }

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import re
+
+from natty.errors import NattyError
+
+_BUCKET = re.compile(r"[A-Za-z0-9_-]+")
+_KEY = re.compile(r"[-/_=.a-zA-Z0-9]+")
+_WILDCARDS = re.compile(r"(\*|[-/_=a-zA-Z0-9]+)(\.(\*|[-/_=a-zA-Z0-9]+))*(\.>)?|>")
+
+
+class BadKeyError(NattyError):
+    """A bucket's or key's name holds a character that is not allowed."""
+
+
+def check_bucket(name: str) -> str:
+    """Return the name if it is a bucket's (ADR-8); BadKeyError names the first character that isn't allowed."""
+    return _checked("bucket", name, _BUCKET)
+
+
+def check_key(name: str) -> str:
+    """Return the name if it is a key's (ADR-8); BadKeyError names the first character that isn't allowed."""
+    return _checked("key", name, _KEY)
+
+
+def check_filter(text: str) -> str:
+    """Return the text if it is a key, or one with the wildcards `*` (a token) and `>` (the rest); BadKeyError."""
+    if not _WILDCARDS.fullmatch(text):
+        raise BadKeyError(
+            f"{text!r} is no filter of keys: write a key; `*` may stand for a token in it, and a last `>` for the rest"
+        )
+    return text
+
+
+def _checked(kind: str, name: str, pattern: re.Pattern[str]) -> str:
+    if not name:
+        raise BadKeyError(f"the {kind}'s name is empty")
+    match = pattern.match(name)
+    bad = re.search(r"^\.|\.$|(?<=\.)\.", name)  # an empty token
+    places = [match.end() if match else 0, bad.start() if bad else len(name)]
+    if (place := min(places)) < len(name):
+        raise BadKeyError(f"{kind} {name!r}: {name[place]!r} at character {place + 1} is not allowed there")
+    return name

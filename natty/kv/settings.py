@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from typing import Any
+
+from natty.errors import BucketNotFoundError
+from natty.jetstream import JetStream
+from natty.kv.bucket import Bucket
+from natty.kv.names import check_bucket
+from natty.stream import create_stream
+
+MARKER_TTL = 60.0  # seconds that the note of an expired key stays
+
+
+async def create_bucket(
+    jetstream: JetStream,
+    bucket: str,
+    *,
+    ttl: float | None = None,
+    history: int | None = None,
+    replicas: int | None = None,
+    **settings: Any,
+) -> Bucket:
+    """Make the bucket if there is none, and return it.
+
+    `ttl` in seconds is for all keys; `history` values of a key are kept, 1 by default and 64 at most; replicas default
+    to 3 on a cluster, else 1. Other settings are the stream's, by the server's names: `description`, `storage`,
+    `max_bytes`, `max_msg_size`, `compression`, `republish`, …
+    StreamExistsError if there is one with another TTL, or with others of the settings that are named.
+    """
+    name = f"KV_{check_bucket(bucket)}"
+    if history is not None and not 1 <= history <= 64:
+        raise ValueError(f"a history of {history} is not possible: name 1 to 64 values of a key")
+    named = {"max_age": ttl, "max_msgs_per_subject": history, "num_replicas": replicas, **settings}
+    wanted = {setting: value for setting, value in named.items() if value is not None}
+    try:
+        await jetstream.request(f"STREAM.INFO.{name}")
+    except BucketNotFoundError:
+        jetstream.require("a key-value bucket", 2, 11)
+        clustered = bool(jetstream.connection.server_info.get("cluster"))
+        wanted = bucket_settings(bucket, ttl, 3 if clustered else 1) | wanted
+    await create_stream(jetstream, name, wanted)
+    return Bucket(jetstream, bucket)
+
+
+def bucket_settings(bucket: str, ttl: float | None, replicas: int) -> dict[str, Any]:
+    """Return the settings of a bucket's stream: ADR-8, with TTLs for single keys and notes of expired ones."""
+    return {
+        "subjects": [f"$KV.{bucket}.>"],
+        "num_replicas": replicas,
+        "max_age": ttl or 0.0,
+        "max_msgs_per_subject": 1,
+        "discard": "new",
+        "allow_rollup_hdrs": True,
+        "deny_delete": True,
+        "allow_direct": True,
+        "allow_msg_ttl": True,
+        "subject_delete_marker_ttl": MARKER_TTL,
+        "duplicate_window": min(ttl, 120.0) if ttl else 120.0,
+    }
+
+
+async def delete_bucket(jetstream: JetStream, bucket: str) -> None:
+    """Delete the bucket and all in it; a missing one is no error."""
+    try:
+        await jetstream.request(f"STREAM.DELETE.KV_{check_bucket(bucket)}")
+    except BucketNotFoundError:
+        return
+
+
+async def list_buckets(jetstream: JetStream) -> list[str]:
+    """Return the names of all buckets, sorted."""
+    found: list[str] = []
+    while True:
+        answer = await jetstream.request("STREAM.NAMES", {"subject": "$KV.>", "offset": len(found)})
+        names = answer["streams"] or []
+        found += names
+        if not names or len(found) >= answer["total"]:
+            return sorted(name.removeprefix("KV_") for name in found if name.startswith("KV_"))

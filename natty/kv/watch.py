@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from natty.errors import NattyError
+from natty.jetstream import JetStream
+from natty.kv.entry import Entry, Gone, PictureComplete, read_entry, stored_entry
+from natty.message import Batch
+from natty.ordered import Began, CaughtUp, Ordered, OrderedOptions, Vanished
+
+Event = Entry | Gone | PictureComplete
+
+READS_AT_ONCE = 100
+RETRY_DELAY = 0.25  # seconds before the leader is asked again what keys there are
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchOptions:
+    """What a watch shows, and how much of it may wait to be read."""
+
+    history: bool = False  # begin with all values that the bucket holds, markers among them, not the last ones only
+    updates_only: bool = False  # no first picture: what is written from now on
+    ignore_deletes: bool = False  # no `Gone`
+    values: bool = True  # False: keys, revisions and headers only
+    max_messages: int = 1024  # that wait here to be read
+    max_bytes: int = 8 * 1024 * 1024
+    heartbeat: float = 5.0  # seconds; a server that is silent for two of them is taken for lost
+
+    def __post_init__(self) -> None:
+        if self.history and self.updates_only:
+            raise ValueError("history=True and updates_only=True contradict each other: choose one")
+
+
+class Watch:
+    """Keys of a bucket as they change: `async for event in watch`. Ends with `stop`, or with the connection.
+
+    First come the entries of all keys that there are, then one `PictureComplete`; from there on every write in the
+    bucket's order, an `Entry` or a `Gone`. `PictureComplete` means that each key that the stream's leader held when
+    the watch began has been shown, at least as new as then, or is gone.
+
+    It survives lost connections, servers and consumers without a gap and without showing a revision twice. When the
+    bucket is deleted, a `Gone` comes for every key, and when it is made again a new picture with its own
+    `PictureComplete`. After an interruption a key that was removed without a trace is told as `Gone`, too.
+
+    A slow reader holds up nobody: `max_messages` wait here, the rest stays in the bucket, where a newer value of a key
+    replaces an older one unless the bucket keeps history. So a slow watch skips values and never the last one.
+    """
+
+    def __init__(
+        self, jetstream: JetStream, stream: str, root: str, filters: tuple[str, ...], options: WatchOptions
+    ) -> None:
+        self.options = options
+        self._jetstream = jetstream
+        self._stream, self._root = stream, root
+        self._filters = tuple(root + one for one in filters)
+        self._reader = Ordered(
+            jetstream,
+            stream,
+            OrderedOptions(
+                filters=self._filters,
+                start="first" if options.history else "new" if options.updates_only else "last_per_subject",
+                headers_only=not options.values,
+                max_messages=options.max_messages,
+                max_bytes=options.max_bytes,
+                heartbeat=options.heartbeat,
+                expires=max(30.0, 2 * options.heartbeat),
+            ),
+        )
+        self._known: dict[str, int] = {}  # keys that exist, as far as we have shown → revision
+        self._marked: set[str] = set()  # keys whose marker was seen while the picture was being made
+        self._in_picture = False
+        self._updates_only = options.updates_only
+
+    def __repr__(self) -> str:
+        return f"Watch({', '.join(self._filters)}, {len(self._known)} keys, {self._reader!r})"
+
+    def stop(self) -> None:
+        """End the iteration. Idempotent."""
+        self._reader.stop()
+
+    async def __aiter__(self) -> AsyncGenerator[Event, None]:
+        """Yield what happens. BucketNotFoundError if there is no such bucket at the start."""
+        async with aclosing(self._reader.__aiter__()) as steps:
+            async for step in steps:
+                match step:
+                    case Batch():
+                        events = self._read(step)
+                    case Began():
+                        events = self._begin()
+                    case Vanished():
+                        events = self._forget("bucket deleted")
+                    case CaughtUp():
+                        events = iter(await self._compare())
+                for event in events:
+                    if not (self.options.ignore_deletes and isinstance(event, Gone)):
+                        yield event
+
+    def _begin(self) -> Iterator[Event]:
+        yield from self._forget("bucket deleted")
+        self._in_picture = True
+
+    def _forget(self, reason: str) -> Iterator[Event]:
+        gone, self._known = self._known, {}
+        self._marked.clear()
+        yield from (Gone(key, 0, reason) for key in gone)
+
+    def _read(self, batch: Batch) -> Iterator[Event]:
+        start, known = len(self._root), self._known
+        for (subject, _, headers, data), sequence, time_ns in zip(
+            batch.raw, batch.sequences, batch.times_ns, strict=True
+        ):
+            key = subject[start:].decode()
+            if sequence <= known.get(key, 0):
+                continue  # read from the leader already
+            event = read_entry(key, sequence, headers, data, time_ns)
+            if isinstance(event, Entry):
+                known[key] = sequence
+            else:
+                shown = known.pop(key, None) is not None
+                if self._in_picture:
+                    self._marked.add(key)
+                    if not (shown or self.options.history or self._updates_only):
+                        continue  # no picture shows what is not there
+            yield event
+
+    async def _compare(self) -> list[Event]:
+        """Compare what was shown with the keys that the leader has; return what is needed to make it the same.
+
+        A key that was written again while the picture was being made is skipped by the consumer, which brings the newer
+        value later: it is read from the leader now. One that the leader doesn't have was removed without a trace.
+        """
+        while not self._reader.interrupted:
+            try:
+                existing, last = await self._existing()
+                unseen = existing - self._known.keys() - self._marked
+                entries = await self._read_keys(unseen if self._in_picture and not self._updates_only else set())
+            except NattyError:
+                last = -1
+            if last < max(self._known.values(), default=0):  # nobody, or one who knows less than we do: ask again
+                await asyncio.sleep(RETRY_DELAY)
+                continue
+            vanished = self._known.keys() - existing
+            for key in vanished:
+                del self._known[key]
+            self._known |= {entry.key: entry.revision for entry in entries}
+            return [*(Gone(key, 0, "vanished") for key in vanished), *entries, *self._complete()]
+        return []
+
+    def _complete(self) -> Iterator[Event]:
+        if self._in_picture:
+            self._in_picture = self._updates_only = False
+            self._marked.clear()
+            yield PictureComplete(len(self._known))
+
+    async def _existing(self) -> tuple[set[str], int]:
+        """Return the keys that the stream's leader has, those of markers too, and its last sequence then."""
+        keys: set[str] = set()
+        lasts = []
+        for one in self._filters:
+            offset, more = 0, True
+            while more:
+                question = {"subjects_filter": one, "offset": offset}
+                answer = await self._jetstream.request(f"STREAM.INFO.{self._stream}", question)
+                subjects = answer["state"].get("subjects") or {}
+                keys.update(subject[len(self._root) :] for subject in subjects)
+                lasts.append(answer["state"]["last_seq"])
+                offset += len(subjects)
+                more = bool(subjects) and offset < answer.get("total", 0)
+        return keys, min(lasts)
+
+    async def _read_keys(self, keys: set[str]) -> list[Entry]:
+        """Return the entries of these keys as the stream's leader has them, those that exist."""
+        entries: list[Entry] = []
+        names = sorted(keys)
+        for start in range(0, len(names), READS_AT_ONCE):
+            some = names[start : start + READS_AT_ONCE]
+            reads = (self._jetstream.read(self._stream, subject=self._root + key) for key in some)
+            found = zip(some, await asyncio.gather(*reads), strict=True)
+            entries += [entry for key, message in found if (entry := stored_entry(key, message)) is not None]
+        return entries

@@ -1,0 +1,80 @@
+"""A reader of watches for the tests of key-value."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+from natty.kv import Entry, Gone, PictureComplete
+
+WITHIN = 30.0  # seconds that anything may take before a test gives up
+
+
+class Seen:
+    """What a watch has shown, read by a task of its own."""
+
+    def __init__(self, watch):
+        self.watch = watch
+        self.events = []
+        self.keys = {}
+        self.pictures = []
+        self._moved = asyncio.Event()
+        self.task = asyncio.create_task(self._read())
+
+    async def _read(self):
+        async for event in self.watch:
+            self.events.append(event)
+            match event:
+                case Entry(key, value):
+                    self.keys[key] = value
+                case Gone(key):
+                    self.keys.pop(key, None)
+                case PictureComplete():
+                    self.pictures.append(dict(self.keys))
+            self._moved.set()
+
+    async def until(self, condition):
+        try:
+            async with asyncio.timeout(WITHIN):
+                while not condition(self):
+                    self._moved.clear()
+                    moved = asyncio.create_task(self._moved.wait())
+                    await asyncio.wait({moved, self.task}, return_when=asyncio.FIRST_COMPLETED)
+                    moved.cancel()
+                    if self.task.done():
+                        self.task.result()
+                        assert condition(self), self
+        except TimeoutError:
+            raise AssertionError(f"not within {WITHIN} s: {self}") from None
+        return self
+
+    async def complete(self, pictures=1):
+        return await self.until(lambda seen: len(seen.pictures) >= pictures)
+
+    def __repr__(self):
+        return f"{self.watch!r} has shown {len(self.events)} events, last {self.events[-3:]}"
+
+    @property
+    def revisions(self):
+        """The revisions of what was shown, in the order shown; without those that no write has."""
+        return [event.revision for event in self.events if getattr(event, "revision", 0)]
+
+
+def kinds(events):
+    """Return what matters of events for a comparison."""
+    return [(type(event).__name__, getattr(event, "key", None), getattr(event, "reason", None)) for event in events]
+
+
+@asynccontextmanager
+async def watching():
+    """Return a function that reads a watch in the background, until the end of the block."""
+    started = []
+
+    def start(watch):
+        started.append(Seen(watch))
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for seen in started:
+            seen.task.cancel()
+        await asyncio.gather(*(seen.task for seen in started), return_exceptions=True)
