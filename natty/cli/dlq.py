@@ -1,0 +1,251 @@
+"""`natty dlq`: look at dead letters, retry them, remove them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich import print_json
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from natty import Letter, LetterFilter, Natty, NattyError
+from natty.cli import connect
+from natty.cli.run import run_async
+from natty.deadletter import LETTERS, Retried
+
+app = typer.Typer(help="Dead letters.", no_args_is_help=True)
+
+LISTED = 50  # letters that `ls` shows unless told otherwise
+SHOWN_CHARACTERS = 4096  # of a payload, to people; `--json` has all of it
+SHOWN_REFUSALS = 5
+COLUMNS = ("letter", "buried", "stream", "sequence", "consumer", "subject", "bytes", "reason")
+NUMBERS = ("letter", "sequence", "bytes")
+
+Stream = Annotated[str, typer.Option(help="Only letters from this stream.")]
+Consumer = Annotated[str, typer.Option(help="Only letters of this consumer.")]
+Reason = Annotated[str, typer.Option(help="Only letters whose reason holds this text, whatever its case.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="At most so many letters, the oldest first.")]
+Letters = Annotated[str, typer.Option("--letters", help="The stream that holds the letters.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list the letters that are meant.")]
+
+
+@app.command()
+@connect.options
+def ls(
+    *,
+    nats: dict[str, Any],
+    stream: Stream = "",
+    consumer: Consumer = "",
+    reason: Reason = "",
+    limit: Annotated[int, typer.Option(min=1, help="At most so many letters.")] = LISTED,
+    oldest: Annotated[bool, typer.Option("--oldest", help="The oldest first.")] = False,
+    letters: Letters = LETTERS,
+    as_json: AsJson = False,
+) -> None:
+    """List dead letters, the newest first."""
+    wanted = LetterFilter(stream=stream, consumer=consumer, reason=reason)
+    found = run_async(_list(nats, letters, wanted, limit + 1, newest_first=not oldest))
+    _print_list(found[:limit], as_json=as_json)
+    if len(found) > limit:
+        print(f"natty: there are more than {limit}: raise --limit", file=sys.stderr)
+
+
+@app.command()
+@connect.options
+def show(
+    *,
+    nats: dict[str, Any],
+    sequence: Annotated[int, typer.Argument(help="The letter's number, as `ls` shows it.")],
+    letters: Letters = LETTERS,
+    as_json: AsJson = False,
+) -> None:
+    """Show one dead letter: where it comes from, why it died, its headers and its payload."""
+    letter = run_async(_show(nats, letters, sequence))
+    if as_json:
+        details = {"traceback": letter.traceback, "headers": letter.headers}
+        print_json(data=facts_of(letter) | details | payload_of(letter.data), ensure_ascii=True)
+    else:
+        _print_letter(letter)
+
+
+@app.command()
+@connect.options
+def retry(
+    *,
+    nats: dict[str, Any],
+    stream: Stream = "",
+    consumer: Consumer = "",
+    reason: Reason = "",
+    limit: Limit = None,
+    rate: Annotated[float | None, typer.Option(min=0.001, help="At most so many messages a second.")] = None,
+    dry_run: DryRun = False,
+    letters: Letters = LETTERS,
+    as_json: AsJson = False,
+) -> None:
+    """Publish the originals again, on their own subjects, and remove their letters. Safe to interrupt and to repeat.
+
+    Every consumer of the subject sees them; the header Natty-Retry-For names the one that failed.
+    """
+    wanted = LetterFilter(stream=stream, consumer=consumer, reason=reason)
+    if dry_run:
+        _print_list(run_async(_list(nats, letters, wanted, limit)), as_json=as_json)
+        return
+    result = run_async(_retry(nats, letters, wanted, rate, limit))
+    if as_json:
+        print_json(data={"published": result.published, "refused": result.refused})
+    else:
+        print(f"published again: {_counted(result.published)}")
+    if result.refused:
+        raise NattyError(_refusals(result))
+
+
+@app.command()
+@connect.options
+def purge(
+    *,
+    nats: dict[str, Any],
+    stream: Stream = "",
+    consumer: Consumer = "",
+    reason: Reason = "",
+    limit: Limit = None,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Don't ask.")] = False,
+    dry_run: DryRun = False,
+    letters: Letters = LETTERS,
+    as_json: AsJson = False,
+) -> None:
+    """Remove dead letters for good: those that were there when it was asked, not what was buried meanwhile."""
+    wanted = LetterFilter(stream=stream, consumer=consumer, reason=reason)
+    up_to = None
+    if not force and not dry_run and not sys.stdin.isatty():
+        raise NattyError("letters are removed for good and there is nobody to ask: say --force, or try --dry-run")
+    if not force:
+        meant = run_async(_list(nats, letters, wanted, limit))
+        if dry_run:
+            _print_list(meant, as_json=as_json)
+            return
+        typer.confirm(f"Remove {_counted(len(meant))} for good?", abort=True, err=True)
+        up_to = meant[-1]["letter"] if meant else 0
+    purged = run_async(_purge(nats, letters, wanted, limit, up_to))
+    if as_json:
+        print_json(data={"purged": purged})
+    else:
+        print(f"removed: {_counted(purged)}")
+
+
+async def _list(
+    settings: dict[str, Any], letters: str, wanted: LetterFilter, limit: int | None, *, newest_first: bool = False
+) -> list[dict[str, Any]]:
+    async with Natty(**settings) as natty:
+        found = natty.dead_letters(letters).ls(wanted, newest_first=newest_first, limit=limit)
+        return [facts_of(letter) async for letter in found]
+
+
+async def _show(settings: dict[str, Any], letters: str, sequence: int) -> Letter:
+    async with Natty(**settings) as natty:
+        return await natty.dead_letters(letters).show(sequence)
+
+
+async def _retry(
+    settings: dict[str, Any], letters: str, wanted: LetterFilter, rate: float | None, limit: int | None
+) -> Retried:
+    async with Natty(**settings) as natty:
+        return await natty.dead_letters(letters).retry(wanted, rate=rate, limit=limit)
+
+
+async def _purge(
+    settings: dict[str, Any], letters: str, wanted: LetterFilter, limit: int | None, up_to: int | None
+) -> int:
+    async with Natty(**settings) as natty:
+        return await natty.dead_letters(letters).purge(wanted, limit=limit, up_to=up_to)
+
+
+def facts_of(letter: Letter) -> dict[str, Any]:
+    """Return what a list shows of a letter: everything but the traceback, the headers and the payload."""
+    return {
+        "letter": letter.sequence,
+        "buried": letter.buried,
+        "stream": letter.stream,
+        "sequence": letter.original_sequence,
+        "consumer": letter.consumer,
+        "subject": letter.subject,
+        "time": letter.time,
+        "deliveries": letter.deliveries,
+        "bytes": len(letter.data) if letter.has_payload else None,
+        "reason": letter.reason,
+        "error": letter.error,
+        "digest": letter.digest,
+        "complete": letter.complete,
+    }
+
+
+def payload_of(data: bytes) -> dict[str, str]:
+    """Return `{"payload": text}`, or `{"payload_hex": digits}` for what is no UTF-8."""
+    try:
+        return {"payload": data.decode()}
+    except UnicodeDecodeError:
+        return {"payload_hex": data.hex()}
+
+
+def printable(text: str, also: str = "") -> str:
+    """Return the text with every character that a terminal could act on escaped, except those in `also`."""
+    return "".join(one if one.isprintable() or one in also else one.encode("unicode_escape").decode() for one in text)
+
+
+def shown(data: bytes) -> str:
+    """Return the beginning of a payload for people's eyes: as text if it is UTF-8, else as hexadecimal digits."""
+    payload = payload_of(data)
+    if "payload" in payload:
+        text, size = printable(payload["payload"][:SHOWN_CHARACTERS], also="\n\t"), len(payload["payload"])
+        return text if size <= SHOWN_CHARACTERS else f"{text}\n… {size - SHOWN_CHARACTERS} more characters: see --json"
+    digits = data[: SHOWN_CHARACTERS // 2].hex(" ")
+    more = len(data) - SHOWN_CHARACTERS // 2
+    return digits if more <= 0 else f"{digits}\n… {more} more bytes: see --json"
+
+
+def _print_list(found: list[dict[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        print_json(data=found, ensure_ascii=True)
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in COLUMNS:
+        short = name in NUMBERS or name == "buried"
+        table.add_column(name, justify="right" if name in NUMBERS else "left", no_wrap=short, overflow="fold")
+    for facts in found:
+        brief = facts | {"buried": facts["buried"][:19].replace("T", " ")}
+        table.add_row(*(_cell(brief[name], missing="gone") for name in COLUMNS))
+    console = Console()
+    console.print(table if found else "no dead letters")
+
+
+def _cell(value: Any, *, missing: str = "") -> Text:
+    return Text(printable(missing if value is None else str(value)))
+
+
+def _print_letter(letter: Letter) -> None:
+    console = Console(soft_wrap=True)
+    facts = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in facts_of(letter).items():
+        if value not in ("", None):
+            facts.add_row(f"{name.replace('_', ' ')}:", _cell(value))
+    for name, values in letter.headers.items():
+        facts.add_row("header:", _cell(f"{name}: {', '.join(values)}"))
+    console.print(facts)
+    for line in letter.traceback:
+        console.print(Text("  " + printable(line)))
+    payload = shown(letter.data) if letter.has_payload else "(the payload was gone when the letter was written)"
+    console.print(Text("\n" + payload))
+
+
+def _counted(letters: int) -> str:
+    return f"{letters} dead letter{'' if letters == 1 else 's'}"
+
+
+def _refusals(result: Retried) -> str:
+    first = [f"{sequence}: {why}" for sequence, why in list(result.refused.items())[:SHOWN_REFUSALS]]
+    more = len(result.refused) - len(first)
+    rest = f"; and {more} more" if more else ""
+    return f"{_counted(len(result.refused))} could not be published and are kept: {'; '.join(first)}{rest}"
