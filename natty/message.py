@@ -154,6 +154,11 @@ class Message:
         return f"Message({self.subject!r}, sequence={self.sequence}, {len(self.data)} bytes)"
 
     @property
+    def raw(self) -> RawMessage:
+        """The message as the parser delivered it."""
+        return self._raw
+
+    @property
     def subject(self) -> str:
         """The subject it was published on."""
         return self._raw[0].decode()

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+_stops: list[tuple[asyncio.AbstractEventLoop, Callable[[], None]]] = []
+_before: dict[signal.Signals, Any] = {}  # whose handler we stand in for
+
+
+@contextmanager
+def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Meanwhile, SIGTERM and SIGINT call `stop` in this event loop.
+
+    Only signals that nobody handles are taken: an application's own handlers stay as they are. The first signal gives
+    them back, so that a second one ends the process as ever. In threads other than the main one nothing is done.
+    """
+    here = (asyncio.get_running_loop(), stop)
+    _stops.append(here)
+    try:
+        _take()
+        yield
+    finally:
+        _stops.remove(here)
+        if not _stops:
+            _give_back()
+
+
+def _take() -> None:
+    if threading.current_thread() is threading.main_thread():
+        for number in SIGNALS:
+            if _is_free(handler := signal.getsignal(number)):
+                _before[number] = handler
+                signal.signal(number, _stop_all)
+
+
+def _is_free(handler: Any) -> bool:
+    """Whether it is the default one, or the one by which `asyncio.run` makes SIGINT a cancellation."""
+    bound_to = getattr(getattr(handler, "func", handler), "__self__", None)
+    return handler in (signal.SIG_DFL, signal.default_int_handler) or isinstance(bound_to, asyncio.Runner)
+
+
+def _give_back() -> None:
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in _before.items():
+            if signal.getsignal(number) is _stop_all:
+                signal.signal(number, handler)
+        _before.clear()
+
+
+def _stop_all(number: int, frame: FrameType | None) -> None:
+    _give_back()
+    for loop, stop in _stops:
+        loop.call_soon_threadsafe(stop)

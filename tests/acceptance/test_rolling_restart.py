@@ -1,0 +1,96 @@
+"""Four consumers, each replaced by a new one in turn while messages keep coming."""
+
+import asyncio
+import signal
+import sys
+from collections import Counter
+
+WORKERS, CONCURRENCY, MAX_MESSAGES = 4, 10, 50
+BACKLOG = 1000  # messages that always wait, so that every process is stopped in the middle of its work
+BETWEEN = 500  # messages handled between two restarts
+IN_FLIGHT = WORKERS * MAX_MESSAGES  # what the processes that were stopped can have had, all together
+SCRIPT = f"""
+import asyncio, os, sys
+from natty import Message, Natty
+
+async def main(stream, notes):
+    file = os.open(notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    async def handle(message: Message):
+        await asyncio.sleep(0.02)
+        os.write(file, b"%d %d\\n" % (message.sequence, message.deliveries))
+
+    async with Natty() as natty:
+        await natty.consume(stream, "d", handle, concurrency={CONCURRENCY}, max_messages={MAX_MESSAGES})
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+class Load:
+    """Publishes so that there is always a backlog; reads what the consumers noted."""
+
+    def __init__(self, natty, stream, notes):
+        self.natty, self.stream, self.notes = natty, stream, notes
+        self.published = 0
+        self.over = False
+
+    @property
+    def handled(self):
+        return self.notes.read_bytes().count(b"\n") if self.notes.exists() else 0
+
+    async def run(self):
+        async with self.natty.publisher(self.stream) as publisher:
+            while not self.over:
+                while self.published < self.handled + BACKLOG + IN_FLIGHT:
+                    self.published += 1
+                    await publisher.publish(f"{self.stream}.eu", b"%d" % self.published)
+                await publisher.flush()
+                await asyncio.sleep(0.01)
+
+    async def until_handled(self, count):
+        async with asyncio.timeout(60):
+            while self.handled < count:
+                await asyncio.sleep(0.02)
+
+    async def until_settled(self):
+        async with asyncio.timeout(60):
+            while True:
+                state = await self.natty.jetstream.request(f"CONSUMER.INFO.{self.stream}.d")
+                if not state["num_pending"] and not state["num_ack_pending"]:
+                    return
+                await asyncio.sleep(0.05)
+
+
+async def test_a_rolling_restart_under_load_loses_nothing_and_repeats_at_most_what_was_in_flight(
+    shell, natty, natty_name, tmp_path
+):
+    load = Load(natty, natty_name("ROLLING"), tmp_path / "handled")
+    await natty.create_stream(load.stream, subjects=[f"{load.stream}.>"])
+    await natty.create_consumer(load.stream, "d", ack_wait=300.0)  # what is not handed back comes too late
+
+    def start():
+        return shell.execute([sys.executable, "-c", SCRIPT, load.stream, load.notes])
+
+    old = [start() for _ in range(WORKERS)]
+    publishing = asyncio.create_task(load.run())
+    await load.until_handled(BETWEEN)
+    for process in old:
+        start()
+        process.send_signal(signal.SIGTERM)
+        done = await asyncio.to_thread(shell.finish, process)
+        assert (done.status, done.err) == (0, "")
+        await load.until_handled(load.handled + BETWEEN)
+    load.over = True
+    await publishing
+    await load.until_settled()
+    lines = [tuple(map(int, line.split())) for line in load.notes.read_text().splitlines()]
+    times = Counter(sequence for sequence, _ in lines)
+    again = sum(deliveries > 1 for _, deliveries in lines)
+    twice = sum(count - 1 for count in times.values())
+    print(
+        f"{WORKERS} restarts, {load.published} messages: {again} of {IN_FLIGHT} in flight came again, {twice} ran twice"
+    )
+    assert sorted(times) == list(range(1, load.published + 1))
+    assert 0 < again <= IN_FLIGHT
+    assert twice <= WORKERS * CONCURRENCY

@@ -1,0 +1,146 @@
+"""Handlers of other kinds: batches, threads, bodies by annotation."""
+
+import asyncio
+import threading
+import time
+
+import msgspec
+import pytest
+from consuming import fill, until, until_settled
+
+from natty import Batch, DeadLetterOptions, Message
+
+
+class Order(msgspec.Struct):
+    id: int
+
+
+@pytest.fixture
+async def stream(natty, natty_name):
+    """A stream of 25 messages, 0 to 24."""
+    return await fill(natty, natty_name("KINDS"), 25)
+
+
+async def test_a_batch_is_full_or_has_waited(natty, stream, start):
+    lots = []
+
+    async def handle(messages: list[Message]):
+        lots.append([int(message.data) for message in messages])
+
+    start(stream, handle, batch=10, batch_wait=0.3)
+    await until_settled(natty, stream)
+    assert lots == [list(range(10)), list(range(10, 20)), list(range(20, 25))]
+
+
+async def test_a_batch_handler_may_take_the_columns(natty, stream, start):
+    seen = []
+
+    async def handle(batch: Batch):
+        seen.extend(zip(batch.sequences, batch.payloads, strict=True))
+
+    consumption, _ = start(stream, handle, batch=10, batch_wait=0.05)
+    await until_settled(natty, stream)
+    assert seen == [(number + 1, b"%d" % number) for number in range(25)]
+    assert consumption.handled == 25
+
+
+async def test_of_a_batch_that_fails_each_message_is_tried_alone_and_only_the_bad_one_dies(natty, stream, start):
+    lots = []
+
+    async def handle(messages: list[Message]):
+        lots.append([int(message.data) for message in messages])
+        if 7 in lots[-1]:
+            raise RuntimeError("seven")
+
+    letters = DeadLetterOptions(letters=f"L_{stream}")
+    consumption, _ = start(stream, handle, batch=10, batch_wait=0.05, retries=(0.1,), dead_letters=letters)
+    await until_settled(natty, stream)
+    assert consumption.buried == 1
+    assert sorted(lot for lot in lots if len(lot) == 1) == [[number] for number in range(10)]
+
+
+async def test_what_a_batch_handler_settled_is_left_alone(natty, stream, start):
+    async def handle(batch: Batch):
+        for message in batch:
+            if message.data == b"3" and message.deliveries == 1:
+                message.nak(0.05)
+        seen.extend(batch.payloads)
+
+    seen = []
+    start(stream, handle, batch=25)
+    await until_settled(natty, stream)
+    assert seen.count(b"3") == 2
+    assert len(seen) == 26
+
+
+async def test_functions_run_in_threads_and_leave_the_event_loop_free(natty, stream, start):
+    threads, together = set(), threading.Barrier(4)
+
+    def handle(message: Message):
+        threads.add(threading.get_ident())
+        if int(message.data) < 4:
+            together.wait(20)  # four at one time, or never
+
+    consumption, _ = start(stream, handle, concurrency=4)
+    await until_settled(natty, stream)
+    assert consumption.handled == 25
+    assert threading.get_ident() not in threads
+    assert len(threads) == 4
+
+
+async def test_a_function_may_settle_its_message_from_its_thread(natty, stream, start):
+    seen = []
+
+    def handle(message: Message):
+        if message.deliveries == 1:
+            message.in_progress()
+            message.nak(0.05)
+        seen.append(message.deliveries)
+
+    start(stream, handle, concurrency=2)
+    await until_settled(natty, stream)
+    assert sorted(seen) == [1] * 25 + [2] * 25
+
+
+async def test_a_function_that_raises_has_failed(natty, stream, start):
+    def handle(message: Message):
+        if message.data == b"3" and message.deliveries == 1:
+            raise RuntimeError("three")
+
+    consumption, _ = start(stream, handle, retries=(0.05,))
+    await until_settled(natty, stream)
+    assert (consumption.handled, consumption.failed, consumption.redelivered) == (25, 1, 1)
+
+
+async def test_a_stop_waits_for_threads(natty, stream, start):
+    done, begun = [], threading.Event()
+
+    def handle(message: Message):
+        begun.set()
+        time.sleep(0.3)
+        done.append(message.data)
+
+    consumption, task = start(stream, handle)
+    await until(begun.is_set)
+    consumption.stop()
+    await task
+    assert done == [b"0"]
+
+
+async def test_bodies_come_as_annotated_with_the_message_beside_them(natty, natty_name, start):
+    stream, got = await fill(natty, natty_name("BODIES"), 3, payload=lambda number: b'{"id": %d}' % number), []
+
+    async def handle(order: Order, message: Message):
+        got.append((order, message.sequence))
+
+    start(stream, handle)
+    await until_settled(natty, stream)
+    assert got == [(Order(0), 1), (Order(1), 2), (Order(2), 3)]
+
+
+async def test_a_handler_that_can_not_be_called_is_refused_before_anything_is_made(natty):
+    async def handle(order: Order, other: Order):
+        await asyncio.sleep(0)
+
+    with pytest.raises(TypeError, match="takes Order, Order"):
+        natty.consume("NONE", "d", handle)
