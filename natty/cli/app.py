@@ -4,17 +4,26 @@ from typing import Annotated
 
 import typer
 
-from natty.cli import leader, tls
+from natty.cli import consumer, dlq, kv, leader, stream, tls
+from natty.cli.bench import bench
 from natty.cli.doctor import doctor
+from natty.cli.pub import pub, request
 from natty.cli.run import LogFormat, LogLevel, configure_logging, main_of, version_of
+from natty.cli.server import server
+from natty.cli.sub import sub
 from natty.errors import NattyError
 
 app = typer.Typer(
     help="JetStream from the command line.", no_args_is_help=True, add_completion=True, rich_markup_mode=None
 )
 app.add_typer(tls.app, name="tls", help="Certificates for development and tests.")
+app.add_typer(dlq.app, name="dlq", help="Dead letters.")
+app.add_typer(kv.app, name="kv", help="Key-value buckets.")
 app.add_typer(leader.app, name="leader", help="Elections.")
-app.command()(doctor)
+app.add_typer(stream.app, name="stream", help="Streams, and streams as code.")
+app.add_typer(consumer.app, name="consumer", help="Consumers.")
+for command in (doctor, pub, request, sub, bench, server):
+    app.command()(command)
 
 
 @app.callback()

@@ -1,16 +1,22 @@
 from __future__ import annotations
 
+import ssl
 import time
+from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 from rich import print_json
 from rich.console import Console
-from rich.table import Table
 
-from natty import Natty
-from natty.cli import connect
-from natty.cli.run import run_async
+from natty import Natty, tls
+from natty.cli import checks, connect
+from natty.cli.checks import Finding, Status
+from natty.cli.run import EXIT_ERROR, run_async
+from natty.stream.listing import all_consumers, all_streams
+
+_STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold red"}
 
 
 @connect.options
@@ -19,25 +25,33 @@ def doctor(
     nats: dict[str, Any],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Connect and say what is there: server, TLS, JetStream and its limits, round trip."""
-    found = run_async(_examine(nats))
+    """Connect, say what is there, and look for what is wrong or soon will be. Exit status 1 if something is wrong."""
+    facts, findings = run_async(_examine(nats))
     if as_json:
-        print_json(data=found)
-        return
-    table = Table(show_header=False, box=None)
-    for name, value in found.items():
-        table.add_row(f"{name}:", str(value))
-    Console().print(table)
+        print_json(data=facts | {"checks": [asdict(one) for one in findings]})
+    else:
+        _show(facts, findings)
+    if any(one.status is Status.FAIL for one in findings):
+        raise typer.Exit(EXIT_ERROR)
 
 
-async def _examine(settings: dict[str, Any]) -> dict[str, Any]:
+def _show(facts: dict[str, Any], findings: list[Finding]) -> None:
+    console = Console(highlight=False)
+    for name, value in facts.items():
+        console.print(f"      {name}: {value}", markup=False, soft_wrap=True)
+    for one in findings:
+        console.print(f"{one.status:<6}", style=_STYLES[one.status], end="")
+        console.print(f"{one.check}: {one.text}", markup=False, soft_wrap=True)
+
+
+async def _examine(settings: dict[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
     async with Natty(**settings) as natty:
         began = time.perf_counter()
         await natty.connection.flush()
         round_trip = time.perf_counter() - began
         account = await natty.jetstream.request("INFO")
         info = natty.connection.server_info
-        return {
+        facts = {
             "server": info.get("server_name", ""),
             "version": info.get("version", ""),
             "cluster": info.get("cluster", "none"),
@@ -47,3 +61,48 @@ async def _examine(settings: dict[str, Any]) -> dict[str, Any]:
             "jetstream storage, bytes": account["storage"],
             "largest message, bytes": info.get("max_payload", 0),
         }
+        findings = [checks.check_version(natty.connection.server_version), *checks.check_limits(account)]
+        findings += await _jetstream(natty)
+        return facts, findings + _certificates(natty, datetime.now(UTC))
+
+
+async def _jetstream(natty: Natty) -> list[Finding]:
+    streams = await all_streams(natty.jetstream)
+    consumers, missing = [], list[str]()
+    for stream in streams.found:
+        if stream["state"]["consumer_count"]:
+            listing = await all_consumers(natty.jetstream, name := stream["config"]["name"])
+            consumers += listing.found
+            missing += [f"{consumer} of stream {name}" for consumer in listing.missing]
+    return [
+        *checks.check_streams(streams.found, streams.missing),
+        *checks.check_consumers(consumers, missing),
+        *checks.check_clock(await _skews(natty, streams.found)),
+    ]
+
+
+async def _skews(natty: Natty, streams: list[dict[str, Any]]) -> dict[str, tuple[float, float]]:
+    """Ask each server that leads a stream for its time."""
+    asked = {stream.get("cluster", {}).get("leader", "the server"): stream["config"]["name"] for stream in streams}
+    skews = {}
+    for server, stream in asked.items():
+        sent = time.time()
+        answer = await natty.jetstream.request(f"STREAM.INFO.{stream}")
+        received = time.time()
+        told = datetime.fromisoformat(answer["ts"]).timestamp()
+        skews[server] = (told - (sent + received) / 2, (received - sent) / 2)
+    return skews
+
+
+def _certificates(natty: Natty, now: datetime) -> list[Finding]:
+    config, findings = natty.config, []
+    if ends := natty.connection.server_certificate.get("notAfter"):
+        until = datetime.fromtimestamp(ssl.cert_time_to_seconds(ends), UTC)
+        findings.append(checks.check_certificate("the server's", until, now))
+    if config.tls_cert:
+        ours = tls.expiries(config.tls_cert)[0]
+        findings.append(checks.check_certificate(f"ours, {config.tls_cert},", ours, now))
+    if config.tls_ca:
+        authority = max(tls.expiries(config.tls_ca))
+        findings.append(checks.check_certificate(f"the CA's, {config.tls_ca},", authority, now))
+    return findings

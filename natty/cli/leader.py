@@ -1,16 +1,38 @@
+"""`natty leader`: who leads, who led, handing over, and running a program while leader."""
+
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+import signal
+from contextlib import aclosing
+from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich import print_json
+from rich.console import Console
+from rich.table import Table
 
-from natty import Natty
+from natty import ConfigError, Election, LeadershipLost, Natty
 from natty.cli import connect
 from natty.cli.run import run_async
-from natty.leader import BUCKET
+from natty.leader import BUCKET, TermNote, elections, leadership, trail
+from natty.leader.options import LEASE
+from natty.leader.process import Program
+
+EXIT_LOST = 75  # EX_TEMPFAIL: the term ended before the program did
+SIGNALED = 128
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 app = typer.Typer(help="Elections.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="The election's name.")]
+InBucket = Annotated[str, typer.Option("--bucket", help="Its bucket.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.callback()
@@ -20,21 +42,178 @@ def _group() -> None:
 
 @app.command()
 @connect.options
+def ls(*, nats: dict[str, Any], bucket: InBucket = BUCKET, as_json: Json = False) -> None:
+    """List elections, and who leads each, as last written."""
+    found = run_async(_ls(nats, bucket))
+    if as_json:
+        print_json(data=found)
+        return
+    table = Table("election", "leader", "token", "since")
+    for one in found:
+        table.add_row(one["election"], one["node"] or "nobody", str(one["token"] or ""), one["since"][:19])
+    Console().print(table if found else f"there was never an election in bucket {bucket}")
+
+
+async def _ls(settings: dict[str, Any], bucket: str) -> list[dict[str, Any]]:
+    async with Natty(**settings) as natty:
+        names = await elections(natty.jetstream, bucket)
+        leaders = await asyncio.gather(
+            *(leadership(natty.jetstream, natty.election(name, bucket=bucket).subjects) for name in names)
+        )
+    return [{"election": name, **asdict(leader)} for name, leader in zip(names, leaders, strict=True)]
+
+
+@app.command()
+@connect.options
 def show(
     *,
     nats: dict[str, Any],
-    name: Annotated[str, typer.Argument(help="The election's name.")],
-    bucket: Annotated[str, typer.Option(help="Its bucket.")] = BUCKET,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    name: Name,
+    bucket: InBucket = BUCKET,
+    terms: Annotated[
+        int, typer.Option(min=0, help="Show so many of the last terms, too: who, when, why it ended.")
+    ] = 0,
+    as_json: Json = False,
 ) -> None:
     """Show who leads, as last written: a hint."""
-    leader = run_async(_leader(nats, name, bucket))
+    leader, notes = run_async(_show(nats, name, bucket, terms))
     if as_json:
-        print_json(data={"election": name, "leader": leader})
-    else:
-        print(f"{leader} leads {name}" if leader else f"nobody leads {name}")
+        shown: dict[str, Any] = {"election": name, "leader": leader}
+        print_json(data=shown | ({"terms": [msgspec.to_builtins(note) for note in notes]} if terms else {}))
+        return
+    print(f"{leader} leads {name}" if leader else f"nobody leads {name}")
+    for note in notes:
+        print(_told(note))
 
 
-async def _leader(settings: dict[str, Any], name: str, bucket: str) -> str | None:
+def _told(note: TermNote) -> str:
+    began = datetime.fromtimestamp(note.began, UTC).isoformat(timespec="seconds")
+    if note.ended is None:
+        return f"  {began}  {note.node}, token {note.token}: no end was noted"
+    return f"  {began}  {note.node}, token {note.token}: {note.reason} after {note.ended - note.began:.1f} s"
+
+
+async def _show(settings: dict[str, Any], name: str, bucket: str, terms: int) -> tuple[str | None, list[TermNote]]:
     async with Natty(**settings) as natty:
-        return await natty.get_leader(name, bucket=bucket)
+        notes = []
+        if terms:
+            notes = await trail(natty.jetstream, natty.election(name, bucket=bucket).subjects, last=terms)
+        return await natty.get_leader(name, bucket=bucket), notes
+
+
+@app.command()
+@connect.options
+def watch(*, nats: dict[str, Any], name: Name, bucket: InBucket = BUCKET, as_json: Json = False) -> None:
+    """Print who leads, now and whenever that changes, until interrupted."""
+    run_async(_watch(nats, name, bucket, as_json))
+
+
+async def _watch(settings: dict[str, Any], name: str, bucket: str, as_json: bool) -> None:
+    async with Natty(**settings) as natty, aclosing(natty.observe(name, bucket=bucket)) as seen:
+        async for now in seen:
+            when = datetime.now(UTC).isoformat(timespec="milliseconds")
+            if as_json:
+                print(json.dumps({"time": when, "election": name, **asdict(now)}), flush=True)
+            else:
+                leads = f"{now.node} leads {name}, token {now.token}" if now else f"nobody leads {name}"
+                print(f"{when}  {leads}", flush=True)
+
+
+@app.command("step-down")
+@connect.options
+def step_down(
+    *,
+    nats: dict[str, Any],
+    name: Name,
+    to: Annotated[str, typer.Option(help="The node that shall lead next, if it is a candidate.")] = "",
+    bucket: InBucket = BUCKET,
+) -> None:
+    """Ask the leader to leave office."""
+    asked = run_async(_step_down(nats, name, to, bucket))
+    print(f"{asked} was asked to leave office" if asked else f"nobody leads {name}")
+
+
+async def _step_down(settings: dict[str, Any], name: str, to: str, bucket: str) -> str:
+    async with Natty(**settings) as natty:
+        return await natty.step_down(name, to=to, bucket=bucket)
+
+
+@app.command()
+@connect.options
+def run(
+    *,
+    nats: dict[str, Any],
+    name: Name,
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="The program, and its arguments.")],
+    lease: Annotated[float, typer.Option(help="Seconds after which a dead leader is replaced.")] = LEASE,
+    node_name: Annotated[str, typer.Option(help="Who we are; host and process by default.")] = "",
+    priority: Annotated[int, typer.Option(help="0 comes first, higher ones stand back.")] = 0,
+    wait: Annotated[float | None, typer.Option(help="Give up after so many seconds without being elected.")] = None,
+    bucket: InBucket = BUCKET,
+) -> None:
+    """Run a program while leader, as `flock` would under a lock, and exit with its status.
+
+    It gets SIGTERM before its term ends and SIGKILL at the end, with all that it started; the status is 75 then.
+    Signals are passed on. NATTY_TOKEN and NATTY_TERM in its environment are the token and the term's number.
+    """
+    try:
+        options = {"lease": lease, "node_name": node_name, "priority": priority, "bucket": bucket}
+        election = {"name": name, **options}
+        raise typer.Exit(run_async(_run(nats, election, command, wait)))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+async def _run(settings: dict[str, Any], options: dict[str, Any], command: list[str], wait: float | None) -> int:
+    async with Natty(**settings) as natty:
+        errand = _Errand(command)
+        running = asyncio.create_task(errand.run(natty.election(**options)))
+        errand.listen(running)
+        if wait is not None:
+            elected = asyncio.create_task(errand.elected.wait())
+            await asyncio.wait([running, elected], timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+            elected.cancel()
+            if not errand.elected.is_set() and not running.done():
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+                leader = await natty.get_leader(options["name"], bucket=options["bucket"])
+                raise ConfigError(f"{leader or 'nobody'} leads {options['name']}; not elected within {wait:g} s")
+        try:
+            return await running
+        except asyncio.CancelledError:
+            return SIGNALED + errand.signal
+
+
+class _Errand:
+    """The program and the signals on their way to it."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.elected = asyncio.Event()
+        self.signal = 0
+        self._command = command
+        self._program: Program | None = None
+
+    def listen(self, running: asyncio.Task[int]) -> None:
+        for number in PASSED_ON:
+            asyncio.get_running_loop().add_signal_handler(number, self._pass_on, number, running)
+
+    def _pass_on(self, number: signal.Signals, running: asyncio.Task[int]) -> None:
+        if self._program is not None:
+            self._program.send_signal(number)
+        elif number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):  # nothing runs yet
+            self.signal = number
+            running.cancel()
+
+    async def run(self, election: Election) -> int:
+        try:
+            async with election as term:
+                self.elected.set()
+                environment = os.environ | {"NATTY_TOKEN": str(term.token), "NATTY_TERM": str(term.number)}
+                status = await term.run_process(self._command, env=environment, on_start=self._started)
+        except LeadershipLost as error:
+            typer.echo(f"natty: {self._command[0]} was stopped: {error}", err=True)
+            return EXIT_LOST
+        return SIGNALED - status if status < 0 else status
+
+    def _started(self, program: Program) -> None:
+        self._program = program

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 import typer
 
+from natty.tracing import log_fields
+
 T = TypeVar("T")
 
 EXIT_ERROR = 1
@@ -79,7 +81,7 @@ class _JsonFormatter(logging.Formatter):
         line = {"time": when, "level": record.levelname.lower(), "logger": record.name, "message": record.getMessage()}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line | fields, default=str, ensure_ascii=False)
+        return json.dumps(line | fields | log_fields(), default=str, ensure_ascii=False)
 
 
 class LogLevel(StrEnum):

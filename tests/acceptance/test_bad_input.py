@@ -126,12 +126,14 @@ def test_a_name_that_no_stream_can_have(shell, command):
 
 def test_a_durable_with_other_settings(shell, stream, served):
     async def work(natty):
-        await natty.ensure_consumer(stream, "other", ack_wait=7.0)
+        await natty.ensure_consumer(stream, "other", ack_wait=700.0)
 
     served(work)
     said = told(shell.capture("run", "--stream", stream, "--store", "lake", "--durable", "other"))
-    assert f"consumer other of stream {stream} exists with another configuration: ack_wait is 7 s, wanted 120 s" in said
-    assert "Change it with `nats consumer edit`, or ask for what it is" in said
+    assert (
+        f"consumer other of stream {stream} exists with another configuration: ack_wait is 700 s, wanted 120 s (destr"
+    ) in said
+    assert "To change it all the same: `natty stream apply --allow-destructive`, or allow_destructive=True" in said
 
 
 ENSURE = """
@@ -153,8 +155,9 @@ def test_a_stream_with_another_configuration(shell, stream, tmp_path):
     (tmp_path / "ensure.py").write_text(ENSURE)
     said = told(shell.run("runpy", "ensure.py", stream))
     assert said == (
-        f"stream {stream} exists with another configuration: subjects is ['{stream}.*'], wanted ['other.*']."
-        " Change it with `nats stream edit`, or ask for what it is"
+        f"stream {stream} exists with another configuration: subjects is ['{stream}.*'], wanted ['other.*']"
+        f" (destructive: messages on {stream}.* would not be stored any more). Nothing was changed. To change it all the same:"
+        " `natty stream apply --allow-destructive`, or allow_destructive=True."
     )
 
 

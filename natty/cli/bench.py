@@ -1,0 +1,107 @@
+"""`natty bench`."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich import print_json
+from rich.console import Console
+from rich.table import Table
+
+from natty import Natty
+from natty.cli import connect
+from natty.cli.checks import FEATURES
+from natty.cli.run import run_async
+
+_MAX_ACK_PENDING = 100_000
+Row = dict[str, Any]
+
+
+@connect.options
+def bench(
+    *,
+    nats: dict[str, Any],
+    msgs: Annotated[int, typer.Option(min=1, help="How many messages.")] = 100_000,
+    size: Annotated[int, typer.Option(min=0, help="Bytes of a message.")] = 128,
+    storage: Annotated[str, typer.Option(help="Where the stream keeps them: file or memory.")] = "file",
+    replicas: Annotated[int, typer.Option(min=1, help="Copies of the stream.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure publishing and consuming on a stream of its own, which is deleted in the end."""
+    if storage not in ("file", "memory"):
+        raise typer.BadParameter("file or memory", param_hint="--storage")
+    rows = run_async(_bench(nats, msgs, size, {"storage": storage, "num_replicas": replicas}))
+    if as_json:
+        print_json(data=rows)
+        return
+    table = Table("", "messages/s", "MB/s", "client CPU, µs a message", box=None)
+    for row in rows:
+        rates = f"{row['rate']:,.0f}", f"{row['rate'] * size / 1e6:.1f}", f"{row['cpu_us']:.1f}"
+        table.add_row(row["step"], *rates)
+    Console().print(table)
+
+
+async def _bench(settings: dict[str, Any], count: int, size: int, stream_settings: dict[str, Any]) -> list[Row]:
+    _end_as_interrupted()
+    name = f"NATTY_BENCH_{secrets.token_hex(4)}"
+    subject, body, rows = f"natty.bench.{name}", b"x" * size, list[Row]()
+    async with Natty(**settings) as natty:
+        fast = natty.connection.server_version >= FEATURES["fast ingest"]
+        try:
+            offer = {"allow_batched": True} if fast else {}
+            await natty.create_stream(name, subjects=[subject], **offer, **stream_settings)
+            for path in ("window", "fast") if fast else ("window",):
+                await natty.jetstream.request(f"STREAM.PURGE.{name}")
+                with _measured(rows, f"publish, {path}", count):
+                    await _publish(natty, name, subject, body, count, path)
+            for policy in ("explicit", "all"):
+                await natty.create_consumer(name, policy, ack_policy=policy, max_ack_pending=_MAX_ACK_PENDING)
+                with _measured(rows, f"consume, acks {policy}", count):
+                    await _consume(natty, name, policy, count)
+        finally:
+            await natty.delete_stream(name)
+    return rows
+
+
+def _end_as_interrupted() -> None:
+    """Have SIGTERM end it as Ctrl-C does: the stream must not stay."""
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
+
+
+@contextmanager
+def _measured(rows: list[Row], step: str, count: int) -> Iterator[None]:
+    console = Console(stderr=True)
+    wall, cpu = time.perf_counter(), time.process_time()
+    if console.is_terminal:
+        with console.status(step):
+            yield
+    else:
+        yield
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    rows.append({"step": step, "messages": count, "seconds": wall, "rate": count / wall, "cpu_us": 1e6 * cpu / count})
+
+
+async def _publish(natty: Natty, stream: str, subject: str, body: bytes, count: int, path: str) -> None:
+    async with natty.publisher(stream, path=path) as publisher:
+        for _ in range(count):
+            await publisher.publish(subject, body)
+
+
+async def _consume(natty: Natty, stream: str, policy: str, count: int) -> None:
+    """Take and acknowledge them all; the time ends when the server has every ack."""
+    pull, taken = natty.pull(stream, policy), 0
+    async with aclosing(pull.__aiter__()) as batches:
+        async for batch in batches:
+            taken += len(batch)
+            pull.ack(batch.replies if policy == "explicit" else batch.replies[-1:])
+            if taken >= count:
+                break
+            pull.finished(len(batch))
+        await natty.connection.flush()

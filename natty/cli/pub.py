@@ -1,0 +1,166 @@
+"""`natty pub` and `natty request`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
+from natty import Natty
+from natty.cli import connect
+from natty.cli.ask import headers_of, lines_of_stdin
+from natty.cli.run import run_async
+from natty.cli.show import fields_of
+from natty.errors import PublishError
+from natty.message import Headers, check_subject, encode_headers
+
+_WRITE_AHEAD = 256  # messages between two looks at the socket and the progress
+
+Subject = Annotated[str, typer.Argument(help="The subject.")]
+Header = Annotated[list[str] | None, typer.Option("--header", "-H", help="A header, 'Name: value'; may be repeated.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@connect.options
+def pub(
+    *,
+    nats: dict[str, Any],
+    subject: Subject,
+    body: Annotated[str, typer.Argument(help="The message; - takes the lines of standard input.")] = "",
+    count: Annotated[int, typer.Option(min=1, help="How often it is published.")] = 1,
+    header: Header = None,
+    msg_id: Annotated[
+        str, typer.Option("--msg-id", help="Its message id: stored once however often it is sent. Implies -J.")
+    ] = "",
+    jetstream: Annotated[
+        bool, typer.Option("--jetstream", "-J", help="Wait until a stream has stored it, and say where.")
+    ] = False,
+    stdin: Annotated[bool, typer.Option("--stdin", help="Publish each line of standard input.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Publish a message: to whoever listens now, or with --jetstream until it is stored."""
+    from_stdin = stdin or body == "-"
+    if msg_id and (count > 1 or from_stdin):
+        raise typer.BadParameter("one message id is for one message", param_hint="--msg-id")
+    if from_stdin and count > 1:
+        raise typer.BadParameter("lines of standard input are published once", param_hint="--count")
+    headers = headers_of(header or []) | ({"Nats-Msg-Id": msg_id} if msg_id else {})
+    check_subject(subject)
+    bodies = lines_of_stdin() if from_stdin else _repeated(body.encode(), count)
+    total = None if from_stdin else count
+    stored = jetstream or bool(msg_id)
+    if stored and total == 1:
+        done = run_async(_store_one(nats, subject, body.encode(), headers))
+    else:
+        done = run_async((_store if stored else _send)(nats, subject, headers, bodies, total))
+    print(json.dumps(done) if as_json else _sentence(done))
+
+
+@connect.options
+def request(
+    *,
+    nats: dict[str, Any],
+    subject: Subject,
+    body: Annotated[str, typer.Argument(help="The request.")] = "",
+    header: Header = None,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds to wait for the answer.")] = 5.0,
+    as_json: Json = False,
+) -> None:
+    """Send a request and print the answer's payload; with --json its headers too, and how long it took."""
+    answer = run_async(_request(nats, subject, body.encode(), headers_of(header or []), timeout))
+    if as_json:
+        print(json.dumps(answer[1], ensure_ascii=False))
+    else:
+        sys.stdout.buffer.write(answer[0] + b"\n")
+
+
+async def _repeated(body: bytes, count: int) -> AsyncIterator[bytes]:
+    for _ in range(count):
+        yield body
+
+
+async def _store_one(settings: dict[str, Any], subject: str, body: bytes, headers: Headers) -> dict[str, Any]:
+    async with Natty(**settings) as natty:
+        await _stream_of(natty, subject)
+        ack = await natty.jetstream.publish(subject, body, headers=headers)
+    return {"subject": subject, "messages": 1, "stream": ack.stream, "sequence": ack.seq, "duplicate": ack.duplicate}
+
+
+async def _store(
+    settings: dict[str, Any], subject: str, headers: Headers, bodies: AsyncIterator[bytes], total: int | None
+) -> dict[str, Any]:
+    sent, single = 0, {name: value if isinstance(value, str) else value[-1] for name, value in headers.items()}
+    async with Natty(**settings) as natty:
+        stream = await _stream_of(natty, subject)
+        with _progress() as progress:
+            task = progress.add_task("published", total=total)
+            async with natty.publisher(stream) as publisher:
+                async for body in bodies:
+                    await publisher.publish(subject, body, headers=single)
+                    if (sent := sent + 1) % _WRITE_AHEAD == 0:
+                        progress.update(task, completed=sent)
+    return {"subject": subject, "messages": publisher.stored, "stream": stream}
+
+
+async def _stream_of(natty: Natty, subject: str) -> str:
+    """Return the stream that stores what is published on a subject: a missing one is told at once."""
+    streams: list[str] = (await natty.jetstream.request("STREAM.NAMES", {"subject": subject})).get("streams") or []
+    if not streams:
+        raise PublishError(f"no stream takes {subject!r}: create one whose subjects cover it", subject=subject)
+    return streams[0]
+
+
+async def _send(
+    settings: dict[str, Any], subject: str, headers: Headers, bodies: AsyncIterator[bytes], total: int | None
+) -> dict[str, Any]:
+    block, sent = encode_headers(headers) if headers else b"", 0
+    async with Natty(**settings) as natty:
+        connection = natty.connection
+        _, refused = connection.expect_answer(subject.encode())  # only a refusal by the server ends it
+        try:
+            with _progress() as progress:
+                task = progress.add_task("published", total=total)
+                async for body in bodies:
+                    connection.send(subject, body, headers=block)
+                    if (sent := sent + 1) % _WRITE_AHEAD == 0:
+                        progress.update(task, completed=sent)
+                        await connection.drained()
+            await connection.flush()
+            if refused.done():
+                refused.result()
+        finally:
+            refused.cancel()
+    return {"subject": subject, "messages": sent}
+
+
+async def _request(
+    settings: dict[str, Any], subject: str, body: bytes, headers: Headers, timeout: float
+) -> tuple[bytes, dict[str, Any]]:
+    block = encode_headers(headers) if headers else b""
+    check_subject(subject)
+    async with Natty(**settings) as natty:
+        began = time.perf_counter()
+        raw = await natty.connection.request(subject, body, headers=block, timeout=timeout)
+        took = time.perf_counter() - began
+    return raw[3], fields_of(raw) | {"subject": subject, "seconds": round(took, 6)}
+
+
+def _progress() -> Progress:
+    """Progress on standard error, on a terminal only."""
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _sentence(done: dict[str, Any]) -> str:
+    if "sequence" in done:
+        again = ", a duplicate: it was there already" if done["duplicate"] else ""
+        return f"stored in {done['stream']} at sequence {done['sequence']}{again}"
+    verb = f"stored in {done['stream']}" if "stream" in done else "published"
+    return f"{done['messages']} message{'' if done['messages'] == 1 else 's'} {verb} on {done['subject']}"

@@ -1,0 +1,72 @@
+"""`natty server`: a development server with TLS on the spot."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from natty.errors import ConfigError, NattyError
+from natty.testing import NatsCluster, NatsServer, ServerOptions
+from natty.testing.options import connect_options
+
+_LOOK_EVERY = 0.2  # seconds between two looks at the servers
+_VARIABLES = {"servers": "NATS_URL", "tls_ca": "NATS_CA", "tls_cert": "NATS_CERT", "tls_key": "NATS_KEY"}
+_FLAGS = {"servers": "--server", "tls_ca": "--tlsca", "tls_cert": "--tlscert", "tls_key": "--tlskey"}
+
+
+def server(
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The port; of a cluster the first one. 0: one that is free.")
+    ] = 4222,
+    store: Annotated[
+        Path | None, typer.Option(help="Keep streams and certificates in this folder; else all is removed in the end.")
+    ] = None,
+    cluster: Annotated[int, typer.Option(min=1, max=9, help="How many nodes.")] = 1,
+) -> None:
+    """Run a JetStream server for development, with TLS and certificates made on the spot, until interrupted."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: nothing stays behind
+    _check_free(range(port, port + cluster) if port else ())
+    options = ServerOptions(port=port or None)
+    running = NatsCluster(cluster, options, folder=store) if cluster > 1 else NatsServer(options, folder=store)
+    with running:
+        nodes = list(running) if isinstance(running, NatsCluster) else [running]
+        _greet(connect_options(options, running.tls_files, [node.url for node in nodes]))
+        try:
+            while all(node.alive for node in nodes):
+                time.sleep(_LOOK_EVERY)
+        except KeyboardInterrupt:
+            running.stop()
+            print("stopped", flush=True)
+            return
+        ended = next(node for node in nodes if not node.alive)
+        raise NattyError(f"{ended.name} ended by itself: {ended.last_lines().splitlines()[-1]}")
+
+
+def _check_free(ports: range | tuple[int, ...]) -> None:
+    for port in ports:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except (OSError, OverflowError) as error:
+                raise ConfigError(f"port {port} can't be taken ({error}): give another --port, or 0") from error
+
+
+def _greet(settings: dict[str, object]) -> None:
+    """Say how to reach it: lines for the shell, then a command that tries them."""
+    values = {
+        name: ",".join(value) if isinstance(value, list) else str(value)
+        for name, value in settings.items()
+        if name in _VARIABLES
+    }
+    for name, value in values.items():
+        print(f"export {_VARIABLES[name]}={shlex.quote(value)}")
+    flags = " ".join(f"{_FLAGS[name]} {shlex.quote(value)}" for name, value in values.items())
+    print(f"natty doctor {flags}")
+    print("Ctrl-C ends it.", flush=True)

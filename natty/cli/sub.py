@@ -1,0 +1,105 @@
+"""`natty sub`."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sys
+from contextlib import aclosing
+from typing import Annotated, Any
+
+import typer
+
+from natty import Natty, Pull, PullOptions
+from natty.cli import connect
+from natty.cli.run import run_async
+from natty.cli.show import Form, form_of, show_message
+from natty.errors import BadSubjectError
+from natty.message import RawMessage
+from natty.stream import NANOSECONDS, check_name
+
+_IDLE = 60.0  # seconds after which the server removes the reader of a stream, should we not be able to
+
+
+@connect.options
+def sub(
+    *,
+    nats: dict[str, Any],
+    subject: Annotated[str, typer.Argument(help="The subject; wildcards * and > are allowed.")],
+    count: Annotated[int | None, typer.Option(min=1, help="End after so many messages.")] = None,
+    queue: Annotated[str, typer.Option(help="Share the messages with the other members of this queue group.")] = "",
+    stream: Annotated[str, typer.Option(help="Read what this stream holds, from its beginning, then what comes.")] = "",
+    new: Annotated[bool, typer.Option("--new", help="With --stream: only what comes from now on.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Print payloads and nothing else.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a line.")] = False,
+) -> None:
+    """Print messages as they come, until interrupted; with --stream those that a stream holds, too."""
+    if stream and queue:
+        raise typer.BadParameter("a stream is read alone here; share work by a durable consumer", param_hint="--queue")
+    if any(character.isspace() for character in subject) or not all(subject.split(".")):
+        raise BadSubjectError(f"subject {subject!r} is empty, or has a blank or an empty token in it")
+    form = form_of(as_json=as_json, raw=raw)
+    if stream:
+        run_async(_read(nats, check_name("stream", stream), subject, form, count, new=new))
+    else:
+        run_async(_listen(nats, subject, queue, form, count))
+
+
+async def _listen(settings: dict[str, Any], subject: str, queue: str, form: Form, count: int | None) -> None:
+    arrived: asyncio.Queue[list[RawMessage]] = asyncio.Queue()
+    async with Natty(**settings) as natty:
+        natty.connection.subscribe(subject, arrived.put_nowait, queue=queue)
+        await natty.connection.flush()
+        print(f"subscribed to {subject}", file=sys.stderr, flush=True)
+        shown = 0
+        while True:
+            for message in await arrived.get():
+                shown += 1
+                show_message(shown, message, form)
+                if shown == count:
+                    return
+
+
+async def _read(
+    settings: dict[str, Any], stream: str, subject: str, form: Form, count: int | None, *, new: bool
+) -> None:
+    name, shown, position = f"natty_sub_{secrets.token_hex(6)}", 0, 0
+    async with Natty(**settings) as natty:
+
+        async def create() -> None:
+            """Make a consumer of our own that goes on after what was shown: one that is lost is made again."""
+            start: dict[str, Any] = {"deliver_policy": "new" if new else "all"}
+            if position:
+                start = {"deliver_policy": "by_start_sequence", "opt_start_seq": position + 1}
+            await natty.jetstream.request(
+                f"CONSUMER.CREATE.{stream}.{name}",
+                {
+                    "stream_name": stream,
+                    "action": "create",
+                    "config": start
+                    | {
+                        "name": name,
+                        "filter_subject": subject,
+                        "ack_policy": "none",
+                        "inactive_threshold": round(_IDLE * NANOSECONDS),
+                        "mem_storage": True,
+                        "num_replicas": 1,
+                    },
+                },
+            )
+
+        await create()
+        try:
+            print(f"reading {subject} of stream {stream}", file=sys.stderr, flush=True)
+            pull = Pull(natty.jetstream, stream, name, PullOptions(max_messages=count or 500), recreate=create)
+            async with aclosing(pull.__aiter__()) as batches:
+                async for batch in batches:
+                    for message in batch.raw:
+                        shown += 1
+                        show_message(shown, message, form, stored=True)
+                        if shown == count:
+                            return
+                    position = batch.sequences[-1] if len(batch) else position
+                    pull.finished(len(batch))
+        finally:
+            await natty.delete_consumer(stream, name)
