@@ -21,7 +21,7 @@ from capture.pipeline import capture
 from capture.source import Source, stream_info
 from capture.stores import Store, open_store
 from capture.writers import writer
-from natty import Election, Natty, NattyError, RequestTimeoutError, UnsupportedError
+from natty import Natty, NattyError, RequestTimeoutError, UnsupportedError
 from natty.leader import default_node_name
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Node:
         self.name = config.node or default_node_name()
         self.store: Store = open_store(config.store)
         self.stored: Counter[str] = Counter()
-        self._election: Election | None = None
+        self.natty: Natty | None = None  # from when it is connected
         self._decode = decoder(config.decoder)
         self._partition = grouped(partitioner(config.partition), interval=config.limits.interval)
         self._writer = writer(config.format)
@@ -46,18 +46,13 @@ class Node:
     def __repr__(self) -> str:
         return f"Node({self.name!r}, {self.config.stream} → {self.store.url}, {dict(self.stored)})"
 
-    @property
-    def leading(self) -> bool:
-        """Whether this node is the elected leader, by its own clock."""
-        term = self._election.term if self._election else None
-        return term is not None and term.remaining() > 0
-
     async def run(self) -> None:
         """Run until SIGTERM or SIGINT: then what was read is stored and acked, and office is left.
 
         Raises NattyError when the stream or the server is missing, StoreError when a block could not be stored.
         """
         async with Natty(**{"name": f"capture {self.name}", **self.config.nats}) as natty:
+            self.natty = natty
             await self._prepare(natty)
             duty = asyncio.create_task(self._campaign(natty), name="capture leader")
             try:
@@ -108,7 +103,7 @@ class Node:
     async def _campaign(self, natty: Natty) -> None:
         """Be a candidate for as long as the node runs. A duty that fails is logged and taken up again, by somebody."""
         name = election_name(self.config.name)
-        election = self._election = natty.election(name, lease=self.config.lease, node_name=self.name)
+        election = natty.election(name, lease=self.config.lease, node_name=self.name)
         spark_log = Path(self.config.log) / f"spark-{self.name}.log" if self.config.log else None
         duty = Duty(self.store, self.config, self.name, spark_log=spark_log)
         while True:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 
-from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from capture.errors import ConfigError
-from capture.head import election_name
 from capture.node import Node
+from natty import httpd, telemetry
 
 
 class NodeCollector(Collector):
@@ -20,7 +19,7 @@ class NodeCollector(Collector):
         self._node = node
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what a scrape gets. Labels are the stream and the election, never a subject."""
+        """Yield what a scrape gets: the node's figures, then those of its client. No label is a subject."""
         node, stream = self._node, self._node.config.stream
         for what, text in (
             ("messages", "Messages stored and acknowledged."),
@@ -30,19 +29,17 @@ class NodeCollector(Collector):
             counter = CounterMetricFamily(f"capture_{what}", text, labels=["stream"])
             counter.add_metric([stream], node.stored[what])
             yield counter
-        leader = GaugeMetricFamily("natty_leader", "1 while this node is the elected leader.", labels=["election"])
-        leader.add_metric([election_name(node.config.name)], float(node.leading))
-        yield leader
+        if node.natty is not None:
+            yield from telemetry.collector(node.natty).collect()
 
 
-def serve(node: Node, address: str) -> None:
-    """Serve `/metrics` on "host:port" (":9100" is every address) from a thread. ConfigError if that can't be done."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal():
-        raise ConfigError(f"--metrics {address!r} is no address; write 127.0.0.1:9100, or :9100 for every address")
-    registry = CollectorRegistry()
-    registry.register(NodeCollector(node))
-    try:
-        start_http_server(int(port), host or "0.0.0.0", registry)
-    except (OSError, OverflowError) as error:
-        raise ConfigError(f"metrics can't be served on {address}: {error}") from error
+def serve(node: Node, address: str) -> AbstractAsyncContextManager[int]:
+    """Meanwhile, serve `/metrics`, `/livez` and `/readyz` on "host:port" (":9100" is every address).
+
+    natty's ConfigError if the address is none, or can't be had.
+    """
+    return httpd.serving(address, telemetry.pages(lambda: _not_ready(node), NodeCollector(node)))
+
+
+def _not_ready(node: Node) -> list[str]:
+    return ["not connected yet"] if node.natty is None else telemetry.not_ready(node.natty)

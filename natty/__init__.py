@@ -1,8 +1,10 @@
 """An opinionated NATS JetStream client: durable consume and publish, key-value, leader election, TLS end to end."""
 
+from natty.atomic import AtomicMessage
 from natty.client import Natty, as_leader
 from natty.config import Config
 from natty.consume import ConsumeOptions, Consumption
+from natty.deadletter import DeadLetterOptions, DeadLetters, Letter, LetterBox, LetterFilter, LetterNotFoundError
 from natty.errors import (
     AuthorizationError,
     BucketNotFoundError,
@@ -28,13 +30,16 @@ from natty.errors import (
     WrongLastSequenceError,
 )
 from natty.jetstream import JetStream, PubAck
-from natty.kv import Bucket, Entry
-from natty.leader import Election, ElectionOptions, Term
+from natty.kv import Bucket, Entry, Gone, PictureComplete, Watch
+from natty.leader import Election, ElectionOptions, Leadership, Term
 from natty.message import Batch, Message
-from natty.publish import Publisher, PublisherOptions
+from natty.outbox import Outbox, OutboxOptions
+from natty.publish import Publisher
 from natty.pull import Pull, PullOptions
+from natty.window import PublisherOptions
 
 __all__ = [
+    "AtomicMessage",
     "AuthorizationError",
     "Batch",
     "Bucket",
@@ -46,19 +51,30 @@ __all__ = [
     "ConsumerExistsError",
     "ConsumerNotFoundError",
     "Consumption",
+    "DeadLetterOptions",
+    "DeadLetters",
     "Election",
     "ElectionOptions",
     "Entry",
+    "Gone",
     "JetStream",
     "JetStreamError",
     "JetStreamNotEnabledError",
     "KeyExistsError",
     "KeyNotFoundError",
+    "Leadership",
     "LeadershipLost",
+    "Letter",
+    "LetterBox",
+    "LetterFilter",
+    "LetterNotFoundError",
     "Message",
     "Natty",
     "NattyError",
     "NotConnectedError",
+    "Outbox",
+    "OutboxOptions",
+    "PictureComplete",
     "PubAck",
     "PublishError",
     "Publisher",
@@ -73,6 +89,7 @@ __all__ = [
     "TLSError",
     "Term",
     "UnsupportedError",
+    "Watch",
     "WrongLastSequenceError",
     "as_leader",
 ]

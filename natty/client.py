@@ -1,19 +1,27 @@
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
-from functools import partial, wraps
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
+from functools import cached_property, partial, wraps
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from natty import kv, stream
+from natty import atomic, kv, stream, tracing
+from natty.atomic import AtomicMessage
 from natty.config import Config, resolve
 from natty.connection import Connection
-from natty.consume import ConsumeOptions, Consumption, Handler
+from natty.consume import ConsumeOptions, Consumption
+from natty.deadletter import LETTERS, LetterBox
+from natty.errors import PublishError
+from natty.handler import Handler
 from natty.jetstream import JetStream, PubAck
-from natty.kv import Bucket, Entry
-from natty.leader import Election, ElectionOptions, Lease, Term
-from natty.publish import Publisher, PublisherOptions
+from natty.kv import Bucket, Entry, Gone, Handles, Watch
+from natty.leader import Election, ElectionOptions, Leadership, Lease, Term, ask_to_step_down, observe
+from natty.outbox import Callback, Outbox
+from natty.outgoing import publish_headers
+from natty.publish import Publisher
 from natty.pull import Pull, PullOptions
+from natty.window import PublisherOptions
 
 T = TypeVar("T")
 Work = Callable[[Term], Awaitable[T]]
@@ -35,6 +43,11 @@ class Natty:
     def __repr__(self) -> str:
         return f"Natty({self.connection!r})"
 
+    @cached_property
+    def outbox(self) -> Outbox:
+        """What publishes in the background; `outbox.configure(OutboxOptions(...))` before the first `publish_async`."""
+        return Outbox(self.jetstream)
+
     @classmethod
     async def connect(cls, servers: str | list[str] | None = None, **settings: Any) -> Self:
         """Connect and return the client; `close` it in the end. Raises as `Connection.open` does."""
@@ -47,11 +60,20 @@ class Natty:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        await self._close(tell=kind is None)
 
     async def close(self) -> None:
-        """Let the server take what was sent, then close. Idempotent; never hangs."""
-        await self.connection.close()
+        """Wait for the outcome of what is published in the background, let the server take what was sent, then close.
+
+        Idempotent. PublishError if something published in the background was not stored and nobody has been told.
+        It takes `give_up` seconds (30) at most after the server's last word.
+        """
+        await self._close(tell=True)
+
+    async def _close(self, *, tell: bool) -> None:
+        async with AsyncExitStack() as last:
+            last.push_async_callback(self.connection.close)
+            await self.outbox.close(tell=tell)
 
     async def publish(
         self,
@@ -62,19 +84,65 @@ class Natty:
         headers: dict[str, str] | None = None,
         expect_last_sequence: int | None = None,
         expect_last_subject_sequence: int | None = None,
+        ttl: float | None = None,
         timeout: float | None = None,
     ) -> PubAck:
         """Publish one message and return when it is stored. See `JetStream.publish` for what it raises.
 
-        `message_id` makes the stream store it once however often it is published within its duplicate window.
+        `message_id` makes the stream store it once however often it is published within its duplicate window, and lets
+        it be sent again by itself when the ack is lost. After `ttl` seconds, rounded up, the stream removes it (server
+        2.11, a stream with `allow_msg_ttl`).
         """
-        expected = {
-            "Nats-Msg-Id": message_id or None,
-            "Nats-Expected-Last-Sequence": expect_last_sequence,
-            "Nats-Expected-Last-Subject-Sequence": expect_last_subject_sequence,
-        }
-        all_headers = dict(headers or {}) | {name: str(value) for name, value in expected.items() if value is not None}
-        return await self.jetstream.publish(subject, data, headers=all_headers, timeout=timeout)
+        all_headers = publish_headers(
+            headers,
+            message_id=message_id,
+            expect_last_sequence=expect_last_sequence,
+            expect_last_subject_sequence=expect_last_subject_sequence,
+            ttl=ttl,
+        )
+        with tracing.sending(subject) as traced:
+            return await self.jetstream.publish(subject, data, headers=traced(all_headers), timeout=timeout)
+
+    async def publish_async(
+        self, subject: str, data: bytes, *, message_id: str = "", headers: dict[str, str] | None = None
+    ) -> None:
+        """Publish in the background: return when the message is taken, which waits while too many are on their way.
+
+        It is stored, or told to `on_publish_error` or `publish_errors()`; give it a `message_id` to have it sent again
+        when its ack is lost. Messages of a subject are stored in order. See `Outbox.publish` for what it raises.
+        """
+        await self.outbox.publish(subject, data, message_id=message_id, headers=headers)
+
+    def on_publish_error(self, callback: Callback) -> Callback:
+        """Call `callback(error)` for every message of `publish_async` that is not stored; usable as a decorator."""
+        return self.outbox.errors.call(callback)
+
+    def publish_errors(self) -> AsyncIterator[PublishError]:
+        """Iterate over the messages of `publish_async` that were not stored, until the client is closed."""
+        return self.outbox.errors.read()
+
+    async def flush_publishers(self) -> None:
+        """Return when everything that `publish_async` has taken so far is stored, or told as an error."""
+        await self.outbox.flush()
+
+    async def delete_publisher(self, subject: str) -> None:
+        """Forget the subject's background publisher once its messages are settled; an unknown one is no error."""
+        await self.outbox.delete(subject)
+
+    async def publish_atomic(
+        self,
+        messages: Sequence[AtomicMessage | tuple[str, bytes]],
+        *,
+        expect_last_sequence: int | None = None,
+        timeout: float | None = None,
+    ) -> PubAck:
+        """Store all of the messages in their stream, or none; return the last one's ack. See `atomic.publish_atomic`.
+
+        Server 2.12, a stream with `allow_atomic`, 1000 messages at most; (subject, data) pairs will do.
+        """
+        return await atomic.publish_atomic(
+            self.jetstream, messages, expect_last_sequence=expect_last_sequence, timeout=timeout
+        )
 
     def publisher(self, stream: str, **options: Any) -> Publisher:
         """Return a publisher of many messages to one stream; use it with `async with`. Options: `PublisherOptions`."""
@@ -91,7 +159,8 @@ class Natty:
     ) -> Consumption:
         """Consume a stream with a durable consumer, made if there is none: `await` it, or `async for message in` it.
 
-        `consumer` holds settings for making it (`filter_subjects`, `ack_wait`, …); options are `ConsumeOptions`.
+        `handler` takes a message, its body by annotation, or both; see `Handler`. `consumer` holds settings for making
+        it (`filter_subjects`, `ack_wait`, …); options are `ConsumeOptions`.
         """
         return Consumption(self.jetstream, stream, durable, handler, ConsumeOptions(**options), consumer)
 
@@ -99,57 +168,136 @@ class Natty:
         """Return the bare pull loop, batch by batch, for those who ack in bulk. Options: `PullOptions`."""
         return Pull(self.jetstream, stream, durable, PullOptions(**options))
 
-    async def ensure_stream(self, name: str, **settings: Any) -> dict[str, Any]:
-        """Make the stream if there is none; StreamExistsError if it has other settings. See `stream.ensure_stream`."""
-        return await stream.ensure_stream(self.jetstream, name, settings)
+    async def create_stream(self, name: str, **settings: Any) -> dict[str, Any]:
+        """Make the stream if there is none; StreamExistsError if it has other settings. See `stream.create_stream`."""
+        return await stream.create_stream(self.jetstream, name, settings)
 
-    async def ensure_consumer(self, stream_name: str, durable: str, **settings: Any) -> dict[str, Any]:
+    async def ensure_stream(self, name: str, *, allow_destructive: bool = False, **settings: Any) -> dict[str, Any]:
+        """Make the stream, or change what is safe to change; StreamExistsError for the rest.
+
+        Settings that are not named stay as they are. See `stream.ensure_stream` and docs/streams.md.
+        """
+        return await stream.ensure_stream(self.jetstream, name, settings, allow_destructive=allow_destructive)
+
+    async def delete_stream(self, name: str) -> None:
+        """Delete the stream with its messages and consumers; a missing one is no error."""
+        await stream.delete_stream(self.jetstream, name)
+
+    async def create_consumer(self, stream_name: str, durable: str, **settings: Any) -> dict[str, Any]:
         """Make the durable pull consumer if there is none; ConsumerExistsError if it has other settings."""
-        return await stream.ensure_consumer(self.jetstream, stream_name, durable, settings)
+        return await stream.create_consumer(self.jetstream, stream_name, durable, settings)
+
+    async def ensure_consumer(
+        self, stream_name: str, durable: str, *, allow_destructive: bool = False, **settings: Any
+    ) -> dict[str, Any]:
+        """Make the durable pull consumer, or change what is safe to change; ConsumerExistsError for the rest."""
+        return await stream.ensure_consumer(
+            self.jetstream, stream_name, durable, settings, allow_destructive=allow_destructive
+        )
+
+    async def delete_consumer(self, stream_name: str, durable: str) -> None:
+        """Delete the consumer; a missing one, or a missing stream, is no error."""
+        await stream.delete_consumer(self.jetstream, stream_name, durable)
+
+    def dead_letters(self, letters: str = LETTERS) -> LetterBox:
+        """Return the dead letters of this account, to list, show, retry and purge; nothing is asked of the server yet."""
+        return LetterBox(self.jetstream, letters)
 
     async def create_bucket(self, bucket: str, **settings: Any) -> Bucket:
-        """Make the bucket if there is none and return it. Settings: `ttl`, `replicas`, `description`."""
+        """Make the bucket if there is none and return it; StreamExistsError if it has other settings.
+
+        Settings: `ttl`, `history`, `replicas`, and the stream's own, see `kv.create_bucket`.
+        """
         return await kv.create_bucket(self.jetstream, bucket, **settings)
 
     async def delete_bucket(self, bucket: str) -> None:
         """Delete the bucket; a missing one is no error."""
         await kv.delete_bucket(self.jetstream, bucket)
 
+    @cached_property
+    def buckets(self) -> Handles:
+        """The handles of buckets that were used, kept by name."""
+        return Handles(self.jetstream)
+
     def bucket(self, name: str) -> Bucket:
         """Return a handle of the bucket; nothing is asked of the server yet."""
-        return Bucket(self.jetstream, name)
+        return self.buckets[name]
 
-    async def get(self, bucket: str, key: str) -> Entry:
-        """Return a key's entry. KeyNotFoundError, BucketNotFoundError."""
-        return await self.bucket(bucket).get(key)
+    async def get(self, bucket: str, key: str, *, revision: int | None = None) -> Entry:
+        """Return a key's entry, or the one it had at `revision`. KeyNotFoundError, BucketNotFoundError."""
+        return await self.bucket(bucket).get(key, revision=revision)
 
     async def put(self, bucket: str, key: str, value: bytes, *, ttl: float | None = None) -> int:
         """Store a value, in a bucket that is made if missing; return the revision."""
-        return await (await self.create_bucket(bucket)).put(key, value, ttl=ttl)
+        return await self.buckets.put(bucket, key, value, ttl=ttl)
 
     async def create(self, bucket: str, key: str, value: bytes, *, ttl: float | None = None) -> int:
         """Store the value of a key that is absent, in a bucket that is made if missing. KeyExistsError."""
-        return await (await self.create_bucket(bucket)).create(key, value, ttl=ttl)
+        return await self.buckets.create(bucket, key, value, ttl=ttl)
 
-    async def update(self, bucket: str, key: str, value: bytes, *, revision: int) -> int:
+    async def update(self, bucket: str, key: str, value: bytes, *, revision: int, ttl: float | None = None) -> int:
         """Store a value if the key is still at `revision`. RevisionConflictError."""
-        return await self.bucket(bucket).update(key, value, revision=revision)
+        return await self.bucket(bucket).update(key, value, revision=revision, ttl=ttl)
+
+    async def modify(
+        self, bucket: str, key: str, change: Callable[[bytes | None], bytes | None], *, ttl: float | None = None
+    ) -> Entry | None:
+        """Store what `change` makes of a value, None standing for an absent key. See `Bucket.modify`."""
+        return await self.bucket(bucket).modify(key, change, ttl=ttl)
 
     async def refresh(self, bucket: str, key: str, *, revision: int | None = None) -> int:
         """Restart a key's TTL if nobody changed it. RevisionConflictError, KeyNotFoundError."""
-        return await self.bucket(bucket).refresh(key, revision=revision)
+        return (await self.bucket(bucket).refresh(key, revision=revision)).revision
 
-    async def delete(self, bucket: str, key: str) -> None:
-        """Delete a key; a missing key is no error."""
-        await self.bucket(bucket).delete(key)
+    async def delete(self, bucket: str, key: str, *, revision: int | None = None) -> None:
+        """Delete a key, with `revision` only at it; a missing key or bucket is no error. RevisionConflictError."""
+        await self.bucket(bucket).delete(key, revision=revision)
 
-    async def keys(self, bucket: str, prefix: str = "") -> list[str]:
-        """Return the keys that exist, sorted."""
-        return await self.bucket(bucket).keys(prefix)
+    async def purge(self, bucket: str, key: str, *, revision: int | None = None) -> None:
+        """Delete a key with its history; as `delete`."""
+        await self.bucket(bucket).purge(key, revision=revision)
+
+    async def keys(self, bucket: str, *filters: str) -> list[str]:
+        """Return the keys that exist, sorted; only those below a filter, or matching its wildcards."""
+        return await self.bucket(bucket).keys(*filters)
+
+    async def history(self, bucket: str, key: str) -> list[Entry | Gone]:
+        """Return what the bucket still holds of a key, oldest first."""
+        return await self.bucket(bucket).history(key)
+
+    def watch_key(self, bucket: str, key: str, **options: Any) -> Watch:
+        """Return a watch of a key, or of those that match its wildcards: `async for event in …`. See `kv.Watch`."""
+        return self.bucket(bucket).watch(key, **options)
+
+    def watch_bucket(self, bucket: str, **options: Any) -> Watch:
+        """Return a watch of all keys: `async for event in …`. See `kv.Watch`; options are `WatchOptions`."""
+        return self.bucket(bucket).watch(**options)
+
+    async def status(self, bucket: str) -> dict[str, Any]:
+        """Return a bucket's settings and what it holds. BucketNotFoundError."""
+        return await self.bucket(bucket).status()
 
     def election(self, name: str, **options: Any) -> Election:
         """Return this node's candidacy: `await election.run(work)`. Options: `ElectionOptions`."""
         return Election(self.jetstream, ElectionOptions(name=name, **options))
+
+    def leader(self, name: str, **options: Any) -> Election:
+        """Return a block that runs while this node is elected: `async with natty.leader("sweeper") as term`.
+
+        Entering it campaigns. The block is cancelled when the term ends, and LeadershipLost raised at its end.
+        """
+        return self.election(name, **options)
+
+    def observe(self, name: str, **options: Any) -> AsyncGenerator[Leadership, None]:
+        """Yield who leads, since when and under which token, now and whenever that changes: a hint."""
+        return observe(self.jetstream, ElectionOptions(name=name, **options))
+
+    async def step_down(self, name: str, *, to: str = "", **options: Any) -> str:
+        """Ask the leader, wherever it runs, to leave office; return its name, or "" if nobody leads.
+
+        `to` goes first then. NattyError if the leader does not answer.
+        """
+        return await ask_to_step_down(self.jetstream, ElectionOptions(name=name, **options), to)
 
     def as_leader(self, name: str, **options: Any) -> Callable[[Work[T]], Callable[[], Coroutine[Any, Any, T]]]:
         """Decorate `async def work(term)`: calling it campaigns, and runs it while this node is elected."""

@@ -98,12 +98,20 @@ class WrongLastSequenceError(JetStreamError):
 
 
 class PublishError(NattyError):
-    """A message was not stored; `subject` and `message_id` name it."""
+    """A message was not stored; `subject` and `message_id` name it.
 
-    def __init__(self, message: str = "", *, subject: str = "", message_id: str = "") -> None:
+    `data` is its payload, where it was published in the background. `in_doubt`: it was sent, and nobody can tell
+    whether it was stored.
+    """
+
+    def __init__(
+        self, message: str = "", *, subject: str = "", message_id: str = "", data: bytes = b"", in_doubt: bool = False
+    ) -> None:
         super().__init__(message)
         self.subject = subject
         self.message_id = message_id
+        self.data = data
+        self.in_doubt = in_doubt
 
 
 class BucketNotFoundError(StreamNotFoundError):
@@ -119,7 +127,14 @@ class KeyExistsError(NattyError):
 
 
 class RevisionConflictError(NattyError):
-    """The key was changed by somebody else: its revision is not the expected one."""
+    """The key was changed by somebody else: its revision is not the expected one.
+
+    `current` is the revision found instead; 0 if the key is gone, or where that is not known.
+    """
+
+    def __init__(self, message: str = "", *, current: int = 0) -> None:
+        super().__init__(message)
+        self.current = current
 
 
 class LeadershipLost(NattyError):

@@ -13,16 +13,21 @@ FILES = sorted(path for package in ("natty", "capture") for path in (ROOT / pack
 # Lower layers first: a file may import from its own layer and the ones before it, never from a later one.
 LAYERS = {
     "natty": [
-        {"errors", "message", "link", "parser"},
+        {"errors", "message", "link", "parser", "credit", "ingest", "window", "observed", "tracing"},
         {"config", "tls"},
-        {"reasons", "sinklink"},
+        {"reasons", "sinklink", "answers"},
         {"stock"},
         {"connection"},
+        {"outgoing"},
         {"jetstream"},
-        {"stream", "publish"},
-        {"pull", "kv"},
+        {"stream", "publish", "atomic"},
+        {"supply"},
+        {"outbox", "ordered", "pull", "kv"},
+        {"deadletter", "bodies", "lanes", "handler", "shutdown"},
+        {"workers", "receipts"},
         {"consume", "leader"},
         {"client"},
+        {"httpd", "telemetry"},
         {"__init__"},
         {"testing"},
         {"cli"},
@@ -55,7 +60,8 @@ HEAVY = {
     "cryptography": {"natty/tls.py"},
     "typer": {"natty/cli/", "capture/cli/"},
     "rich": {"natty/cli/", "capture/cli/", "capture/demo.py", "capture/demo_view.py"},
-    "prometheus_client": {"capture/telemetry.py"},
+    "prometheus_client": {"natty/telemetry.py", "capture/telemetry.py"},
+    "opentelemetry": {"natty/tracing.py"},
     "uvloop": {"natty/cli/run.py"},
     "pytest": {"natty/testing/plugin.py"},
     "nats": {"natty/sinklink.py", "natty/stock.py", "natty/reasons.py"},
@@ -159,7 +165,7 @@ main()
 def test_import_natty_loads_nothing_heavy():
     code = "import sys, natty; print(*sorted({name.split('.')[0] for name in sys.modules}))"
     loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert not {"pyspark", "pyarrow", "typer", "rich", "pytest", "capture"} & set(loaded.split())
+    assert not {"pyspark", "pyarrow", "typer", "rich", "pytest", "capture", "opentelemetry"} & set(loaded.split())
 
 
 def test_only_sinklink_knows_what_nats_py_keeps_private():

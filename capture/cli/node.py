@@ -28,7 +28,7 @@ def run(
     max_age: Annotated[float | None, typer.Option(help="Seconds after which a block is sealed.")] = None,
     max_messages: Annotated[int | None, typer.Option(help="Messages after which a block is sealed.")] = None,
     metrics: Annotated[
-        str | None, typer.Option(help="Serve /metrics for Prometheus here, HOST:PORT; needs the extra metrics.")
+        str | None, typer.Option(help="Serve /metrics, /livez and /readyz here, HOST:PORT; needs the extra metrics.")
     ] = None,
 ) -> None:
     """Capture a stream until stopped; sweep and compact while this node is the elected leader."""
@@ -44,14 +44,13 @@ def run(
         "limits.max_messages": max_messages,
     }
     node = Node(settings.archive(config, flags, nats))
-    if metrics:
-        _serve(node, metrics)
-    run_async(node.run())
+    run_async(_served(node, metrics) if metrics else node.run())
 
 
-def _serve(node: Node, address: str) -> None:
+async def _served(node: Node, address: str) -> None:
     try:
         from capture.telemetry import serve
     except ImportError as error:
         raise ConfigError('--metrics needs prometheus-client; run: pip install "natty-nats[metrics]"') from error
-    serve(node, address)
+    async with serve(node, address):
+        await node.run()

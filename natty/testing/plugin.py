@@ -32,6 +32,7 @@ def async_fixture(function: Function) -> Function:
 
 
 OPTION = "--nats-server-bin"
+CONNECT_TIMEOUT = 20.0  # seconds: machines that run tests are busy
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -120,5 +121,5 @@ async def natty(nats_server: "NatsServer") -> "AsyncIterator[Natty]":
     """A client connected to `nats_server`, closed after the test."""
     from natty import Natty
 
-    async with Natty(**nats_server.connect_options()) as client:
+    async with Natty(**nats_server.connect_options(), connect_timeout=CONNECT_TIMEOUT) as client:
         yield client

@@ -119,3 +119,21 @@ async def fleet(natty, nats_server, natty_name, tmp_path):
         if process.poll() is None:
             process.kill()
         process.wait()
+
+
+@pytest.fixture
+async def start(natty):
+    """Start a consumption, `start(stream, handler, **options)`; those that still run after the test are cancelled."""
+    tasks = []
+
+    def run(stream, handler, durable="d", client=natty, **options):
+        consumption = client.consume(stream, durable, handler, **options)
+        tasks.append(asyncio.ensure_future(consumption.run()))
+        return consumption, tasks[-1]
+
+    yield run
+    while running := [task for task in tasks if not task.done()]:
+        for task in running:  # more than once: the first time its handlers may finish
+            task.cancel()
+        await asyncio.wait(running, timeout=0.1)
+    await asyncio.gather(*tasks, return_exceptions=True)

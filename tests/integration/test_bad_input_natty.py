@@ -296,7 +296,7 @@ async def test_the_fall_back_is_loud_and_works_over_tls(natty_tls, nats_server_b
     monkeypatch.setattr(natty.connection, "sink_path_fault", fault)
     options = ServerOptions(handshake_first=True)
     with NatsServer(options, tls_files=natty_tls, binary=nats_server_binary) as server:
-        async with Natty(**server.connect_options(), ping_interval=0.3) as client:
+        async with Natty(**server.connect_options(), ping_interval=2.0) as client:
             assert "falling back to nats-py's own path" in caplog.text
             await client.ensure_stream("S", subjects=["s.>"])
             await asyncio.gather(*(client.publish("s.a", b"%d" % i, headers={"A": "b"}) for i in range(50)))
@@ -313,9 +313,11 @@ async def test_the_fall_back_is_loud_and_works_over_tls(natty_tls, nats_server_b
             assert {int(message.data) for message in got} == set(range(100))
             assert sum(message.headers.get("A") == ["b"] for message in got) == 50
             await asyncio.to_thread(server.kill)
-            await asyncio.sleep(0.3)
+            async with asyncio.timeout(30):
+                while client.connection.connected:  # nats-py's own path notices by an unanswered ping
+                    await asyncio.sleep(0.05)
             await asyncio.to_thread(server.start)
-            await client.connection.ready(5)
+            await client.connection.ready(30)
             assert (await client.publish("s.a", b"after")).seq == 101
 
 

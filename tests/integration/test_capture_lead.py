@@ -1,9 +1,9 @@
 import asyncio
-import math
 import os
 from pathlib import Path
 
 import pytest
+from deposed import elected_and_asleep
 
 from capture.block import SealedBlock
 from capture.commit import CommitOptions, Committer
@@ -18,7 +18,6 @@ from capture.stores import FileStore
 from capture.sweep import sweep
 from capture.writers import writer
 from natty import Natty
-from natty.leader import Election
 
 LEASE = 0.6  # seconds
 
@@ -53,11 +52,7 @@ async def stored(store, *sequences):
 
 async def deposed(natty, archive):
     """Return a term that its holder believes in for ever: it was elected, and slept through the end of its lease."""
-    election: Election = natty.election(election_name(archive), lease=LEASE, node_name="old")
-    await election.prepare()
-    term = await election._campaign()  # nobody renews it
-    term._deadline = math.inf
-    return term
+    return await elected_and_asleep(natty.election(election_name(archive), lease=LEASE, node_name="old"))
 
 
 async def in_office(natty, archive, work, node="new"):

@@ -5,10 +5,10 @@ import os
 import signal
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
+from deposed import believing
 
 from natty import LeadershipLost, Natty, StaleToken, UnsupportedError
 from natty.leader import clock
@@ -40,7 +40,7 @@ class Work:
         return term.token
 
 
-async def until(condition, within=5.0):
+async def until(condition, within=30.0):
     async with asyncio.timeout(within):
         while not condition():
             await asyncio.sleep(0.01)
@@ -81,10 +81,19 @@ async def test_one_of_two_candidates_leads_and_hands_over_at_once_when_done(node
     assert repr(one.term).startswith(f"Term('{one.options.name}', node-1, token={first.terms[0].token}, 0.")
     first.end.set()
     assert await done == first.terms[0].token
-    started = clock()
     await until(lambda: second.terms)
-    assert clock() - started < 0.5 * LEASE
     assert second.terms[0].token > first.terms[0].token
+
+
+@pytest.mark.parametrize("where", ["nats_server", "nats_cluster"])
+async def test_a_lease_that_was_left_is_not_waited_for(nodes, request, where):
+    server, first, second = request.getfixturevalue(where), Work(), Work()
+    await node_leading(nodes, first, server, lease=30.0)
+    await nodes(second, server, lease=30.0)
+    deadline = first.terms[0]._tenure.deadline
+    first.end.set()
+    await until(lambda: second.terms)
+    assert second.begun_at[0] < deadline - 10
 
 
 async def node_leading(nodes, work, server, **more):
@@ -99,7 +108,7 @@ async def test_tokens_rise_from_term_to_term(nodes, nats_server):
         work = Work()
         work.end.set()
         _, task = await nodes(work)
-        tokens.append(await asyncio.wait_for(task, 3))
+        tokens.append(await task)
     assert tokens == sorted(set(tokens))
 
 
@@ -107,12 +116,10 @@ async def test_an_error_of_the_work_releases_the_lease_and_is_raised(nodes, nats
     async def fails(term):
         raise ValueError("broken")
 
-    _, task = await nodes(fails)
+    _, task = await nodes(fails, lease=60.0)
     with pytest.raises(ValueError, match="broken"):
         await task
-    started = clock()
-    await node_leading(nodes, Work(), nats_server)
-    assert clock() - started < 0.5 * LEASE
+    await node_leading(nodes, Work(), nats_server, lease=60.0)  # long before that lease would have ended
 
 
 async def test_cancelling_joins_the_work_and_releases_the_lease(nodes, nats_server):
@@ -124,30 +131,18 @@ async def test_cancelling_joins_the_work_and_releases_the_lease(nodes, nats_serv
     with pytest.raises(asyncio.CancelledError):
         await task
     await until(lambda: second.terms)
-    assert 0 < second.begun_at[0] - work.ended_at[0] < 0.5 * LEASE
-
-
-async def test_a_renewal_that_was_cancelled_on_its_way_does_not_hinder_the_release(nodes, nats_server):
-    one, task = await node_leading(nodes, Work(), nats_server)
-    second = Work()
-    await nodes(second)
-    await one._write_lease("held", one.term._revision, nonce="stored, and nobody was told", timeout=1)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    started = clock()
-    await until(lambda: second.terms)
-    assert clock() - started < 0.5 * LEASE
+    assert second.begun_at[0] > work.ended_at[0]
 
 
 async def test_work_is_cancelled_before_the_deadline_when_no_server_answers(nodes, natty_proxy, nats_server):
     work = Work()
     await node_leading(nodes, work, nats_server, options=natty_proxy.options)
     natty_proxy.half_open()
-    await until(lambda: work.left, within=2 * LEASE)
+    await until(lambda: work.left)
     assert work.left[0] > 0
     second = Work()
     await nodes(second)
-    await until(lambda: second.terms, within=3 * LEASE)
+    await until(lambda: second.terms)
     assert second.terms[0].token > work.terms[0].token
 
 
@@ -158,7 +153,7 @@ async def test_work_is_cancelled_before_the_deadline_when_the_link_comes_back_ha
     await natty_proxy.cut()
     natty_proxy.hold()
     await natty_proxy.restore()
-    await until(lambda: work.left, within=2 * LEASE)
+    await until(lambda: work.left)
     assert work.left[0] > 0
     natty_proxy.release()
 
@@ -167,9 +162,9 @@ async def test_work_that_swallows_its_cancellation_is_joined_before_another_term
     work = Work(stubborn=2 * LEASE)
     _, task = await node_leading(nodes, work, nats_server, options=natty_proxy.options)
     natty_proxy.half_open()
-    await until(lambda: work.left, within=2 * LEASE)
+    await until(lambda: work.left)
     await natty_proxy.restore()
-    await until(lambda: len(work.terms) == 2, within=6 * LEASE)
+    await until(lambda: len(work.terms) == 2)
     assert work.ended_at
     assert not task.done()
 
@@ -179,10 +174,10 @@ async def test_a_foreign_write_on_the_lease_deposes_the_leader(nodes, nats_serve
     one, _ = await node_leading(nodes, work, nats_server)
     started = clock()
     await natty.bucket("test_leaders").put(one.options.name, b"not a lease")
-    await until(lambda: work.ended_at, within=LEASE)
+    await until(lambda: work.ended_at)
     with pytest.raises(LeadershipLost, match=r"node-1 does not lead .* any more \(token"):
         work.terms[0].check()
-    await until(lambda: len(work.terms) == 2, within=3 * LEASE)  # after the distance of one lease
+    await until(lambda: len(work.terms) == 2)  # after the distance of one lease
     assert clock() - started > LEASE
 
 
@@ -192,7 +187,8 @@ async def lose_the_ack(proxy, natty, subject):
     subscription = natty.connection.subscribe(subject, lambda raw: landed.set())
     await natty.connection.flush()
     proxy.delay(0.2)
-    await asyncio.wait_for(landed.wait(), 3)
+    async with asyncio.timeout(30):
+        await landed.wait()
     await proxy.cut()
     proxy.delay(0)
     await proxy.restore()
@@ -202,7 +198,7 @@ async def lose_the_ack(proxy, natty, subject):
 async def test_a_renewal_whose_ack_was_lost_is_found_to_be_ours(nodes, natty_proxy, natty, nats_server):
     work, options = Work(), natty_proxy.options | {"ping_interval": 30}
     one, _ = await node_leading(nodes, work, nats_server, options=options, lease=2.0)
-    await lose_the_ack(natty_proxy, natty, one._subject)
+    await lose_the_ack(natty_proxy, natty, one.subjects.lease)
     await asyncio.sleep(2.5)
     assert len(work.terms) == 1
     assert work.ended_at == []
@@ -229,12 +225,13 @@ async def test_a_commit_is_refused_once_another_term_has_read_it(nodes, nats_ser
     await task
     two, _ = await node_leading(nodes, second, nats_server)
     assert await second.terms[0].read("head") == b"2"
-    old = first.terms[0]
-    old._over, old._deadline = False, clock() + 60  # a node whose clock stood still: only the server can tell
+    old = believing(first.terms[0])  # a node whose clock stood still: only the server can tell
     with pytest.raises(StaleToken, match="taken over by another term"):
         await old.commit("head", b"late")
     with pytest.raises(StaleToken, match="by a later term"):
         await old.commit("head", b"late again")
+    with pytest.raises(StaleToken, match="taken over by another term"):
+        await old.commit("unread", b"late")
     await second.terms[0].commit("head", b"3")
     assert (await two.last_commit("head")).data == b"3"
 
@@ -329,7 +326,7 @@ async def child(server, name, script):
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
 
-    async def says(within=10.0):
+    async def says(within=30.0):
         return json.loads(await asyncio.wait_for(process.stdout.readline(), within))
 
     try:
@@ -342,7 +339,7 @@ async def child(server, name, script):
 
 
 @pytest.mark.parametrize("where", ["nats_server", "nats_cluster"])
-async def test_when_the_leaders_process_is_killed_another_takes_over_within_a_lease(nodes, request, where):
+async def test_when_the_leaders_process_is_killed_another_takes_over(nodes, request, where):
     server, second = request.getfixturevalue(where), Work()
     election, _ = await nodes(None, server)
     async with child(server, election.options.name, SCRIPT) as (process, says):
@@ -351,9 +348,7 @@ async def test_when_the_leaders_process_is_killed_another_takes_over_within_a_le
         await nodes(second, server)
         await asyncio.sleep(0.3)
         process.kill()
-        killed = time.monotonic()
         await until(lambda: second.terms)
-        assert time.monotonic() - killed < LEASE + 1
         assert second.terms[0].token > token
 
 

@@ -1,0 +1,26 @@
+"""Leader election on a key-value bucket: fast by silence and republishing, safe by a token that the server checks."""
+
+from natty.leader.election import Election
+from natty.leader.observe import Leadership, ask_to_step_down, elections, leadership, observe
+from natty.leader.options import BUCKET, ElectionOptions, clock, default_node_name
+from natty.leader.record import Lease, Subjects
+from natty.leader.term import Term
+from natty.leader.trail import TermNote, trail
+
+__all__ = [
+    "BUCKET",
+    "Election",
+    "ElectionOptions",
+    "Leadership",
+    "Lease",
+    "Subjects",
+    "Term",
+    "TermNote",
+    "ask_to_step_down",
+    "clock",
+    "default_node_name",
+    "elections",
+    "leadership",
+    "observe",
+    "trail",
+]

@@ -1,0 +1,55 @@
+"""The bucket that elections stand on: made with what the guarantees need, and refused where it lacks that."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from natty.errors import BucketNotFoundError, StreamExistsError
+from natty.jetstream import JetStream
+from natty.kv.settings import bucket_settings
+from natty.leader.options import DESCRIPTION, ElectionOptions
+from natty.leader.record import observed
+from natty.stream import create_stream
+
+log = logging.getLogger("natty.leader")
+
+
+async def make_bucket(jetstream: JetStream, options: ElectionOptions) -> None:
+    """Make the bucket if there is none.
+
+    Sequences start at the Unix time in milliseconds, so that a bucket made again goes on above the old one's tokens.
+    StreamExistsError with the difference if it has other settings; UnsupportedError on a server before 2.12.14, or
+    2.14.0 to 2.14.3, whose conditional publishes can't be trusted.
+    """
+    later = jetstream.connection.server_version >= (2, 14)
+    jetstream.require("leader election", *((2, 14, 4) if later else (2, 12, 14)))
+    name, wanted = f"KV_{options.bucket}", _needed(options)
+    try:
+        actual = (await jetstream.request(f"STREAM.INFO.{name}"))["config"]
+    except BucketNotFoundError:
+        clustered = bool(jetstream.connection.server_info.get("cluster"))
+        made = bucket_settings(options.bucket, None, 3 if clustered else 1) | wanted
+        made |= {"first_seq": int(time.time() * 1000), "description": options.description or DESCRIPTION}
+        try:
+            actual = await create_stream(jetstream, name, made)
+        except StreamExistsError:  # somebody was faster, a millisecond or so apart: what counts is compared
+            actual = await create_stream(jetstream, name, wanted)
+    else:
+        actual = await create_stream(jetstream, name, wanted)
+    if actual["num_replicas"] < 3:
+        text = "the elections of bucket %s have %d replica(s): while its server is down nobody is elected, and if its"
+        log.warning(text + " disk is lost, so are its tokens; use three", options.bucket, actual["num_replicas"])
+
+
+def _needed(options: ElectionOptions) -> dict[str, Any]:
+    needed = {
+        "max_age": 0.0,  # the lease's time-to-live is its own
+        "max_msgs_per_subject": 1,
+        "storage": "file",
+        "allow_msg_ttl": True,
+        "allow_atomic": True,
+        "republish": {"src": f"$KV.{options.bucket}.>", "dest": observed(options.bucket)},
+    }
+    return needed | ({"num_replicas": options.copies} if options.copies is not None else {})

@@ -1,0 +1,165 @@
+"""The main side of one candidacy: hears from the renewer's thread, on the loop of the work."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from natty.leader.options import clock
+from natty.leader.renewer import renewer_of
+from natty.leader.tenure import Tenure
+from natty.leader.term import Term
+from natty.leader.trail import note_begin, note_end
+from natty.observed import ELECTION
+
+if TYPE_CHECKING:
+    from natty.leader.election import Election
+
+log = logging.getLogger("natty.leader")
+
+LEAVE_WITHIN = 1.0  # seconds for giving the lease back; after that, silence must do
+
+
+class Candidacy:
+    """Wanting the office, from `async with` to its end, over as many terms as come."""
+
+    def __init__(self, election: Election) -> None:
+        self.told_to_stop = asyncio.Event()
+        self.reason = ""
+        self._election = election
+        self._loop = asyncio.get_running_loop()
+        self._renewer = renewer_of(election.jetstream.connection)
+        self._terms: asyncio.Queue[Tenure] = asyncio.Queue()
+        self._left = asyncio.Event()
+        self._began = 0.0
+        self._notes: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Candidacy:
+        options = self._election.options
+        self._driver = await self._renewer.join(options, self._election.node, self._tell, self._check)
+        self._election.driver = self._driver
+        self._election.jetstream.connection.observed.add(self._election, ELECTION, options.name)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._election.jetstream.connection.observed.retire(self._election)
+        self._left.clear()
+        self._post("withdraw")
+        self._post("joined")  # a term that nobody has taken up
+        leaving = asyncio.ensure_future(self._leave())
+        try:
+            await asyncio.shield(leaving)
+        except asyncio.CancelledError:  # again: the thread must end all the same
+            await asyncio.wait({leaving}, timeout=LEAVE_WITHIN)
+            raise
+
+    async def _leave(self) -> None:
+        await _within(self._left, min(LEAVE_WITHIN, self._election.options.rules.lease))
+        if self._notes:
+            await asyncio.wait(self._notes, timeout=LEAVE_WITHIN)
+        await self._renewer.leave(self._driver, self._check)
+
+    async def elected(self) -> Term:
+        """Wait for the office."""
+        election = self._election
+        while True:
+            tenure = await self._terms.get()
+            if tenure.remaining() > 0:
+                break
+            self._post("joined")
+        self._left.clear()
+        self.told_to_stop.clear()
+        self.reason = tenure.stopping or tenure.ended
+        if self.reason:  # meanwhile
+            self.told_to_stop.set()
+        self._began = clock()
+        term = election.term = Term(
+            election.jetstream,
+            election.subjects,
+            tenure,
+            name=election.options.name,
+            node=election.node,
+            leave=self._resign,
+        )
+        election.elected += 1
+        log.info("%s leads %r, token %d", election.node, election.options.name, term.token, extra={"action": "elected"})
+        self._note(note_begin(election.jetstream, election.subjects, term))
+        call_hook(election.options.on_elected, term.token)
+        return term
+
+    async def left_office(self) -> None:
+        """The work has ended: release the lease, and return when that is done or not possible any more."""
+        term, self._election.term = self._election.term, None
+        assert term is not None
+        name, reason = self._election.options.name, self.reason or "done"
+        if term.remaining() > 0:
+            self._note(note_end(self._election.jetstream, self._election.subjects, term, reason))
+        self._post("joined")
+        await _within(self._left, min(LEAVE_WITHIN, self._election.options.rules.lease))
+        self._election.losses[reason] = self._election.losses.get(reason, 0) + 1
+        log.info("%s led %r for %.1f s: %s", term.node, name, clock() - self._began, reason, extra={"action": "left"})
+        call_hook(self._election.options.on_lost, reason)
+
+    def _note(self, writing: Any) -> None:
+        task = self._loop.create_task(writing)
+        self._notes.add(task)
+        task.add_done_callback(self._notes.discard)
+
+    def _post(self, event: str, *arguments: Any) -> None:
+        self._renewer.post(self._driver, event, *arguments)
+
+    def _resign(self, reason: str, to: str = "") -> None:
+        self._post("resign", reason, to)
+
+    def _check(self) -> None:
+        """At every pulse: is the work well?"""
+        health = self._election.options.health
+        if health is None or self._election.term is None or self.told_to_stop.is_set():
+            return
+        try:
+            well = health()
+        except Exception:
+            log.exception("the health check of %r failed", self._election.options.name)
+            well = False
+        if not well:
+            self._resign("health")
+
+    def _tell(self, event: str, about: Any) -> None:
+        """In the renewer's thread."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._told, event, about)
+
+    def _told(self, event: str, about: Any) -> None:
+        if event == "elected":
+            self._terms.put_nowait(about)
+        elif event in ("stop", "lost"):
+            self.reason = self.reason or about
+            self.told_to_stop.set()
+            if self._election.term is not None:
+                self._election.term.lost.set()
+        elif event == "left":
+            self._left.set()
+        elif event == "seen":
+            call_hook(self._election.options.on_new_leader, about.id)
+
+
+def call_hook(hook: Callable[..., None] | None, *arguments: Any) -> None:
+    """Call a hook of the user's; what it raises is logged, the election goes on."""
+    try:
+        if hook is not None:
+            hook(*arguments)
+    except Exception:
+        log.exception("a hook of an election failed", extra={"action": "hook_failed"})
+
+
+async def _within(event: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        log.info("the lease could not be given back in time: others wait for its end", extra={"action": "not_released"})

@@ -1,0 +1,205 @@
+"""One candidacy in the renewer's loop: the state machine's actions become requests, their answers its events."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from natty.errors import AuthorizationError, BucketNotFoundError, NattyError, WrongLastSequenceError
+from natty.jetstream import IN_FLIGHT, JetStream, read_ack
+from natty.leader.actions import Action, Ask, Elected, Left, Lost, Read, Seen, Stop, WentBack, Write
+from natty.leader.bucket import make_bucket
+from natty.leader.machine import Candidate
+from natty.leader.options import ElectionOptions, clock
+from natty.leader.record import ABSENT, GONE, Sight, Subjects, sight_of
+from natty.leader.tenure import Tenure
+from natty.message import RawMessage, encode_headers, parse_headers
+
+log = logging.getLogger("natty.leader")
+
+EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+BUCKET_TIMEOUT = 5.0  # seconds for making a bucket that was deleted
+Tell = Callable[[str, Any], None]
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of a holder, at the address in its lease."""
+
+    do: str  # ask, step_down
+    id: str = ""
+    prio: int = 0
+
+
+class Driver:
+    """Runs one candidate. Everything here happens in the renewer's thread; `tell` passes news to the main side."""
+
+    def __init__(
+        self,
+        jetstream: JetStream,
+        options: ElectionOptions,
+        candidate: Candidate,
+        *,
+        pulse: Callable[[], float],
+        tell: Tell,
+    ) -> None:
+        self.candidate = candidate
+        self.subjects = Subjects(options.bucket, options.lease_key)
+        self.writes = self.failures = 0
+        self.slowest = 0.0  # seconds, from the send of a write to its ack
+        self._jetstream = jetstream
+        self._options = options
+        self._pulse = pulse
+        self._tell = tell
+        self._tenure: Tenure | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"Driver({self.subjects.lease}, {self.candidate.phase.value})"
+
+    def input(self, event: str, *arguments: Any, **named: Any) -> None:
+        """Give the candidate an event of this moment, and do what it says."""
+        if self._closed:
+            return
+        self.candidate.alive(self._pulse())
+        self._perform(getattr(self.candidate, event)(clock(), *arguments, **named))
+
+    def close(self) -> None:
+        """End without another write."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        self._end_tenure("closed")
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Write():
+                    self._spawn(self._write(action))
+                case Read():
+                    self._spawn(self._read(action))
+                case Elected():
+                    self._tenure = Tenure(action.token, action.term, self._options.rules.stop_before)
+                    self._tenure.extend(self.candidate.deadline)
+                    self._tell("elected", self._tenure)
+                case Stop():
+                    if self._tenure is not None:
+                        self._tenure.stop(action.reason)
+                    self._tell("stop", action.reason)
+                case Lost():
+                    self._end_tenure(action.reason)
+                    self._tell("lost", action.reason)
+                case Left():
+                    self._end_tenure("released" if action.released else "left")
+                    self._tell("left", action.released)
+                case Seen():
+                    self._tell("seen", action.lease)
+                case Ask():
+                    self._ask(action)
+                case WentBack():
+                    text = "the stream of %s went back from revision %d to %d: it lost its tail, or was made again"
+                    log.error(text, self.subjects.lease, action.before, action.last, extra={"action": "went_back"})
+        if self._tenure is not None:
+            self._tenure.extend(self.candidate.deadline)
+        self._set_timer()
+
+    def _end_tenure(self, reason: str) -> None:
+        if self._tenure is not None:
+            self._tenure.end(reason)
+            self._tenure = None
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.candidate.due < float("inf"):
+            wait = max(0.0, self.candidate.due - clock())
+            self._timer = asyncio.get_running_loop().call_later(wait, self.input, "tick")
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _write(self, write: Write) -> None:
+        headers = {} if write.expected is None else {EXPECTED: str(write.expected)}
+        if write.key == "epoch":
+            headers[f"{EXPECTED}-Subject"] = self.subjects.lease
+        if write.ttl is not None:
+            headers["Nats-TTL"] = str(write.ttl)
+        subject = self.subjects.epoch if write.key == "epoch" else self.subjects.lease
+        block, nonce, sent = encode_headers(headers), write.record.nonce, clock()
+        data = msgspec.json.encode(write.record)
+        try:
+            raw = await self._jetstream.connection.request(subject, data, headers=block, timeout=write.timeout)
+            sequence = read_ack(raw[3], subject).seq
+        except WrongLastSequenceError as error:
+            self.failures += 1
+            self.input("busy" if error.err_code == IN_FLIGHT else "refused", nonce)
+        except NattyError as error:
+            self.failures += 1
+            level = logging.WARNING if isinstance(error, AuthorizationError) else logging.INFO
+            log.log(level, "a write of %s is in doubt: %s", subject, error, extra={"action": "doubt"})
+            self.input("doubt", nonce)
+        else:
+            self.writes += 1
+            self.slowest = max(self.slowest, clock() - sent)
+            self.input("stored", nonce, sequence)
+
+    async def _read(self, read: Read) -> None:
+        asked = clock()
+        try:
+            sight = await self._look(read.timeout)
+        except BucketNotFoundError:
+            await self._make_bucket()
+            self.input("unread", read.number)
+        except NattyError as error:
+            log.info("%s could not be read: %s", self.subjects.lease, error, extra={"action": "unread"})
+            self.input("unread", read.number)
+        else:
+            self.input("read", read.number, sight, asked=asked)
+
+    async def _look(self, timeout: float) -> Sight:
+        last = await self._jetstream.read(self.subjects.stream, subject=self.subjects.lease, timeout=timeout)
+        if last is not None:
+            return sight_of(last.sequence, last.header_block, last.data)
+        epoch = await self._jetstream.read(self.subjects.stream, subject=self.subjects.epoch, timeout=timeout)
+        return ABSENT if epoch is None else GONE
+
+    async def _make_bucket(self) -> None:
+        log.warning("bucket %s was deleted; it is made again", self._options.bucket, extra={"action": "made_again"})
+        try:
+            async with asyncio.timeout(BUCKET_TIMEOUT):
+                await make_bucket(self._jetstream, self._options)
+        except (NattyError, TimeoutError) as error:
+            log.error("bucket %s could not be made again: %s", self._options.bucket, error)
+
+    def _ask(self, action: Ask) -> None:
+        call = Call(do="ask", id=self.candidate.id, prio=self.candidate.rules.priority)
+        try:
+            self._jetstream.connection.send(action.addr, msgspec.json.encode(call))
+        except NattyError as error:
+            log.info("the holder of %s could not be asked: %s", self.subjects.lease, error)
+
+    # What the subscriptions bring.
+
+    def heard(self, raw: RawMessage) -> None:
+        """Something was stored on the lease's key."""
+        headers = parse_headers(raw[2])
+        self.input("saw", sight_of(int(headers["Nats-Sequence"][0]), raw[2], raw[3]))
+
+    def called(self, call: Call) -> bool:
+        """Somebody asks us to hand over; whether we lead, and so will."""
+        leading = self._tenure is not None
+        if call.do == "step_down":
+            self.input("resign", "step_down", call.id)
+        elif call.do == "ask":
+            self.input("asked", call.id, call.prio)
+        return leading

@@ -1,0 +1,88 @@
+"""Runs a program and kills its process group in time: a process of its own, started by `process.py`, stdlib alone.
+
+    python -I -S guard.py <file descriptor> <command> [argument …]
+
+The descriptor brings pairs of times, each replacing the one before: when to send SIGTERM, when SIGKILL. Its end means
+that whoever started us is dead: SIGKILL at once. Signals are passed on; the exit status is the program's.
+"""
+
+import ctypes
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+PAIR = struct.Struct("=dd")
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+PR_SET_PDEATHSIG = 1
+NOT_FOUND, NOT_RUNNABLE = 127, 126  # as a shell says it
+
+
+def clock() -> float:
+    """The clock of `natty.leader.options`."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+def main(descriptor: int, command: list[str]) -> int:
+    """Run the command and return the status to exit with, negative for a signal."""
+    try:
+        program = subprocess.Popen(command, process_group=0, preexec_fn=_die_with_guard, close_fds=True)
+    except FileNotFoundError:
+        return _refused(f"there is no program {command[0]}", NOT_FOUND)
+    except OSError as error:
+        return _refused(f"{command[0]} can't be run: {error.strerror}", NOT_RUNNABLE)
+    for number in PASSED_ON:
+        signal.signal(number, lambda number, frame: _send(program, number))
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    term_at = kill_at = float("inf")
+    told = False
+    while program.poll() is None:
+        wait = max(0.0, min(term_at, kill_at) - clock())
+        ready, _, _ = select.select([descriptor, woken], [], [], None if wait == float("inf") else wait)
+        if woken in ready:
+            os.read(woken, 4096)
+        if descriptor in ready:
+            brought = os.read(descriptor, 256 * PAIR.size)
+            if not brought:
+                kill_at = 0.0
+            else:
+                term_at, kill_at = PAIR.unpack(brought[-PAIR.size :])
+        if clock() >= kill_at:
+            _send(program, signal.SIGKILL)
+            kill_at = term_at = float("inf")
+        elif clock() >= term_at:
+            if not told:
+                _send(program, signal.SIGTERM)
+            told, term_at = True, float("inf")
+    _send(program, signal.SIGKILL)  # what it left behind in its group
+    return program.returncode
+
+
+def _die_with_guard() -> None:
+    with suppress(OSError, AttributeError):  # not on Linux: then the group lives on if the guard is killed
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _send(program: "subprocess.Popen[bytes]", number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(program.pid, number)
+
+
+def _refused(text: str, status: int) -> int:
+    print(text, file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    returncode = main(int(sys.argv[1]), sys.argv[2:])
+    if returncode < 0:  # end as the program did
+        signal.signal(-returncode, signal.SIG_DFL) if -returncode != signal.SIGKILL else None
+        os.kill(os.getpid(), -returncode)
+    sys.exit(returncode)

@@ -1,0 +1,209 @@
+"""The thread that keeps all elections of one connection alive, whatever the event loop of the work is busy with.
+
+It has an event loop and a connection of its own, and one subscription a bucket. A main side that gives no sign of life
+is not kept in office: see `max_stall`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from natty.connection import Connection, Subscription
+from natty.errors import NattyError
+from natty.jetstream import JetStream
+from natty.leader.driver import Call, Driver, Tell
+from natty.leader.machine import Candidate
+from natty.leader.options import PULSE, ElectionOptions, clock
+from natty.leader.record import observed
+from natty.message import RawMessage
+
+log = logging.getLogger("natty.leader")
+
+OPEN_AGAIN = 0.25  # seconds between two rounds of trying to connect
+PING_AT_LEAST = 0.5  # seconds
+CLOSE_WITHIN = 3.0  # seconds that the thread's end is waited for
+
+_renewers: weakref.WeakKeyDictionary[Connection, Renewer] = weakref.WeakKeyDictionary()
+
+
+def renewer_of(connection: Connection) -> Renewer:
+    """Return the renewer of this connection's elections: one, however many there are."""
+    if connection not in _renewers:
+        _renewers[connection] = Renewer(connection)
+    return _renewers[connection]
+
+
+class Renewer:
+    """Started by the first candidacy, ended by the last. Its public methods are for the main side's loop."""
+
+    def __init__(self, main: Connection) -> None:
+        self._config = main.config
+        self._drivers: dict[str, list[Driver]] = {}  # by where their lease is republished
+        self._addresses: dict[str, Driver] = {}
+        self._subscriptions: dict[str, Subscription] = {}
+        self._members = 0
+        self._turn = asyncio.Lock()
+        self._pulse_at = 0.0
+        self._pulse: asyncio.Task[None] | None = None
+        self._checks: list[Callable[[], None]] = []
+        self._thread: threading.Thread | None = None
+
+    def __repr__(self) -> str:
+        return f"Renewer({self._members} candidacies)"
+
+    async def join(self, options: ElectionOptions, node: str, tell: Tell, check: Callable[[], None]) -> Driver:
+        """Begin a candidacy. `tell` is called in the renewer's thread, `check` at every pulse of this loop."""
+        async with self._turn:
+            if self._thread is None:
+                await self._start()
+            self._members += 1
+        self._checks.append(check)  # no await from here on: a candidacy that nobody knows of would hold its office
+        address = f"{self._inbox}.{uuid.uuid4().hex}"
+        candidate = Candidate(
+            options.rules, node, uuid.uuid4().hex, random.Random(), wall=time.time() - clock(), addr=address
+        )
+        driver = Driver(self._jetstream, options, candidate, pulse=lambda: self._pulse_at, tell=tell)
+        self._loop.call_soon_threadsafe(self._begin, driver, options)
+        return driver
+
+    async def leave(self, driver: Driver, check: Callable[[], None]) -> None:
+        """End a candidacy, without another write; the last one ends the thread."""
+        self._checks.remove(check)
+        self._members -= 1
+        self.post(driver, None)
+        await self._end_unused()
+
+    def post(self, driver: Driver, event: str | None, *arguments: Any) -> None:
+        """Give a candidacy an event of the main side; None ends it."""
+        if self._loop.is_closed():  # the last candidacy has ended; a term that somebody kept has not heard of it
+            return
+        if event is None:
+            self._loop.call_soon_threadsafe(self._forget, driver)
+        else:
+            self._loop.call_soon_threadsafe(driver.input, event, *arguments)
+
+    async def _start(self) -> None:
+        self._pulse_at = clock()
+        self._home = asyncio.get_running_loop()
+        self._started, self._ended = asyncio.Event(), asyncio.Event()
+        self._pulse = asyncio.create_task(self._beat(), name="natty pulse")
+        self._thread = threading.Thread(target=self._run, name="natty renewer", daemon=True)
+        self._thread.start()
+        try:
+            await self._started.wait()
+        except asyncio.CancelledError:
+            self._ending = asyncio.create_task(self._end_unused())
+            raise
+
+    async def _end_unused(self) -> None:
+        async with self._turn:
+            if self._members == 0 and self._thread is not None:
+                await self._started.wait()
+                await self._end()
+
+    async def _end(self) -> None:
+        thread, self._thread = self._thread, None
+        assert thread is not None
+        assert self._pulse is not None
+        self._pulse.cancel()
+        self._loop.call_soon_threadsafe(self._over.set)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_WITHIN):
+                await self._ended.wait()
+            thread.join(CLOSE_WITHIN)  # it has nothing left to do
+
+    async def _beat(self) -> None:
+        """Stamp the time, as long as the event loop gets to it."""
+        while True:
+            self._pulse_at = clock()
+            for check in list(self._checks):
+                check()
+            await asyncio.sleep(PULSE)
+
+    # From here on: the renewer's own thread.
+
+    def _run(self) -> None:
+        home, ended = self._home, self._ended
+        asyncio.run(self._serve())
+        with contextlib.suppress(RuntimeError):  # nobody waits any more: that loop is closed
+            home.call_soon_threadsafe(ended.set)
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._over = asyncio.Event()
+        self._drivers, self._addresses, self._subscriptions = {}, {}, {}
+        self._connection = Connection(replace(self._config, name=f"{self._config.name} elections"))
+        self._jetstream = JetStream(self._connection)
+        self._connection.listeners.append(self._on_event)
+        self._inbox = self._connection.new_inbox().decode()
+        self._connection.subscribe(f"{self._inbox}.*", self._called)
+        opening = asyncio.create_task(self._open())
+        self._home.call_soon_threadsafe(self._started.set)
+        await self._over.wait()
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
+        for drivers in self._drivers.values():
+            for driver in drivers:
+                driver.close()
+        await self._connection.close()
+
+    async def _open(self) -> None:
+        while True:
+            try:
+                await self._connection.open()
+                return self._on_event("connected")
+            except NattyError as error:
+                log.warning("elections wait for a server: %s", error, extra={"action": "no_server"})
+                await asyncio.sleep(OPEN_AGAIN)
+
+    def _begin(self, driver: Driver, options: ElectionOptions) -> None:
+        config = self._connection.config
+        ping = max(PING_AT_LEAST, min(config.ping_interval, options.rules.lease / 3))
+        self._connection.config = replace(config, ping_interval=min(ping, config.ping_interval))
+        self._addresses[driver.candidate.addr] = driver
+        self._drivers.setdefault(observed(options.bucket, options.lease_key), []).append(driver)
+        if options.bucket not in self._subscriptions:
+            subject = observed(options.bucket)
+            self._subscriptions[options.bucket] = self._connection.subscribe(subject, self._heard)
+        driver.input("campaign")
+
+    def _forget(self, driver: Driver) -> None:
+        driver.close()
+        self._addresses.pop(driver.candidate.addr, None)
+        for drivers in self._drivers.values():
+            if driver in drivers:
+                drivers.remove(driver)
+
+    def _on_event(self, event: str) -> None:
+        if event == "connected":
+            for drivers in self._drivers.values():
+                for driver in drivers:
+                    driver.input("connected")
+
+    def _heard(self, messages: list[RawMessage]) -> None:
+        for raw in messages:
+            for driver in self._drivers.get(raw[0].decode(), ()):
+                driver.heard(raw)
+
+    def _called(self, messages: list[RawMessage]) -> None:
+        for subject, reply, _, data in messages:
+            driver = self._addresses.get(subject.decode())
+            try:
+                call = msgspec.json.decode(data, type=Call)
+            except msgspec.DecodeError:
+                continue
+            leading = driver is not None and driver.called(call)
+            if reply:
+                self._connection.send(reply, msgspec.json.encode({"leading": leading}))

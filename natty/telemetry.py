@@ -1,0 +1,158 @@
+"""Metrics in Prometheus' format, and whether the process is alive and ready. See docs/observability.md.
+
+Only the metrics need prometheus-client (the extra `metrics`); it is imported when they are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from natty.client import Natty
+from natty.errors import ConfigError
+from natty.httpd import Answer, Pages, serving
+from natty.leader import Term
+from natty.observed import ELECTION, HANDLER, PUBLISHER, PULL, Kind
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+    from prometheus_client.registry import Collector
+
+NEEDS = 'metrics need prometheus-client; run: pip install "natty-nats[metrics]"'
+
+
+class _Total(NamedTuple):
+    """A counter: what it sums up, by outcome where it has that label."""
+
+    name: str
+    text: str
+    kind: Kind
+    counts: dict[str, str]
+
+
+class _Now(NamedTuple):
+    """A gauge: a sum over the parts that work now."""
+
+    name: str
+    text: str
+    kind: Kind
+    read: Callable[[Any], float]
+
+
+TOTALS = (
+    _Total("natty_pull_messages", "Messages that arrived.", PULL, {"": "counts.delivered"}),
+    _Total("natty_pull_bytes", "Their bytes, as the server counts them.", PULL, {"": "counts.delivered_bytes"}),
+    _Total("natty_pull_redeliveries", "Of them, those delivered before.", PULL, {"": "counts.redelivered"}),
+    _Total("natty_pull_requests", "Requests for messages.", PULL, {"": "counts.requests"}),
+    _Total("natty_pull_renewals", "Times that a pull had to begin anew.", PULL, {"": "counts.renewals"}),
+    _Total(
+        "natty_handler_messages", "Messages given to a handler.", HANDLER, {"handled": "handled", "failed": "failed"}
+    ),
+    _Total("natty_handler_retries", "Failed messages that are tried again.", HANDLER, {"": "retried"}),
+    _Total("natty_handler_dead_letters", "Failed messages that became dead letters.", HANDLER, {"": "buried"}),
+    _Total("natty_publish_messages", "Messages of publishers.", PUBLISHER, {"stored": "stored", "failed": "failed"}),
+    _Total("natty_publish_duplicates", "Of the stored ones, those stored before.", PUBLISHER, {"": "duplicates"}),
+    _Total("natty_leader_terms", "Times that this node was elected.", ELECTION, {"": "elected"}),
+)
+NOW = (
+    _Now(
+        "natty_pull_stalled",
+        "Pulls that the server owes a sign of life since two heartbeats.",
+        PULL,
+        lambda p: p.stalled,
+    ),
+    _Now("natty_publish_waiting", "Messages taken and neither stored nor failed.", PUBLISHER, lambda p: p.waiting),
+    _Now("natty_leader", "1 while this node is the elected leader.", ELECTION, lambda election: _leads(election.term)),
+)
+
+
+def _leads(term: Term | None) -> bool:
+    return term is not None and term.remaining() > 0
+
+
+def collector(natty: Natty) -> Collector:
+    """Return what reads the client's figures when it is scraped: `registry.register(collector(natty))`.
+
+    It may be scraped from any thread. ConfigError without prometheus-client.
+    """
+    try:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+        from prometheus_client.registry import Collector
+    except ImportError as error:
+        raise ConfigError(NEEDS) from error
+
+    connection, observed = natty.connection, natty.connection.observed
+
+    class Figures(Collector):
+        def collect(self) -> Iterator[Metric]:
+            yield GaugeMetricFamily("natty_connected", "1 while a session is up.", value=float(connection.connected))
+            yield CounterMetricFamily("natty_reconnects", "Sessions after the first.", value=connection.reconnects)
+            for total in TOTALS:
+                outcome = [] if "" in total.counts else ["outcome"]
+                counter = CounterMetricFamily(total.name, total.text, labels=[*total.kind.labels, *outcome])
+                for labels, counted in observed.totals(total.kind).items():
+                    for label, count in total.counts.items():
+                        counter.add_metric([*labels, *([label] if label else [])], counted[count])
+                yield counter
+            for now in NOW:
+                gauge = GaugeMetricFamily(now.name, now.text, labels=now.kind.labels)
+                sums = dict.fromkeys(observed.totals(now.kind), 0.0)
+                for labels, part in observed.parts(now.kind):
+                    sums[labels] = sums.get(labels, 0.0) + now.read(part)
+                for labels, value in sums.items():
+                    gauge.add_metric(labels, value)
+                yield gauge
+
+    return Figures()
+
+
+def not_ready(natty: Natty) -> list[str]:
+    """Return why the process can't do its work now, in sentences; none: it is ready."""
+    if not natty.connection.connected:
+        return [f"not connected: the connection is {natty.connection.state}"]
+    stalled = [(*labels, pull.stalled_since) for labels, pull in natty.connection.observed.parts(PULL)]
+    return [
+        f"pull of {stream}/{consumer} stalled since {datetime.fromtimestamp(since, UTC):%Y-%m-%dT%H:%M:%SZ}"
+        for stream, consumer, since in stalled
+        if since is not None
+    ]
+
+
+def serve(natty: Natty, address: str) -> AbstractAsyncContextManager[int]:
+    """Serve `/metrics`, `/livez` and `/readyz` on "host:port": `async with serve(natty, "127.0.0.1:9100")`.
+
+    ":9100" is every address, port 0 a free one; the block is given the port. ConfigError if the address is none, or
+    can't be had. Without prometheus-client, `/metrics` answers 501 and says what to install.
+    """
+    try:
+        figures = [collector(natty)]
+    except ConfigError:
+        figures = []
+    return serving(address, pages(lambda: not_ready(natty), *figures))
+
+
+def pages(reasons: Callable[[], list[str]], *collectors: Collector) -> Pages:
+    """Return the three pages: `/readyz` is 503 with `reasons` where there are any, `/metrics` is of the collectors."""
+
+    def readyz() -> Answer:
+        told = reasons()
+        body = msgspec.json.encode({"ready": not told, "reasons": told})
+        return Answer(body, HTTPStatus.SERVICE_UNAVAILABLE if told else HTTPStatus.OK, "application/json")
+
+    return {"/metrics": _metrics(*collectors), "/livez": lambda: Answer(b"alive\n"), "/readyz": readyz}
+
+
+def _metrics(*collectors: Collector) -> Callable[[], Answer]:
+    if not collectors:
+        return lambda: Answer(f"{NEEDS}\n".encode(), HTTPStatus.NOT_IMPLEMENTED)
+    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry()
+    for one in collectors:
+        registry.register(one)
+    return lambda: Answer(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)

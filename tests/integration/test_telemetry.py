@@ -1,0 +1,305 @@
+"""Metrics and readiness of real work, and the HTTP that serves them."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from natty import ConfigError, Natty, httpd, telemetry
+from natty.httpd import Answer, serving
+
+PATIENCE = 30.0  # seconds
+QUICK = {"heartbeat": 0.4, "expires": 1.0}  # seconds: a stall shows after two heartbeats
+ANY = "127.0.0.1:0"
+LARGE = 64 * 1024 * 1024  # bytes: no socket takes that without a reader
+
+
+async def talk(port, request):
+    """Send raw bytes; return (status, headers, body) of the answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(request)
+        async with asyncio.timeout(PATIENCE):
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    finally:
+        writer.close()
+    line, *fields = head.decode().split("\r\n")
+    return int(line.split()[1]), dict(field.split(": ", 1) for field in fields), body
+
+
+async def get(port, path, method="GET"):
+    return await talk(port, f"{method} {path} HTTP/1.1\r\nHost: here\r\n\r\n".encode())
+
+
+async def taken(reader):
+    """Read to the end, an orderly one or not; return how many bytes came."""
+    count = 0
+    with suppress(ConnectionError):
+        async with asyncio.timeout(PATIENCE):
+            while some := await reader.read(1 << 20):
+                count += len(some)
+    return count
+
+
+async def figures(port):
+    """Scrape; return {(name, label values, sorted by name): value}."""
+    status, _, body = await get(port, "/metrics")
+    assert status == 200
+    families = text_string_to_metric_families(body.decode())
+    samples = [one for family in families for one in family.samples]
+    return {(one.name, *(value for _, value in sorted(one.labels.items()))): one.value for one in samples}
+
+
+async def until(condition):
+    async with asyncio.timeout(PATIENCE):
+        while not (answer := await condition()):
+            await asyncio.sleep(0.02)
+    return answer
+
+
+# The HTTP.
+
+
+@pytest.fixture
+async def port():
+    def fail():
+        raise RuntimeError("a page with a fault")
+
+    async with serving(ANY, {"/page": lambda: Answer(b"text"), "/fail": fail}) as port:
+        yield port
+
+
+async def test_a_page_is_served(port):
+    status, headers, body = await get(port, "/page?with=query")
+    assert (status, body) == (200, b"text")
+    assert headers["Content-Length"] == "4"
+    assert headers["Connection"] == "close"
+
+
+async def test_head_is_the_same_without_the_body(port):
+    status, headers, body = await get(port, "/page", "HEAD")
+    assert (status, headers["Content-Length"], body) == (200, "4", b"")
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET /page HTTP/1.0\r\n\r\n", 200),
+        (b"GET /none HTTP/1.1\r\nHost: here\r\n\r\n", 404),
+        (b"POST /page HTTP/1.1\r\nHost: here\r\nContent-Length: 2\r\n\r\nhi", 405),
+        (b"GET /page HTTP/1.1\r\n\r\n", 400),  # no host
+        (b"GET /page HTTP/1.1\r\nHost: here\r\nHost: there\r\n\r\n", 400),
+        (b"GET /page HTTP/1.1\r\nHost : here\r\n\r\n", 400),
+        (b"GET /page HTTP/1.1\r\nHost: here\r\n folded\r\n\r\n", 400),
+        (b"GET /a page HTTP/1.1\r\nHost: here\r\n\r\n", 400),
+        (b"GET /page HTTP/2.0\r\nHost: here\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00 a TLS hello\r\n\r\n", 400),
+        (b"GET /page HTTP/1.1\r\nHost: here\r\nX: " + b"x" * 20_000 + b"\r\n\r\n", 431),
+        (b"GET /fail HTTP/1.1\r\nHost: here\r\n\r\n", 500),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_every_request_gets_its_answer(port, request_, status):
+    answered, headers, body = await talk(port, request_)
+    assert answered == status
+    assert int(headers["Content-Length"]) == len(body)
+    assert (headers.get("Allow") == "GET, HEAD") is (status == 405)
+    assert (await get(port, "/page"))[0] == 200
+
+
+async def test_a_client_that_sends_half_a_request_is_answered_when_it_ends(port):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /page HT")
+    writer.write_eof()
+    async with asyncio.timeout(PATIENCE):
+        assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+    writer.close()
+
+
+async def test_a_slow_client_is_not_waited_for(port, monkeypatch):
+    monkeypatch.setattr(httpd, "TIMEOUT", 0.1)
+    assert (await talk(port, b"GET /page HTTP/1.1\r\nHost: he"))[0] == 408
+
+
+async def test_a_client_that_never_reads_is_cut_off(monkeypatch):
+    monkeypatch.setattr(httpd, "TIMEOUT", 0.2)
+    async with serving(ANY, {"/large": lambda: Answer(bytes(LARGE))}) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        writer.write(b"GET /large HTTP/1.1\r\nHost: here\r\n\r\n")
+        await until(lambda: asyncio.sleep(0, len(asyncio.all_tasks()) > 1))
+        await until(lambda: asyncio.sleep(0, len(asyncio.all_tasks()) == 1))
+        assert await taken(reader) < LARGE
+        writer.close()
+
+
+async def test_leaving_the_block_closes_what_is_open():
+    async with serving(ANY, {}) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /")
+        await until(lambda: asyncio.sleep(0, len(asyncio.all_tasks()) > 1))
+    assert await taken(reader) == 0
+    writer.close()
+    with pytest.raises(OSError, match="Connect call failed"):
+        await asyncio.open_connection("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("address", ["9100", "localhost", "127.0.0.1:http", "127.0.0.1:99999", ""])
+async def test_what_is_no_address_is_refused(address):
+    with pytest.raises(ConfigError, match="no address to serve on"):
+        async with serving(address, {}):
+            pass
+
+
+async def test_an_address_in_use_is_refused(port):
+    with pytest.raises(ConfigError, match=f"nothing can be served on 127.0.0.1:{port}"):
+        async with serving(f"127.0.0.1:{port}", {}):
+            pass
+
+
+# What is served.
+
+
+@asynccontextmanager
+async def reading(pull):
+    """Read a pull, and give its credit back."""
+
+    async def read():
+        async for batch in pull:
+            pull.ack(batch.replies)
+            pull.finished(len(batch))
+
+    task = asyncio.create_task(read())
+    yield task
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_what_a_handler_and_publishers_did_is_shown(natty, natty_name, start):
+    name = natty_name("SHOWN")
+    await natty.ensure_stream(name, subjects=[f"{name}.*"])
+    for _ in range(2):
+        async with natty.publisher(name, path="window") as publisher:
+            for number in range(10):
+                await publisher.publish(f"{name}.x", b"%d" % number, message_id=f"{number}")
+
+    async def handle(message):
+        if message.data == b"3" or (message.data == b"4" and message.deliveries == 1):
+            raise ValueError("one that fails")
+
+    async with telemetry.serve(natty, ANY) as port:
+        consumption, _ = start(name, handle, retries=[0.01])
+        await until(lambda: asyncio.sleep(0, consumption.handled + consumption.buried == 10))
+        shown = await figures(port)
+        consumption.stop()
+        await until(lambda: asyncio.sleep(0, not natty.connection.leaving))
+        after = await figures(port)
+    assert shown["natty_connected",] == 1
+    assert shown["natty_publish_messages_total", "stored", name] == 20
+    assert shown["natty_publish_messages_total", "failed", name] == 0
+    assert shown["natty_publish_duplicates_total", name] == 10
+    assert shown["natty_publish_waiting", name] == 0
+    for figures_ in (shown, after):
+        assert figures_["natty_handler_messages_total", "d", "handled", name] == 9
+        assert figures_["natty_handler_messages_total", "d", "failed", name] == 3
+        assert figures_["natty_handler_retries_total", "d", name] == 2
+        assert figures_["natty_handler_dead_letters_total", "d", name] == 1
+        assert figures_["natty_pull_messages_total", "d", name] == 12
+        assert figures_["natty_pull_redeliveries_total", "d", name] == 2
+        assert figures_["natty_pull_bytes_total", "d", name] > 12
+        assert figures_["natty_pull_requests_total", "d", name] >= 1
+        assert figures_["natty_pull_renewals_total", "d", name] == 0
+        assert figures_["natty_pull_stalled", "d", name] == 0
+
+
+async def test_no_label_is_a_subject(natty, natty_name, start):
+    name = natty_name("LABELS")
+    await natty.ensure_stream(name, subjects=[f"{name}.*"])
+    async with telemetry.serve(natty, ANY) as port:
+        consumption, _ = start(name, lambda message: None)
+        await natty.publish_async(f"{name}.subject", b"")
+        await until(lambda: asyncio.sleep(0, consumption.handled == 1))
+        _, _, body = await get(port, "/metrics")
+    assert name.encode() in body
+    assert b"subject" not in body
+
+
+async def test_a_failed_message_of_a_publisher_is_shown(natty, natty_name):
+    name = natty_name("FULL")
+    await natty.ensure_stream(name, subjects=[f"{name}.*"], max_msgs=1, discard="new")
+    failures = []
+    async with telemetry.serve(natty, ANY) as port:
+        async with natty.publisher(name, path="window") as publisher:
+            publisher._on_failure = failures.append
+            for _ in range(3):
+                await publisher.publish(f"{name}.x", b"")
+        shown = await figures(port)
+    assert len(failures) == 2
+    assert shown["natty_publish_messages_total", "stored", name] == 1
+    assert shown["natty_publish_messages_total", "failed", name] == 2
+
+
+async def test_the_leader_is_shown_while_it_leads(natty, natty_name):
+    name = natty_name("duty")
+    async with telemetry.serve(natty, ANY) as port:
+        async with natty.leader(name, lease=5.0):
+            assert (await figures(port))["natty_leader", name] == 1
+        after = await figures(port)
+    assert after["natty_leader", name] == 0
+    assert after["natty_leader_terms_total", name] == 1
+
+
+async def test_readiness_and_metrics_tell_a_stall_and_its_end(natty_proxy, natty, natty_name):
+    name = natty_name("STALL")
+    await natty.ensure_stream(name, subjects=[f"{name}.>"])
+    await natty.ensure_consumer(name, "d")
+    async with Natty(**natty_proxy.options, ping_interval=600) as far, telemetry.serve(far, ANY) as port:
+        pulls = partial(far.connection.observed.totals, telemetry.PULL)
+        async with reading(far.pull(name, "d", **QUICK)):
+            await until(lambda: asyncio.sleep(0, telemetry.not_ready(far) == [] and (name, "d") in pulls()))
+            natty_proxy.hold()
+
+            async def stalled():
+                status, headers, body = await get(port, "/readyz")
+                return status == 503 and (headers["Content-Type"], json.loads(body))
+
+            kind, body = await until(stalled)
+            assert kind == "application/json"
+            assert body["ready"] is False
+            assert body["reasons"][0].startswith(f"pull of {name}/d stalled since 2")
+            assert (await figures(port))["natty_pull_stalled", "d", name] == 1
+            assert (await figures(port))["natty_connected",] == 1
+            assert (await get(port, "/livez"))[0] == 200
+            natty_proxy.release()
+
+            async def ready():
+                status, _, body = await get(port, "/readyz")
+                return status == 200 and json.loads(body)
+
+            assert await until(ready) == {"ready": True, "reasons": []}
+
+            async def told():
+                return (await figures(port))["natty_pull_stalled", "d", name] == 0
+
+            await until(told)
+
+
+async def test_readiness_and_metrics_tell_a_lost_connection_and_its_return(natty_proxy):
+    async with Natty(**natty_proxy.options) as far, telemetry.serve(far, ANY) as port:
+        await natty_proxy.cut()
+
+        async def cut():
+            status, _, body = await get(port, "/readyz")
+            return status == 503 and json.loads(body)["reasons"]
+
+        assert await until(cut) == ["not connected: the connection is disconnected"]
+        assert (await figures(port))["natty_connected",] == 0
+        await natty_proxy.restore()
+
+        async def ready():
+            return (await get(port, "/readyz"))[0] == 200
+
+        await until(ready)
+        assert (await figures(port))["natty_reconnects_total",] == 1

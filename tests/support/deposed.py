@@ -1,0 +1,23 @@
+"""A term whose holder believes in it for ever: it slept through the end of its lease, and only the server can tell."""
+
+import math
+
+from natty import Election, Term
+from natty.leader.candidacy import Candidacy
+from natty.leader.tenure import Tenure
+
+
+def believing(term: Term) -> Term:
+    """Make a term believe that it goes on."""
+    term._tenure = Tenure(term.token, term.number, 0.0)
+    term._tenure.deadline = math.inf
+    return term
+
+
+async def elected_and_asleep(election: Election) -> Term:
+    """Be elected, and never renew."""
+    await election.prepare()
+    candidacy = await Candidacy(election).__aenter__()
+    term = await candidacy.elected()
+    await candidacy._renewer.leave(candidacy._driver, candidacy._check)
+    return believing(term)

@@ -1,0 +1,266 @@
+"""Faults for elections of real processes on real servers over TLS, and the judgement of what they did.
+
+python tests/support/election_chaos.py --faults 10000 [--nodes 4] [--lease 0.3] [--cluster]
+"""
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import random
+import signal
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from natty import Natty, NattyError
+from natty.testing import NatsCluster, NatsServer, Proxy
+
+NODE = Path(__file__).with_name("election_node.py")
+ROOT = NODE.parents[2]
+WEIGHTS = {
+    "stop": 8,
+    "cut": 5,
+    "hold": 5,
+    "kill": 2,
+    "term": 2,
+    "stall": 2,
+    "hog": 1,
+    "delete": 1,
+    "purge": 0.3,
+    "recreate": 0.3,
+    "server": 0.2,
+    "step_down": 0.5,
+}
+SETTLE = 60.0  # seconds until somebody must lead again
+
+
+@dataclass
+class History:
+    """What the nodes told, and what is wrong with it."""
+
+    lines: list[list] = field(default_factory=list)
+    faults: Counter = field(default_factory=Counter)
+
+    def of(self, event):
+        """The lines of one kind."""
+        return [line for line in self.lines if line[0] == event]
+
+    @property
+    def effects(self):
+        """(when, who) of every guarded effect, in order of time: CLOCK_BOOTTIME is one for all processes."""
+        return sorted((line[1], line[2]) for line in self.of("effect"))
+
+    def overlaps(self):
+        """How often somebody acted again after another had begun to act."""
+        seen, stale, now = set(), 0, None
+        for _, who in self.effects:
+            if who != now and who in seen:
+                stale += 1
+            if who != now:
+                seen.add(who)
+                now = who
+        return stale
+
+    def wrongs(self):
+        """The properties that do not hold, in words."""
+        found = []
+        for (_, token), (when, following) in itertools.pairwise(self.effects):
+            if following < token:
+                found.append(f"P2: an effect under {following} at {when:.3f}, after one under {token}")
+        committed = sorted((line[3], line[2]) for line in self.of("committed"))
+        for (_, token), (sequence, following) in itertools.pairwise(committed):
+            if following < token:
+                found.append(f"P1: commit {sequence} under {following} was accepted after one under {token}")
+        tokens = [token for _, token in sorted((line[1], line[2]) for line in self.of("elected"))]
+        if len(tokens) != len(set(tokens)):
+            found.append("P3: a token was given out twice")
+        ended = {}
+        for line in self.of("ended"):
+            ended[line[2]] = line[1]
+        late = [line for line in self.of("effect") if line[1] > ended.get(line[2], float("inf"))]
+        return found + [f"P4: {line} after its work had ended" for line in late]
+
+    def summary(self):
+        """One line for people."""
+        words = ", ".join(f"{count} {kind}" for kind, count in self.faults.most_common())
+        terms, effects, commits = len(self.of("elected")), len(self.of("effect")), len(self.of("committed"))
+        return f"{self.faults.total()} faults ({words}): {terms} terms, {effects} effects, {commits} accepted commits"
+
+
+class Node:
+    """A process behind a proxy, started again whenever it ends."""
+
+    def __init__(self, chaos, number):
+        self.chaos, self.number, self.process, self.frozen = chaos, number, None, False
+        self.proxy = Proxy.to(chaos.servers[number % len(chaos.servers)])
+
+    async def run(self):
+        async with self.proxy:
+            while True:
+                await self.live()
+
+    async def live(self):
+        chaos = self.chaos
+        options = {"bucket": chaos.bucket, "lease": chaos.lease, "node_name": f"node-{self.number}"}
+        arguments = json.dumps([self.proxy.options | {"connect_timeout": 1.0}, chaos.name, options, chaos.kind])
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            str(NODE),
+            arguments,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )
+        try:
+            async for line in self.process.stdout:
+                with contextlib.suppress(ValueError):  # half a line of one that was killed
+                    self.chaos.heard(self, json.loads(line))
+        finally:
+            self.signal(signal.SIGKILL)
+            await self.process.wait()
+
+    def signal(self, number):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, number)  # not Popen's: that would take the exit status away from asyncio
+
+
+class Chaos:
+    """An election among `nodes` processes, and faults that strike its leader more often than the others."""
+
+    def __init__(self, servers, *, name, bucket, nodes=3, lease=0.3, kind="ours", seed=0, cluster=None):
+        self.servers, self.cluster = list(servers), cluster
+        self.name, self.bucket, self.lease, self.kind = name, bucket, lease, kind
+        self.random = random.Random(seed)
+        self.history = History()
+        self.leader = None
+        self.news = asyncio.Event()
+        self.nodes = [Node(self, number) for number in range(nodes)]
+        self._healing = set()
+
+    def heard(self, node, line):
+        self.history.lines.append(line)
+        if line[0] in ("elected", "effect"):
+            self.leader = node
+        if line[0] in ("elected", "ready"):
+            self.news.set()
+
+    async def __aenter__(self):
+        self._running = [asyncio.create_task(node.run()) for node in self.nodes]
+        self.natty = await Natty.connect(**self.servers[0].connect_options())
+        async with asyncio.timeout(SETTLE):
+            while len(self.history.of("ready")) < len(self.nodes) or not self.history.of("effect"):
+                self.news.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.1):
+                        await self.news.wait()
+        return self
+
+    async def __aexit__(self, *_):
+        for task in (*self._healing, *self._running):
+            task.cancel()
+        await asyncio.gather(*self._healing, *self._running, return_exceptions=True)
+        await self.natty.close()
+
+    async def strike(self, faults, weights=WEIGHTS, every=0.15):
+        """Play so many faults; some mend only after the next ones have begun."""
+        kinds = {kind: weight for kind, weight in weights.items() if weight}
+        for _ in range(faults):
+            kind = self.random.choices(list(kinds), list(kinds.values()))[0]
+            node = self.leader if self.leader and self.random.random() < 0.6 else self.random.choice(self.nodes)
+            self.history.faults[kind] += 1
+            task = asyncio.create_task(getattr(self, f"_{kind}")(node))
+            self._healing.add(task)
+            task.add_done_callback(self._healing.discard)
+            await asyncio.sleep(every * self.random.uniform(0.5, 1.5))
+
+    async def settle(self):
+        """Wait until all is mended and somebody leads, by an effect of a term that began afterwards or goes on."""
+        await asyncio.gather(*self._healing, return_exceptions=True)
+        before = len(self.history.of("effect"))
+        async with asyncio.timeout(SETTLE):
+            while len(self.history.of("effect")) <= before:
+                await asyncio.sleep(0.05)
+
+    def _while(self):
+        return asyncio.sleep(self.lease * self.random.choice((0.3, 0.8, 1.3, 2.0)))
+
+    async def _stop(self, node):
+        node.signal(signal.SIGSTOP)
+        await self._while()
+        node.signal(signal.SIGCONT)
+
+    async def _cut(self, node):
+        await node.proxy.cut()
+        await self._while()
+        await node.proxy.restore()
+
+    async def _hold(self, node):
+        node.proxy.hold()
+        await self._while()
+        node.proxy.release()
+
+    async def _kill(self, node):
+        node.signal(signal.SIGKILL)
+
+    async def _term(self, node):
+        node.signal(signal.SIGTERM)
+
+    async def _stall(self, node):
+        node.signal(signal.SIGUSR1)
+
+    async def _hog(self, node):
+        node.signal(signal.SIGUSR2)
+
+    async def _ask(self, subject, body=None):
+        with contextlib.suppress(NattyError):
+            await self.natty.jetstream.request(subject, body, timeout=2.0)
+
+    async def _delete(self, node):
+        with contextlib.suppress(NattyError):
+            await self.natty.bucket(self.bucket).delete(self.name)
+
+    async def _purge(self, node):
+        await self._ask(f"STREAM.PURGE.KV_{self.bucket}")
+
+    async def _recreate(self, node):
+        await self._ask(f"STREAM.DELETE.KV_{self.bucket}")
+
+    async def _step_down(self, node):
+        await self._ask(f"STREAM.LEADER.STEPDOWN.KV_{self.bucket}")
+
+    async def _server(self, node):
+        server = self.random.choice(self.servers)
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.start)
+
+
+async def long(arguments):
+    """The long run: an hour and more for ten thousand faults."""
+    with NatsCluster() if arguments.cluster else NatsServer() as servers:
+        many = list(servers) if arguments.cluster else [servers]
+        name, options = "chaos", {"nodes": arguments.nodes, "lease": arguments.lease, "seed": arguments.seed}
+        async with Chaos(many, name=name, bucket="chaos", kind=arguments.kind, **options) as chaos:
+            done = 0
+            while done < arguments.faults:
+                await chaos.strike(min(100, arguments.faults - done))
+                await chaos.settle()
+                done += 100
+                print(chaos.history.summary(), "wrong:", len(chaos.history.wrongs()), flush=True)
+        wrongs = chaos.history.wrongs() if arguments.kind == "ours" else []
+        print(*wrongs[:20], f"{chaos.history.overlaps()} overlaps", sep="\n")
+        return 1 if wrongs else 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--faults", type=int, default=10_000)
+    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--lease", type=float, default=0.3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cluster", action="store_true")
+    parser.add_argument("--kind", choices=("ours", "ancestor"), default="ours")
+    sys.exit(asyncio.run(long(parser.parse_args())))

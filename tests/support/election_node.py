@@ -1,0 +1,118 @@
+"""A node of an election as a process of its own: acts, commits, and tells what it does when, line by line.
+
+    python election_node.py <JSON: connection settings, election options, kind>
+
+`kind` is "ours", "quiet" (no commits), or "ancestor": natty's loop in Go (leader.go), get, then put whatever stands
+there, and a callback that nobody stops. Lines: [event, seconds of CLOCK_BOOTTIME, token, …].
+SIGUSR1 blocks the event loop for a while, SIGUSR2 keeps the interpreter's lock without a break.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import re
+import signal
+import sys
+import time
+
+from natty import KeyExistsError, KeyNotFoundError, LeadershipLost, Natty, NattyError
+from natty.leader import clock
+
+STEP = 0.02  # seconds between two effects
+HANG = 1.0  # seconds
+
+
+def say(*words):
+    sys.stdout.write(json.dumps(words) + "\n")
+    sys.stdout.flush()
+
+
+def hang(number, frame):
+    if number == signal.SIGUSR1:
+        time.sleep(HANG)
+    else:  # one call into C that does not let go of the lock: a regular expression that backtracks
+        until = clock() + HANG
+        while clock() < until:
+            re.match(r"(a+)+b", "a" * 22)
+
+
+async def ours(natty, name, options, commits=True):
+    election = natty.election(name, **options)
+
+    async def work(term):
+        say("elected", clock(), term.token)
+        try:
+            while True:
+                now = clock()
+                if now < term._tenure.deadline and term.remaining() > 0:
+                    say("effect", now, term.token)
+                if commits:
+                    await commit(term)
+                await asyncio.sleep(STEP)
+        finally:
+            say("ended", clock(), term.token)
+
+    while True:
+        await election.run(work)
+
+
+async def commit(term):
+    """As a node does that has not heard of the end of its term: the server has to decide."""
+    try:
+        await term.commit("head", str(term.token).encode())
+        say("committed", clock(), term.token, term._chain["head"])
+    except LeadershipLost as error:
+        say("refused", clock(), term.token, type(error).__name__)
+        raise
+    except NattyError as error:
+        say("failed", clock(), term.token, str(error)[:80])
+
+
+async def ancestor(natty, name, options):
+    """Get, put or create, once a period; the callback runs on when the answer was "yes"."""
+    bucket, node = await natty.create_bucket(options["bucket"], ttl=options["lease"]), options["node_name"]
+    leading = asyncio.Event()
+
+    async def work():
+        while True:
+            await leading.wait()
+            say("effect", clock(), node)
+            await asyncio.sleep(STEP)
+
+    async def campaign():
+        with contextlib.suppress(KeyExistsError, NattyError):  # "try again"
+            try:
+                have = (await bucket.get(name)).value == node.encode()
+            except KeyNotFoundError:
+                have = False
+            if have:
+                leading.set()
+                await bucket.put(name, node.encode())
+            else:
+                leading.clear()
+                await bucket.create(name, node.encode())
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(work())
+        while True:
+            await campaign()
+            await asyncio.sleep(options["lease"] / 10)
+
+
+async def main():
+    settings, name, options, kind = json.loads(sys.argv[1])
+    logging.disable()
+    signal.signal(signal.SIGUSR1, hang)
+    signal.signal(signal.SIGUSR2, hang)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asyncio.current_task().cancel)
+    async with Natty(**settings, ping_interval=0.5) as natty:
+        say("ready", clock(), 0)
+        await (ancestor(natty, name, options) if kind == "ancestor" else ours(natty, name, options, kind == "ours"))
+
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(main())
+    except asyncio.CancelledError:
+        say("left", clock(), 0)
