@@ -2,6 +2,7 @@
 PYTHON ?= python3
 PIP := .venv/bin/python -m pip --disable-pip-version-check install --quiet
 ARGS ?=
+WORKERS ?= 2
 
 .PHONY: demo test lint bench clean
 .DELETE_ON_ERROR:
@@ -9,8 +10,8 @@ ARGS ?=
 demo: .venv/.demo ## the main job on real flights; `make demo ARGS="--rows 20000 --keep"`
 	@.venv/bin/capture demo $(ARGS)
 
-test: .venv/.test ## the whole suite; `make test ARGS="tests/unit"`
-	@.venv/bin/python -m pytest $(ARGS)
+test: .venv/.test ## the whole suite; `make test ARGS="tests/unit" WORKERS=0`
+	@.venv/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 lint: .venv/.test ## style and types
 	.venv/bin/ruff check .

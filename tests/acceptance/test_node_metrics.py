@@ -44,7 +44,7 @@ def test_a_node_serves_its_figures_its_clients_and_its_readiness(shell, make_str
     def captured():
         text = fetch(port, "/metrics")[1].decode()
         shown = {
-            (one.name, *one.labels.values()): one.value
+            (one.name, *(value for _, value in sorted(one.labels.items()))): one.value
             for family in text_string_to_metric_families(text)
             for one in family.samples
         }
@@ -54,7 +54,7 @@ def test_a_node_serves_its_figures_its_clients_and_its_readiness(shell, make_str
     shown = until(process, captured)
     assert shown["capture_blocks_total", stream] >= 1
     assert shown["natty_connected",] == 1
-    assert shown["natty_pull_messages_total", stream, "capture"] >= 20
+    assert shown["natty_pull_messages_total", "capture", stream] >= 20
     assert until(process, lambda: fetch(port, "/readyz")[0] == 200)
     assert json.loads(fetch(port, "/readyz")[1]) == {"ready": True, "reasons": []}
     assert fetch(port, "/livez")[0] == 200

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from natty import ConfigError, Natty, httpd, telemetry
 from natty.httpd import Answer, serving
 
-PATIENCE = 30.0  # seconds
+PATIENCE = 6.0
 QUICK = {"heartbeat": 0.4, "expires": 1.0}  # seconds: a stall shows after two heartbeats
 ANY = "127.0.0.1:0"
 LARGE = 64 * 1024 * 1024  # bytes: no socket takes that without a reader
@@ -194,7 +194,7 @@ async def test_what_a_handler_and_publishers_did_is_shown(natty, natty_name, sta
         await until(lambda: asyncio.sleep(0, consumption.handled + consumption.buried == 10))
         shown = await figures(port)
         consumption.stop()
-        await until(lambda: asyncio.sleep(0, not natty.connection.leaving))
+        await until(lambda: asyncio.sleep(0, repr(natty.connection.observed) == "Observed(0 parts)"))
         after = await figures(port)
     assert shown["natty_connected",] == 1
     assert shown["natty_publish_messages_total", "stored", name] == 20
@@ -236,6 +236,7 @@ async def test_a_failed_message_of_a_publisher_is_shown(natty, natty_name):
             for _ in range(3):
                 await publisher.publish(f"{name}.x", b"")
         shown = await figures(port)
+    assert repr(natty.connection.observed) == "Observed(0 parts)"
     assert len(failures) == 2
     assert shown["natty_publish_messages_total", "stored", name] == 1
     assert shown["natty_publish_messages_total", "failed", name] == 2
@@ -247,6 +248,7 @@ async def test_the_leader_is_shown_while_it_leads(natty, natty_name):
         async with natty.leader(name, lease=5.0):
             assert (await figures(port))["natty_leader", name] == 1
         after = await figures(port)
+    assert repr(natty.connection.observed) == "Observed(0 parts)"
     assert after["natty_leader", name] == 0
     assert after["natty_leader_terms_total", name] == 1
 
