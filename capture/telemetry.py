@@ -29,6 +29,8 @@ class NodeCollector(Collector):
             counter = CounterMetricFamily(f"capture_{what}", text, labels=["stream"])
             counter.add_metric([stream], node.stored[what])
             yield counter
+        if node.natty is not None:
+            yield from telemetry.collector(node.natty).collect()
 
 
 def serve(node: Node, address: str) -> AbstractAsyncContextManager[int]:

@@ -202,7 +202,7 @@ class Connection:
             try:
                 listener(event)
             except Exception:
-                logger.exception("a listener failed on %r", event)
+                logger.exception("a listener failed on %r", event, extra={"action": "listener_failed"})
 
     def _notice(self, text: str) -> None:
         logger.error("the server refused: %s", text, extra={"action": "refused"})
@@ -216,7 +216,8 @@ class Connection:
             try:
                 subscription.sink(messages)
             except Exception:
-                logger.exception("the sink of %s failed; its %d messages are dropped", subscription, len(messages))
+                text = "the sink of %s failed; its %d messages are dropped"
+                logger.exception(text, subscription, len(messages), extra={"action": "sink_failed"})
 
     async def ready(self, timeout: float | None = None) -> None:
         """Return when a session is up. NotConnectedError after `timeout` seconds (default: the configured one)."""

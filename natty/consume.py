@@ -201,7 +201,8 @@ class Consumption:
         consumer = await create_consumer(self._jetstream, self._stream, self._durable, settings)
         if self._letters is not None and 0 < consumer.get("max_deliver", -1) <= len(self.options.retries):
             text = "consumer %s of %s delivers %d times: its messages are dead before the %d retries are over"
-            logger.warning(text, self._durable, self._stream, consumer["max_deliver"], len(self.options.retries))
+            facts = (self._durable, self._stream, consumer["max_deliver"], len(self.options.retries))
+            logger.warning(text, *facts, extra={"action": "short_ladder"})
         if consumer["ack_policy"] != "explicit":
             raise UnsupportedError(
                 f"consumer {self._durable} has ack_policy {consumer['ack_policy']}: consume settles every message by"
@@ -317,7 +318,8 @@ class Consumption:
         for turn in turns:
             tries = turn.message.deliveries + turn.retries
             if turn.message.settled:
-                logger.warning("%r was settled by its handler, which failed then: %r", turn.message, error)
+                text = "%r was settled by its handler, which failed then: %r"
+                logger.warning(text, turn.message, error, extra={"action": "settled"})
                 self._done(turn)
             elif (hopeless or tries > len(self.options.retries)) and await self._bury(turn.message, error):
                 self._done(turn)

@@ -16,7 +16,7 @@ logger = logging.getLogger("natty.httpd")
 
 TIMEOUT = 5.0  # seconds that a client has for its request, and again to take the answer
 MAX_HEAD_BYTES = 8 * 1024
-_REQUEST = re.compile(rb"([!#-'*+.^-z|~A-Z0-9-]+) (\S+) HTTP/1\.([01])")
+_REQUEST = re.compile(rb"([!#-'*+.^-z|~A-Z0-9-]+) (?:http://[^/\s]*)?(\S+) HTTP/1\.([01])")
 _FIELD = re.compile(rb"([!#-'*+.^-z|~A-Z0-9-]+):[ \t]*([^\r\n\0]*?)[ \t]*")
 
 
@@ -103,7 +103,7 @@ async def _answer(reader: asyncio.StreamReader, pages: Pages) -> tuple[bytes, An
     try:
         return request[1], page() if page else _plain(HTTPStatus.NOT_FOUND)
     except Exception:
-        logger.exception("a page failed", extra={"action": "page failed"})
+        logger.exception("a page failed", extra={"action": "page_failed"})
         return request[1], _plain(HTTPStatus.INTERNAL_SERVER_ERROR)
 
 

@@ -17,7 +17,7 @@ from natty.client import Natty
 from natty.errors import ConfigError
 from natty.httpd import Answer, Pages, serving
 from natty.leader import Term
-from natty.observed import ELECTION, HANDLER, PUBLISHER, PULL, Kind
+from natty.observed import ELECTION, HANDLER, PUBLISHER, PULL, Kind, Labels, Observed
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -75,6 +75,20 @@ def _leads(term: Term | None) -> bool:
     return term is not None and term.remaining() > 0
 
 
+def _summed(observed: Observed, total: _Total) -> Iterator[tuple[Labels, int]]:
+    for labels, counted in observed.totals(total.kind).items():
+        for outcome, count in total.counts.items():
+            yield (*labels, outcome) if outcome else labels, counted[count]
+
+
+def _present(observed: Observed, now: _Now) -> Iterator[tuple[Labels, float]]:
+    """Yield the sums, 0 where all parts are done."""
+    sums = dict.fromkeys(observed.totals(now.kind), 0.0)
+    for labels, part in observed.parts(now.kind):
+        sums[labels] = sums.get(labels, 0.0) + now.read(part)
+    yield from sums.items()
+
+
 def collector(natty: Natty) -> Collector:
     """Return what reads the client's figures when it is scraped: `registry.register(collector(natty))`.
 
@@ -95,16 +109,12 @@ def collector(natty: Natty) -> Collector:
             for total in TOTALS:
                 outcome = [] if "" in total.counts else ["outcome"]
                 counter = CounterMetricFamily(total.name, total.text, labels=[*total.kind.labels, *outcome])
-                for labels, counted in observed.totals(total.kind).items():
-                    for label, count in total.counts.items():
-                        counter.add_metric([*labels, *([label] if label else [])], counted[count])
+                for labels, count in _summed(observed, total):
+                    counter.add_metric(labels, count)
                 yield counter
             for now in NOW:
                 gauge = GaugeMetricFamily(now.name, now.text, labels=now.kind.labels)
-                sums = dict.fromkeys(observed.totals(now.kind), 0.0)
-                for labels, part in observed.parts(now.kind):
-                    sums[labels] = sums.get(labels, 0.0) + now.read(part)
-                for labels, value in sums.items():
+                for labels, value in _present(observed, now):
                     gauge.add_metric(labels, value)
                 yield gauge
 

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 Inject = Callable[[Headers], Headers]
 """Adds the trace context to headers, unless they carry one of their own."""
 
+_UNTRACED: AbstractContextManager[Inject] = nullcontext(lambda headers: headers)
+
 
 def sending(subject: str, *, messages: int = 1) -> AbstractContextManager[Inject]:
     """Return the span of publishing, as a context manager that is given how to inject it into headers."""
     tracer = _tracer()
-    return nullcontext(lambda headers: headers) if tracer is None else _sending(tracer, subject, messages)
+    return _UNTRACED if tracer is None else _sending(tracer, subject, messages)
 
 
 @contextmanager

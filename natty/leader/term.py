@@ -5,7 +5,7 @@ import concurrent.futures
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -21,6 +21,9 @@ from natty.leader.tenure import Tenure
 READ_TIMEOUT = 1.0  # seconds: a stream without a leader does not answer, and is asked again
 COMMIT_RETRY = 0.025  # seconds between two tries of a commit that stays in doubt
 TOKEN, NONCE = "Natty-Token", "Natty-Nonce"
+_told: ContextVar[threading.Event | None] = ContextVar(
+    "told to stop", default=None
+)  # set for the thread that runs in it
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -67,10 +70,13 @@ class Term:
         return self._tenure.remaining()
 
     def check(self) -> None:
-        """LeadershipLost if the deadline has passed, or the work was told to stop.
+        """LeadershipLost if the deadline has passed, or the work was told to stop or, in `to_thread`, cancelled.
 
         Call it before every step; safe to call from any thread.
         """
+        told = _told.get()
+        if told is not None and told.is_set():
+            raise LeadershipLost(f"{self.name!r}: the work of {self.node} was cancelled (token {self.token})")
         self._tenure.check(f"{self.node} does not lead {self.name!r}")
 
     def step_down(self, to: str = "") -> None:
@@ -85,13 +91,16 @@ class Term:
 
     async def to_thread(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function in a thread. It can't be stopped: it calls `check` between its steps, and is waited for."""
-        running = _in_thread(partial(copy_context().run, function, *args, **kwargs))
+        told, context = threading.Event(), copy_context()
+        context.run(_told.set, told)
+        running = _in_thread(partial(context.run, function, *args, **kwargs))
         cancelled = False
         while not running.done():
             try:
                 await asyncio.wait({running})
             except asyncio.CancelledError:
                 cancelled = True
+                told.set()
         if cancelled:
             running.exception()  # seen
             raise asyncio.CancelledError

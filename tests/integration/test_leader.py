@@ -89,7 +89,9 @@ async def test_one_of_two_candidates_leads_and_hands_over_at_once_when_done(node
 async def test_a_lease_that_was_left_is_not_waited_for(nodes, request, where):
     server, first, second = request.getfixturevalue(where), Work(), Work()
     await node_leading(nodes, first, server, lease=30.0)
-    await nodes(second, server, lease=30.0)
+    seen = []
+    await nodes(second, server, lease=30.0, on_new_leader=seen.append)
+    await until(lambda: seen)
     deadline = first.terms[0]._tenure.deadline
     first.end.set()
     await until(lambda: second.terms)

@@ -16,6 +16,7 @@ import pytest
 
 from natty import Leadership, LeadershipLost, Natty, NattyError, StreamExistsError
 from natty.leader import trail
+from natty.leader.candidacy import Candidacy
 from natty.leader.renewer import renewer_of
 
 ROOT = Path(__file__).parents[2]
@@ -128,6 +129,29 @@ async def test_a_plain_function_runs_in_a_thread_and_is_joined_before_the_lease_
         assert ended[0] < time.monotonic()
     working.cancel()
     await asyncio.gather(working, return_exceptions=True)
+
+
+async def test_a_thread_hears_by_check_that_its_work_was_cancelled_though_the_term_goes_on(natty, name):
+    began, heard = threading.Event(), []
+
+    def work(term):
+        began.set()
+        try:
+            while True:
+                term.check()
+                time.sleep(0.01)
+        except LeadershipLost as error:
+            heard.append(str(error))
+
+    async with natty.leader(name, lease=60.0, **BUCKET) as term:
+        working = asyncio.create_task(term.to_thread(work, term))
+        await asyncio.to_thread(began.wait)
+        working.cancel()
+        async with asyncio.timeout(20):
+            await asyncio.gather(working, return_exceptions=True)
+        assert working.cancelled()
+        assert "was cancelled" in heard[0]
+        term.check()
 
 
 async def test_the_office_goes_to_the_node_that_is_named(natty, other, name, running):
@@ -245,7 +269,7 @@ async def test_many_elections_share_one_thread_one_connection_and_one_subscripti
             running(client.election(f"{name}-{number}", lease=5.0, **BUCKET).run(forever(terms)))
         await until(lambda: len(terms) == 30)
         assert natty_proxy.connections == 2
-        assert len(renewer_of(client.connection)._subscriptions) == 1
+        assert len(renewer_of(client.connection)._connection._subscriptions) == 3  # answers, calls, what was stored
         assert sum(thread.name == "natty renewer" for thread in threading.enumerate()) == 1
 
 
@@ -385,21 +409,21 @@ PARENT = textwrap.dedent("""
     import asyncio, json, sys
     from natty import Natty
 
-    async def main(settings, name, bucket, command):
+    async def main(settings, name, bucket, lease, command):
         async with Natty(**settings) as natty:
-            async with natty.leader(name, lease=1.0, **bucket) as term:
+            async with natty.leader(name, lease=lease, **bucket) as term:
                 await term.run_process(["sh", "-c", command])
 
     asyncio.run(main(*json.loads(sys.argv[1])))
 """)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(("number", "lease"), [(signal.SIGKILL, 600.0), (signal.SIGSTOP, 1.0)])
 async def test_a_program_does_not_outlive_the_term_of_a_parent_that_is_dead_or_frozen(
-    nats_server, name, tmp_path, number
+    nats_server, name, tmp_path, number, lease
 ):
     pids = tmp_path / "pids"
-    arguments = json.dumps([nats_server.connect_options(), name, BUCKET, STUBBORN.format(pids)])
+    arguments = json.dumps([nats_server.connect_options(), name, BUCKET, lease, STUBBORN.format(pids)])
     parent = subprocess.Popen([sys.executable, "-c", PARENT, arguments], env=os.environ | {"PYTHONPATH": str(ROOT)})
     try:
         await noted(pids, 2)
@@ -409,6 +433,15 @@ async def test_a_program_does_not_outlive_the_term_of_a_parent_that_is_dead_or_f
     finally:
         parent.kill()
         parent.wait()
+
+
+async def test_a_term_that_nobody_has_taken_up_is_released(natty, other, name):
+    election = natty.election(name, lease=60.0, **BUCKET)
+    await election.prepare()
+    async with Candidacy(election) as candidacy:
+        await until(lambda: candidacy._terms.qsize())
+    async with asyncio.timeout(30), other.leader(name, lease=60.0, **BUCKET):
+        pass
 
 
 async def test_a_candidacy_that_is_cancelled_at_any_moment_leaves_nobody_in_office(natty, other, name):

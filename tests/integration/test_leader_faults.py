@@ -6,6 +6,7 @@ import contextlib
 import pytest
 
 from natty import Natty
+from natty.leader import clock
 
 LEASE = 0.6  # seconds
 
@@ -111,4 +112,20 @@ async def test_a_dead_leaders_key_is_collected_and_a_newcomer_need_not_wait(nats
         subscription.close()
         async with Holder(nats_server.connect_options(), name, bucket, "near", lease=60.0) as near:
             await until(lambda: near.terms)
+        await natty_proxy.restore()
+
+
+async def test_a_newcomer_keeps_the_distance_of_a_lease_from_a_key_that_vanished(
+    nats_server, natty_proxy, natty, place
+):
+    """Nothing is there, though there have been terms: the holder may not know it yet."""
+    name, bucket = place
+    async with Holder(natty_proxy.options, name, bucket, "far") as far:
+        await until(lambda: far.terms)
+        natty_proxy.half_open()
+        await natty.jetstream.request(f"STREAM.PURGE.KV_{bucket}", {"filter": f"$KV.{bucket}.{name}"})
+        began = clock()
+        async with Holder(nats_server.connect_options(), name, bucket, "near") as near:
+            await until(lambda: near.terms)
+            assert clock() - began > LEASE
         await natty_proxy.restore()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from natty.leader.actions import Write
 from natty.leader.machine import Candidate
+from natty.leader.options import Rules
 from natty.leader.record import Sight
 
 SEEDS = int(os.environ.get("ELECTION_SEEDS", "1000"))
@@ -70,6 +71,11 @@ FAULTS = ("pause", "cut", "crash", "stall", "delete", "purge", "outage", "resign
 )
 def test_no_sequence_of_faults_breaks_a_property(seed, schedule):
     assert World(seed).play(schedule).wrongs == []
+
+
+@pytest.mark.parametrize(("lease", "seconds"), [(0.3, 1), (0.5, 2), (2.0, 6), (15.0, 45)])
+def test_the_servers_time_to_live_is_three_leases_in_whole_seconds_and_never_less(lease, seconds):
+    assert Rules(lease=lease).ttl == seconds
 
 
 class BlindPut(Candidate):
