@@ -4,7 +4,7 @@ PIP := .venv/bin/python -m pip --disable-pip-version-check install --quiet
 ARGS ?=
 WORKERS ?= 2
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench chaos-election clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.demo ## the main job on real flights; `make demo ARGS="--rows 20000 --keep"`
@@ -20,6 +20,9 @@ lint: .venv/.test ## style and types
 
 bench: .venv/.test ## print the figures
 	@for file in tests/bench/bench_*.py; do echo "== $$file"; .venv/bin/python "$$file" || exit 1; done
+
+chaos-election: .venv/.test ## ten thousand faults on elections: hours; `make chaos-election ARGS="--faults 300 --cluster"` is shorter
+	@.venv/bin/python tests/support/election_chaos.py $(ARGS)
 
 .venv/bin/python:
 	@command -v $(PYTHON) >/dev/null 2>&1 || { \
