@@ -200,7 +200,7 @@ class Natty:
         await stream.delete_consumer(self.jetstream, stream_name, durable)
 
     def dead_letters(self, letters: str = LETTERS) -> LetterBox:
-        """Return the dead letters of this account, to list, show, retry and purge; nothing is asked of the server yet."""
+        """Return the dead letters of this account, to list, show, retry and purge them; asks nothing yet."""
         return LetterBox(self.jetstream, letters)
 
     async def create_bucket(self, bucket: str, **settings: Any) -> Bucket:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 from typing import Any
 
 from natty.errors import BucketNotFoundError, StreamExistsError
@@ -26,21 +27,20 @@ async def make_bucket(jetstream: JetStream, options: ElectionOptions) -> None:
     later = jetstream.connection.server_version >= (2, 14)
     jetstream.require("leader election", *((2, 14, 4) if later else (2, 12, 14)))
     name, wanted = f"KV_{options.bucket}", _needed(options)
+    clustered, made = bool(jetstream.connection.server_info.get("cluster")), False
     try:
-        actual = (await jetstream.request(f"STREAM.INFO.{name}"))["config"]
+        await jetstream.request(f"STREAM.INFO.{name}")
     except BucketNotFoundError:
-        clustered = bool(jetstream.connection.server_info.get("cluster"))
-        made = bucket_settings(options.bucket, None, 3 if clustered else 1) | wanted
-        made |= {"first_seq": int(time.time() * 1000), "description": options.description or DESCRIPTION}
-        try:
-            actual = await create_stream(jetstream, name, made)
-        except StreamExistsError:  # somebody was faster, a millisecond or so apart: what counts is compared
-            actual = await create_stream(jetstream, name, wanted)
-    else:
-        actual = await create_stream(jetstream, name, wanted)
-    if actual["num_replicas"] < 3:
+        new = bucket_settings(options.bucket, None, 3 if clustered else 1) | wanted
+        new |= {"first_seq": int(time.time() * 1000), "description": options.description or DESCRIPTION}
+        with suppress(StreamExistsError):  # somebody was faster, a millisecond or so apart: what counts is compared
+            await create_stream(jetstream, name, new)
+            made = True
+    replicas = (await create_stream(jetstream, name, wanted))["num_replicas"]
+    if replicas < 3:
+        level = logging.WARNING if made or clustered else logging.INFO
         text = "the elections of bucket %s have %d replica(s): while its server is down nobody is elected, and if its"
-        log.warning(text + " disk is lost, so are its tokens; use three", options.bucket, actual["num_replicas"])
+        log.log(level, text + " disk is lost, so are its tokens; use three", options.bucket, replicas)
 
 
 def _needed(options: ElectionOptions) -> dict[str, Any]:

@@ -119,6 +119,7 @@ def make_stream(served):
 
     def make(name, messages=0):
         async def work(natty):
+            await natty.election("any").prepare()  # its bucket, whose maker is warned that one server is one copy
             await natty.ensure_stream(name, subjects=[f"{name}.*"], allow_batched=True)
             async with natty.publisher(name) as publisher:
                 for number in range(messages):

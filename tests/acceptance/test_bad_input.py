@@ -156,8 +156,8 @@ def test_a_stream_with_another_configuration(shell, stream, tmp_path):
     said = told(shell.run("runpy", "ensure.py", stream))
     assert said == (
         f"stream {stream} exists with another configuration: subjects is ['{stream}.*'], wanted ['other.*']"
-        f" (destructive: messages on {stream}.* would not be stored any more). Nothing was changed. To change it all the same:"
-        " `natty stream apply --allow-destructive`, or allow_destructive=True."
+        f" (destructive: messages on {stream}.* would not be stored any more). Nothing was changed. To change it"
+        " all the same: `natty stream apply --allow-destructive`, or allow_destructive=True."
     )
 
 

@@ -106,6 +106,17 @@ async def test_cancelling_the_block_from_outside_stays_a_cancellation(natty, oth
         pass
 
 
+async def test_who_makes_the_bucket_on_one_server_is_warned_once(natty, natty_name, caplog):
+    election = natty.election("any", bucket=natty_name("leaders"))
+    await election.prepare()
+    warned = [one.getMessage() for one in caplog.records if one.name == "natty.leader" and one.levelname == "WARNING"]
+    assert len(warned) == 1
+    assert "have 1 replica(s): while its server is down nobody is elected" in warned[0]
+    caplog.clear()
+    await election.prepare()
+    assert "WARNING" not in caplog.text
+
+
 async def test_a_plain_function_runs_in_a_thread_and_is_joined_before_the_lease_is_released(natty, other, name):
     began, ended = threading.Event(), []
 
