@@ -140,12 +140,6 @@ def test_the_reference_shows_every_setting_with_its_default(tmp_path):
         assert name in text
 
 
-def test_the_example_service_runs(environment):
-    output = run(["-u", str(ROOT / "examples" / "service.py")], environment, seconds=20)
-    assert output.count("handled") == 20
-    assert "counts 20" in output
-
-
 @pytest.mark.parametrize("path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name)
 def test_links_lead_somewhere(path):
     for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):

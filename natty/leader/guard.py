@@ -42,15 +42,16 @@ def main(descriptor: int, command: list[str]) -> int:
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     term_at = kill_at = float("inf")
-    told = False
+    told, watched = False, [descriptor, woken]
     while program.poll() is None:
         wait = max(0.0, min(term_at, kill_at) - clock())
-        ready, _, _ = select.select([descriptor, woken], [], [], None if wait == float("inf") else wait)
+        ready, _, _ = select.select(watched, [], [], None if wait == float("inf") else wait)
         if woken in ready:
             os.read(woken, 4096)
         if descriptor in ready:
             brought = os.read(descriptor, 256 * PAIR.size)
             if not brought:
+                watched.remove(descriptor)
                 kill_at = 0.0
             else:
                 term_at, kill_at = PAIR.unpack(brought[-PAIR.size :])
