@@ -1,5 +1,6 @@
 import json
 import re
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -70,7 +71,7 @@ def test_destruction_asks_first_and_is_done_with_force(shell, bucket):
 def test_a_value_that_is_no_text_comes_from_standard_input_and_goes_out_as_it_is(shell, bucket):
     printed(shell.natty("kv", "add", bucket))
     (shell.folder / "value").write_bytes(bytes(range(256)))
-    natty = f"{sys.executable} -m natty kv"
+    natty = f"{shlex.quote(sys.executable)} -m natty kv"
     assert printed(shell.finish(shell.execute(["sh", "-c", f"{natty} put {bucket} k < value"]))) == "1\n"
     printed(shell.finish(shell.execute(["sh", "-c", f"{natty} get {bucket} k --raw > out"])))
     assert (shell.folder / "out").read_bytes() == bytes(range(256))

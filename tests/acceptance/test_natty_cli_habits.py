@@ -1,6 +1,7 @@
 import json
 import os
 import pty
+import shlex
 import subprocess
 import sys
 
@@ -110,7 +111,9 @@ def test_the_selected_context_of_the_nats_tool_is_used(shell, natty_name):
 
 
 def test_completion_is_offered_and_completes(shell):
-    shown = shell.finish(shell.execute(["bash", "-c", f"{sys.executable} -m natty --show-completion; true"]))
+    shown = shell.finish(
+        shell.execute(["bash", "-c", f"{shlex.quote(sys.executable)} -m natty --show-completion; true"])
+    )
     assert "complete -o" in shown.out
     assert "_NATTY_COMPLETE=complete_bash" in shown.out
     words = shell.run("natty", _NATTY_COMPLETE="complete_bash", COMP_WORDS="natty stream p", COMP_CWORD="2")
