@@ -223,7 +223,7 @@ class Demo:
         began = time.monotonic()
         async with natty.publisher(flights.STREAM) as publisher:
             for number, flight in enumerate(flights.flights(self.options.rows), start=1):
-                await publisher.publish(flight.subject, flight.payload, message_id=flight.message_id)
+                await publisher.publish(flight.subject, flight.payload, msg_id=flight.message_id)
                 if number % 1000 == 0:
                     self.view.advance("published", publisher.stored, self.total)
                     await asyncio.sleep(0)

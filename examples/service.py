@@ -14,7 +14,7 @@ async def main(orders: int = 20) -> None:
         await natty.ensure_stream("EXAMPLE_ORDERS", subjects=["example.orders.>"])
         async with natty.publisher("EXAMPLE_ORDERS") as publisher:
             for number in range(orders):
-                await publisher.publish(f"example.orders.{number}", b"{}", message_id=f"order-{number}")
+                await publisher.publish(f"example.orders.{number}", b"{}", msg_id=f"order-{number}")
 
         @natty.as_leader("example-reporter", lease=1.0)
         async def report(term: Term) -> None:

@@ -36,7 +36,7 @@ class AtomicMessage:
     subject: str
     data: bytes = b""
     headers: Headers | None = None
-    message_id: str = ""
+    msg_id: str = ""
     expect_last_subject_sequence: int | None = None
     ttl: float | None = None
 
@@ -97,7 +97,7 @@ def _encode(batch: list[AtomicMessage], expect_last_sequence: int | None, traced
     for place, one in enumerate(batch, start=1):
         headers = publish_headers(
             traced(one.headers or {}),
-            message_id=one.message_id,
+            msg_id=one.msg_id,
             expect_last_sequence=expect_last_sequence if place == 1 else None,
             expect_last_subject_sequence=one.expect_last_subject_sequence,
             ttl=one.ttl,

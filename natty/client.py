@@ -80,7 +80,7 @@ class Natty:
         subject: str,
         data: bytes,
         *,
-        message_id: str = "",
+        msg_id: str = "",
         headers: dict[str, str] | None = None,
         expect_last_sequence: int | None = None,
         expect_last_subject_sequence: int | None = None,
@@ -89,13 +89,13 @@ class Natty:
     ) -> PubAck:
         """Publish one message and return when it is stored. See `JetStream.publish` for what it raises.
 
-        `message_id` makes the stream store it once however often it is published within its duplicate window, and lets
+        `msg_id` makes the stream store it once however often it is published within its duplicate window, and lets
         it be sent again by itself when the ack is lost. After `ttl` seconds, rounded up, the stream removes it (server
         2.11, a stream with `allow_msg_ttl`).
         """
         all_headers = publish_headers(
             headers,
-            message_id=message_id,
+            msg_id=msg_id,
             expect_last_sequence=expect_last_sequence,
             expect_last_subject_sequence=expect_last_subject_sequence,
             ttl=ttl,
@@ -104,14 +104,14 @@ class Natty:
             return await self.jetstream.publish(subject, data, headers=traced(all_headers), timeout=timeout)
 
     async def publish_async(
-        self, subject: str, data: bytes, *, message_id: str = "", headers: dict[str, str] | None = None
+        self, subject: str, data: bytes, *, msg_id: str = "", headers: dict[str, str] | None = None
     ) -> None:
         """Publish in the background: return when the message is taken, which waits while too many are on their way.
 
-        It is stored, or told to `on_publish_error` or `publish_errors()`; give it a `message_id` to have it sent again
+        It is stored, or told to `on_publish_error` or `publish_errors()`; give it a `msg_id` to have it sent again
         when its ack is lost. Messages of a subject are stored in order. See `Outbox.publish` for what it raises.
         """
-        await self.outbox.publish(subject, data, message_id=message_id, headers=headers)
+        await self.outbox.publish(subject, data, msg_id=msg_id, headers=headers)
 
     def on_publish_error(self, callback: Callback) -> Callback:
         """Call `callback(error)` for every message of `publish_async` that is not stored; usable as a decorator."""

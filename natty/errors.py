@@ -98,18 +98,18 @@ class WrongLastSequenceError(JetStreamError):
 
 
 class PublishError(NattyError):
-    """A message was not stored; `subject` and `message_id` name it.
+    """A message was not stored; `subject` and `msg_id` name it.
 
     `data` is its payload, where it was published in the background. `in_doubt`: it was sent, and nobody can tell
     whether it was stored.
     """
 
     def __init__(
-        self, message: str = "", *, subject: str = "", message_id: str = "", data: bytes = b"", in_doubt: bool = False
+        self, message: str = "", *, subject: str = "", msg_id: str = "", data: bytes = b"", in_doubt: bool = False
     ) -> None:
         super().__init__(message)
         self.subject = subject
-        self.message_id = message_id
+        self.msg_id = msg_id
         self.data = data
         self.in_doubt = in_doubt
 

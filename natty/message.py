@@ -174,7 +174,7 @@ class Message:
         return parse_headers(self._raw[2])
 
     @property
-    def message_id(self) -> str | None:
+    def msg_id(self) -> str | None:
         """The `Nats-Msg-Id` it was published with."""
         values = self.headers.get("Nats-Msg-Id")
         return values[0] if values else None

@@ -96,7 +96,7 @@ class PublishErrors:
         text = f"{len(self)} messages published in the background were not stored; the first: {first}"
         self._unread.clear()
         if tell:
-            raise PublishError(text, subject=first.subject, message_id=first.message_id, data=first.data) from first
+            raise PublishError(text, subject=first.subject, msg_id=first.msg_id, data=first.data) from first
         logger.error("%s", text, extra={"action": "publish failed"})
 
 
@@ -219,7 +219,7 @@ class Outbox:
             raise RuntimeError("background publishing has begun: set its options before the first publish_async()")
         self.options, self._routes = options, _Routes(options)
 
-    async def publish(self, subject: str, data: bytes, *, message_id: str = "", headers: Headers | None = None) -> None:
+    async def publish(self, subject: str, data: bytes, *, msg_id: str = "", headers: Headers | None = None) -> None:
         """Take one message; waits while its stream's window is full. What becomes of it shows in `errors` alone.
 
         PublishError, and the message is not taken: no stream has this subject, or too many errors are unread.
@@ -230,13 +230,13 @@ class Outbox:
             raise PublishError(
                 f"{len(self.errors)} publish errors are unread: read publish_errors(), or set on_publish_error",
                 subject=subject,
-                message_id=message_id,
+                msg_id=msg_id,
             )
         now = asyncio.get_running_loop().time()
         sender = self._routes.find(subject, now) or await self._sender_of(subject)
         sender.users += 1
         try:
-            await sender.publisher.publish(subject, data, message_id=message_id, headers=headers)
+            await sender.publisher.publish(subject, data, msg_id=msg_id, headers=headers)
         finally:
             sender.users -= 1
             if not sender.users:

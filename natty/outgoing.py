@@ -15,7 +15,7 @@ EXPECTED_STREAM = "Nats-Expected-Stream"
 def publish_headers(
     headers: Headers | None,
     *,
-    message_id: str = "",
+    msg_id: str = "",
     expect_last_sequence: int | None = None,
     expect_last_subject_sequence: int | None = None,
     ttl: float | None = None,
@@ -27,7 +27,7 @@ def publish_headers(
     if ttl is not None and ttl <= 0:
         raise ValueError(f"ttl is {ttl:g} s: a message can't live for no time; leave it out to keep the message")
     conditions = {
-        MESSAGE_ID: message_id or None,
+        MESSAGE_ID: msg_id or None,
         "Nats-Expected-Last-Sequence": expect_last_sequence,
         "Nats-Expected-Last-Subject-Sequence": expect_last_subject_sequence,
         TTL: None if ttl is None else ceil(ttl),

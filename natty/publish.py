@@ -30,7 +30,7 @@ class Publisher:
     """Publishes many messages to one stream with a bounded window: `async with natty.publisher("ORDERS") as publisher`.
 
     Every message ends in stored, or in a PublishError that names it: raised by `flush` (and on leaving the block), all
-    of them in `failures`; with `on_failure`, handed to it instead. A message with a `message_id` that is in doubt (lost
+    of them in `failures`; with `on_failure`, handed to it instead. A message with a `msg_id` that is in doubt (lost
     ack, lost connection) is sent again and stored once; one without ends in an error, because sending it again might
     store it twice. No other stream takes them: `Nats-Expected-Stream` is on the first message of a fast batch and on
     what the stream's subjects did not cover when it was opened.
@@ -117,18 +117,18 @@ class Publisher:
         self._give_up("when its publisher was left", "no ack yet")
         self._connection.observed.retire(self)
 
-    async def publish(self, subject: str, data: bytes, *, message_id: str = "", headers: Headers | None = None) -> None:
+    async def publish(self, subject: str, data: bytes, *, msg_id: str = "", headers: Headers | None = None) -> None:
         """Take one message; waits while the window is full, or the connection lost. The outcome shows in `flush`."""
         wire_subject, ours = address(self.subjects, subject)
         if self._traced is not None:
             headers = self._traced(subject, headers)
-        block = encode_headers(publish_headers(headers, message_id=message_id)) if headers or message_id else b""
+        block = encode_headers(publish_headers(headers, msg_id=msg_id)) if headers or msg_id else b""
         if not ours:
             block = expecting(self.stream, block)  # it may belong to another stream, which must not take it
         if not self._may_send():
             await self._until(self._may_send)
         self._number += 1
-        message = self._waiting[self._number] = Waiting(wire_subject, block, data, message_id)
+        message = self._waiting[self._number] = Waiting(wire_subject, block, data, msg_id)
         self._waiting_bytes += len(data)
         if self._look is None:
             self._look = asyncio.get_running_loop().call_later(IDLE, self._look_after, self._number)
@@ -154,7 +154,7 @@ class Publisher:
             raise PublishError(
                 f"{count} of {count + self.stored} messages were not stored; the first: {first}",
                 subject=first.subject,
-                message_id=first.message_id,
+                msg_id=first.msg_id,
             )
 
     def _be_fast_again(self) -> None:
@@ -207,7 +207,7 @@ class Publisher:
             reason, self._broken = self._broken, ""
             self._open_inbox()
             for number, message in list(self._waiting.items()):
-                if message.in_doubt and not message.message_id:
+                if message.in_doubt and not message.msg_id:
                     self._fail(number, f"in doubt, and it has no message id to send it again safely: {reason}")
             self._renumber()
             for number, message in list(self._waiting.items()):

@@ -108,7 +108,7 @@ def _operation(name: str, kind: str, subject: str = "") -> dict[str, Any]:
 
 def _of(message: Message) -> dict[str, Any]:
     known = {"messaging.message.body.size": len(message.data), "messaging.nats.sequence": message.sequence}
-    return known | ({"messaging.message.id": message.message_id} if message.message_id else {})
+    return known | ({"messaging.message.id": message.msg_id} if message.msg_id else {})
 
 
 @contextmanager

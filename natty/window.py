@@ -29,18 +29,18 @@ class Waiting:
     subject: bytes
     headers: bytes
     data: bytes
-    message_id: str
+    msg_id: str
     in_doubt: bool = False  # sent, and nobody knows whether it is stored
     refused: str = ""  # why the server did not take it at the last try
 
     def failed(self, reason: str) -> PublishError:
         """Return the error that names it."""
         subject = self.subject.decode()
-        name = f"message {self.message_id!r}" if self.message_id else f"a message of {len(self.data)} bytes"
+        name = f"message {self.msg_id!r}" if self.msg_id else f"a message of {len(self.data)} bytes"
         return PublishError(
             f"{name} on {subject}: {reason}",
             subject=subject,
-            message_id=self.message_id,
+            msg_id=self.msg_id,
             data=self.data,
             in_doubt=self.in_doubt,
         )

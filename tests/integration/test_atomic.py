@@ -36,7 +36,7 @@ async def test_all_messages_are_stored_one_after_the_other(natty, stream):
     ack = await natty.publish_atomic(
         [
             (f"{stream}.a", b"1"),
-            AtomicMessage(subject=f"{stream}.b", data=b"2", headers={"A": "b"}, message_id="x"),
+            AtomicMessage(subject=f"{stream}.b", data=b"2", headers={"A": "b"}, msg_id="x"),
             (f"{stream}.a", b"3"),
         ]
     )
@@ -88,7 +88,7 @@ async def test_expectations_hold_for_the_whole_batch(natty, stream):
         ([("PLAIN.a", b""), ("PLAIN.b", b"")], "stream .*PLAIN.* takes no atomic batches: set allow_atomic"),
         ([("PLAIN.a", b"")], "stream .*PLAIN.* takes no atomic batches: set allow_atomic"),
         (
-            [AtomicMessage(subject="S.a", message_id="1"), AtomicMessage(subject="S.b", message_id="1")],
+            [AtomicMessage(subject="S.a", msg_id="1"), AtomicMessage(subject="S.b", msg_id="1")],
             "a message id is twice in it, or in the stream already",
         ),
         ([("S.a", b""), AtomicMessage(subject="S.b", ttl=5)], "per-message TTL is disabled; set allow_msg_ttl"),
@@ -107,7 +107,7 @@ async def test_a_refusal_says_why_and_stores_nothing(natty, natty_name, messages
         return f"{ {'S': stream, 'OTHER': other, 'PLAIN': plain}.get(first, first) }.{rest}"
 
     batch = [
-        AtomicMessage(subject=renamed(one.subject), message_id=one.message_id, ttl=one.ttl, headers=one.headers)
+        AtomicMessage(subject=renamed(one.subject), msg_id=one.msg_id, ttl=one.ttl, headers=one.headers)
         if isinstance(one, AtomicMessage)
         else (renamed(one[0]), one[1])
         for one in messages
@@ -162,7 +162,7 @@ async def test_a_lost_ack_of_the_commit_is_told_as_doubt(natty_proxy, natty, str
             natty_proxy.mute()
 
         monkeypatch.setattr(atomic, "_begin", begin_then_mute)
-        batch = [AtomicMessage(subject=f"{stream}.{i}", message_id=str(i)) for i in range(3)]
+        batch = [AtomicMessage(subject=f"{stream}.{i}", msg_id=str(i)) for i in range(3)]
         with pytest.raises(PublishError, match="whether the batch was stored is not known") as caught:
             await far.publish_atomic(batch, timeout=0.5)
         assert caught.value.in_doubt

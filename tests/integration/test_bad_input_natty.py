@@ -302,7 +302,7 @@ async def test_the_fall_back_is_loud_and_works_over_tls(natty_tls, nats_server_b
             await asyncio.gather(*(client.publish("s.a", b"%d" % i, headers={"A": "b"}) for i in range(50)))
             async with client.publisher("S") as publisher:
                 for i in range(50, 100):
-                    await publisher.publish("s.a", b"%d" % i, message_id=str(i))
+                    await publisher.publish("s.a", b"%d" % i, msg_id=str(i))
             got = []
             consumption = client.consume("S", "d")
             async for message in consumption:

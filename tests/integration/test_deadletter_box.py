@@ -122,7 +122,7 @@ async def test_without_the_letters_stream_every_method_says_so(natty, natty_name
 
 async def test_a_retry_reaches_the_consumer_that_failed_with_all_that_the_message_had(box, natty):
     await natty.ensure_consumer(box.name, "c", filter_subjects=[f"{box.name}.eu"], ack_wait=30.0)
-    await natty.publish(f"{box.name}.eu", b"order", headers={"Colour": "red"}, message_id="order-1")
+    await natty.publish(f"{box.name}.eu", b"order", headers={"Colour": "red"}, msg_id="order-1")
     seen = []
     pull = natty.pull(box.name, "c")
     async with asyncio.timeout(DEADLINE):
@@ -155,7 +155,7 @@ async def test_a_handler_that_was_repaired_gets_its_dead_letters_again(box, natt
 
     consumption = natty.consume(box.name, "c", handler, retries=(0.01,), dead_letters=box.dead.options)
     running = asyncio.create_task(consumption.run())
-    await natty.publish(f"{box.name}.eu", b"order", message_id="order-1")
+    await natty.publish(f"{box.name}.eu", b"order", msg_id="order-1")
     async with asyncio.timeout(DEADLINE):
         while await box.found(consumer="c", reason="no such customer") != [b"order"]:
             await asyncio.sleep(0.02)

@@ -35,7 +35,7 @@ class Scene:
     async def publish(self, *payloads, headers=None):
         """Publish messages in order, each with a message id."""
         for payload in payloads:
-            await self.natty.publish(f"{self.name}.eu", payload, headers=headers, message_id=f"id-{payload[:8].hex()}")
+            await self.natty.publish(f"{self.name}.eu", payload, headers=headers, msg_id=f"id-{payload[:8].hex()}")
 
     async def take(self, count=1):
         """Return so many messages, unsettled."""

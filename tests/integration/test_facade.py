@@ -16,11 +16,11 @@ async def test_a_service_from_end_to_end(nats_server, natty_name):
     name, seen = natty_name("ORDERS"), []
     async with Natty(**nats_server.connect_options()) as natty:
         await natty.ensure_stream(name, subjects=[f"{name}.>"])
-        ack = await natty.publish(f"{name}.new", b"1", message_id="order-1", headers={"Trace": "t"})
+        ack = await natty.publish(f"{name}.new", b"1", msg_id="order-1", headers={"Trace": "t"})
         assert (ack.stream, ack.seq) == (name, 1)
 
         async def handle(message):
-            seen.append((message.subject, message.data, message.message_id, message.headers["Trace"]))
+            seen.append((message.subject, message.data, message.msg_id, message.headers["Trace"]))
             consumption.stop()
 
         consumption = natty.consume(name, "billing", handle, concurrency=4)

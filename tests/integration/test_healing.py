@@ -70,7 +70,7 @@ class Flow:
         while not (self.enough and stored == self.last):
             with contextlib.suppress(NattyError):
                 self.last = stored + 1
-                ack = await self.writer.publish(f"{self.name}.x", b"x" * 200, message_id=f"{self.last}", timeout=0.5)
+                ack = await self.writer.publish(f"{self.name}.x", b"x" * 200, msg_id=f"{self.last}", timeout=0.5)
                 stored = ack.seq
             await asyncio.sleep(0.002)
 

@@ -140,7 +140,7 @@ async def test_every_refused_message_is_told_exactly_once(natty, natty_name, rea
 
     task = listen() if lag == "before" else None
     for i in range(3000):
-        await natty.publish_async(f"{stream}.a", b"%d" % i, message_id=f"id-{i}")
+        await natty.publish_async(f"{stream}.a", b"%d" % i, msg_id=f"id-{i}")
     await natty.flush_publishers()
     task = task or listen()
     await until(lambda: len(told) >= 2940)
@@ -149,7 +149,7 @@ async def test_every_refused_message_is_told_exactly_once(natty, natty_name, rea
         async with asyncio.timeout(20):
             await task
     assert [error.data for error in told] == [b"%d" % i for i in range(60, 3000)]
-    assert [error.message_id for error in told] == [f"id-{i}" for i in range(60, 3000)]
+    assert [error.msg_id for error in told] == [f"id-{i}" for i in range(60, 3000)]
     assert {error.subject for error in told} == {f"{stream}.a"}
     assert not any(error.in_doubt for error in told)
     assert "maximum messages exceeded" in str(told[0])
@@ -334,10 +334,10 @@ async def test_callers_wait_while_the_window_is_full(natty, stream):
 async def test_lost_acks_are_noticed_though_nobody_waits(natty_proxy, natty, stream, path):
     async with Natty(**natty_proxy.options, ping_interval=0.7, connect_timeout=5) as far:
         far.outbox.configure(OutboxOptions(path=path, ack_timeout=0.5))
-        await far.publish_async(f"{stream}.a", b"0", message_id="0")
+        await far.publish_async(f"{stream}.a", b"0", msg_id="0")
         await far.flush_publishers()
         natty_proxy.mute()
-        await far.publish_async(f"{stream}.a", b"1", message_id="1")
+        await far.publish_async(f"{stream}.a", b"1", msg_id="1")
         await until(lambda: "0 waiting, 0 errors" in repr(far.outbox))
     assert await payloads(natty, stream) == [b"0", b"1"]
 
@@ -349,7 +349,7 @@ async def test_a_server_killed_in_mid_burst_stores_each_exactly_once(natty_tls, 
             await make_stream(natty, "S")
             natty.outbox.configure(OutboxOptions(path=path, ack_timeout=1.0))
             for i in range(4000):
-                await natty.publish_async("S.a", b"%d" % i, message_id=str(i))
+                await natty.publish_async("S.a", b"%d" % i, msg_id=str(i))
                 if i == 2000:
                     await asyncio.to_thread(server.kill)
                     starting = asyncio.create_task(asyncio.to_thread(server.start))

@@ -42,8 +42,8 @@ async def publish_all(natty, stream, messages, **options):
     publisher = natty.publisher(stream, **options)
     try:
         async with publisher:
-            for subject, data, message_id in messages:
-                await publisher.publish(subject, data, message_id=message_id)
+            for subject, data, msg_id in messages:
+                await publisher.publish(subject, data, msg_id=msg_id)
     except PublishError as error:
         return publisher, str(error)
     return publisher, ""
@@ -79,7 +79,7 @@ async def test_a_message_id_is_stored_once(natty, stream, path):
     for _ in range(2):
         async with natty.publisher(stream, path=path) as publisher:
             for i in range(100):
-                await publisher.publish(f"{stream}.a", b"%d" % i, message_id=str(i))
+                await publisher.publish(f"{stream}.a", b"%d" % i, msg_id=str(i))
         assert (publisher.stored, publisher.failures) == (100, [])
     assert len(await payloads(natty, stream)) == 100
 
@@ -93,8 +93,8 @@ async def test_concurrent_publishes_of_500_tasks_each_get_their_own_ack(natty, s
 
 
 async def test_a_message_id_and_an_expectation_of_a_single_publish(natty, stream):
-    first = await natty.publish(f"{stream}.a", b"1", message_id="x")
-    again = await natty.publish(f"{stream}.a", b"1", message_id="x")
+    first = await natty.publish(f"{stream}.a", b"1", msg_id="x")
+    again = await natty.publish(f"{stream}.a", b"1", msg_id="x")
     assert (first.duplicate, again.duplicate, again.seq) == (False, True, first.seq)
     with pytest.raises(WrongLastSequenceError):
         await natty.publish(f"{stream}.a", b"2", expect_last_sequence=7)
@@ -105,9 +105,9 @@ async def test_a_message_id_and_an_expectation_of_a_single_publish(natty, stream
 
 async def test_the_callers_headers_are_not_changed(natty, stream):
     headers = {"A": "b"}
-    await natty.publish(f"{stream}.a", b"", headers=headers, message_id="1", expect_last_sequence=0)
+    await natty.publish(f"{stream}.a", b"", headers=headers, msg_id="1", expect_last_sequence=0)
     async with natty.publisher(stream) as publisher:
-        await publisher.publish(f"{stream}.a", b"", headers=headers, message_id="2")
+        await publisher.publish(f"{stream}.a", b"", headers=headers, msg_id="2")
     assert headers == {"A": "b"}
     stored = await natty.jetstream.read(stream, sequence=2)
     assert stored.headers["A"] == ["b"]
@@ -144,9 +144,7 @@ async def test_a_full_stream_rejects_messages_that_are_named(natty, natty_name, 
     assert "maximum messages exceeded" in text
     assert publisher.stored == 60
     assert [error.subject for error in publisher.failures] == [f"{stream}.{i}" for i in range(60, 100)]
-    assert {error.message_id for error in publisher.failures} == (
-        {f"id-{i}" for i in range(60, 100)} if with_ids else {""}
-    )
+    assert {error.msg_id for error in publisher.failures} == ({f"id-{i}" for i in range(60, 100)} if with_ids else {""})
     assert await payloads(natty, stream) == [b"%d" % i for i in range(60)]
 
 
@@ -273,7 +271,7 @@ async def burst(server, natty, stream, path, *, ids):
     with contextlib.suppress(PublishError):
         async with publisher:
             for i in range(LOST):
-                await publisher.publish(f"{stream}.{i}", b"%d" % i, message_id=str(i) if ids else "")
+                await publisher.publish(f"{stream}.{i}", b"%d" % i, msg_id=str(i) if ids else "")
                 if i == LOST // 2:
                     killing = asyncio.create_task(accident())
                     await asyncio.sleep(0.001)
@@ -309,7 +307,7 @@ async def test_without_ids_every_message_is_stored_or_reported_and_few_are(victi
 async def test_a_cut_link_in_mid_burst_loses_nothing(natty_proxy, natty, stream, path):
     async with Natty(**natty_proxy.options) as far, far.publisher(stream, path=path, window=256) as publisher:
         for i in range(3000):
-            await publisher.publish(f"{stream}.a", b"%d" % i, message_id=str(i))
+            await publisher.publish(f"{stream}.a", b"%d" % i, msg_id=str(i))
             if i in (1000, 2000):
                 await natty_proxy.cut()
                 await natty_proxy.restore()
@@ -320,9 +318,9 @@ async def test_a_cut_link_in_mid_burst_loses_nothing(natty_proxy, natty, stream,
 async def test_lost_acks_are_noticed_and_the_messages_sent_again(natty_proxy, natty, stream, path):
     far = Natty(**natty_proxy.options, ping_interval=0.7, connect_timeout=2.0)
     async with far, far.publisher(stream, path=path, ack_timeout=0.5) as publisher:
-        await publisher.publish(f"{stream}.a", b"0", message_id="0")
+        await publisher.publish(f"{stream}.a", b"0", msg_id="0")
         natty_proxy.half_open()
-        await publisher.publish(f"{stream}.a", b"1", message_id="1")
+        await publisher.publish(f"{stream}.a", b"1", msg_id="1")
         asyncio.get_running_loop().call_later(1.0, lambda: asyncio.ensure_future(natty_proxy.restore()))
     assert sorted(await payloads(natty, stream)) == [b"0", b"1"]
 
@@ -333,12 +331,12 @@ async def test_a_publisher_gives_up_in_time_and_names_what_is_left(natty_proxy, 
         publisher = await far.publisher(stream, path=path, ack_timeout=0.2, give_up=0.6).__aenter__()
         await natty_proxy.cut()
         for name in ("a", "b"):
-            await publisher.publish(f"{stream}.{name}", b"", message_id=name)
+            await publisher.publish(f"{stream}.{name}", b"", msg_id=name)
         started = time.monotonic()
         with pytest.raises(PublishError, match=r"2 of 2 .* given up after 0\.6 s"):
             await publisher.__aexit__(None, None, None)
         assert time.monotonic() - started < 2
-        assert [error.message_id for error in publisher.failures] == ["a", "b"]
+        assert [error.msg_id for error in publisher.failures] == ["a", "b"]
 
 
 async def test_a_leader_change_in_a_cluster_loses_nothing(nats_cluster, natty_name):
@@ -346,7 +344,7 @@ async def test_a_leader_change_in_a_cluster_loses_nothing(nats_cluster, natty_na
         stream = await make_stream(natty, natty_name("R3"), num_replicas=3)
         async with natty.publisher(stream, window=512, ack_timeout=1.0) as publisher:
             for i in range(4000):
-                await publisher.publish(f"{stream}.a", b"%d" % i, message_id=str(i))
+                await publisher.publish(f"{stream}.a", b"%d" % i, msg_id=str(i))
                 if i == 2000:
                     await natty.jetstream.request(f"STREAM.LEADER.STEPDOWN.{stream}")
         assert publisher.failures == []

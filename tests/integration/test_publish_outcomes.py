@@ -80,7 +80,7 @@ async def test_a_thousand_awaited_publishes_share_a_few_writes(natty, stream, mo
 async def test_a_message_with_an_id_is_sent_again_by_itself_when_its_ack_is_lost(natty_proxy, natty, stream):
     async with Natty(**natty_proxy.options, ping_interval=0.7) as far:
         natty_proxy.mute()
-        ack = await far.publish(f"{stream}.a", b"1", message_id="1", timeout=30)
+        ack = await far.publish(f"{stream}.a", b"1", msg_id="1", timeout=30)
         assert (ack.seq, ack.duplicate) == (1, True)
         natty_proxy.mute()
         with pytest.raises(NattyError):  # without one, nobody can know
@@ -93,7 +93,7 @@ async def test_lost_acks_store_each_message_once(natty_proxy, natty, stream, pat
     async with Natty(**natty_proxy.options, ping_interval=0.7) as far:
         async with far.publisher(stream, path=path, window=64, ack_timeout=0.5) as publisher:
             for i in range(1000):
-                await publisher.publish(f"{stream}.a", b"%d" % i, message_id=str(i))
+                await publisher.publish(f"{stream}.a", b"%d" % i, msg_id=str(i))
                 if i == 500:
                     natty_proxy.mute()
         assert (publisher.stored, publisher.failures) == (1000, [])
@@ -229,9 +229,9 @@ async def test_a_killed_server_has_exactly_what_was_acknowledged(natty_tls, nats
             async def publish(task):
                 for i in range(10):
                     number = task * 10 + i
-                    message_id = str(number) if with_ids else ""
+                    msg_id = str(number) if with_ids else ""
                     try:
-                        await natty.publish("S.a", b"%d" % number, message_id=message_id, timeout=30)
+                        await natty.publish("S.a", b"%d" % number, msg_id=msg_id, timeout=30)
                         acknowledged.add(number)
                     except NattyError:
                         doubtful.add(number)

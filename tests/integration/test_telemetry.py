@@ -184,7 +184,7 @@ async def test_what_a_handler_and_publishers_did_is_shown(natty, natty_name, sta
     for _ in range(2):
         async with natty.publisher(name, path="window") as publisher:
             for number in range(10):
-                await publisher.publish(f"{name}.x", b"%d" % number, message_id=f"{number}")
+                await publisher.publish(f"{name}.x", b"%d" % number, msg_id=f"{number}")
 
     async def handle(message):
         if message.data == b"3" or (message.data == b"4" and message.deliveries == 1):

@@ -60,7 +60,7 @@ def traceparent(span):
 
 
 async def test_a_handler_continues_the_trace_of_the_publisher(natty, stream, spans, start):
-    await natty.publish(f"{stream}.x", b"body", message_id="m-1", headers={"Mine": "kept"})
+    await natty.publish(f"{stream}.x", b"body", msg_id="m-1", headers={"Mine": "kept"})
     start(stream, lambda message: None)
     (consumer,) = await until_named(spans, f"process {stream}", 1)
     (producer,) = named(spans, "publish")

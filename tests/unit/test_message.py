@@ -101,8 +101,8 @@ def test_a_message_that_came_from_no_connection_says_so():
 
 
 def test_the_message_id_is_read_from_the_headers():
-    assert message(headers=b"NATS/1.0\r\nNats-Msg-Id: a-1\r\n\r\n").message_id == "a-1"
-    assert message().message_id is None
+    assert message(headers=b"NATS/1.0\r\nNats-Msg-Id: a-1\r\n\r\n").msg_id == "a-1"
+    assert message().msg_id is None
     assert repr(message()) == "Message('orders.new', sequence=41, 7 bytes)"
 
 

@@ -39,7 +39,7 @@ def test_an_expected_stream_is_added_to_a_header_block_once():
 
 def test_conditions_become_headers_and_the_callers_are_left_alone():
     mine = {"A": "b"}
-    made = publish_headers(mine, message_id="x", expect_last_sequence=0, expect_last_subject_sequence=7, ttl=1.2)
+    made = publish_headers(mine, msg_id="x", expect_last_sequence=0, expect_last_subject_sequence=7, ttl=1.2)
     assert made == {
         "A": "b",
         "Nats-Msg-Id": "x",
