@@ -1,7 +1,7 @@
 """Handlers on a real server over mutual TLS: `python tests/bench/bench_consume.py [rounds] [backlog]`.
 
 First messages a second with a handler that does nothing, beside the bare pull and nats-py's `fetch(1000)`, all of them
-acking every message; figures are medians of the rounds. Then memory: a backlog (default: a million small messages) and
+acking every message; figures are medians of the rounds. Then what a consumer at rest costs. Then memory: a backlog (default: a million small messages) and
 a handler slow enough to leave nearly all of it in the stream. Busy machines distort messages a second more than CPU.
 """
 
@@ -29,6 +29,8 @@ FETCH = 1000
 GOAL = 70_000  # messages a second, `async def` and acks, on a quiet machine of two cores
 BACKLOG = 1_000_000
 SLOW_FOR = 8.0  # seconds that the slow handler is watched
+IDLE_FOR = 10.0  # seconds that a consumer at rest is watched
+IDLE_GOAL = 0.005  # of a core
 MEMORY_GOAL = 64 * 1024 * 1024  # bytes that a backlog may add
 
 CONSUMER = {"max_ack_pending": 100_000, "ack_wait": 120.0}
@@ -168,6 +170,28 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
+async def idle(server: NatsServer) -> None:
+    """Print what a connected consumer costs while nothing comes."""
+    async with Natty(**server.connect_options()) as natty:
+        await natty.create_stream("READ", subjects=["read.>"])
+
+        async def handle(message: Message) -> None: ...
+
+        consumption = natty.consume("READ", "idle", handle)
+        task = asyncio.ensure_future(consumption.run())
+        await asyncio.sleep(1)
+        before = time.process_time()
+        await asyncio.sleep(IDLE_FOR)
+        share = (time.process_time() - before) / IDLE_FOR
+        consumption.stop()
+        await task
+        await natty.delete_stream("READ")
+    print(
+        f"\na consumer at rest, dead letters watched: {share:.2%} of a core,"
+        f" goal {IDLE_GOAL:.1%} {'reached' if share <= IDLE_GOAL else 'NOT REACHED'}"
+    )
+
+
 async def memory(server: NatsServer, backlog: int) -> None:
     async with Natty(**server.connect_options()) as natty:
         await fill(natty, backlog, b"x" * 16)
@@ -205,6 +229,7 @@ def main(rounds: int, backlog: int) -> None:
         for loop, factory in loops().items():
             with asyncio.Runner(loop_factory=factory) as runner:
                 show(f"mutual TLS, {loop}", runner.run(measure(server, rounds)))
+        asyncio.run(idle(server))
         asyncio.run(memory(server, backlog))
 
 
