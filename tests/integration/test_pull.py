@@ -180,8 +180,11 @@ async def test_after_a_reconnect_it_asks_at_once(natty_proxy, natty, natty_name)
         await asyncio.sleep(0.2)
         await natty_proxy.cut()
         await natty_proxy.restore()
-        await natty.publish(f"{name}.a", b"x")
-        assert await asyncio.wait_for(task, 20) == [b"x"]
+        async with asyncio.timeout(20):
+            while not task.done():  # the server may still give the first one to the request that died with its session
+                await natty.publish(f"{name}.a", b"x")
+                await asyncio.sleep(0.1)
+        assert set(await task) == {b"x"}
 
 
 async def test_missed_heartbeats_lead_to_a_new_request(victim, natty_name):
