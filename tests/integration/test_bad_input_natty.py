@@ -220,7 +220,7 @@ async def test_wrong_credentials(natty_tls, nats_server_binary, given):
     with NatsServer(options, tls_files=natty_tls, binary=nats_server_binary) as server:
         started = time.monotonic()
         text = await told(AuthorizationError, **server.connect_options(), **given)
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 10  # and not until a time-out
         assert "refused these credentials; check user, password, token, creds or nkey" in text
         async with Natty(**server.connect_options(), user="ann", password="hunter2"):
             pass
@@ -232,7 +232,7 @@ async def test_a_file_that_is_missing(nats_server, setting):
     started = time.monotonic()
     with pytest.raises((TLSError, ConnectError), match=r"/nowhere/file\.pem"):
         await Natty.connect(**options)
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 10
 
 
 @pytest.mark.parametrize("setting", ["creds", "nkey"])

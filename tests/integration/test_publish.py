@@ -335,7 +335,7 @@ async def test_a_publisher_gives_up_in_time_and_names_what_is_left(natty_proxy, 
         started = time.monotonic()
         with pytest.raises(PublishError, match=r"2 of 2 .* given up after 0\.6 s"):
             await publisher.__aexit__(None, None, None)
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 15  # and not 30
         assert [error.msg_id for error in publisher.failures] == ["a", "b"]
 
 

@@ -110,7 +110,7 @@ async def test_an_idle_pull_costs_next_to_nothing(natty, natty_name):
     started = time.process_time()
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(anext(batches), 1.5)
-    assert time.process_time() - started < 0.1
+    assert time.process_time() - started < 0.5  # a loop that spins takes all of it
 
 
 async def test_new_messages_arrive_long_after_the_last_ones(natty, natty_name):

@@ -205,4 +205,4 @@ async def test_a_pull_across_a_cut_link_holds_no_more_than_its_messages(natty_pr
                 if len(seen) == 2000:
                     pull.stop()
         assert max(held) <= 100
-        assert pull.counts.renewals == 1
+        assert pull.counts.renewals >= 1

@@ -273,7 +273,7 @@ async def test_a_proxy_delays_each_direction_without_slowing_the_flow(link):
         writer.write(b"x")
         await asyncio.sleep(0.005)
     await asyncio.wait_for(reader.readexactly(20), 5)
-    assert 0.2 <= time.monotonic() - began < 1.5
+    assert 0.2 <= time.monotonic() - began < 4.0  # one after the other, they would take this long
 
 
 async def test_a_half_open_proxy_accepts_and_answers_nothing_and_closes_nothing(link, echo):
