@@ -22,7 +22,8 @@ from natty.errors import (
 from natty.jetstream import RETRY_DELAY, JetStream, PubAck, read_ack
 from natty.link import Outgoing
 from natty.message import Headers, check_subject, encode_headers
-from natty.outgoing import covers, publish_headers
+from natty.outgoing import publish_headers
+from natty.subjects import covers
 
 ATOMIC = (2, 12)  # server version
 MAX_MESSAGES = 1000  # of a batch, the server's limit
@@ -193,7 +194,7 @@ async def _what_is_missing(jetstream: JetStream, batch: list[AtomicMessage], ref
         return f"not permitted: {refusals[0]}"
     if not (stream := await _stream_of(jetstream, batch[0].subject)):
         return f"no stream takes {batch[0].subject!r}: create one whose subjects cover it"
-    subjects = tuple((await jetstream.request(f"STREAM.INFO.{stream}"))["config"].get("subjects") or ())
+    subjects = (await jetstream.request(f"STREAM.INFO.{stream}"))["config"].get("subjects") or ()
     for place, one in enumerate(batch, start=1):
         if not covers(subjects, one.subject):
             return f"message {place} on {one.subject} is not for stream {stream}: all of a batch go to one stream"

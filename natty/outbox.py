@@ -13,8 +13,8 @@ from cachetools import TTLCache
 from natty.errors import ConnectionClosedError, PublishError
 from natty.jetstream import JetStream
 from natty.message import Headers, check_subject
-from natty.outgoing import covers
 from natty.publish import Publisher
+from natty.subjects import covers
 from natty.window import PublisherOptions
 
 logger = logging.getLogger("natty.outbox")

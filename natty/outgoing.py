@@ -6,6 +6,7 @@ from functools import lru_cache
 from math import ceil
 
 from natty.message import Headers, check_subject, encode_headers
+from natty.subjects import covers
 
 MESSAGE_ID = "Nats-Msg-Id"
 TTL = "Nats-TTL"
@@ -47,18 +48,3 @@ def expecting(stream: str, block: bytes) -> bytes:
 def address(patterns: tuple[str, ...], subject: str) -> tuple[bytes, bool]:
     """Return the subject as it goes over the wire, and whether a stream's subjects cover it. BadSubjectError."""
     return check_subject(subject), covers(patterns, subject)
-
-
-def covers(patterns: tuple[str, ...], subject: str) -> bool:
-    """Whether one of a stream's subjects, wildcards included, takes messages on `subject`."""
-    tokens = subject.split(".")
-    return any(_matches(pattern.split("."), tokens) for pattern in patterns)
-
-
-def _matches(pattern: list[str], tokens: list[str]) -> bool:
-    if pattern[-1] == ">":
-        pattern = pattern[:-1]
-        if len(tokens) <= len(pattern):
-            return False
-        tokens = tokens[: len(pattern)]
-    return len(pattern) == len(tokens) and all(p in ("*", t) for p, t in zip(pattern, tokens, strict=True))

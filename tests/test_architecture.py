@@ -13,7 +13,7 @@ FILES = sorted(path for package in ("natty", "capture") for path in (ROOT / pack
 # Lower layers first: a file may import from its own layer and the ones before it, never from a later one.
 LAYERS = {
     "natty": [
-        {"errors", "message", "link", "parser", "credit", "ingest", "window", "observed", "tracing"},
+        {"errors", "message", "link", "parser", "credit", "ingest", "window", "observed", "tracing", "subjects"},
         {"config", "tls"},
         {"reasons", "sinklink", "answers"},
         {"stock"},

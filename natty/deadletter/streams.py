@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
 from natty.deadletter.letter import prefix_of
 from natty.errors import JetStreamError, StreamExistsError
 from natty.jetstream import JetStream
 from natty.stream import create_stream
+from natty.subjects import covers
 
 LETTERS = "DEAD_LETTERS"
 ADVISORIES = "NATTY_ADVISORIES"
@@ -72,7 +72,7 @@ async def _ensure(jetstream: JetStream, name: str, settings: dict[str, Any]) -> 
             f"stream {name} can't be made: {other} takes {' and '.join(subjects)} already, and a subject can be in one"
             " stream only. Take them off there, or name that stream in DeadLetterOptions"
         ) from error
-    if missing := [subject for subject in subjects if not any(covers(own, subject) for own in config["subjects"])]:
+    if missing := [subject for subject in subjects if not covers(config["subjects"], subject)]:
         raise StreamExistsError(f"stream {name} exists and does not take {' and '.join(missing)}: add that to it")
     return str(config["retention"])
 
@@ -80,13 +80,3 @@ async def _ensure(jetstream: JetStream, name: str, settings: dict[str, Any]) -> 
 async def _holders(jetstream: JetStream, subjects: list[str]) -> str:
     answers = [await jetstream.request("STREAM.NAMES", {"subject": subject}) for subject in subjects]
     return " or ".join(sorted({name for answer in answers for name in answer.get("streams") or []}))
-
-
-def covers(wider: str, narrower: str) -> bool:
-    """Return whether every subject that `narrower` stands for is one of `wider`; both may have wildcards."""
-    for one, other in zip_longest(wider.split("."), narrower.split(".")):
-        if one == ">":
-            return other is not None
-        if one is None or other is None or other == ">" or one not in ("*", other):
-            return False
-    return True

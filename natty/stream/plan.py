@@ -14,6 +14,7 @@ from math import inf
 from typing import Any
 
 from natty.stream.settings import describe, differing
+from natty.subjects import covers
 
 FIXED = "the server never changes it"
 UNKNOWN = "what it does to those who use it is not known"
@@ -83,17 +84,6 @@ def plan(name: str, wanted: Mapping[str, Any], actual: Mapping[str, Any], judges
     return Plan(name, tuple(changes))
 
 
-def covers(pattern: str, subject: str) -> bool:
-    """Return whether every subject that `subject` matches is matched by `pattern`, too."""
-    ours, theirs = pattern.split("."), subject.split(".")
-    for place, token in enumerate(ours):
-        if token == ">":
-            return len(theirs) > place
-        if place >= len(theirs) or theirs[place] == ">" or token not in ("*", theirs[place]):
-            return False
-    return len(ours) == len(theirs)
-
-
 def _merged(have: Any, want: Any) -> Any:
     return {**have, **want} if isinstance(have, Mapping) and isinstance(want, Mapping) else want
 
@@ -125,7 +115,7 @@ def _switched_on(why: str) -> Judge:
 
 
 def _subjects(have: Any, want: Any) -> tuple[Risk, str]:
-    lost = [old for old in have or [] if not any(covers(new, old) for new in want)]
+    lost = [old for old in have or [] if not covers(want, old)]
     if lost:
         return Risk.DESTRUCTIVE, f"messages on {', '.join(lost)} would not be stored any more"
     return Risk.SAFE, ""

@@ -1,32 +1,7 @@
 import pytest
 
 from natty.message import encode_headers, parse_headers
-from natty.outgoing import covers, expecting, publish_headers
-
-
-@pytest.mark.parametrize(
-    ("pattern", "subject", "taken"),
-    [
-        ("a.b", "a.b", True),
-        ("a.b", "a", False),
-        ("a.b", "a.b.c", False),
-        ("a.*", "a.b", True),
-        ("a.*", "a.b.c", False),
-        ("*.b", "a.b", True),
-        ("a.>", "a.b.c", True),
-        ("a.>", "a", False),
-        (">", "a", True),
-        ("a.*.>", "a.b", False),
-        ("a.*.>", "a.b.c", True),
-    ],
-)
-def test_a_streams_subjects_cover_what_the_server_would_store(pattern, subject, taken):
-    assert covers((pattern,), subject) is taken
-    assert covers(("x.y", pattern), subject) is taken
-
-
-def test_a_stream_without_subjects_covers_nothing():
-    assert not covers((), "a")
+from natty.outgoing import expecting, publish_headers
 
 
 def test_an_expected_stream_is_added_to_a_header_block_once():

@@ -2,10 +2,8 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from natty.stream.plan import CONSUMER, STREAM, Plan, Risk, covers, plan
+from natty.stream.plan import CONSUMER, STREAM, Plan, Risk, plan
 
 S, D, F = Risk.SAFE, Risk.DESTRUCTIVE, Risk.FIXED
 DOCS = (Path(__file__).parents[2] / "docs" / "streams.md").read_text()
@@ -126,47 +124,6 @@ def test_only_the_named_settings_change_in_what_is_written():
     actual = {"name": "S", "max_msgs": 4, "newer": {"x": [1]}, "metadata": {"_nats.ver": "2.15.1", "team": "a"}}
     planned = plan("it", {"max_msgs": 5, "metadata": {"team": "b"}}, actual, STREAM)
     assert planned.applied_to(actual) == actual | {"max_msgs": 5, "metadata": {"_nats.ver": "2.15.1", "team": "b"}}
-
-
-@pytest.mark.parametrize(
-    ("pattern", "subject", "covered"),
-    [
-        ("a", "a", True),
-        ("a", "b", False),
-        ("*", "a", True),
-        ("*", "*", True),
-        ("a", "*", False),
-        (">", "a.b", True),
-        (">", ">", True),
-        ("a.>", "a", False),
-        ("a.>", "a.*.c", True),
-        ("a.*", "a.>", False),
-        ("a.*", "a.b.c", False),
-        ("a.*.c", "a.b.c", True),
-        ("a.b.c", "a.b", False),
-    ],
-)
-def test_a_pattern_covers_a_subject(pattern, subject, covered):
-    assert covers(pattern, subject) is covered
-
-
-tokens = st.lists(st.sampled_from(["a", "b"]), min_size=1, max_size=4)
-patterns = st.builds(
-    lambda middle, end: ".".join([*middle, *end]),
-    st.lists(st.sampled_from(["a", "b", "*"]), min_size=1, max_size=3),
-    st.sampled_from([[], [">"]]),
-)
-
-
-def matches(pattern, subject):
-    expression = re.escape(pattern).replace(r"\*", r"[^.]+").replace(">", ".+")
-    return re.fullmatch(expression, subject) is not None
-
-
-@given(patterns, patterns, tokens)
-def test_what_covers_a_pattern_matches_all_that_it_matches(wide, narrow, subject):
-    if covers(wide, narrow) and matches(narrow, ".".join(subject)):
-        assert matches(wide, ".".join(subject))
 
 
 @pytest.mark.parametrize(("heading", "judges"), [("Streams", STREAM), ("Consumers", CONSUMER)])

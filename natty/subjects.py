@@ -1,0 +1,20 @@
+"""Subjects and the patterns that stand for many of them: `*` is one token, a last `>` is one or more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def covers(patterns: Iterable[str], subject: str) -> bool:
+    """Return whether one of the patterns takes every subject that `subject`, perhaps a pattern too, stands for."""
+    tokens = subject.split(".")
+    return any(_covers(pattern.split("."), tokens) for pattern in patterns)
+
+
+def _covers(pattern: list[str], subject: list[str]) -> bool:
+    for place, token in enumerate(pattern):
+        if token == ">":
+            return len(subject) > place
+        if place >= len(subject) or subject[place] == ">" or token not in ("*", subject[place]):
+            return False
+    return len(pattern) == len(subject)
