@@ -18,7 +18,7 @@ lint: .venv/.test ## style and types
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
-bench: .venv/.test ## print the figures
+bench: .venv/.bench ## print the figures
 	@for file in tests/bench/bench_*.py; do echo "== $$file"; .venv/bin/python "$$file" || exit 1; done
 
 chaos-election: .venv/.test ## ten thousand faults on elections: hours; `make chaos-election ARGS="--faults 300 --cluster"` is shorter
@@ -43,6 +43,10 @@ chaos-election: .venv/.test ## ten thousand faults on elections: hours; `make ch
 .venv/.test: pyproject.toml | .venv/bin/python
 	@echo "Installing natty-nats and its tests' tools from PyPI into .venv (once)"
 	@$(PIP) --editable ".[test]"
+	@touch $@
+
+.venv/.bench: .venv/.test
+	@$(PIP) --editable ".[bench]"
 	@touch $@
 
 clean: ## remove what was made

@@ -1,7 +1,8 @@
-"""natty beside nats-py on a real server, plain and mutual TLS: `python tests/bench/bench_client.py [rounds]`.
+"""natty beside nats-py and natsrpy on a real server, plain and TLS: `python tests/bench/bench_client.py [rounds]`.
 
 The stream is on disk and a message has 128 bytes. A round runs every path once, ours and theirs in turn; the figures
-are the medians of the rounds. Busy machines distort messages a second more than CPU.
+are the medians of the rounds, the ratios are ours to theirs. Busy machines distort messages a second more than CPU.
+natsrpy (Rust under Python) has no settings for TLS, so it is measured without only, on asyncio as its users run it.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from importlib.metadata import version
 from typing import Any
 
 import nats
+import natsrpy
 from bench_table import PAYLOAD, Took, loops, middle, print_machine, print_table, stopwatch
 from nats.aio.client import Client
+from natsrpy.js import JetStream
 
 from natty import Natty, tls
 from natty.testing import NatsServer, ServerOptions, find_server, server_version
@@ -27,7 +30,10 @@ OURS, THEIRS = 100_000, 15_000  # messages of one measurement: about as long for
 ROUNDS = 3
 FETCH = 1000
 WINDOW = 4000  # nats-py's own, and the goal is against it
-CONSUME_GOAL, INGEST_GOAL = 9, 6  # times nats-py's messages a second
+CONSUME_GOAL, INGEST_GOAL, WINDOW_GOAL = 10, 7, 4  # times nats-py's messages a second
+
+TASKS = 1000  # that await natsrpy's acks at the same time: it has no publishing in the background
+RUST_PUBLISH = f"natsrpy publish, {TASKS} tasks"
 
 READ, WRITTEN = "READ", "WRITTEN"  # streams
 CONSUMER = {"max_ack_pending": 100_000, "ack_wait": 120.0}
@@ -35,20 +41,26 @@ CONSUMER = {"max_ack_pending": 100_000, "ack_wait": 120.0}
 
 @dataclass(frozen=True)
 class Pair:
-    """One of our paths and the one of nats-py that does the same."""
+    """One of our paths and the ones of nats-py and natsrpy that do the same."""
 
     ours: str
     theirs: str
-    goal: int | None
+    rust: str
+    goal: int
 
 
 CONSUME = {
-    policy: Pair(f"pull, ack {policy}", f"fetch({FETCH}), ack {policy}", CONSUME_GOAL)
+    policy: Pair(
+        f"pull, ack {policy}",
+        f"nats-py fetch({FETCH}), ack {policy}",
+        f"natsrpy fetch({FETCH}), ack {policy}",
+        CONSUME_GOAL,
+    )
     for policy in ("none", "all", "explicit")
 }
 PUBLISH = {
-    "fast": Pair("publisher, fast ingest", "publish_async", INGEST_GOAL),
-    "window": Pair("publisher, window", "publish_async", None),
+    "fast": Pair("publisher, fast ingest", "nats-py publish_async", RUST_PUBLISH, INGEST_GOAL),
+    "window": Pair("publisher, window", "nats-py publish_async", RUST_PUBLISH, WINDOW_GOAL),
 }
 Figures = dict[str, list[Took]]
 
@@ -110,6 +122,30 @@ async def publish_theirs(client: Client) -> Took:
     return took
 
 
+async def consume_rust(jetstream: JetStream, durable: str, policy: str) -> Took:
+    consumer, left = await (await jetstream.streams.get(READ)).consumers.get_pull(durable), THEIRS
+    with stopwatch(THEIRS) as took:
+        while left:
+            messages = await consumer.fetch(min(FETCH, left), timeout=10)
+            left -= len(messages)
+            if policy == "explicit":
+                for message in messages:
+                    await message.ack()
+            elif policy == "all":
+                await messages[-1].ack()
+    return took
+
+
+async def publish_rust(jetstream: JetStream) -> Took:
+    async def work() -> None:
+        for _ in range(THEIRS // TASKS):
+            await jetstream.publish("written.one", PAYLOAD, wait=True)
+
+    with stopwatch(THEIRS) as took:
+        await asyncio.gather(*(work() for _ in range(TASKS)))
+    return took
+
+
 async def consumed(natty: Natty, policy: str, consume: Callable[[str], Awaitable[Took]]) -> Took:
     """Measure with a new consumer, and see that the server has its acks."""
     await natty.ensure_consumer(READ, "bench", ack_policy=policy, **CONSUMER)
@@ -153,21 +189,38 @@ async def clients(server: NatsServer) -> AsyncIterator[tuple[Natty, Client]]:
             await client.close()
 
 
+@asynccontextmanager
+async def rust_client(server: NatsServer) -> AsyncIterator[JetStream | None]:
+    if server.tls_files is not None or not isinstance(asyncio.get_running_loop(), asyncio.SelectorEventLoop):
+        yield None
+        return
+    client = natsrpy.Nats([server.url])
+    await client.startup()
+    try:
+        yield await client.jetstream()
+    finally:
+        await client.shutdown()
+
+
 async def measure(server: NatsServer, rounds: int) -> Figures:
     figures: Figures = {}
 
     def note(name: str, took: Took) -> None:
         figures.setdefault(name, []).append(took)
 
-    async with clients(server) as (natty, client):
+    async with clients(server) as (natty, client), rust_client(server) as rust:
         await fill(natty)
         for _ in range(rounds):
             for policy, pair in CONSUME.items():
                 note(pair.ours, await consumed(natty, policy, lambda name, p=policy: consume_ours(natty, name, p)))
                 note(pair.theirs, await consumed(natty, policy, lambda name, p=policy: consume_theirs(client, name, p)))
+                if rust:
+                    note(pair.rust, await consumed(natty, policy, lambda name, p=policy: consume_rust(rust, name, p)))
             for path, pair in PUBLISH.items():
                 note(pair.ours, await published(natty, lambda path=path: publish_ours(natty, path)))
                 note(pair.theirs, await published(natty, lambda: publish_theirs(client)))
+            if rust:
+                note(RUST_PUBLISH, await published(natty, lambda: publish_rust(rust)))
         await natty.jetstream.request(f"STREAM.DELETE.{READ}")
     return figures
 
@@ -177,16 +230,26 @@ def show(title: str, figures: Figures) -> list[tuple[str, float, int]]:
     rows, goals = [], []
     for pair in (*CONSUME.values(), *PUBLISH.values()):
         rate, micros = middle(figures[pair.ours])
-        their_rate, their_micros = middle(figures[pair.theirs])
-        ratio = rate / their_rate
-        verdict = "" if pair.goal is None else f"≥ {pair.goal}: {'reached' if ratio >= pair.goal else 'NOT REACHED'}"
-        rows.append(
-            (pair.ours, f"{rate:,.0f}", f"{micros:.1f}", f"{ratio:.1f} ×", f"{their_micros / micros:.1f} ×", verdict)
-        )
-        rows.append((f"  nats-py {pair.theirs}", f"{their_rate:,.0f}", f"{their_micros:.1f}", "", "", ""))
-        if pair.goal is not None:
-            goals.append((f"{title}: {pair.ours}", ratio, pair.goal))
-    print_table(title, ("", "msg/s", "CPU µs/msg", "msg/s ratio", "CPU ratio", "goal"), rows)
+        rows.append((pair.ours, f"{rate:,.0f}", f"{micros:.1f}", "", "", ""))
+        for rival in (pair.theirs, pair.rust):
+            if rival not in figures:
+                continue
+            their_rate, their_micros = middle(figures[rival])
+            ratio, verdict = rate / their_rate, ""
+            if rival == pair.theirs:
+                verdict = f"≥ {pair.goal}: {'reached' if ratio >= pair.goal else 'NOT REACHED'}"
+                goals.append((f"{title}: {pair.ours}", ratio, pair.goal))
+            rows.append(
+                (
+                    f"· {rival}",
+                    f"{their_rate:,.0f}",
+                    f"{their_micros:.1f}",
+                    f"{ratio:.1f} ×",
+                    f"{their_micros / micros:.1f} ×",
+                    verdict,
+                )
+            )
+    print_table(title, ("", "msg/s", "CPU µs/msg", "ours, msg/s", "ours, CPU", "goal"), rows)
     return goals
 
 

@@ -1,8 +1,8 @@
 """Every way to publish, beside nats-py and natsrpy, plain and over TLS: `python tests/bench/bench_publish.py [rounds]`.
 
 The stream is on disk and a message has 128 bytes. A round runs every path once, ours and theirs in turn; the figures
-are the medians of the rounds, the ratios are to nats-py's path of the same kind in the same run. natsrpy is measured
-where it can be imported (`python -m venv --system-site-packages`, then `pip install natsrpy` in it); without TLS only.
+are the medians of the rounds, the ratios are to nats-py's path of the same kind in the same run. natsrpy has no
+settings for TLS, so it is measured without only.
 """
 
 from __future__ import annotations
@@ -17,16 +17,12 @@ from importlib.metadata import version
 from typing import Any
 
 import nats
+import natsrpy
 from bench_table import PAYLOAD, Took, loops, middle, print_machine, print_table, stopwatch
 from nats.aio.client import Client
 
 from natty import Natty, tls
 from natty.testing import NatsServer, ServerOptions, find_server, server_version
-
-try:
-    import natsrpy
-except ImportError:
-    natsrpy = None
 
 ROUNDS = 3
 TASKS = 1000  # that await their acks at the same time
@@ -96,7 +92,7 @@ def their_paths(client: Client, other: Any) -> dict[str, tuple[int, Path, str]]:
 
 @asynccontextmanager
 async def natsrpy_jetstream(server: NatsServer) -> AsyncIterator[Any]:
-    if natsrpy is None or server.tls_files is not None:
+    if server.tls_files is not None:
         yield None
         return
     client = natsrpy.Nats([server.url])
@@ -148,7 +144,7 @@ async def measure(title: str, server: NatsServer, rounds: int) -> list[str]:
 def main(rounds: int) -> None:
     began, missed = time.monotonic(), []
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns at how nats-py closes a TLS connection
-    third = f"natsrpy {version('natsrpy')}" if natsrpy is not None else "natsrpy is not installed"
+    third = f"natsrpy {version('natsrpy')}"
     print_machine(f"nats-server {server_version(find_server())}", f"nats-py {version('nats-py')}", third)
     print(f"{len(PAYLOAD)}-byte messages, medians of {rounds} rounds")
     for name, options in (("plain", ServerOptions(tls=None)), ("mutual TLS", ServerOptions(tls="mutual"))):
