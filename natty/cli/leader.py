@@ -191,6 +191,7 @@ class _Errand:
         self.elected = asyncio.Event()
         self.signal = 0
         self._command = command
+        self._early: list[signal.Signals] = []  # came when the program was about to start
         self._program: Program | None = None
 
     def listen(self, running: asyncio.Task[int]) -> None:
@@ -203,6 +204,8 @@ class _Errand:
         elif number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):  # nothing runs yet
             self.signal = number
             running.cancel()
+        else:
+            self._early.append(number)
 
     async def run(self, election: Election) -> int:
         try:
@@ -217,3 +220,5 @@ class _Errand:
 
     def _started(self, program: Program) -> None:
         self._program = program
+        for number in self._early:
+            program.send_signal(number)

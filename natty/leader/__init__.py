@@ -3,6 +3,7 @@
 from natty.leader.election import Election
 from natty.leader.observe import Leadership, ask_to_step_down, elections, leadership, observe
 from natty.leader.options import BUCKET, ElectionOptions, clock, default_node_name
+from natty.leader.process import Program, run_guarded
 from natty.leader.record import Lease, Subjects
 from natty.leader.term import Term
 from natty.leader.trail import TermNote, trail
@@ -13,6 +14,7 @@ __all__ = [
     "ElectionOptions",
     "Leadership",
     "Lease",
+    "Program",
     "Subjects",
     "Term",
     "TermNote",
@@ -22,5 +24,6 @@ __all__ = [
     "elections",
     "leadership",
     "observe",
+    "run_guarded",
     "trail",
 ]

@@ -111,7 +111,7 @@ class Candidacy:
         task.add_done_callback(self._notes.discard)
 
     def _post(self, event: str, *arguments: Any) -> None:
-        self._renewer.post(self._driver, event, *arguments)
+        self._driver.post(event, *arguments)
 
     def _resign(self, reason: str, to: str = "") -> None:
         self._post("resign", reason, to)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from natty.leader.actions import Action, Ask, Elected, Left, Lost, Read, Seen, S
 from natty.leader.bucket import make_bucket
 from natty.leader.machine import Candidate
 from natty.leader.options import ElectionOptions, clock
-from natty.leader.record import ABSENT, GONE, Sight, Subjects, sight_of
+from natty.leader.record import ABSENT, Sight, Subjects, sight_of
 from natty.leader.tenure import Tenure
 from natty.message import RawMessage, encode_headers, parse_headers
 
@@ -43,15 +44,20 @@ class Driver:
         options: ElectionOptions,
         candidate: Candidate,
         *,
+        loop: asyncio.AbstractEventLoop,
         pulse: Callable[[], float],
         tell: Tell,
     ) -> None:
         self.candidate = candidate
         self.subjects = Subjects(options.bucket, options.lease_key)
         self.writes = self.failures = 0
-        self.slowest = 0.0  # seconds, from the send of a write to its ack
+        # Seconds: from a write's send to its ack; left of the lease when it was renewed; that a timer came
+        # late; without a sight of the lease.
+        self.slowest, self.least_left, self.latest, self.longest_silence = 0.0, float("inf"), 0.0, 0.0
+        self._heard_at: float | None = None
         self._jetstream = jetstream
         self._options = options
+        self._loop = loop
         self._pulse = pulse
         self._tell = tell
         self._tenure: Tenure | None = None
@@ -61,6 +67,11 @@ class Driver:
 
     def __repr__(self) -> str:
         return f"Driver({self.subjects.lease}, {self.candidate.phase.value})"
+
+    def post(self, event: str, *arguments: Any) -> None:
+        """Give the candidate an event from another thread; nothing happens once its own has ended."""
+        with suppress(RuntimeError):  # that loop is closed: a term that somebody kept has not heard of the end
+            self._loop.call_soon_threadsafe(self.input, event, *arguments)
 
     def input(self, event: str, *arguments: Any, **named: Any) -> None:
         """Give the candidate an event of this moment, and do what it says."""
@@ -106,7 +117,8 @@ class Driver:
                 case WentBack():
                     text = "the stream of %s went back from revision %d to %d: it lost its tail, or was made again"
                     log.error(text, self.subjects.lease, action.before, action.last, extra={"action": "went_back"})
-        if self._tenure is not None:
+        if self._tenure is not None and self._tenure.deadline != self.candidate.deadline:
+            self.least_left = min(self.least_left, self._tenure.remaining())
             self._tenure.extend(self.candidate.deadline)
         self._set_timer()
 
@@ -121,10 +133,14 @@ class Driver:
             self._timer = None
         if self.candidate.due < float("inf"):
             wait = max(0.0, self.candidate.due - clock())
-            self._timer = asyncio.get_running_loop().call_later(wait, self.input, "tick")
+            self._timer = self._loop.call_later(wait, self._tick, self.candidate.due)
+
+    def _tick(self, due: float) -> None:
+        self.latest = max(self.latest, clock() - due)
+        self.input("tick")
 
     def _spawn(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+        task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -168,10 +184,7 @@ class Driver:
 
     async def _look(self, timeout: float) -> Sight:
         last = await self._jetstream.read(self.subjects.stream, subject=self.subjects.lease, timeout=timeout)
-        if last is not None:
-            return sight_of(last.sequence, last.header_block, last.data)
-        epoch = await self._jetstream.read(self.subjects.stream, subject=self.subjects.epoch, timeout=timeout)
-        return ABSENT if epoch is None else GONE
+        return ABSENT if last is None else sight_of(last.sequence, last.header_block, last.data)
 
     async def _make_bucket(self) -> None:
         log.warning("bucket %s was deleted; it is made again", self._options.bucket, extra={"action": "made_again"})
@@ -192,7 +205,10 @@ class Driver:
 
     def heard(self, raw: RawMessage) -> None:
         """Something was stored on the lease's key."""
-        headers = parse_headers(raw[2])
+        headers, now = parse_headers(raw[2]), clock()
+        if self._heard_at is not None:
+            self.longest_silence = max(self.longest_silence, now - self._heard_at)
+        self._heard_at = now
         self.input("saw", sight_of(int(headers["Nats-Sequence"][0]), raw[2], raw[3]))
 
     def called(self, call: Call) -> bool:

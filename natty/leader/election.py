@@ -15,7 +15,7 @@ from natty.leader.candidacy import Candidacy, call_hook
 from natty.leader.driver import Driver
 from natty.leader.options import ElectionOptions, default_node_name
 from natty.leader.record import Lease, Subjects, sight_of
-from natty.leader.term import READ_TIMEOUT, Term
+from natty.leader.term import Term
 
 log = logging.getLogger("natty.leader")
 
@@ -71,8 +71,9 @@ class Election:
     def figures(self) -> dict[str, Any]:
         """What to watch: `leading`, `token`, `elected` and `losses` (how often, and why).
 
-        Of the present candidacy `writes` stored, `failures` (tries refused or unanswered) and `slowest`, the seconds
-        from a write's send to its ack.
+        Of the present candidacy `writes` stored and `failures` (tries refused or unanswered), and the worst seconds:
+        `slowest` from a write's send to its ack, `least_left` of the lease when it was renewed, `latest` that a timer
+        of the renewer came late, `longest_silence` between two sights of the lease.
         """
         driver = self.driver
         return {
@@ -83,16 +84,19 @@ class Election:
             "writes": driver.writes if driver is not None else 0,
             "failures": driver.failures if driver is not None else 0,
             "slowest": driver.slowest if driver is not None else 0.0,
+            "least_left": driver.least_left if driver is not None else float("inf"),
+            "latest": driver.latest if driver is not None else 0.0,
+            "longest_silence": driver.longest_silence if driver is not None else 0.0,
         }
 
     async def last_commit(self, commit: str) -> StoredMessage | None:
         """Return the last commit of this name: a hint, `Term.read` makes sure. BucketNotFoundError."""
-        return await self.jetstream.read(self.stream, subject=self.subjects.commit(commit), timeout=READ_TIMEOUT)
+        return await self.jetstream.read(self.stream, subject=self.subjects.commit(commit))
 
     async def leader(self) -> Lease | None:
         """Return the lease as it was last written, if it is held: a hint for people and dashboards."""
         try:
-            last = await self.jetstream.read(self.stream, subject=self.subjects.lease, timeout=READ_TIMEOUT)
+            last = await self.jetstream.read(self.stream, subject=self.subjects.lease)
         except BucketNotFoundError:  # nobody has ever been a candidate
             return None
         sight = None if last is None else sight_of(last.sequence, last.header_block, last.data)

@@ -45,11 +45,14 @@ class Follower:
             self._newest_term = max(self._newest_term, sight.lease.term)
             if sight.kind == "held" and _holder(before) != (sight.lease.inc, sight.lease.term):
                 actions.append(Seen(sight.lease))
-        self._act_at = now + self._patience(sight, first=before is None) + self._rank()
+        self._act_at = now + self._patience(sight) + self._rank()
         return actions + self._ask(now, sight, again=_holder(before))
 
-    def _patience(self, sight: Sight, *, first: bool) -> float:
-        """How long to wait, from now, before taking the lease over."""
+    def _patience(self, sight: Sight) -> float:
+        """How long to wait, from now, before taking the lease over.
+
+        Where nothing is there, somebody may lead all the same: the bucket may have been purged or made again just now.
+        """
         if sight.kind == "held":
             assert sight.lease is not None
             return silence(sight.lease.L)
@@ -58,9 +61,9 @@ class Follower:
             if sight.lease.inc == self.inc:
                 return silence(self.rules.lease)
             return NOT_NAMED if sight.lease.to and sight.lease.to != self.id else 0.0
-        if sight.kind == "expired" or (sight.kind == "absent" and first):
+        if sight.kind == "expired":
             return 0.0
-        return silence(max(self._last_lease, self.rules.lease))  # nobody knows why: keep the distance of a lease
+        return silence(max(self._last_lease, self.rules.lease))  # nobody knows why
 
     def _rank(self) -> float:
         return self.rules.priority * RANK + self.random.uniform(0, RANK)

@@ -1,9 +1,12 @@
-"""Runs a program and kills its process group in time: a process of its own, started by `process.py`, stdlib alone.
+"""Runs a program and kills all that it has started in time: a process of its own, begun by `process.py`, stdlib alone.
 
     python -I -S guard.py <file descriptor> <command> [argument …]
 
 The descriptor brings pairs of times, each replacing the one before: when to send SIGTERM, when SIGKILL. Its end means
 that whoever started us is dead: SIGKILL at once. Signals are passed on; the exit status is the program's.
+
+The program has a process group of its own, which gets the signals. What is killed is our whole session, where there is
+a /proc to find it in: children that made groups of their own, as pyspark's workers do, too.
 """
 
 import ctypes
@@ -15,11 +18,13 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 PAIR = struct.Struct("=dd")
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 PR_SET_PDEATHSIG = 1
 NOT_FOUND, NOT_RUNNABLE = 127, 126  # as a shell says it
+KILL_INTERVAL = 0.01  # seconds between two looks whether what was killed is gone: nobody tells, they are not ours
 
 
 def clock() -> float:
@@ -29,14 +34,21 @@ def clock() -> float:
 
 def main(descriptor: int, command: list[str]) -> int:
     """Run the command and return the status to exit with, negative for a signal."""
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until they can be passed on
+
+    def prepare() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+        _die_with_guard()
+
     try:
-        program = subprocess.Popen(command, process_group=0, preexec_fn=_die_with_guard, close_fds=True)
+        program = subprocess.Popen(command, process_group=0, preexec_fn=prepare, close_fds=True)
     except FileNotFoundError:
         return _refused(f"there is no program {command[0]}", NOT_FOUND)
     except OSError as error:
         return _refused(f"{command[0]} can't be run: {error.strerror}", NOT_RUNNABLE)
     for number in PASSED_ON:
         signal.signal(number, lambda number, frame: _send(program, number))
+    signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
@@ -62,8 +74,30 @@ def main(descriptor: int, command: list[str]) -> int:
             if not told:
                 _send(program, signal.SIGTERM)
             told, term_at = True, float("inf")
-    _send(program, signal.SIGKILL)  # what it left behind in its group
+    _send(program, signal.SIGKILL)  # what it left behind, where there is no /proc
+    while kill(os.getpid()):
+        time.sleep(KILL_INTERVAL)
     return program.returncode
+
+
+def members(session: int) -> list[int]:
+    """The living processes of a session but its leader, the guard; empty where there is no /proc."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended meanwhile
+            state, _parent, _group, its_session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(its_session) == session and int(folder.name) != session and state not in "ZX":
+                found.append(int(folder.name))
+    return found
+
+
+def kill(session: int) -> bool:
+    """Send SIGKILL to every process of the session but its leader; True if there was one."""
+    found = members(session)
+    for process in found:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    return bool(found)
 
 
 def _die_with_guard() -> None:

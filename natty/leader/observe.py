@@ -13,7 +13,6 @@ from natty.jetstream import JetStream
 from natty.leader.driver import Call
 from natty.leader.options import ElectionOptions, clock, silence
 from natty.leader.record import ABSENT, Epoch, Sight, Subjects, observed, sight_of
-from natty.leader.term import READ_TIMEOUT
 from natty.message import RawMessage, parse_headers
 
 READ_AGAIN = 1.0  # seconds until a read that failed is tried again
@@ -36,7 +35,7 @@ class Leadership:
 async def leadership(jetstream: JetStream, subjects: Subjects) -> Leadership:
     """Return who leads, as last written. A bucket that is missing means nobody."""
     try:
-        last = await jetstream.read(subjects.stream, subject=subjects.lease, timeout=READ_TIMEOUT)
+        last = await jetstream.read(subjects.stream, subject=subjects.lease)
     except BucketNotFoundError:
         return Leadership()
     sight = ABSENT if last is None else sight_of(last.sequence, last.header_block, last.data)
@@ -46,7 +45,7 @@ async def leadership(jetstream: JetStream, subjects: Subjects) -> Leadership:
 async def _known(jetstream: JetStream, subjects: Subjects, sight: Sight) -> Leadership:
     if sight.lease is None or sight.kind != "held":
         return Leadership()
-    stored = await jetstream.read(subjects.stream, subject=subjects.epoch, timeout=READ_TIMEOUT)
+    stored = await jetstream.read(subjects.stream, subject=subjects.epoch)
     lease = sight.lease
     if stored is None:
         return Leadership(lease.id, 0, lease.term, "", lease.L)
@@ -119,7 +118,7 @@ async def ask_to_step_down(jetstream: JetStream, options: ElectionOptions, to: s
     """
     subjects = Subjects(options.bucket, options.lease_key)
     try:
-        last = await jetstream.read(subjects.stream, subject=subjects.lease, timeout=READ_TIMEOUT)
+        last = await jetstream.read(subjects.stream, subject=subjects.lease)
     except BucketNotFoundError:
         return ""
     sight = ABSENT if last is None else sight_of(last.sequence, last.header_block, last.data)

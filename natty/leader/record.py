@@ -48,7 +48,6 @@ class Sight:
 
 
 ABSENT = Sight(0, "absent")
-GONE = Sight(0, "deleted")  # nothing there, though there have been terms
 
 
 def sight_of(revision: int, header_block: bytes, data: bytes) -> Sight:

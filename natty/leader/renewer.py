@@ -16,10 +16,10 @@ import uuid
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 
+from natty.config import Config
 from natty.connection import Connection, Subscription
 from natty.errors import NattyError
 from natty.jetstream import JetStream
@@ -50,15 +50,12 @@ class Renewer:
 
     def __init__(self, main: Connection) -> None:
         self._config = main.config
-        self._drivers: dict[str, list[Driver]] = {}  # by where their lease is republished
-        self._addresses: dict[str, Driver] = {}
-        self._subscriptions: dict[str, Subscription] = {}
         self._members = 0
         self._turn = asyncio.Lock()
         self._pulse_at = 0.0
         self._pulse: asyncio.Task[None] | None = None
         self._checks: list[Callable[[], None]] = []
-        self._thread: threading.Thread | None = None
+        self._thread: RenewerThread | None = None
 
     def __repr__(self) -> str:
         return f"Renewer({self._members} candidacies)"
@@ -66,51 +63,35 @@ class Renewer:
     async def join(self, options: ElectionOptions, node: str, tell: Tell, check: Callable[[], None]) -> Driver:
         """Begin a candidacy. `tell` is called in the renewer's thread, `check` at every pulse of this loop."""
         async with self._turn:
-            if self._thread is None:
-                await self._start()
+            thread = await self._started()
             self._members += 1
         self._checks.append(check)  # no await from here on: a candidacy that nobody knows of would hold its office
-        address = f"{self._inbox}.{uuid.uuid4().hex}"
-        candidate = Candidate(
-            options.rules, node, uuid.uuid4().hex, random.Random(), wall=time.time() - clock(), addr=address
-        )
-        driver = Driver(self._jetstream, options, candidate, pulse=lambda: self._pulse_at, tell=tell)
-        self._loop.call_soon_threadsafe(self._begin, driver, options)
-        return driver
+        return thread.begin(options, node, pulse=lambda: self._pulse_at, tell=tell)
 
     async def leave(self, driver: Driver, check: Callable[[], None]) -> None:
         """End a candidacy, without another write; the last one ends the thread."""
+        assert self._thread is not None
         self._checks.remove(check)
         self._members -= 1
-        self.post(driver, None)
+        self._thread.forget(driver)
         await self._end_unused()
 
-    def post(self, driver: Driver, event: str | None, *arguments: Any) -> None:
-        """Give a candidacy an event of the main side; None ends it."""
-        if self._loop.is_closed():  # the last candidacy has ended; a term that somebody kept has not heard of it
-            return
-        if event is None:
-            self._loop.call_soon_threadsafe(self._forget, driver)
-        else:
-            self._loop.call_soon_threadsafe(driver.input, event, *arguments)
-
-    async def _start(self) -> None:
-        self._pulse_at = clock()
-        self._home = asyncio.get_running_loop()
-        self._started, self._ended = asyncio.Event(), asyncio.Event()
-        self._pulse = asyncio.create_task(self._beat(), name="natty pulse")
-        self._thread = threading.Thread(target=self._run, name="natty renewer", daemon=True)
-        self._thread.start()
+    async def _started(self) -> RenewerThread:
+        if self._thread is None:
+            self._pulse_at = clock()
+            self._pulse = asyncio.create_task(self._beat(), name="natty pulse")
+            self._thread = RenewerThread(self._config)
         try:
-            await self._started.wait()
+            await self._thread.started.wait()
         except asyncio.CancelledError:
             self._ending = asyncio.create_task(self._end_unused())
             raise
+        return self._thread
 
     async def _end_unused(self) -> None:
         async with self._turn:
             if self._members == 0 and self._thread is not None:
-                await self._started.wait()
+                await self._thread.started.wait()
                 await self._end()
 
     async def _end(self) -> None:
@@ -118,11 +99,7 @@ class Renewer:
         assert thread is not None
         assert self._pulse is not None
         self._pulse.cancel()
-        self._loop.call_soon_threadsafe(self._over.set)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_WITHIN):
-                await self._ended.wait()
-            thread.join(CLOSE_WITHIN)  # it has nothing left to do
+        await thread.end()
 
     async def _beat(self) -> None:
         """Stamp the time, as long as the event loop gets to it."""
@@ -132,51 +109,85 @@ class Renewer:
                 check()
             await asyncio.sleep(PULSE)
 
-    # From here on: the renewer's own thread.
+
+class RenewerThread:
+    """One life of the thread. Nothing in it is shared with the next one, which may begin before it has ended."""
+
+    def __init__(self, config: Config) -> None:
+        self.started, self._ended = asyncio.Event(), asyncio.Event()
+        self._config = config
+        self._home = asyncio.get_running_loop()
+        self._drivers: dict[str, list[Driver]] = {}  # by where their lease is republished
+        self._addresses: dict[str, Driver] = {}
+        self._subscriptions: dict[str, Subscription] = {}
+        self._thread = threading.Thread(target=self._run, name="natty renewer", daemon=True)
+        self._thread.start()
+
+    def begin(self, options: ElectionOptions, node: str, *, pulse: Callable[[], float], tell: Tell) -> Driver:
+        """Begin a candidacy."""
+        address = f"{self._inbox}.{uuid.uuid4().hex}"
+        candidate = Candidate(
+            options.rules, node, uuid.uuid4().hex, random.Random(), wall=time.time() - clock(), addr=address
+        )
+        driver = Driver(self._jetstream, options, candidate, loop=self._loop, pulse=pulse, tell=tell)
+        self._loop.call_soon_threadsafe(self._begin, driver, options)
+        return driver
+
+    def forget(self, driver: Driver) -> None:
+        """End a candidacy."""
+        self._loop.call_soon_threadsafe(self._forget, driver)
+
+    async def end(self) -> None:
+        """End the thread, and wait for that, but not for ever."""
+        self._loop.call_soon_threadsafe(self._over.set)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_WITHIN):
+                await self._ended.wait()
+            self._thread.join(CLOSE_WITHIN)  # it has nothing left to do
+
+    # From here on: in the thread.
 
     def _run(self) -> None:
-        home, ended = self._home, self._ended
         asyncio.run(self._serve())
         with contextlib.suppress(RuntimeError):  # nobody waits any more: that loop is closed
-            home.call_soon_threadsafe(ended.set)
+            self._home.call_soon_threadsafe(self._ended.set)
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
-        self._drivers, self._addresses, self._subscriptions = {}, {}, {}
-        self._connection = Connection(replace(self._config, name=f"{self._config.name} elections"))
-        self._jetstream = JetStream(self._connection)
-        self._connection.listeners.append(self._on_event)
-        self._inbox = self._connection.new_inbox().decode()
-        self._connection.subscribe(f"{self._inbox}.*", self._called)
+        self.connection = Connection(replace(self._config, name=f"{self._config.name} elections"))
+        self._jetstream = JetStream(self.connection)
+        self.connection.listeners.append(self._on_event)
+        self._inbox = self.connection.new_inbox().decode()
+        self.connection.subscribe(f"{self._inbox}.*", self._called)
         opening = asyncio.create_task(self._open())
-        self._home.call_soon_threadsafe(self._started.set)
+        self._home.call_soon_threadsafe(self.started.set)
         await self._over.wait()
         opening.cancel()
         await asyncio.gather(opening, return_exceptions=True)
         for drivers in self._drivers.values():
             for driver in drivers:
                 driver.close()
-        await self._connection.close()
+        await self.connection.close()
 
     async def _open(self) -> None:
         while True:
             try:
-                await self._connection.open()
+                await self.connection.open()
                 return self._on_event("connected")
             except NattyError as error:
                 log.warning("elections wait for a server: %s", error, extra={"action": "no_server"})
                 await asyncio.sleep(OPEN_AGAIN)
 
     def _begin(self, driver: Driver, options: ElectionOptions) -> None:
-        config = self._connection.config
+        config = self.connection.config
         ping = max(PING_AT_LEAST, min(config.ping_interval, options.rules.lease / 3))
-        self._connection.config = replace(config, ping_interval=min(ping, config.ping_interval))
+        self.connection.config = replace(config, ping_interval=min(ping, config.ping_interval))
         self._addresses[driver.candidate.addr] = driver
         self._drivers.setdefault(observed(options.bucket, options.lease_key), []).append(driver)
         if options.bucket not in self._subscriptions:
             subject = observed(options.bucket)
-            self._subscriptions[options.bucket] = self._connection.subscribe(subject, self._heard)
+            self._subscriptions[options.bucket] = self.connection.subscribe(subject, self._heard)
         driver.input("campaign")
 
     def _forget(self, driver: Driver) -> None:
@@ -206,4 +217,4 @@ class Renewer:
                 continue
             leading = driver is not None and driver.called(call)
             if reply:
-                self._connection.send(reply, msgspec.json.encode({"leading": leading}))
+                self.connection.send(reply, msgspec.json.encode({"leading": leading}))

@@ -12,7 +12,15 @@ from typing import Any, ParamSpec, TypeVar
 import msgspec
 
 from natty.atomic import AtomicMessage, publish_atomic
-from natty.errors import LeadershipLost, NotConnectedError, PublishError, StaleToken, WrongLastSequenceError
+from natty.errors import (
+    ConnectionClosedError,
+    LeadershipLost,
+    NotConnectedError,
+    PublishError,
+    RequestTimeoutError,
+    StaleToken,
+    WrongLastSequenceError,
+)
 from natty.jetstream import IN_FLIGHT, JetStream, StoredMessage
 from natty.leader.process import run_guarded
 from natty.leader.record import Subjects
@@ -110,8 +118,9 @@ class Term:
         """Run a program for as long as the term lasts and return its exit status, negative for a signal.
 
         It has a process group of its own. SIGTERM when the work is to stop; SIGKILL a quarter of the grace before the
-        deadline, to the whole group, by a guard beside it: also when this process is frozen, hung or dead.
-        Options: `env`, `cwd`, `on_start(program)`, called with what has `send_signal`.
+        deadline, to all that it has started, by a guard beside it: also when this process is frozen, hung or dead.
+        Options: `on_start(program)`, called with what has `send_signal`, `kill`, and the pipes; else those of
+        `asyncio.create_subprocess_exec`, as `env`, `cwd`, `stdin`, `stdout`, `stderr`, `limit`.
         """
         return await run_guarded(self._tenure, command, **options)
 
@@ -147,7 +156,7 @@ class Term:
     async def _read(self, commit: str) -> bytes | None:
         while True:
             self._in_time()
-            last = await self._last(commit)
+            last = await self._last(self._subjects.commit(commit))
             if last is not None and int(last.headers.get(TOKEN, ["0"])[0]) > self.token:
                 raise self._stale(f"{commit!r} was committed by a later term than {self.token}")
             value = last.data if last is not None else b""
@@ -161,10 +170,16 @@ class Term:
         if self.remaining() <= 0:
             self.check()
 
-    async def _last(self, commit: str) -> StoredMessage | None:
-        return await self._jetstream.read(
-            self._subjects.stream, subject=self._subjects.commit(commit), timeout=READ_TIMEOUT
-        )
+    async def _last(self, subject: str) -> StoredMessage | None:
+        """Return the last message on a subject, asked for again until the deadline."""
+        while True:
+            self._in_time()
+            try:
+                return await self._jetstream.read(self._subjects.stream, subject=subject, timeout=READ_TIMEOUT)
+            except ConnectionClosedError:
+                raise
+            except (RequestTimeoutError, NotConnectedError):
+                await asyncio.sleep(COMMIT_RETRY)
 
     async def _write(self, commits: Mapping[str, bytes], expected: Mapping[str, int]) -> dict[str, int]:
         """Store the commits in one batch with a fence: on condition of their own last sequences and of the epoch."""
@@ -204,7 +219,7 @@ class Term:
     async def _landed(self, commits: Mapping[str, bytes], nonce: str) -> dict[str, int] | None:
         found = {}
         for name in commits:
-            last = await self._last(name)
+            last = await self._last(self._subjects.commit(name))
             if last is None or last.headers.get(NONCE) != [nonce]:
                 return None
             found[name] = last.sequence
@@ -212,11 +227,11 @@ class Term:
 
     async def _explain(self, commits: Mapping[str, bytes], expected: Mapping[str, int], error: Exception) -> None:
         """Raise what a refusal means. None if both still look as they should: that look was stale."""
-        epoch = await self._jetstream.read(self._subjects.stream, subject=self._subjects.epoch, timeout=READ_TIMEOUT)
+        epoch = await self._last(self._subjects.epoch)
         if epoch is None or epoch.sequence != self.token:
             raise self._stale(f"{', '.join(map(repr, commits))} was taken over by another term; {self.token} is stale")
         for name in commits:
-            last = await self._last(name)
+            last = await self._last(self._subjects.commit(name))
             if (last.sequence if last else 0) != expected[name]:
                 raise _Moved(f"{name!r} was written by somebody else: {error}") from error
 

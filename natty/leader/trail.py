@@ -55,7 +55,7 @@ async def trail(jetstream: JetStream, subjects: Subjects, *, last: int = 20) -> 
     tokens = sorted(int(subject.rpartition(".")[2]) for subject in answer["state"].get("subjects") or {})
     notes = []
     for token in tokens[-last:]:
-        stored = await jetstream.read(subjects.stream, subject=subjects.term(token), timeout=READ_TIMEOUT)
+        stored = await jetstream.read(subjects.stream, subject=subjects.term(token))
         if stored is not None and not stored.is_marker:
             notes.append(msgspec.json.decode(stored.data, type=TermNote))
     return notes

@@ -3,16 +3,20 @@ import signal
 import time
 
 import pytest
+from electing import vacated
+from patient import PATIENCE
 
 BUCKET = "cli_leaders"
+LEASE = 30.0  # seconds: no stall ends it
+WITHIN = PATIENCE + LEASE  # seconds: a leader that stalled when it left has given nothing back
 
 
 @pytest.fixture
-def name(natty_name):
-    return natty_name("job")
+def name(served, natty_name):
+    return served(lambda natty: vacated(natty, natty_name("job"), BUCKET))
 
 
-def lead(shell, name, *command, node="one", lease="60", **options):
+def lead(shell, name, *command, node="one", **options):
     return shell.start(
         "natty",
         "leader",
@@ -21,7 +25,7 @@ def lead(shell, name, *command, node="one", lease="60", **options):
         "--bucket",
         BUCKET,
         "--lease",
-        lease,
+        str(LEASE),
         "--node-name",
         node,
         "--",
@@ -30,7 +34,7 @@ def lead(shell, name, *command, node="one", lease="60", **options):
     )
 
 
-def until(condition, within=30.0):
+def until(condition, within=WITHIN):
     deadline = time.monotonic() + within
     while not condition():
         assert time.monotonic() < deadline
@@ -38,13 +42,13 @@ def until(condition, within=30.0):
 
 
 def test_a_program_runs_while_leader_and_its_status_is_kept(shell, name):
-    done = shell.finish(lead(shell, name, "sh", "-c", "echo token $NATTY_TOKEN term $NATTY_TERM; exit 7"))
+    done = shell.finish(lead(shell, name, "sh", "-c", "echo token $NATTY_TOKEN term $NATTY_TERM; exit 7"), WITHIN)
     assert (done.status, done.err) == (7, "")
     words = done.out.split()
     assert words[0] == "token"
     assert int(words[1]) > 0
     assert int(words[3]) > 1_700_000_000_000
-    missing = shell.finish(lead(shell, name, "no-such-program"))
+    missing = shell.finish(lead(shell, name, "no-such-program"), WITHIN)
     assert missing.status == 127
     assert missing.complaint == "there is no program no-such-program"
 
@@ -62,7 +66,7 @@ def test_a_second_program_waits_for_the_first_and_signals_are_passed_on(shell, n
     assert shown.out == f"one leads {name}\n"
     first.send_signal(signal.SIGUSR1)
     assert shell.finish(first).status == 5
-    done = shell.finish(second)
+    done = shell.finish(second, WITHIN)
     assert (done.status, done.out) == (0, "second\n")
     began.unlink()
     third = lead(shell, name, "sh", "-c", f"touch {began}; exec sleep 600")
@@ -85,7 +89,8 @@ def test_a_leader_is_asked_to_step_down_and_its_program_ends(shell, name, tmp_pa
     assert json.loads(watching.stdout.readline())["node"] == ""
     watching.send_signal(signal.SIGINT)
     assert shell.finish(watching).status == 130
-    assert shell.natty("leader", "step-down", name, "--bucket", BUCKET).out == f"nobody leads {name}\n"
+    nobody = f"nobody leads {name}\n"
+    until(lambda: shell.natty("leader", "step-down", name, "--bucket", BUCKET).out == nobody, within=4 * LEASE)
     told = shell.natty("leader", "show", name, "--bucket", BUCKET, "--terms", "5")
     assert told.out.startswith(f"nobody leads {name}\n")
     assert f"one, token {seen['token']}: step_down after" in told.out

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import resource
 import signal
@@ -75,10 +76,10 @@ async def next_leader(events, since, first_of="elected", other_than=None):
                 return when - since, candidate
 
 
-async def kills(options, lease, rounds, kind="quiet"):
-    """SIGKILL to the leader → the next token."""
+async def ends(options, lease, rounds, kind="quiet", by=signal.SIGKILL):
+    """SIGKILL, or SIGTERM, to the leader's process → the next token."""
     events, times, number = asyncio.Queue(), [], 0
-    event, name = ("effect" if kind == "ancestor" else "elected"), f"kill-{lease}-{kind}"
+    event, name = ("effect" if kind == "ancestor" else "elected"), f"{by.name}-{lease}-{kind}"
     living = deque()
     for _ in range(2):
         living.append(await Candidate(events).start(options, name, lease, f"node-{number}", kind))
@@ -87,7 +88,7 @@ async def kills(options, lease, rounds, kind="quiet"):
     for _ in range(rounds):
         await asyncio.sleep(lease * (0.5 + 0.37 * (len(times) % 3)))  # at any moment of a renewal's period
         began = clock()
-        await leader.end()
+        await leader.end(by)
         living.remove(leader)
         took, leader = await next_leader(events, began, event, leader)
         times.append(took * 1000)
@@ -114,6 +115,38 @@ async def releases(options, lease, rounds):
     for candidate in living:
         await candidate.end()
     return times
+
+
+async def renewals(servers, lease, seconds):
+    """How well a leader keeps its lease, and how a follower hears of it: undisturbed, then over a server's restart."""
+    options, name, told = servers.connect_options(), f"renewals-{lease}", []
+    async with Natty(**options) as one, Natty(**options) as two, asyncio.TaskGroup() as tasks:
+        leading = one.election(name, lease=lease, bucket="bench_renewals")
+        elected, seen = asyncio.Event(), asyncio.Event()
+
+        async def work(term):
+            elected.set()
+            await asyncio.Event().wait()
+
+        running = [tasks.create_task(leading.run(work))]
+        await elected.wait()
+        following = two.election(name, lease=lease, bucket="bench_renewals", on_new_leader=lambda node: seen.set())
+        running.append(tasks.create_task(following.run(work)))
+        await seen.wait()
+        await asyncio.sleep(seconds)
+        ours, theirs = leading.figures, following.figures
+        told.append(
+            f"renewals, lease {lease:g} s: {ours['writes']} writes in {seconds:g} s,"
+            f" least left of {lease * 0.98:g} s {ours['least_left']:.3f} s, slowest {ours['slowest'] * 1000:.1f} ms,"
+            f" timers late by {ours['latest'] * 1000:.1f} ms at most, watch gap {theirs['longest_silence']:.3f} s"
+        )
+        following.driver.longest_silence = 0.0
+        await asyncio.to_thread(servers.restart)
+        await asyncio.sleep(2 * lease)
+        told.append(f"watch gap over a restart of the server: {following.figures['longest_silence']:.3f} s")
+        for task in running:
+            task.cancel()
+    return told
 
 
 async def cost(options, elections, lease=2.0, seconds=5.0):
@@ -189,15 +222,20 @@ async def main(arguments):
                 options = servers.connect_options()
                 for lease in arguments.leases:
                     label = f"SIGKILL, lease {lease:g} s, {place}"
-                    series[label] = await kills(options, lease, arguments.rounds)
+                    series[label] = await ends(options, lease, arguments.rounds)
                     show(label, series[label])
                 label = f"release, {place}"
                 series[label] = await releases(options, 2.0, arguments.rounds)
                 show(label, series[label])
+                label = f"release by SIGTERM, {place}"
+                series[label] = await ends(options, 1.0, arguments.rounds, by=signal.SIGTERM)
+                show(label, series[label])
                 if place == "R1":
+                    for lease in (0.3, 2.0):
+                        print(*await renewals(servers, lease, arguments.seconds), sep="\n", flush=True)
                     if arguments.ancestor:
                         label = "ancestor, SIGKILL, 10 s"
-                        series[label] = await kills(options, 10.0, arguments.ancestor, kind="ancestor")
+                        series[label] = await ends(options, 10.0, arguments.ancestor, kind="ancestor")
                         show(label, series[label])
                     for elections in (1, 50, 500):
                         print(await cost(options, elections), flush=True)
@@ -209,7 +247,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--leases", type=lambda text: [float(one) for one in text.split(",")], default=[0.3, 1.0, 2.0])
+    parser.add_argument("--seconds", type=float, default=5.0, help="how long renewals are watched")
     parser.add_argument("--ancestor", type=int, default=0, help="rounds of the ancestor's loop at its defaults")
     parser.add_argument("--cluster", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--svg", type=Path)
+    logging.disable(logging.WARNING)
     asyncio.run(main(parser.parse_args()))

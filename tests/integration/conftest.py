@@ -7,6 +7,12 @@ import sys
 import time
 
 import pytest
+from patient import NEVER, PATIENCE
+from stores import azure, azurite, bare_environment, careless_s3, rclone, s3, seaweedfs  # noqa: F401
+
+from natty.leader import candidacy
+from natty.leader import options as election_options
+from natty.leader.options import Rules
 
 SETTINGS = {
     "decoder": "json",
@@ -17,6 +23,9 @@ SETTINGS = {
     "compaction.min_files": 1_000_000,  # no Spark, unless a test wants it
     "compaction.max_wait": 1e9,
     "sweep.every": 0.3,
+    "nats.connect_timeout": PATIENCE,
+    "nats.timeout": PATIENCE,
+    "nats.ping_interval": NEVER,
 }
 
 
@@ -63,14 +72,20 @@ class Fleet:
         """Return the file of what a node says."""
         return self.folder / f"{node}.log"
 
-    async def ended(self, process, within=20.0):
+    async def said(self, node, words, times=1):
+        """Wait until a node has said something so often."""
+        async with asyncio.timeout(2 * PATIENCE):
+            while self.log(node).read_text().count(words) < times:
+                await asyncio.sleep(0.02)
+
+    async def ended(self, process, within=2 * PATIENCE):
         """Return the exit status of a node that is about to end."""
         return await asyncio.to_thread(process.wait, within)
 
-    async def stop(self, process, within=20.0):
+    async def stop(self, process):
         """Send SIGTERM and return the exit status."""
         process.send_signal(signal.SIGTERM)
-        return await self.ended(process, within)
+        return await self.ended(process)
 
     async def create(self, **settings):
         """Make the stream, on subjects `<name>.*`."""
@@ -87,7 +102,7 @@ class Fleet:
         """Return the consumer's state; its settings too."""
         return await self.natty.jetstream.request(f"CONSUMER.INFO.{self.stream}.capture")
 
-    async def until(self, condition, within=30.0, every=0.05):
+    async def until(self, condition, within=PATIENCE, every=0.05):
         """Wait until the consumer's state meets a condition; show it if it never does."""
         deadline = time.monotonic() + within
         state = None
@@ -103,7 +118,7 @@ class Fleet:
         logs = "\n".join(path.read_text()[-3000:] for path in self.folder.glob("*.log"))
         raise AssertionError(f"not within {within} s; the consumer: {state}\n{logs}")
 
-    async def until_all_acked(self, last, within=30.0):
+    async def until_all_acked(self, last, within=PATIENCE):
         """Wait until every sequence up to `last` is acknowledged."""
         return await self.until(
             lambda state: state["ack_floor"]["stream_seq"] >= last and not state["num_ack_pending"], within
@@ -136,4 +151,32 @@ async def start(natty):
         for task in running:  # more than once: the first time its handlers may finish
             task.cancel()
         await asyncio.wait(running, timeout=0.1)
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.fixture
+def released_without_hurry(monkeypatch):
+    """Give a lease back however long that takes; by default others wait for its end if that took a second."""
+    monkeypatch.setattr(candidacy, "LEAVE_WITHIN", PATIENCE)
+
+
+@pytest.fixture
+def renewed_often(monkeypatch):
+    """Renew ten times a second, however long the lease is."""
+    monkeypatch.setattr(Rules, "renew_every", property(lambda rules: 0.1))
+
+
+@pytest.fixture
+def told_early(monkeypatch, renewed_often):
+    """Tell work to stop 1.2 s after the last renewal of a lease of 60 s: the rest of it is left until the deadline."""
+    monkeypatch.setattr(election_options, "GRACE", 0.96)
+
+
+@pytest.fixture
+async def running():
+    """Return a function that runs a coroutine in the background, until the end of the test."""
+    tasks = []
+    yield lambda coroutine: tasks.append(asyncio.create_task(coroutine)) or tasks[-1]
+    for task in tasks:
+        task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

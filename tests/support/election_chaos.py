@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 from collections import Counter
@@ -17,6 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from natty import Natty, NattyError
+from natty.leader import clock
+from natty.leader.record import observed
+from natty.message import parse_headers
 from natty.testing import NatsCluster, NatsServer, Proxy
 
 NODE = Path(__file__).with_name("election_node.py")
@@ -34,16 +38,26 @@ WEIGHTS = {
     "recreate": 0.3,
     "server": 0.2,
     "step_down": 0.5,
+    "roll_back": 0.1,
 }
-SETTLE = 60.0  # seconds until somebody must lead again
+SETTLE = 120.0  # seconds until somebody must lead again
+CONNECT = 60.0  # seconds for a session: the machine may be busy, and links are held on purpose
 
 
 @dataclass
 class History:
-    """What the nodes told, and what is wrong with it."""
+    """What the nodes told, what the server stored, and what is wrong with it.
 
+    Who acts is told by the number of the term. For one lease after a store was rolled back, what it says of the lease
+    is not true any more: then only the fence holds.
+    """
+
+    lease: float
     lines: list[list] = field(default_factory=list)
     faults: Counter = field(default_factory=Counter)
+    stored: list[tuple[int, int, int]] = field(default_factory=list)  # commits as they were republished, see `commits`
+    voids: list[list[float]] = field(default_factory=list)  # when the store was put back, and when that was over
+    lives: int = 1  # of the store, one more each time it was rolled back
 
     def of(self, event):
         """The lines of one kind."""
@@ -52,13 +66,17 @@ class History:
     @property
     def effects(self):
         """(when, who) of every guarded effect, in order of time: CLOCK_BOOTTIME is one for all processes."""
-        return sorted((line[1], line[2]) for line in self.of("effect"))
+        return sorted((line[1], line[-1]) for line in self.of("effect"))
+
+    def void(self, when):
+        """Whether the stream may have told of a lease that had passed."""
+        return any(began <= when <= over + self.lease for began, over in self.voids)
 
     def overlaps(self):
         """How often somebody acted again after another had begun to act."""
         seen, stale, now = set(), 0, None
-        for _, who in self.effects:
-            if who != now and who in seen:
+        for when, who in self.effects:
+            if who != now and who in seen and not self.void(when):
                 stale += 1
             if who != now:
                 seen.add(who)
@@ -68,21 +86,25 @@ class History:
     def wrongs(self):
         """The properties that do not hold, in words."""
         found = []
-        for (_, token), (when, following) in itertools.pairwise(self.effects):
-            if following < token:
-                found.append(f"P2: an effect under {following} at {when:.3f}, after one under {token}")
-        committed = sorted((line[3], line[2]) for line in self.of("committed"))
-        for (_, token), (sequence, following) in itertools.pairwise(committed):
-            if following < token:
+        for (_, before), (when, following) in itertools.pairwise(self.effects):
+            if following < before and not self.void(when):
+                found.append(f"P2: an effect in term {following} at {when:.3f}, after one in term {before}")
+        for (life, _, token), (same, sequence, following) in itertools.pairwise(self.commits()):
+            if life == same and following < token:
                 found.append(f"P1: commit {sequence} under {following} was accepted after one under {token}")
-        tokens = [token for _, token in sorted((line[1], line[2]) for line in self.of("elected"))]
-        if len(tokens) != len(set(tokens)):
-            found.append("P3: a token was given out twice")
-        ended = {}
-        for line in self.of("ended"):
-            ended[line[2]] = line[1]
-        late = [line for line in self.of("effect") if line[1] > ended.get(line[2], float("inf"))]
+        elected = self.of("elected")
+        for place in (2, 3) if self.lives == 1 else (3,):  # a token may come again if the store forgot it, no term may
+            if len({line[place] for line in elected}) < len(elected):
+                found.append(f"P3: a {'token' if place == 2 else 'term'} was given out twice")
+        ended = {line[-1]: line[1] for line in self.of("ended")}
+        late = [line for line in self.of("effect") if line[1] > ended.get(line[-1], float("inf"))]
         return found + [f"P4: {line} after its work had ended" for line in late]
+
+    def commits(self):
+        """(life of the store, sequence, token) of the accepted commits, in the stream's order."""
+        if self.lives == 1:
+            return sorted((1, line[3], line[2]) for line in self.of("committed"))
+        return self.stored
 
     def summary(self):
         """One line for people."""
@@ -95,7 +117,7 @@ class Node:
     """A process behind a proxy, started again whenever it ends."""
 
     def __init__(self, chaos, number):
-        self.chaos, self.number, self.process, self.frozen = chaos, number, None, False
+        self.chaos, self.number, self.process = chaos, number, None
         self.proxy = Proxy.to(chaos.servers[number % len(chaos.servers)])
 
     async def run(self):
@@ -106,7 +128,7 @@ class Node:
     async def live(self):
         chaos = self.chaos
         options = {"bucket": chaos.bucket, "lease": chaos.lease, "node_name": f"node-{self.number}"}
-        arguments = json.dumps([self.proxy.options | {"connect_timeout": 1.0}, chaos.name, options, chaos.kind])
+        arguments = json.dumps([self.proxy.options | {"connect_timeout": CONNECT}, chaos.name, options, chaos.kind])
         self.process = await asyncio.create_subprocess_exec(
             sys.executable,
             str(NODE),
@@ -135,11 +157,12 @@ class Chaos:
         self.servers, self.cluster = list(servers), cluster
         self.name, self.bucket, self.lease, self.kind = name, bucket, lease, kind
         self.random = random.Random(seed)
-        self.history = History()
+        self.history = History(lease)
         self.leader = None
         self.news = asyncio.Event()
         self.nodes = [Node(self, number) for number in range(nodes)]
         self._healing = set()
+        self._operating = asyncio.Lock()  # one server at a time is down
 
     def heard(self, node, line):
         self.history.lines.append(line)
@@ -150,7 +173,8 @@ class Chaos:
 
     async def __aenter__(self):
         self._running = [asyncio.create_task(node.run()) for node in self.nodes]
-        self.natty = await Natty.connect(**self.servers[0].connect_options())
+        self.natty = await Natty.connect(**self.servers[0].connect_options(), connect_timeout=CONNECT)
+        self.natty.connection.subscribe(observed(self.bucket, f"{self.name}.commit.head"), self._stored)
         async with asyncio.timeout(SETTLE):
             while len(self.history.of("ready")) < len(self.nodes) or not self.history.of("effect"):
                 self.news.clear()
@@ -158,6 +182,12 @@ class Chaos:
                     async with asyncio.timeout(0.1):
                         await self.news.wait()
         return self
+
+    def _stored(self, messages):
+        for _, _, block, _ in messages:
+            headers = parse_headers(block)
+            sequence, token = int(headers["Nats-Sequence"][0]), int(headers["Natty-Token"][0])
+            self.history.stored.append((self.history.lives, sequence, token))
 
     async def __aexit__(self, *_):
         for task in (*self._healing, *self._running):
@@ -215,9 +245,9 @@ class Chaos:
     async def _hog(self, node):
         node.signal(signal.SIGUSR2)
 
-    async def _ask(self, subject, body=None):
+    async def _ask(self, subject):
         with contextlib.suppress(NattyError):
-            await self.natty.jetstream.request(subject, body, timeout=2.0)
+            await self.natty.jetstream.request(subject, timeout=SETTLE)
 
     async def _delete(self, node):
         with contextlib.suppress(NattyError):
@@ -234,19 +264,44 @@ class Chaos:
 
     async def _server(self, node):
         server = self.random.choice(self.servers)
-        await asyncio.to_thread(server.kill)
-        await asyncio.to_thread(server.start)
+        async with self._operating:
+            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(server.start)
+
+    async def _roll_back(self, node):
+        """The only server loses what it has acknowledged lately: an older copy of its store is put back."""
+        (server,) = self.servers
+        store, copy = server.folder / "jetstream", server.folder / f"older-{len(self.history.voids)}"
+        async with self._operating:
+            await asyncio.to_thread(server.stop)
+            await asyncio.to_thread(shutil.copytree, store, copy)
+            await asyncio.to_thread(server.start)
+            before = len(self.history.stored)
+            async with asyncio.timeout(SETTLE):
+                while len(self.history.stored) < before + 3:
+                    await asyncio.sleep(0.01)
+            void = [clock(), float("inf")]
+            self.history.voids.append(void)
+            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(shutil.rmtree, store)
+            await asyncio.to_thread(copy.rename, store)
+            while self.natty.connection.connected:  # what this life has stored was heard by then
+                await asyncio.sleep(0.01)
+            self.history.lives += 1
+            await asyncio.to_thread(server.start)
+            void[1] = clock()
 
 
 async def long(arguments):
     """The long run: an hour and more for ten thousand faults."""
     with NatsCluster() if arguments.cluster else NatsServer() as servers:
         many = list(servers) if arguments.cluster else [servers]
+        weights = WEIGHTS | ({"roll_back": 0} if arguments.cluster else {})
         name, options = "chaos", {"nodes": arguments.nodes, "lease": arguments.lease, "seed": arguments.seed}
         async with Chaos(many, name=name, bucket="chaos", kind=arguments.kind, **options) as chaos:
             done = 0
             while done < arguments.faults:
-                await chaos.strike(min(100, arguments.faults - done))
+                await chaos.strike(min(100, arguments.faults - done), weights)
                 await chaos.settle()
                 done += 100
                 print(chaos.history.summary(), "wrong:", len(chaos.history.wrongs()), flush=True)

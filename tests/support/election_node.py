@@ -3,7 +3,8 @@
     python election_node.py <JSON: connection settings, election options, kind>
 
 `kind` is "ours", "quiet" (no commits), or "ancestor": natty's loop in Go (leader.go), get, then put whatever stands
-there, and a callback that nobody stops. Lines: [event, seconds of CLOCK_BOOTTIME, token, …].
+there, and a callback that nobody stops. Lines: [event, seconds of CLOCK_BOOTTIME, token, …]; the term's
+number is the last word of those that `ours` tells of its terms.
 SIGUSR1 blocks the event loop for a while, SIGUSR2 keeps the interpreter's lock without a break.
 """
 
@@ -41,17 +42,17 @@ async def ours(natty, name, options, commits=True):
     election = natty.election(name, **options)
 
     async def work(term):
-        say("elected", clock(), term.token)
+        say("elected", clock(), term.token, term.number)
         try:
             while True:
                 now = clock()
                 if now < term._tenure.deadline and term.remaining() > 0:
-                    say("effect", now, term.token)
+                    say("effect", now, term.token, term.number)
                 if commits:
                     await commit(term)
                 await asyncio.sleep(STEP)
         finally:
-            say("ended", clock(), term.token)
+            say("ended", clock(), term.token, term.number)
 
     while True:
         await election.run(work)

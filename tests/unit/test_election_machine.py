@@ -4,7 +4,8 @@ import os
 from dataclasses import replace
 
 import pytest
-from election_world import LEASE, Node, Weather, World
+from election_stream import LEASE, Weather
+from election_world import Node, World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ WEATHERS = {
     "rough": Weather(),
     "lossy and slow": Weather(slow=0.5, loss=0.2),
     "keys deleted and purged": Weather(delete=0.3, purge=0.2),
+    "buckets emptied while processes start": Weather(purge=0.6, crash=1.0),
     "frozen processes": Weather(pause=1.5),
     "cut links": Weather(cut=1.5),
 }
@@ -61,7 +63,7 @@ def test_clocks_beyond_the_assumption_break_exclusion_and_never_the_fence():
 FAULTS = ("pause", "cut", "crash", "stall", "delete", "purge", "outage", "resign")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, derandomize="ELECTION_SEEDS" not in os.environ)
 @given(
     st.integers(0, 2**32),
     st.lists(
@@ -117,8 +119,15 @@ class ReleaseBeforeJoin(Candidate):
 
 
 class DeleteIsRelease(Candidate):
-    def _patience(self, sight, *, first):
-        return 0.0 if sight.kind == "deleted" else super()._patience(sight, first=first)
+    def _patience(self, sight):
+        return 0.0 if sight.kind == "deleted" else super()._patience(sight)
+
+
+class AbsentIsFree(Candidate):
+    """Takes an empty key for one that was never led."""
+
+    def _patience(self, sight):
+        return 0.0 if sight.kind == "absent" else super()._patience(sight)
 
 
 class NoTTL(Candidate):
@@ -136,8 +145,8 @@ class TokenWithoutCondition(Candidate):
 class PutsUpWithSilence(Candidate):
     """Acts as soon as a lease has passed, with nothing to spare for clocks that differ."""
 
-    def _patience(self, sight, *, first):
-        return sight.lease.L * 0.9 if sight.kind == "held" else super()._patience(sight, first=first)
+    def _patience(self, sight):
+        return sight.lease.L * 0.9 if sight.kind == "held" else super()._patience(sight)
 
 
 MUTANTS = {
@@ -148,13 +157,14 @@ MUTANTS = {
     BusyIsLoss: "P7",
     ReleaseBeforeJoin: "P4",
     DeleteIsRelease: "P2",
+    AbsentIsFree: "P2",
     NoTTL: "GC",
     TokenWithoutCondition: "P3",
     PutsUpWithSilence: "P2",
 }
 
 
-STORM = Weather(pause=0.8, cut=1.2, slow=0.3, delete=0.3, deaf=0.6, stubborn=1.0)
+STORM = Weather(pause=0.8, cut=1.2, crash=0.6, slow=0.3, delete=0.3, purge=0.3, deaf=0.6, stubborn=1.0)
 
 
 def wrongs_of(weather=STORM, most=600, **world):

@@ -1,0 +1,84 @@
+"""What the tests of elections share: work that can be told apart by its terms, and leases that time does not touch."""
+
+import asyncio
+import contextlib
+
+import msgspec
+from patient import until
+
+from natty import BucketNotFoundError, LeadershipLost
+from natty.leader import BUCKET, clock
+from natty.leader.bucket import make_bucket
+from natty.leader.options import ElectionOptions
+from natty.leader.record import Lease
+
+LONG = 600.0  # seconds: a lease that no stall ends, and for whose end nobody in a test can have waited
+
+
+async def vacated(natty, name, bucket=BUCKET):
+    """Return the name of an election whose last leader has left: the next one leads at once, however long its lease."""
+    await make_bucket(natty.jetstream, ElectionOptions(name=name, bucket=bucket))
+    left = Lease(id="nobody", inc="nobody", state="released", L=0.3, nonce="nobody")
+    await natty.bucket(bucket).put(name, msgspec.json.encode(left))
+    return name
+
+
+class Work:
+    """Notes its terms; `end` lets it return. A stubborn one swallows its cancellation until it is `let_go`."""
+
+    def __init__(self, *, stubborn=False):
+        self.terms, self.begun_at, self.ended_at, self.left = [], [], [], []
+        self.end, self.let_go = asyncio.Event(), asyncio.Event()
+        if not stubborn:
+            self.let_go.set()
+
+    async def __call__(self, term):
+        self.terms.append(term)
+        self.begun_at.append(clock())
+        try:
+            await self.end.wait()
+        finally:
+            self.left.append(term.remaining())
+            while not self.let_go.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await self.let_go.wait()
+            self.ended_at.append(clock())
+        return term.token
+
+    @property
+    def in_office(self):
+        """Whether it runs and was not told to stop."""
+        return len(self.terms) > len(self.left)
+
+    def begun_under(self, above):
+        """When the first term began whose token is above this sequence; None if there was none."""
+        return next((at for term, at in zip(self.terms, self.begun_at, strict=True) if term.token > above), None)
+
+
+def forever(terms):
+    """Work that notes its term and never ends."""
+
+    async def work(term):
+        terms.append(term)
+        await asyncio.Event().wait()
+
+    return work
+
+
+async def renewals(term, count=3):
+    """Wait until a term was renewed so often."""
+    for _ in range(count):
+        deadline = term._tenure.deadline
+        await until(lambda deadline=deadline: term._tenure.deadline > deadline)
+
+
+async def committed(terms, name, data):
+    """Commit under the newest of these terms, as soon as one is in office and its bucket there; return it."""
+    while True:
+        term = terms[-1]
+        try:
+            await term.commit(name, data)
+        except (LeadershipLost, BucketNotFoundError):
+            await asyncio.sleep(0.05)
+        else:
+            return term
