@@ -5,6 +5,7 @@ stream: natty stores it before the caller has its answer, and hands it to a hand
 """
 
 import asyncio
+from math import ceil
 
 from faststream import FastStream
 from faststream.nats import NatsBroker
@@ -18,7 +19,9 @@ ORDERS = 5
 natty = Natty(name="beside FastStream")
 config = natty.config
 tls = client_context(ca=config.tls_ca, cert=config.tls_cert, key=config.tls_key) if config.tls_required else None
-broker = NatsBroker(list(config.servers), security=BaseSecurity(ssl_context=tls))
+broker = NatsBroker(
+    list(config.servers), security=BaseSecurity(ssl_context=tls), connect_timeout=ceil(config.connect_timeout)
+)
 app = FastStream(broker)
 arrived: asyncio.Queue[str] = asyncio.Queue()
 tasks: list[asyncio.Task[None]] = []
@@ -55,7 +58,7 @@ async def begin() -> None:
 
 async def shop() -> None:
     for number in range(ORDERS):
-        answer = await broker.request(f"book {number}", "example.orders")
+        answer = await broker.request(f"book {number}", "example.orders", timeout=config.timeout)
         print(await answer.decode(), flush=True)
     for _ in range(ORDERS):
         print(await arrived.get(), flush=True)

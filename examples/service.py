@@ -16,18 +16,14 @@ async def main(orders: int = 20) -> None:
             for number in range(orders):
                 await publisher.publish(f"example.orders.{number}", b"{}", msg_id=f"order-{number}")
 
-        @natty.as_leader("example-reporter", lease=1.0)
+        @natty.as_leader("example-reporter", lease=5.0)
         async def report(term: Term) -> None:
             stream = await natty.jetstream.request("STREAM.INFO.EXAMPLE_ORDERS")
             print("leader", term.node, "counts", stream["state"]["messages"], flush=True)
 
         await report()
-        consumption = natty.consume("EXAMPLE_ORDERS", "worker", handle, concurrency=10)
-        try:
-            async with asyncio.timeout(3):
-                await consumption
-        except TimeoutError:
-            print("stopped", flush=True)
+        await natty.consume("EXAMPLE_ORDERS", "worker", handle, concurrency=10)  # until SIGTERM or Ctrl-C
+        print("stopped", flush=True)
 
 
 if __name__ == "__main__":

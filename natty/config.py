@@ -28,6 +28,7 @@ _ENVIRONMENT = {
     "NATS_KEY": "tls_key",
     "NATS_CA": "tls_ca",
     "NATS_TIMEOUT": "timeout",
+    "NATS_CONNECT_TIMEOUT": "connect_timeout",
 }
 _CONTEXT = {
     "url": "servers",
@@ -119,8 +120,9 @@ def resolve(
     values |= given
     if "servers" in values:
         values["servers"] = _urls(values["servers"])
-    if isinstance(values.get("timeout"), str):
-        values["timeout"] = _seconds(values["timeout"])
+    for name in ("timeout", "connect_timeout"):
+        if isinstance(values.get(name), str):
+            values[name] = _seconds(name, values[name])
     for name in ("creds", "nkey", "tls_ca", "tls_cert", "tls_key"):
         if name in values:
             values[name] = os.path.expanduser(str(values[name]))  # noqa: PTH111 - strings in, strings out
@@ -152,10 +154,10 @@ def _urls(value: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
     return urls
 
 
-def _seconds(text: str) -> float:
+def _seconds(name: str, text: str) -> float:
     match = re.fullmatch(r"([0-9.]+)(ms|s|m)?", text.strip())
     if not match:
-        raise ConfigError(f"timeout (NATS_TIMEOUT) is {text!r}, which is no duration; write 5s, 500ms or 5")
+        raise ConfigError(f"{name} (NATS_{name.upper()}) is {text!r}, which is no duration; write 5s, 500ms or 5")
     return float(match[1]) * {"ms": 0.001, "s": 1.0, "m": 60.0, None: 1.0}[match[2]]
 
 

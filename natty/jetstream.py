@@ -27,6 +27,7 @@ from natty.outgoing import MESSAGE_ID, TTL
 NO_MESSAGE = 10037
 TTL_DISABLED = 10166
 STREAM_EXISTS = 10058
+IN_PROCESS = 10158  # a message with the same id is being stored: whether it will be is not known yet
 IN_FLIGHT = 10164  # another write of the subject is under way: try again; decisive is only 10071
 _ERRORS: dict[int, type[JetStreamError]] = {
     10014: ConsumerNotFoundError,
@@ -146,7 +147,8 @@ class JetStream:
         While no stream listens (a leader is being elected) it is tried again until `timeout`; after that, and where the
         server refused, PublishError; WrongLastSequenceError for an expectation that does not hold. RequestTimeoutError
         and NotConnectedError mean doubt: it may be stored or not; with a `Nats-Msg-Id` it is sent again until `timeout`
-        first. With `stream`, a missing one is told at once: StreamNotFoundError.
+        first, also while a cluster is still storing an earlier try. With `stream`, a missing one is told at once:
+        StreamNotFoundError.
         """
         check_subject(subject)
         if headers and TTL in headers:  # an older server would store it for ever
@@ -160,8 +162,7 @@ class JetStream:
             remaining = max(0.001, deadline - loop.time())
             try:
                 once = min(remaining, SEND_AGAIN) if repeatable else remaining
-                raw = await self.connection.request(subject, data, headers=block, timeout=once)
-                break
+                return read_ack((await self.connection.request(subject, data, headers=block, timeout=once))[3], subject)
             except (RequestTimeoutError, NotConnectedError):
                 if not repeatable or loop.time() + RETRY_DELAY >= deadline or self.connection.state == "closed":
                     raise
@@ -174,7 +175,13 @@ class JetStream:
                 if stream:
                     await self.request(f"STREAM.INFO.{stream}", timeout=remaining)
                 await asyncio.sleep(RETRY_DELAY)
-        return read_ack(raw[3], subject)
+            except PublishError as error:
+                if not in_process(error):
+                    raise
+                if loop.time() + RETRY_DELAY >= deadline:
+                    text = f"{subject}: a message with the same id was still being stored after {timeout:g} s"
+                    raise RequestTimeoutError(text) from error
+                await asyncio.sleep(RETRY_DELAY)
 
     async def read(
         self, stream: str, *, sequence: int = 0, subject: str = "", timeout: float | None = None
@@ -250,6 +257,11 @@ def read_ack(payload: bytes, subject: str) -> PubAck:
         raise refused
     what_to_do = "; set allow_msg_ttl on the stream" if answer.error.err_code == TTL_DISABLED else ""
     raise PublishError(f"{subject}: {answer.error.description}{what_to_do}", subject=subject) from refused
+
+
+def in_process(error: BaseException) -> bool:
+    """Whether a refusal says that a message with the same id is being stored: an earlier try, as a rule."""
+    return isinstance(error.__cause__, JetStreamError) and error.__cause__.err_code == IN_PROCESS
 
 
 def _error(refused: _Refusal, subject: str) -> JetStreamError:

@@ -11,7 +11,7 @@ from natty import tracing
 from natty.connection import Subscription
 from natty.errors import JetStreamError, NattyError, NotConnectedError, PublishError, WrongLastSequenceError
 from natty.ingest import APPEND, BATCH_UNKNOWN, END, FAST_INGEST, START, flow_prefix, place_of, read_answer
-from natty.jetstream import JetStream, read_ack
+from natty.jetstream import JetStream, in_process, read_ack
 from natty.message import Headers, RawMessage, encode_headers, status_of
 from natty.observed import PUBLISHER
 from natty.outgoing import address, expecting, publish_headers
@@ -351,8 +351,9 @@ class Publisher:
             ack = read_ack(payload, subject)
         except (PublishError, WrongLastSequenceError) as error:
             reason, cause = str(error).removeprefix(f"{subject}: "), error.__cause__
-            if isinstance(cause, JetStreamError) and cause.code == TOO_MANY_REQUESTS:
-                self._send_later(number, reason)
+            doubtful = in_process(error)
+            if doubtful or (isinstance(cause, JetStreamError) and cause.code == TOO_MANY_REQUESTS):
+                self._send_later(number, reason, in_doubt=doubtful)
             else:
                 self._waiting[number].in_doubt = False
                 self._fail(number, reason)
@@ -364,9 +365,9 @@ class Publisher:
         self.stored += 1
         self.duplicates += ack.duplicate
 
-    def _send_later(self, number: int, reason: str) -> None:
+    def _send_later(self, number: int, reason: str, *, in_doubt: bool = False) -> None:
         message = self._waiting[number]
-        message.in_doubt, message.refused = False, reason
+        message.in_doubt, message.refused = in_doubt, reason
         asyncio.get_running_loop().call_later(RETRY_DELAY, self._send_again, self._inbox, number)
 
     def _send_again(self, inbox: bytes, number: int) -> None:

@@ -32,6 +32,7 @@ class Workers:
         self._running: dict[object, list[Turn]] = {}  # by task
         self._context = copy_context()
         self._loop = asyncio.get_running_loop()
+        self._cancellations = _cancellations()
         self._soon: asyncio.Handle | None = None  # the next look for something to take
         self._due: asyncio.TimerHandle | None = None  # the look when a lot that is not full is due
         self._stopping = False
@@ -89,12 +90,17 @@ class Workers:
         self.wake()
 
     async def finish(self, timeout: float) -> None:
-        """Take nothing more; return when what is being handled is done, cancelled after `timeout` seconds."""
+        """Take nothing more; return when what is being handled is done, cancelled after `timeout` seconds.
+
+        It is cancelled at once if the caller is cancelled meanwhile, or has been more than once since the beginning.
+        """
         self._stopping = True
         if self._due is not None:
             self._due.cancel()
         if not self._tasks:
             return
+        if _cancellations() > self._cancellations + 1:
+            timeout = 0.0
         try:
             await asyncio.wait(self._tasks, timeout=timeout)
         finally:
@@ -104,3 +110,9 @@ class Workers:
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
+
+
+def _cancellations() -> int:
+    """Return how often the current task has been cancelled."""
+    task = asyncio.current_task()
+    return task.cancelling() if task is not None else 0

@@ -1,5 +1,11 @@
 from importlib.metadata import entry_points
 
+from hypothesis import HealthCheck, settings
+
 # Where natty is installed, pytest has loaded its plugin through the entry point; a bare checkout needs this line.
 _loaded = any(entry.value == "natty.testing.plugin" for entry in entry_points(group="pytest11"))
 pytest_plugins = ["pytester"] if _loaded else ["pytester", "natty.testing.plugin"]
+
+# A property that holds is not wrong because the machine stood still meanwhile.
+settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")

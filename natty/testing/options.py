@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from natty.tls import TLSFiles
 
-TLS_TIMEOUT = 10  # seconds for a handshake: a test machine may be busy
+TLS_TIMEOUT = 60  # seconds for a handshake: a test machine may be busy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class ServerOptions:
     port: int | None = None
     monitoring_port: int | None = None
     name: str = "natty"
-    start_timeout: float = 20.0  # seconds until the server must be ready
+    start_timeout: float = 60.0  # seconds until the server must be ready
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """A child process that dies with its parent, and ports that nobody else takes."""
 
+import contextlib
 import os
 import random
 import socket
@@ -13,6 +14,10 @@ from typing import IO
 # Below the range from which Linux takes the local ports of outgoing connections (32768 and up, 16000 on some machines):
 # the port of a server that is down for a moment can't be taken by a connection, and a client can't connect to itself.
 PORTS = range(10_000, 16_000)
+BLOCK = 50  # ports that a process reserves at once
+
+_giving_out = threading.Lock()
+_ours: list[int] = []  # reserved and not given out yet
 
 # Runs in the child, then becomes the program by exec: the kernel kills it when its parent dies, however that happens.
 # Not a preexec_fn: running Python between fork and exec is unsafe (and warned about) in a process with threads.
@@ -55,14 +60,33 @@ def _dying_with_parent(command: list[str]) -> list[str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return `count` different ports of the loopback that are free now and stay out of everybody's way."""
+    """Return `count` different ports of the loopback that are free now and stay out of everybody's way.
+
+    On Linux they are this process's own as long as it lives: no other one that asks here gets them, and no later call,
+    so that a server that is slow to start, or down for a moment, finds its port free. OSError where none is free.
+    """
     free: list[int] = []
-    for port in random.sample(PORTS, len(PORTS)):
-        if len(free) == count:
-            break
-        if _is_free(port):
-            free.append(port)
-    return free
+    with _giving_out:
+        for _ in PORTS:
+            if len(free) == count:
+                return free
+            if not _ours:
+                _ours.extend(_reserve())
+            if _is_free(port := _ours.pop()):
+                free.append(port)
+    raise OSError(f"none of the ports from {PORTS.start} to {PORTS.stop - 1} of the loopback is free")
+
+
+def _reserve() -> list[int]:
+    """Return a block of ports, in random order, that no other process has reserved; all ports when none is left."""
+    blocks = range(PORTS.start, PORTS.stop, BLOCK) if sys.platform == "linux" else ()
+    for first in random.sample(blocks, len(blocks)):
+        # A name without a file: known in the whole network namespace, as ports are, and freed with the process.
+        with socket.socket(socket.AF_UNIX) as mark, contextlib.suppress(OSError):
+            mark.bind(f"\0natty-testing-ports-{first}")
+            mark.detach()
+            return random.sample(range(first, first + BLOCK), BLOCK)
+    return random.sample(PORTS, len(PORTS))
 
 
 def _is_free(port: int) -> bool:

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import weakref
@@ -143,6 +144,8 @@ class NatsServer:
     def pause(self) -> None:
         """Freeze (SIGSTOP): connections stay open and nothing answers any more, until `resume()`."""
         self._signal(signal.SIGSTOP)
+        if sys.platform == "linux" and (pid := self.pid):  # the other threads run on until one has seen the signal
+            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         """Go on after `pause()`."""

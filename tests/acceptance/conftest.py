@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from patient import PATIENCE, PATIENT
 
 from natty import Natty
 
@@ -20,7 +21,6 @@ class Done:
     status: int
     out: str
     err: str
-    seconds: float
 
     @property
     def complaint(self):
@@ -48,6 +48,8 @@ class Shell:
             "NATS_CA": options["tls_ca"],
             "NATS_CERT": options["tls_cert"],
             "NATS_KEY": options["tls_key"],
+            "NATS_TIMEOUT": f"{PATIENCE}s",
+            "NATS_CONNECT_TIMEOUT": f"{PATIENCE}s",
         }
         self.started = []
 
@@ -70,15 +72,14 @@ class Shell:
         self.started.append(process)
         return process
 
-    def run(self, program, *arguments, within=30.0, **environment):
+    def run(self, program, *arguments, within=PATIENCE, **environment):
         """Run a command to its end; one that takes longer than `within` seconds fails the test."""
         return self.finish(self.start(program, *arguments, **environment), within=within)
 
-    def finish(self, process, within=30.0):
-        """Wait for the end of a command that was started just now."""
-        began = time.monotonic()
+    def finish(self, process, within=PATIENCE):
+        """Wait for the end of a command."""
         out, err = process.communicate(timeout=within)
-        return Done(process.returncode, out, err, time.monotonic() - began)
+        return Done(process.returncode, out, err)
 
     def capture(self, *arguments, **options):
         """Run `capture …`."""
@@ -105,7 +106,7 @@ def served(nats_server):
 
     def run(work):
         async def connected():
-            async with Natty(**nats_server.connect_options()) as natty:
+            async with Natty(**nats_server.connect_options(), **PATIENT) as natty:
                 return await work(natty)
 
         return asyncio.run(connected())
@@ -154,7 +155,7 @@ def processes_of():
     return processes
 
 
-def capture_until(shell, last, stream, served, *arguments, within=30.0, **environment):
+def capture_until(shell, last, stream, served, *arguments, within=PATIENCE, **environment):
     """Run `capture run` until every sequence up to `last` is acknowledged, then stop it with SIGTERM; return it."""
     process = shell.start("capture", "run", *arguments, **environment)
 
@@ -163,7 +164,8 @@ def capture_until(shell, last, stream, served, *arguments, within=30.0, **enviro
         while time.monotonic() < deadline and process.poll() is None:
             try:
                 state = await natty.jetstream.request(f"CONSUMER.INFO.{stream}.capture")
-                if state["ack_floor"]["stream_seq"] >= last and not state["num_ack_pending"]:
+                done = state["ack_floor"]["stream_seq"] >= last and not state["num_ack_pending"]
+                if done and state["num_waiting"]:  # it asks for more: then it also listens to signals
                     return
             except Exception:
                 pass
@@ -172,7 +174,7 @@ def capture_until(shell, last, stream, served, *arguments, within=30.0, **enviro
 
     served(acked)
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
     return out, err
 

@@ -7,11 +7,10 @@ import sys
 import time
 
 import pytest
+from patient import PATIENCE
 
 from natty import DeadLetterOptions, DeadLetters
 from natty.deadletter.letter import Original
-
-DEADLINE = 30.0  # seconds
 
 
 class Letters:
@@ -172,8 +171,9 @@ def test_a_retry_that_is_killed_and_run_again_stores_each_message_once(letters):
     payloads = [b"%d" % i for i in range(20)]
     letters.bury(*payloads)
     process = letters.shell.start("natty", "dlq", "retry", "--rate", "20", "--letters", letters.letters)
-    deadline = time.monotonic() + DEADLINE
-    while len(letters.stored()) < 25 and time.monotonic() < deadline:
+    deadline = time.monotonic() + PATIENCE
+    while len(letters.stored()) < 25:
+        assert time.monotonic() < deadline
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()

@@ -36,7 +36,7 @@ def test_a_bucket_and_its_keys_from_the_first_to_the_last_command(shell, bucket)
         shell.natty("kv", "update", bucket, "a.b", "three", "--revision", "1")
     )
     assert f"key 'a.b' exists in bucket {bucket}" in complaint(shell.natty("kv", "create", bucket, "a.b", "x"))
-    assert printed(shell.natty("kv", "create", bucket, "c", "x", "--ttl", "60s")) == "3\n"
+    assert printed(shell.natty("kv", "create", bucket, "c", "x", "--ttl", "1h")) == "3\n"
     assert printed(shell.natty("kv", "get", bucket, "a.b", "--raw")) == "two"
     assert f"{bucket} > a.b, revision 1, 20" in printed(shell.natty("kv", "get", bucket, "a.b", "--revision", "1"))
     assert printed(shell.natty("kv", "keys", bucket, "a.*", "--json")) == '["a.b"]\n'

@@ -1,6 +1,9 @@
 import json
 import stat
 
+from electing import vacated
+from patient import PATIENCE
+
 from natty.testing import NatsServer, ServerOptions
 
 
@@ -39,7 +42,8 @@ def test_the_doctor_speaks_to_people_too(shell, nats_server):
     assert "round trip" in found.out
 
 
-def test_who_leads_is_shown_and_that_nobody_does(shell, natty_name, served):
+def test_who_leads_is_shown_and_that_nobody_does(shell, natty_name, served, monkeypatch):
+    monkeypatch.setattr("natty.leader.candidacy.LEAVE_WITHIN", PATIENCE)
     name = natty_name("election")
     assert shell.natty("leader", "show", name).out == f"nobody leads {name}\n"
     shown = []
@@ -51,7 +55,7 @@ def test_who_leads_is_shown_and_that_nobody_does(shell, natty_name, served):
             shown.append(await asyncio.to_thread(shell.natty, "leader", "show", name))
             shown.append(await asyncio.to_thread(shell.natty, "leader", "show", name, "--json"))
 
-        await natty.election(name, node_name="node-7").run(work)
+        await natty.election(await vacated(natty, name), lease=PATIENCE, node_name="node-7").run(work)
 
     served(office)
     assert shown[0].out == f"node-7 leads {name}\n"

@@ -5,6 +5,8 @@ import shlex
 import subprocess
 import sys
 
+from patient import PATIENCE
+
 from natty.testing import NatsServer, free_ports
 
 COMMANDS = {
@@ -40,7 +42,7 @@ for command in json.loads(sys.argv[1]):
 def all_in_one(shell, commands, **environment):
     """Run many commands in one process, as each would run in its own, and return (status, out, err) of each."""
     process = shell.execute([sys.executable, "-c", ALL_IN_ONE, json.dumps(commands)], **environment)
-    done = shell.finish(process, within=60)
+    done = shell.finish(process, within=2 * PATIENCE)
     assert done.status == 0, done.err
     return dict(zip(map(tuple, commands), map(json.loads, done.out.splitlines()), strict=True))
 
@@ -142,7 +144,7 @@ def on_a_screen(shell, *arguments, **environment):
         pass
     finally:
         os.close(ours)
-    assert process.wait(30) == 0
+    assert process.wait(PATIENCE) == 0
     return shown
 
 

@@ -6,11 +6,10 @@ import time
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
+from patient import PATIENCE
 from prometheus_client.parser import text_string_to_metric_families
 
 from natty.testing.process import free_ports
-
-PATIENCE = 30.0  # seconds
 
 
 def fetch(port, path):
@@ -55,8 +54,12 @@ def test_a_node_serves_its_figures_its_clients_and_its_readiness(shell, make_str
     assert shown["capture_blocks_total", stream] >= 1
     assert shown["natty_connected",] == 1
     assert shown["natty_pull_messages_total", "capture", stream] >= 20
-    assert until(process, lambda: fetch(port, "/readyz")[0] == 200)
-    assert json.loads(fetch(port, "/readyz")[1]) == {"ready": True, "reasons": []}
+
+    def ready():
+        status, body = fetch(port, "/readyz")
+        return status == 200 and json.loads(body)
+
+    assert until(process, ready) == {"ready": True, "reasons": []}
     assert fetch(port, "/livez")[0] == 200
     process.send_signal(signal.SIGTERM)
     assert shell.finish(process).status == 0

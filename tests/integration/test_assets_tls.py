@@ -4,12 +4,14 @@ import os
 import shutil
 import ssl
 import time
+import urllib.error
 import urllib.request
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import nats
 import pytest
+from patient import PATIENCE
 from ruamel.yaml import YAML
 
 from natty.testing import DevCA, find_server, free_ports
@@ -42,7 +44,7 @@ def running(folder, log, *flags, until="Server is ready"):
     with log.open("wb") as output:
         process = spawn([str(find_server()), *flags], output=output, folder=folder, environ=dict(os.environ))
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE
         while until not in log.read_text():
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
@@ -77,7 +79,7 @@ async def refusal(port, context):
 
 async def shake_hands(reader, writer, context):
     await writer.start_tls(context, server_hostname="localhost")
-    await asyncio.wait_for(reader.readline(), 10)
+    await asyncio.wait_for(reader.readline(), PATIENCE)
 
 
 @pytest.mark.parametrize("handshake_first", [False, True])
@@ -85,12 +87,19 @@ async def test_a_client_with_its_certificate_is_served(server, files, handshake_
     context = client_context(ca=files.ca, cert=files.client_cert, key=files.client_key)
     url = f"tls://localhost:{server}"
     connection = await asyncio.wait_for(
-        nats.connect(url, tls=context, tls_handshake_first=handshake_first, allow_reconnect=False), 10
+        nats.connect(
+            url,
+            tls=context,
+            tls_handshake_first=handshake_first,
+            allow_reconnect=False,
+            connect_timeout=PATIENCE,
+        ),
+        PATIENCE,
     )
     try:
-        info = await connection.jetstream().account_info()
+        info = await connection.jetstream(timeout=PATIENCE).account_info()
     finally:
-        await asyncio.wait_for(connection.close(), 5)
+        await asyncio.wait_for(connection.close(), PATIENCE)
     assert info.streams == 0
 
 
@@ -99,7 +108,7 @@ async def test_a_client_in_plain_text_is_refused(server):
     await reader.readline()
     writer.write(b'CONNECT {"verbose":false}\r\nPING\r\n')
     with contextlib.suppress(ConnectionError):
-        answer = await asyncio.wait_for(reader.read(), 10)
+        answer = await asyncio.wait_for(reader.read(), PATIENCE)
         assert b"PONG" not in answer
     writer.close()
 
@@ -138,13 +147,24 @@ def test_the_flags_of_docker_compose_make_a_cluster_over_tls(folder, files, tmp_
             stack.enter_context(
                 running(folder, tmp_path / f"{node}.log", *flags, f"--port={ports[node][0]}", "--addr=127.0.0.1")
             )
-        deadline = time.monotonic() + 30
-        while not all("metadata leader" in (tmp_path / f"{node}.log").read_text() for node in nodes):
+        url, context = f"https://localhost:{ports['nats-1'][2]}/healthz", ssl.create_default_context(cafile=files.ca)
+        deadline = time.monotonic() + PATIENCE
+        while not (
+            all("metadata leader" in (tmp_path / f"{node}.log").read_text() for node in nodes)
+            and is_healthy(url, context)
+        ):
             assert time.monotonic() < deadline, (tmp_path / "nats-1.log").read_text()
             time.sleep(0.1)
-        context = ssl.create_default_context(cafile=files.ca)
-        with urllib.request.urlopen(f"https://localhost:{ports['nats-1'][2]}/healthz", context=context) as answer:
-            assert answer.status == 200
+
+
+def is_healthy(url, context):
+    """Return whether a server says so; while it has not caught up with the others, it does not."""
+    try:
+        with urllib.request.urlopen(url, context=context) as answer:
+            return answer.status == 200
+    except urllib.error.HTTPError as error:
+        error.close()
+        return False
 
 
 def here(flag, node, ports, tmp_path):

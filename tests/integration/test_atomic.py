@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 
 import pytest
+from patient import NEVER, PATIENCE, PATIENT, until
 
 from natty import AtomicMessage, Natty, PublishError, WrongLastSequenceError, atomic
 from natty.errors import AuthorizationError, BadSubjectError, PayloadTooLargeError, UnsupportedError
@@ -96,7 +97,8 @@ async def test_expectations_hold_for_the_whole_batch(natty, stream):
         ([("S.a", b"")] * 3 + [("S.b", b"")] * 3, "maximum messages exceeded"),
     ],
 )
-async def test_a_refusal_says_why_and_stores_nothing(natty, natty_name, messages, reason):
+async def test_a_refusal_says_why_and_stores_nothing(natty, natty_name, messages, reason, monkeypatch):
+    monkeypatch.setattr(atomic, "RETRY_DELAY", NEVER)  # so the first answer is the last that can be waited for
     settings = {"max_msgs": 5, "discard": "new"}
     stream = await make_stream(natty, natty_name("S"), **settings)
     other = await make_stream(natty, natty_name("OTHER"))
@@ -113,7 +115,7 @@ async def test_a_refusal_says_why_and_stores_nothing(natty, natty_name, messages
         for one in messages
     ]
     with pytest.raises(PublishError, match=reason) as caught:
-        await natty.publish_atomic(batch, timeout=1)
+        await natty.publish_atomic(batch)
     assert not caught.value.in_doubt
     for name in (stream, other, plain):
         assert await last_sequence(natty, name) == 0
@@ -131,7 +133,18 @@ async def test_bad_input_is_refused_before_anything_is_sent(natty, stream):
     assert await last_sequence(natty, stream) == 0
 
 
-async def test_too_many_unfinished_batches_are_waited_for_and_then_explained(natty, stream, monkeypatch):
+@pytest.fixture
+async def strict(natty_tls, nats_server_binary, tmp_path):
+    """A client of a server that allows a stream five unfinished batches, for two minutes instead of ten seconds."""
+    limits = 'limits { batch { max_inflight_per_stream: 5, timeout: "120s" } }'
+    options = ServerOptions(jetstream=False, config=f'jetstream {{ store_dir: "{tmp_path}/store", {limits} }}')
+    with NatsServer(options, folder=tmp_path, tls_files=natty_tls, binary=nats_server_binary) as server:
+        async with Natty(**server.connect_options(), **PATIENT) as natty:
+            yield natty
+
+
+async def test_too_many_unfinished_batches_are_waited_for_and_then_explained(strict, monkeypatch):
+    natty, stream = strict, await make_stream(strict, "S")
     real_commit, gate, begun = atomic._commit, asyncio.Event(), asyncio.Semaphore(0)
 
     async def late_commit(*arguments):
@@ -141,32 +154,41 @@ async def test_too_many_unfinished_batches_are_waited_for_and_then_explained(nat
 
     monkeypatch.setattr(atomic, "_commit", late_commit)
     batch = [(f"{stream}.a", b""), (f"{stream}.b", b"")]
-    unfinished = [asyncio.create_task(natty.publish_atomic(batch)) for _ in range(50)]  # the server's limit of a stream
-    async with asyncio.timeout(20):
+    unfinished = [asyncio.create_task(natty.publish_atomic(batch)) for _ in range(5)]
+    async with asyncio.timeout(PATIENCE):
         for _ in unfinished:
             await begun.acquire()
-    with pytest.raises(PublishError, match="too many unfinished batches: try again"):
-        await natty.publish_atomic(batch, timeout=0.3)
-    waiting = asyncio.create_task(natty.publish_atomic(batch, timeout=20))
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic, "RETRY_DELAY", NEVER)  # so the first answer is the last that can be waited for
+        with pytest.raises(PublishError, match="too many unfinished batches: try again"):
+            await natty.publish_atomic(batch)
+    waiting = asyncio.create_task(natty.publish_atomic(batch))
     gate.set()
     await asyncio.gather(*unfinished, waiting)
-    assert await last_sequence(natty, stream) == 2 * 51
+    assert await last_sequence(natty, stream) == 2 * 6
 
 
 async def test_a_lost_ack_of_the_commit_is_told_as_doubt(natty_proxy, natty, stream, monkeypatch):
-    async with Natty(**natty_proxy.options) as far:
-        real_begin = atomic._begin
+    async with Natty(**natty_proxy.options, **PATIENT) as far:
+        real_begin, real_commit = atomic._begin, atomic._commit
 
         async def begin_then_mute(*arguments):
             await real_begin(*arguments)
             natty_proxy.mute()
 
+        async def commit_in_a_hurry(connection, rest, deadline):
+            return await real_commit(connection, rest, asyncio.get_running_loop().time() + 0.3)
+
         monkeypatch.setattr(atomic, "_begin", begin_then_mute)
+        monkeypatch.setattr(atomic, "_commit", commit_in_a_hurry)
         batch = [AtomicMessage(subject=f"{stream}.{i}", msg_id=str(i)) for i in range(3)]
         with pytest.raises(PublishError, match="whether the batch was stored is not known") as caught:
-            await far.publish_atomic(batch, timeout=0.5)
+            await far.publish_atomic(batch)
         assert caught.value.in_doubt
-        monkeypatch.setattr(atomic, "_begin", real_begin)
+        monkeypatch.undo()
+        async with asyncio.timeout(PATIENCE):
+            while await last_sequence(natty, stream) != 3:
+                await asyncio.sleep(0.02)
         with pytest.raises(PublishError, match="in the stream already: an earlier try may have stored it"):
             await natty.publish_atomic(batch)
         assert await last_sequence(natty, stream) == 3
@@ -178,7 +200,7 @@ async def test_what_is_not_permitted_is_named(natty_tls, nats_server_binary, tmp
     with NatsServer(
         ServerOptions(authorization=users), folder=tmp_path, tls_files=natty_tls, binary=nats_server_binary
     ) as server:
-        async with Natty(**server.connect_options(), user="u", password="p") as natty:
+        async with Natty(**server.connect_options(), user="u", password="p", **PATIENT) as natty:
             await make_stream(natty, "S")
             with pytest.raises(PublishError, match=r"nothing of the batch was stored: not permitted: .*S\.secret"):
                 await natty.publish_atomic([("S.a", b""), ("S.secret", b""), ("S.b", b"")])
@@ -193,7 +215,7 @@ async def test_what_is_not_permitted_is_named(natty_tls, nats_server_binary, tmp
 async def test_a_server_killed_in_the_middle_leaves_whole_batches_or_nothing(natty_tls, nats_server_binary, tmp_path):
     acknowledged = set()
     with NatsServer(folder=tmp_path, tls_files=natty_tls, binary=nats_server_binary) as server:
-        async with Natty(**server.connect_options(), ping_interval=1.0) as natty:
+        async with Natty(**server.connect_options(), **PATIENT) as natty:
             await make_stream(natty, "S")
             killed = asyncio.Event()
 
@@ -203,18 +225,16 @@ async def test_a_server_killed_in_the_middle_leaves_whole_batches_or_nothing(nat
                     name, number = f"{task}-{number}", number + 1
                     with contextlib.suppress(Exception):
                         batch = [("S.a", b"%s %d" % (name.encode(), i)) for i in range(50)]
-                        await natty.publish_atomic(batch, timeout=1)
+                        await natty.publish_atomic(batch)
                         acknowledged.add(name)
 
             tasks = [asyncio.create_task(publish(task)) for task in range(5)]
-            async with asyncio.timeout(20):
-                while len(acknowledged) < 20:
-                    await asyncio.sleep(0.01)
+            await until(lambda: len(acknowledged) >= 20)
             await asyncio.to_thread(server.kill)
             killed.set()
-            await asyncio.gather(*tasks)
             await asyncio.to_thread(server.start)
-            await natty.connection.ready(20)
+            await asyncio.gather(*tasks)
+            await natty.connection.ready(PATIENCE)
             parts = {}
             for _, data in await stored(natty, "S"):
                 name, _, part = data.partition(b" ")

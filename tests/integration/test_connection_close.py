@@ -4,19 +4,26 @@ import asyncio
 import time
 
 import pytest
+from patient import FILLING, NEVER, PATIENCE, PATIENT, until
 
-from natty import Natty
+from natty import Natty, connection, supply
 from natty.errors import ConnectionClosedError
 
-PATIENCE = 20.0  # seconds; ack_wait is 60: what comes again within this was handed back
 COUNT = 60
+
+
+@pytest.fixture(autouse=True)
+def time_to_leave(monkeypatch):
+    """A machine that stands still must not use up the time for leaving."""
+    monkeypatch.setattr(connection, "CLOSE_TIMEOUT", PATIENCE)
+    monkeypatch.setattr(supply, "DRAIN_TIMEOUT", PATIENCE)
 
 
 async def fill(natty, name):
     """Make a stream of COUNT messages of 20 kB, and the durable "d"."""
     await natty.ensure_stream(name, subjects=[f"{name}.>"], allow_batched=True)
-    await natty.ensure_consumer(name, "d", ack_wait=60.0)
-    async with natty.publisher(name) as publisher:
+    await natty.ensure_consumer(name, "d", ack_wait=NEVER)  # what comes again was handed back
+    async with natty.publisher(name, **FILLING) as publisher:
         for number in range(COUNT):
             await publisher.publish(f"{name}.x", b"%05d" % number + bytes(20_000))
     return name
@@ -41,9 +48,14 @@ async def rest(natty, name, count):
 
 async def arrived(pull, count):
     """Wait until so many messages have arrived, the yielded ones included."""
+    await until(lambda: pull.counts.delivered >= count)
+
+
+async def reaches(natty, name, **state):
+    """Wait until the consumer is in this state, as its server tells."""
     async with asyncio.timeout(PATIENCE):
-        while pull.counts.delivered < count:
-            await asyncio.sleep(0.01)
+        while not state.items() <= (await natty.jetstream.request(f"CONSUMER.INFO.{name}.d")).items():
+            await asyncio.sleep(0.02)
 
 
 class Reader:
@@ -62,7 +74,7 @@ class Reader:
 
 async def test_closing_hands_back_what_arrived_and_was_not_taken(nats_server, natty, natty_name):
     name = await fill(natty, natty_name("CLOSE"))
-    client = await Natty.connect(**nats_server.connect_options())
+    client = await Natty.connect(**PATIENT | nats_server.connect_options())
     reader = Reader(client, name)
     reading = asyncio.create_task(reader.run())
     await arrived(reader.pull, COUNT)
@@ -77,14 +89,12 @@ async def test_a_cancelled_body_hands_back_what_arrived_and_was_not_taken(nats_s
     name, readers = await fill(natty, natty_name("CANCEL")), []
 
     async def body():
-        async with Natty(**nats_server.connect_options()) as client:
+        async with Natty(**PATIENT | nats_server.connect_options()) as client:
             readers.append(Reader(client, name))
             await readers[0].run()
 
     running = asyncio.create_task(body())
-    async with asyncio.timeout(PATIENCE):
-        while not readers:
-            await asyncio.sleep(0.01)
+    await until(lambda: readers)
     await arrived(readers[0].pull, COUNT)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -96,7 +106,7 @@ async def test_a_cancelled_body_hands_back_what_arrived_and_was_not_taken(nats_s
 
 async def test_leaving_the_loop_in_the_middle_and_closing_hands_back_the_rest(nats_server, natty, natty_name):
     name = await fill(natty, natty_name("BREAK"))
-    async with Natty(**nats_server.connect_options()) as client:
+    async with Natty(**PATIENT | nats_server.connect_options()) as client:
         pull, took = client.pull(name, "d"), []
         async for batch in pull:
             took += numbers(batch)
@@ -109,17 +119,16 @@ async def test_leaving_the_loop_in_the_middle_and_closing_hands_back_the_rest(na
 
 async def test_closing_hands_back_what_is_on_its_way(natty_proxy, natty, natty_name):
     await natty.ensure_stream(name := natty_name("WAY"), subjects=[f"{name}.>"])
-    await natty.ensure_consumer(name, "d", ack_wait=60.0)
-    far = await Natty.connect(**natty_proxy.options, ping_interval=60)
-    pull = far.pull(name, "d")
+    await natty.ensure_consumer(name, "d", ack_wait=NEVER)  # what comes again was handed back
+    far = await Natty.connect(**PATIENT | natty_proxy.options)
+    pull = far.pull(name, "d", heartbeat=NEVER, expires=2 * NEVER)
     reading = asyncio.create_task(anext(pull.__aiter__()))
-    async with asyncio.timeout(PATIENCE):
-        while not (await natty.jetstream.request(f"CONSUMER.INFO.{name}.d"))["num_waiting"]:
-            await asyncio.sleep(0.02)
+    await reaches(natty, name, num_waiting=1)
     natty_proxy.hold()
     await natty.publish(f"{name}.x", b"00007")
+    await reaches(natty, name, num_ack_pending=1)
     closing = asyncio.create_task(far.close())
-    await asyncio.sleep(0.1)
+    await until(lambda: pull.stopping)
     natty_proxy.release()
     await closing
     with pytest.raises(StopAsyncIteration):
@@ -129,7 +138,7 @@ async def test_closing_hands_back_what_is_on_its_way(natty_proxy, natty, natty_n
 
 async def test_acks_sent_last_are_taken_before_the_end(nats_server, natty, natty_name):
     name = await fill(natty, natty_name("ACKS"))
-    async with Natty(**nats_server.connect_options()) as client:
+    async with Natty(**PATIENT | nats_server.connect_options()) as client:
         pull, replies = client.pull(name, "d"), []
         async for batch in pull:
             replies += batch.replies
@@ -137,14 +146,16 @@ async def test_acks_sent_last_are_taken_before_the_end(nats_server, natty, natty
             if len(replies) == COUNT:
                 break
         pull.ack(replies)
-    info = await natty.jetstream.request(f"CONSUMER.INFO.{name}.d")
-    assert (info["num_ack_pending"], info["num_pending"]) == (0, 0)
+    await reaches(natty, name, num_ack_pending=0, num_pending=0)
 
 
 @pytest.mark.parametrize("fault", ["half_open", "hold"])
-async def test_a_link_that_is_dead_does_not_keep_a_running_pull_from_closing(natty_proxy, natty, natty_name, fault):
+async def test_a_link_that_is_dead_does_not_keep_a_running_pull_from_closing(
+    natty_proxy, natty, natty_name, monkeypatch, fault
+):
+    monkeypatch.setattr(connection, "CLOSE_TIMEOUT", 0.5)
     name = await fill(natty, natty_name("DEAD"))
-    client = await Natty.connect(**natty_proxy.options, ping_interval=60, timeout=60)
+    client = await Natty.connect(**PATIENT | natty_proxy.options | {"timeout": NEVER})
     reader = Reader(client, name)
     reading = asyncio.create_task(reader.run())
     await arrived(reader.pull, COUNT)
@@ -161,7 +172,7 @@ async def test_a_link_that_is_dead_does_not_keep_a_running_pull_from_closing(nat
 
 async def test_who_fails_to_leave_does_not_keep_the_others_from_it(nats_server, natty, natty_name):
     name = await fill(natty, natty_name("FAILS"))
-    client = await Natty.connect(**nats_server.connect_options())
+    client = await Natty.connect(**PATIENT | nats_server.connect_options())
 
     async def fails():
         raise RuntimeError("boom")
@@ -177,7 +188,7 @@ async def test_who_fails_to_leave_does_not_keep_the_others_from_it(nats_server, 
 
 
 async def test_a_pull_on_a_closed_client_says_so(nats_server, natty_name):
-    async with Natty(**nats_server.connect_options()) as client:
+    async with Natty(**PATIENT | nats_server.connect_options()) as client:
         pull = client.pull(natty_name("LATE"), "d")
     with pytest.raises(ConnectionClosedError):
         await anext(pull.__aiter__())
@@ -185,6 +196,6 @@ async def test_a_pull_on_a_closed_client_says_so(nats_server, natty_name):
 
 async def test_a_closed_client_keeps_nobody_who_has_left(nats_server, natty, natty_name):
     name = await fill(natty, natty_name("LEFT"))
-    async with Natty(**nats_server.connect_options()) as client:
+    async with Natty(**PATIENT | nats_server.connect_options()) as client:
         assert len(await rest(client, name, COUNT)) == COUNT
         assert (client.connection.leaving, client.connection.listeners) == ([], [])

@@ -3,16 +3,10 @@
 import asyncio
 from datetime import UTC, datetime, timedelta
 
-from natty import Natty
+from patient import PATIENCE, PATIENT, until
+
+from natty import Natty, NattyError
 from natty.testing import DevCA, NatsServer, TLSFiles
-
-PATIENCE = 20.0  # seconds
-
-
-async def until(condition):
-    async with asyncio.timeout(PATIENCE):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 def write_client(folder, certificate):
@@ -23,10 +17,21 @@ def write_client(folder, certificate):
     return {name: str(path) for name, path in paths.items()}
 
 
+async def connect_for_a_moment(options, ca, folder):
+    """Connect with a certificate that is about to expire; return the client and when it does."""
+    for seconds in (2, 8, 32):  # a machine that stood still meanwhile takes longer than the certificate lasts
+        ends = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=seconds)
+        files = write_client(folder, ca.issue("short", hosts=(), server=False, not_after=ends))
+        try:
+            return await Natty.connect(**PATIENT | options | files), ends
+        except NattyError:
+            assert datetime.now(UTC) > ends
+    raise AssertionError("no connection within 32 s")
+
+
 async def test_a_client_certificate_that_expired_is_used_again_once_it_was_renewed(natty_proxy, natty_ca, tmp_path):
-    ends = datetime.now(UTC) + timedelta(seconds=2)
-    files = write_client(tmp_path, natty_ca.issue("short", hosts=(), server=False, not_after=ends))
-    async with Natty(**natty_proxy.options | files) as natty:
+    natty, ends = await connect_for_a_moment(natty_proxy.options, natty_ca, tmp_path)
+    try:
         await until(lambda: datetime.now(UTC) > ends)
         assert natty.connection.connected  # a session outlives the certificate that it began with
         await natty_proxy.cut()
@@ -35,6 +40,8 @@ async def test_a_client_certificate_that_expired_is_used_again_once_it_was_renew
         write_client(tmp_path, natty_ca.issue("renewed", hosts=(), server=False))
         await natty.connection.ready(PATIENCE)
         assert (await natty.jetstream.request("INFO"))["type"].endswith("account_info_response")
+    finally:
+        await natty.close()
 
 
 async def test_a_new_authority_for_both_sides_is_trusted_once_its_files_are_there(nats_server_binary, tmp_path):
@@ -43,7 +50,7 @@ async def test_a_new_authority_for_both_sides_is_trusted_once_its_files_are_ther
         mine = DevCA.create("unused").write(tmp_path / "mine")
         copy(files, mine)
         given = {"tls_ca": str(mine.ca), "tls_cert": str(mine.client_cert), "tls_key": str(mine.client_key)}
-        async with Natty(**server.connect_options() | given) as natty:
+        async with Natty(**PATIENT | server.connect_options() | given) as natty:
             renewed = DevCA.create("new").write(tmp_path, force=True)
             await asyncio.to_thread(server.restart)
             await until(lambda: "certificate" in str(natty.connection._last_error))
@@ -58,14 +65,15 @@ def copy(files: TLSFiles, to: TLSFiles):
 
 async def test_discovered_servers_are_left_alone_where_they_are_to_be_ignored(nats_cluster):
     options = nats_cluster[0].connect_options()
-    async with Natty(**options) as one, Natty(**options, ignore_discovered_servers=True) as other:
+    ignoring = options | {"ignore_discovered_servers": True}
+    async with Natty(**PATIENT | options) as one, Natty(**PATIENT | ignoring) as other:
         assert len(one.connection._servers) > 1
         assert other.connection._servers == [nats_cluster[0].url]
 
 
 async def test_who_ignores_discovered_servers_waits_for_the_one_it_was_given(nats_cluster):
     options = nats_cluster[0].connect_options() | {"ignore_discovered_servers": True}
-    async with Natty(**options, timeout=0.5) as natty:
+    async with Natty(**PATIENT | options) as natty:
         await asyncio.to_thread(nats_cluster[0].kill)
         try:
             await until(lambda: "nothing listens there" in str(natty.connection._last_error))

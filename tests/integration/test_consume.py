@@ -4,10 +4,23 @@ import itertools
 import time
 
 import pytest
-from consuming import SOON, Handler, fill, info, until, until_settled
+from consuming import (
+    ACK_WAIT,
+    HANDED_BACK,
+    Handler,
+    end_redeliveries,
+    fill,
+    info,
+    outlast_ack_wait,
+    until,
+    until_outlived,
+    until_settled,
+)
+from patient import NEVER, PATIENCE, PATIENT
 
 from natty import ConsumerExistsError, Natty, StreamNotFoundError, UnsupportedError
 from natty.consume import ConsumeOptions
+from natty.observed import PULL
 
 
 @pytest.fixture
@@ -28,8 +41,11 @@ async def test_what_a_handler_returned_from_is_acked(natty, stream, start):
 
 
 async def test_as_many_handlers_run_as_concurrency_says(stream, start):
-    handler = Handler(slow=0.01)
-    start(stream, handler, concurrency=4)
+    handler = Handler()
+    handler.gate.clear()
+    consumption, _ = start(stream, handler, concurrency=4)
+    await until(lambda: handler.running == 4 and "16 waiting" in repr(consumption))
+    handler.gate.set()
     await until(lambda: len(handler.done) == 20)
     assert handler.most == 4
 
@@ -63,36 +79,41 @@ async def test_a_message_whose_handler_raised_comes_again_after_the_next_delay(n
     await until_settled(natty, stream)
 
 
-async def test_a_handler_that_takes_longer_than_ack_wait_gets_its_message_once(natty, natty_name, start):
-    stream, handler = await fill(natty, natty_name("SLOW"), 1), Handler(slow=1.5)
-    start(stream, handler, consumer={"ack_wait": 0.5})
-    await until(lambda: handler.done)
+async def test_messages_that_are_handled_and_that_wait_for_longer_than_ack_wait_come_once(natty, stream, start):
+    handler = Handler()
+    handler.gate.clear()
+    consumption, _ = start(stream, handler, consumer={"ack_wait": ACK_WAIT}, dead_letters=False)
+    await until(lambda: "19 waiting" in repr(consumption))
+    await until_outlived(consumption, stream, start)
     assert handler.got == [0]
+    await end_redeliveries(natty, stream)
+    handler.gate.set()
     await until_settled(natty, stream)
-
-
-async def test_messages_that_wait_for_their_turn_longer_than_ack_wait_come_once(natty, stream, start):
-    handler = Handler(slow=0.1)
-    start(stream, handler, consumer={"ack_wait": 0.5}, max_messages=8)
-    await until(lambda: len(set(handler.done)) == 20)
     assert handler.got == list(range(20))
 
 
-async def test_messages_that_wait_while_one_iterates_slowly_come_once(natty, stream):
-    got = []
-    async for message in (consumption := natty.consume(stream, "d", consumer={"ack_wait": 0.5})):
-        got.append(int(message.data))
-        await asyncio.sleep(0.1)
-        message.ack()
-        if len(set(got)) == 20:
-            consumption.stop()
-    assert got == list(range(20))
+async def test_messages_that_wait_while_one_iterates_slowly_come_once(natty, natty_name, stream, start):
+    async def iterate(durable):
+        got = []
+        async for message in (consumption := natty.consume(stream, durable, consumer={"ack_wait": ACK_WAIT})):
+            if not got:
+                await outlast_ack_wait(stream, start)
+            got.append(int(message.data))
+            message.ack()
+            if len(set(got)) == 20:
+                consumption.stop()
+        return got, consumption.redelivered
+
+    async def once():  # unless we stood still; what is not kept alive comes again every time
+        return await iterate(natty_name("d")) == (list(range(20)), 0)
+
+    await until(once)
 
 
 async def test_without_keep_alive_it_would_come_to_another_process(natty, natty_name, start):
     stream, first, second = await fill(natty, natty_name("SLOW"), 1), Handler(), Handler()
     first.gate.clear()
-    start(stream, first, consumer={"ack_wait": 0.5}, keep_alive=False)
+    start(stream, first, consumer={"ack_wait": ACK_WAIT}, keep_alive=False)
     await until(lambda: first.got)
     start(stream, second)
     await until(lambda: second.done)
@@ -101,8 +122,9 @@ async def test_without_keep_alive_it_would_come_to_another_process(natty, natty_
 async def test_a_message_that_comes_again_while_its_handler_runs_is_not_handled_twice(natty, natty_name, start):
     stream, handler = await fill(natty, natty_name("SLOW"), 3), Handler()
     handler.gate.clear()
-    consumption, _ = start(stream, handler, consumer={"ack_wait": 0.3}, keep_alive=False)
-    await until(lambda: consumption.redelivered >= 6)  # the running one and those that wait
+    consumption, _ = start(stream, handler, consumer={"ack_wait": ACK_WAIT}, keep_alive=False)
+    await until(lambda: consumption.redelivered >= 3)  # the running one and those that wait
+    await end_redeliveries(natty, stream)
     handler.gate.set()
     await until_settled(natty, stream)
     assert handler.got == [0, 1, 2]
@@ -111,10 +133,10 @@ async def test_a_message_that_comes_again_while_its_handler_runs_is_not_handled_
 async def test_no_more_than_max_messages_are_out_with_a_slow_handler(natty, stream, start):
     handler = Handler()
     handler.gate.clear()
-    start(stream, handler, max_messages=5, concurrency=2)
-    await until(lambda: len(handler.got) == 2)
-    await asyncio.sleep(0.2)  # for more to come, if it did
-    assert (await info(natty, stream))["num_ack_pending"] == 5
+    consumption, _ = start(stream, handler, max_messages=5, concurrency=2)
+    await until(lambda: len(handler.got) == 2 and "3 waiting" in repr(consumption))
+    state = await info(natty, stream)
+    assert (state["num_ack_pending"], state["num_waiting"]) == (5, 0)  # 5 are out, and no more are asked for
     handler.gate.set()
     await until(lambda: len(handler.done) == 20)
 
@@ -122,7 +144,7 @@ async def test_no_more_than_max_messages_are_out_with_a_slow_handler(natty, stre
 async def test_stop_lets_the_running_handlers_finish_and_hands_back_the_rest(natty, stream, start):
     first, second = Handler(), Handler()
     first.gate.clear()
-    consumption, task = start(stream, first, concurrency=3)
+    consumption, task = start(stream, first, concurrency=3, consumer=HANDED_BACK, shutdown_timeout=NEVER)
     await until(lambda: len(first.got) == 3)
     consumption.stop()
     asyncio.get_running_loop().call_later(0.1, first.gate.set)
@@ -136,7 +158,7 @@ async def test_stop_lets_the_running_handlers_finish_and_hands_back_the_rest(nat
 async def test_cancelling_does_the_same(natty, stream, start):
     first, second = Handler(), Handler()
     first.gate.clear()
-    _, task = start(stream, first, concurrency=3)
+    _, task = start(stream, first, concurrency=3, consumer=HANDED_BACK, shutdown_timeout=NEVER)
     await until(lambda: len(first.got) == 3)
     task.cancel()
     asyncio.get_running_loop().call_later(0.1, first.gate.set)
@@ -150,7 +172,7 @@ async def test_cancelling_does_the_same(natty, stream, start):
 async def test_a_handler_that_does_not_finish_in_time_is_cancelled_and_its_message_handed_back(stream, start):
     first, second = Handler(), Handler()
     first.gate.clear()
-    consumption, task = start(stream, first, concurrency=2, shutdown_timeout=0.3)
+    consumption, task = start(stream, first, concurrency=2, consumer=HANDED_BACK, shutdown_timeout=0.1)
     await until(lambda: len(first.got) == 2)
     consumption.stop()
     await task
@@ -159,17 +181,28 @@ async def test_a_handler_that_does_not_finish_in_time_is_cancelled_and_its_messa
     await until(lambda: len(second.done) == 20)
 
 
-async def test_a_second_cancellation_ends_it_at_once_and_leaves_no_handler_behind(stream, start):
+@pytest.mark.parametrize("silent", [False, True])  # a server that does not say what is still on its way
+async def test_a_second_cancellation_ends_it_at_once_and_leaves_no_handler_behind(
+    natty_proxy, stream, start, monkeypatch, silent
+):
+    monkeypatch.setattr("natty.supply.DRAIN_TIMEOUT", NEVER)
+    monkeypatch.setattr("natty.consume.FLUSH_TIMEOUT", 0.1)
     handler = Handler()
     handler.gate.clear()
-    _, task = start(stream, handler, concurrency=2)
-    await until(lambda: handler.running == 2)
-    task.cancel()
-    await asyncio.sleep(0.05)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert handler.running == 0
+    async with Natty(**natty_proxy.options, **PATIENT) as far:
+        options = {"client": far, "dead_letters": False, "shutdown_timeout": NEVER}
+        consumption, task = start(stream, handler, concurrency=2, **options)
+        await until(lambda: handler.running == 2)
+        if silent:
+            natty_proxy.hold()
+        task.cancel()
+        await until(lambda: "stopping" in repr(consumption) and (silent or not far.connection.observed.parts(PULL)))
+        task.cancel()
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+        assert handler.running == 0
+        natty_proxy.release()
 
 
 async def test_a_deleted_consumer_is_made_again(natty, stream, start):
@@ -177,7 +210,6 @@ async def test_a_deleted_consumer_is_made_again(natty, stream, start):
     start(stream, handler, consumer={"filter_subjects": [f"{stream}.>"], "max_ack_pending": 77})
     await until(lambda: len(handler.done) == 20)
     await natty.jetstream.request(f"CONSUMER.DELETE.{stream}.d")
-    await asyncio.sleep(0.1)
     await natty.publish(f"{stream}.20", b"20")
     await until(lambda: 20 in handler.done)
     assert (await info(natty, stream))["config"]["max_ack_pending"] == 77
@@ -189,19 +221,22 @@ async def test_a_deleted_stream_ends_the_consumption(natty, stream, start):
     await until(lambda: len(handler.done) == 20)
     await natty.jetstream.request(f"STREAM.DELETE.{stream}")
     with pytest.raises(StreamNotFoundError):
-        await asyncio.wait_for(task, SOON)
+        async with asyncio.timeout(PATIENCE):
+            await task
 
 
 async def test_a_link_cut_while_handlers_run_loses_nothing(natty_proxy, natty, stream, start):
-    handler = Handler(slow=0.02)
-    async with Natty(**natty_proxy.options, ping_interval=0.5) as far:
-        _, task = start(stream, handler, client=far, consumer={"ack_wait": 1.0})
-        await until(lambda: len(handler.done) == 5)
+    handler = Handler()
+    handler.gate.clear()
+    async with Natty(**natty_proxy.options, **PATIENT) as far:
+        _, task = start(stream, handler, client=far, concurrency=5, consumer={"ack_wait": 1.0})
+        await until(lambda: handler.running == 5)
         await natty_proxy.cut()
-        await asyncio.sleep(0.2)
+        handler.gate.set()  # their acks have nowhere to go
+        await until(lambda: len(handler.done) >= 5)
         await natty_proxy.restore()
-        await until(lambda: set(handler.done) == set(range(20)))
-        await until_settled(far, stream)
+        await until_settled(natty, stream)
+        assert set(handler.done) == set(range(20))
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
@@ -218,7 +253,7 @@ async def test_iterating_hands_out_messages_one_by_one(natty, stream):
 
 
 async def test_leaving_the_loop_hands_back_what_was_not_read(natty, stream, start):
-    async for message in natty.consume(stream, "d"):
+    async for message in natty.consume(stream, "d", consumer=HANDED_BACK):
         message.ack()
         break
     handler = Handler()
@@ -281,9 +316,10 @@ async def test_many_messages_cost_few_tasks(natty, natty_name, start):
     stream, tasks = await fill(natty, natty_name("MANY"), 200), set()
 
     async def handle(message):
+        await until(lambda: "199 waiting" in repr(consumption) or len(tasks))
         tasks.add(asyncio.current_task())
 
-    start(stream, handle)
+    consumption, _ = start(stream, handle)
     await until_settled(natty, stream)
     assert len(tasks) < 100
 

@@ -2,11 +2,11 @@
 
 import asyncio
 import threading
-import time
 
 import msgspec
 import pytest
 from consuming import fill, until, until_settled
+from patient import NEVER, PATIENCE
 
 from natty import Batch, DeadLetterOptions, Message
 
@@ -22,14 +22,21 @@ async def stream(natty, natty_name):
 
 
 async def test_a_batch_is_full_or_has_waited(natty, stream, start):
-    lots = []
+    full, waited = [], []
 
-    async def handle(messages: list[Message]):
-        lots.append([int(message.data) for message in messages])
+    def notes(lots):
+        async def handle(messages: list[Message]):
+            lots.append([int(message.data) for message in messages])
 
-    start(stream, handle, batch=10, batch_wait=0.3)
-    await until_settled(natty, stream)
-    assert lots == [list(range(10)), list(range(10, 20)), list(range(20, 25))]
+        return handle
+
+    patient, _ = start(stream, notes(full), batch=10, batch_wait=NEVER)
+    start(stream, notes(waited), durable="other", batch=10, batch_wait=0.1)
+    await until_settled(natty, stream, "other")
+    assert [number for lot in waited for number in lot] == list(range(25))
+    assert max(map(len, waited)) <= 10
+    await until(lambda: "5 waiting, 20 handled" in repr(patient))
+    assert full == [list(range(10)), list(range(10, 20))]
 
 
 async def test_a_batch_handler_may_take_the_columns(natty, stream, start):
@@ -53,10 +60,11 @@ async def test_of_a_batch_that_fails_each_message_is_tried_alone_and_only_the_ba
             raise RuntimeError("seven")
 
     letters = DeadLetterOptions(letters=f"L_{stream}")
-    consumption, _ = start(stream, handle, batch=10, batch_wait=0.05, retries=(0.1,), dead_letters=letters)
+    consumption, _ = start(stream, handle, batch=25, batch_wait=NEVER, retries=(0.1,), dead_letters=letters)
     await until_settled(natty, stream)
     assert consumption.buried == 1
-    assert sorted(lot for lot in lots if len(lot) == 1) == [[number] for number in range(10)]
+    assert lots[0] == list(range(25))
+    assert sorted(lots[1:]) == [[number] for number in range(25)]
 
 
 async def test_what_a_batch_handler_settled_is_left_alone(natty, stream, start):
@@ -79,7 +87,7 @@ async def test_functions_run_in_threads_and_leave_the_event_loop_free(natty, str
     def handle(message: Message):
         threads.add(threading.get_ident())
         if int(message.data) < 4:
-            together.wait(20)  # four at one time, or never
+            together.wait(PATIENCE)  # four at one time, or never
 
     consumption, _ = start(stream, handle, concurrency=4)
     await until_settled(natty, stream)
@@ -88,14 +96,15 @@ async def test_functions_run_in_threads_and_leave_the_event_loop_free(natty, str
     assert len(threads) == 4
 
 
-async def test_a_function_may_settle_its_message_from_its_thread(natty, stream, start):
+async def test_a_function_may_settle_its_message_from_its_thread(natty, stream, start, monkeypatch):
+    monkeypatch.setattr("natty.handler.SEND_TIMEOUT", PATIENCE)
     seen = []
 
     def handle(message: Message):
+        seen.append(message.deliveries)
         if message.deliveries == 1:
             message.in_progress()
             message.nak(0.05)
-        seen.append(message.deliveries)
 
     start(stream, handle, concurrency=2)
     await until_settled(natty, stream)
@@ -112,17 +121,18 @@ async def test_a_function_that_raises_has_failed(natty, stream, start):
     assert (consumption.handled, consumption.failed, consumption.redelivered) == (25, 1, 1)
 
 
-async def test_a_stop_waits_for_threads(natty, stream, start):
-    done, begun = [], threading.Event()
+async def test_a_stop_waits_for_threads(stream, start):
+    done, begun, gate = [], threading.Event(), threading.Event()
 
     def handle(message: Message):
         begun.set()
-        time.sleep(0.3)
+        gate.wait(PATIENCE)
         done.append(message.data)
 
-    consumption, task = start(stream, handle)
+    consumption, task = start(stream, handle, shutdown_timeout=NEVER)
     await until(begun.is_set)
     consumption.stop()
+    asyncio.get_running_loop().call_later(0.1, gate.set)
     await task
     assert done == [b"0"]
 

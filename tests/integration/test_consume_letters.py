@@ -9,6 +9,7 @@ from contextlib import suppress
 import msgspec
 import pytest
 from consuming import fill, info, until, until_settled
+from patient import NEVER, PATIENCE
 
 from natty import DeadLetterOptions, NattyError, StreamNotFoundError
 from natty.consume import SPARE_DELIVERIES
@@ -79,7 +80,7 @@ async def test_a_body_that_does_not_fit_is_a_dead_letter_at_once(natty, natty_na
     async def handle(order: Order):
         got.append(order.id)
 
-    consumption, _ = start(stream, handle, **options(stream, retries=(60.0,)))
+    consumption, _ = start(stream, handle, **options(stream, retries=(NEVER,)))
     await until_settled(natty, stream)
     letters = await letters_of(stream, 2)
     assert [(letter.data, letter.deliveries) for letter in letters] == [(payloads[1], 1), (payloads[2], 1)]
@@ -94,7 +95,7 @@ async def test_a_handler_that_takes_too_long_has_failed(natty, natty_name, start
     async def handle(message):
         if message.data == b"0":
             try:
-                await asyncio.sleep(600)
+                await asyncio.sleep(NEVER)
             finally:
                 cancelled.append(message.deliveries)
 
@@ -113,9 +114,8 @@ async def handle(message):
     if message.data == b"0":
         os.kill(os.getpid(), signal.SIGKILL)
 async def main():
-    async with Natty(server, tls_ca=ca, tls_cert=cert, tls_key=key) as natty:
-        letters, settings = DeadLetterOptions(letters=f"L_{stream}"), {"ack_wait": 0.3, "max_deliver": 2}
-        await natty.consume(stream, "d", handle, dead_letters=letters, consumer=settings, retries=())
+    async with Natty(server, tls_ca=ca, tls_cert=cert, tls_key=key, connect_timeout=60.0, timeout=60.0) as natty:
+        await natty.consume(stream, "d", handle, dead_letters=DeadLetterOptions(letters=f"L_{stream}"), retries=())
 asyncio.run(main())
 """
 
@@ -125,18 +125,27 @@ async def test_a_message_that_kills_its_process_again_and_again_is_a_dead_letter
 ):
     """Nobody calls nak or bury: the server gives up, and whoever consumes later reads its advisory."""
     stream, got = await fill(natty, natty_name("KILLS"), 1), []
+    await natty.create_consumer(stream, "d", ack_wait=NEVER, max_deliver=2)
     connect = nats_server.connect_options()
-    arguments = [*connect["servers"], connect["tls_ca"], connect["tls_cert"], connect["tls_key"]]
+    command = [sys.executable, "-c", DIES, stream, *connect["servers"]]
+    command += [connect["tls_ca"], connect["tls_cert"], connect["tls_key"]]
+
+    async def nobody_asks():
+        return not (await info(natty, stream))["num_waiting"]
+
     for _ in range(2):
-        died = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", DIES, stream, *arguments], timeout=60)
+        died = await asyncio.to_thread(subprocess.run, command, timeout=PATIENCE)
         assert died.returncode == -signal.SIGKILL
+        await until(nobody_asks)  # the server has noticed
+        await natty.ensure_consumer(stream, "d", allow_destructive=True, ack_wait=0.1)
 
     async def handle(message):
         got.append(message.data)
 
     start(stream, handle, **options(stream))
-    await natty.publish(f"{stream}.next", b"next")
     (letter,) = await letters_of(stream)
+    await natty.ensure_consumer(stream, "d", ack_wait=NEVER)
+    await natty.publish(f"{stream}.next", b"next")
     await until_settled(natty, stream)
     assert letter.data == b"0"
     assert letter.reason == "max deliveries: the server gave up after 2"

@@ -4,9 +4,11 @@ import asyncio
 import subprocess
 import sys
 
+from patient import PATIENCE, PATIENT
+
 BACKLOG = 200_000
 LIMIT = 64 * 1024 * 1024  # bytes that consuming may add to the process
-SCRIPT = """
+SCRIPT = f"""
 import asyncio, sys
 from pathlib import Path
 from natty import Natty
@@ -24,9 +26,9 @@ async def main(stream, server, ca, cert, key):
         if seen >= 2000:
             consumption.stop()
 
-    async with Natty(server, tls_ca=ca, tls_cert=cert, tls_key=key) as natty:
+    async with Natty(server, tls_ca=ca, tls_cert=cert, tls_key=key, **{PATIENT}) as natty:
         consumption = natty.consume(
-            stream, "d", slow, concurrency=20, dead_letters=False, consumer={"max_ack_pending": 1_000_000}
+            stream, "d", slow, concurrency=20, dead_letters=False, consumer={{"max_ack_pending": 1_000_000}}
         )
         before = most = resident()
         task = asyncio.create_task(consumption.run())
@@ -43,13 +45,13 @@ asyncio.run(main(*sys.argv[1:]))
 async def test_a_large_backlog_and_a_slow_handler_take_little_memory(natty, natty_name, nats_server):
     stream = natty_name("BACKLOG")
     await natty.create_stream(stream, subjects=[f"{stream}.>"], allow_batched=True)
-    async with natty.publisher(stream) as publisher:
+    async with natty.publisher(stream, ack_timeout=PATIENCE) as publisher:
         for _ in range(BACKLOG):
             await publisher.publish(f"{stream}.eu", b"0123456789abcdef")
     connect = nats_server.connect_options()
     command = [sys.executable, "-c", SCRIPT, stream, *connect["servers"]]
     command += [connect["tls_ca"], connect["tls_cert"], connect["tls_key"]]
-    ran = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
+    ran = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=2 * PATIENCE)
     assert ran.returncode == 0, ran.stderr
     seen, before, most = map(int, ran.stdout.split())
     state = await natty.jetstream.request(f"CONSUMER.INFO.{stream}.d")

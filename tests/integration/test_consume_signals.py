@@ -6,23 +6,33 @@ import subprocess
 import sys
 
 import pytest
-from consuming import Handler, fill, info, until
+from consuming import HANDED_BACK, Handler, fill, info, until
+from patient import NEVER, PATIENCE, PATIENT
 
-SCRIPT = """
-import asyncio, signal, sys, threading
+SCRIPT = f"""
+import asyncio, signal, sys
 from natty import Natty
 
 BEFORE, OPTIONS = sys.argv[6:]
 
-async def handle(message):
-    print("begun", flush=True)
-    await asyncio.sleep(float(message.data))
-    print("done", flush=True)
-
 async def main(stream, server, ca, cert, key):
+    orders = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
+
+    async def handle(message):
+        print("begun", flush=True)
+        await orders.readline()
+        print("done", flush=True)
+
+    def stop():
+        print("stopping", flush=True)
+        Consumption.stop(consumption)
+
     exec(BEFORE)
-    async with Natty(server, tls_ca=ca, tls_cert=cert, tls_key=key) as natty:
-        await natty.consume(stream, "d", handle, **eval(OPTIONS))
+    async with Natty(server, tls_ca=ca, tls_cert=cert, tls_key=key, **{PATIENT}) as natty:
+        consumption = natty.consume(stream, "d", handle, **eval(OPTIONS))
+        Consumption, consumption.stop = type(consumption), stop
+        await consumption
     print("ended", flush=True)
 
 asyncio.run(main(*sys.argv[1:6]))
@@ -30,23 +40,36 @@ asyncio.run(main(*sys.argv[1:6]))
 
 
 class Service:
-    """A process that consumes a stream, and what it prints."""
+    """A process that consumes a stream, and what it prints: each message until it is told to go on."""
 
     def __init__(self, process):
         self.process = process
 
     async def says(self):
         """Return the next line."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             return (await asyncio.to_thread(self.process.stdout.readline)).strip()
+
+    def go_on(self):
+        """Let the running handler finish."""
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
 
     async def ended(self):
         """Return (exit status, what it still printed, what it complained of)."""
-        out, err = await asyncio.to_thread(self.process.communicate, timeout=30)
-        return self.process.returncode, out.split(), err
+        status = await asyncio.to_thread(self.process.wait, PATIENCE)
+        return status, self.process.stdout.read().split(), self.process.stderr.read()
 
     def signal(self, number):
         self.process.send_signal(number)
+
+
+@pytest.fixture(autouse=True)
+def interruptible():
+    """Where pytest itself runs in the background, SIGINT is ignored, and children would inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
@@ -58,7 +81,8 @@ def serve(nats_server):
         connect = nats_server.connect_options()
         arguments = [stream, *connect["servers"], connect["tls_ca"], connect["tls_cert"], connect["tls_key"]]
         command = [sys.executable, "-c", SCRIPT, *arguments, before, repr({"dead_letters": False} | options)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        process = subprocess.Popen(command, text=True, **pipes)
         started.append(process)
         return Service(process)
 
@@ -70,46 +94,49 @@ def serve(nats_server):
 
 @pytest.fixture
 async def stream(natty, natty_name):
-    """A stream of three messages: seconds that their handler takes."""
-    return await fill(natty, natty_name("SIGNALS"), 3, payload=lambda number: b"0.5")
+    """A stream of three messages."""
+    return await fill(natty, natty_name("SIGNALS"), 3)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_lets_the_running_handler_finish_and_the_process_end_well(natty, stream, serve, number):
-    service = serve(stream, consumer={"ack_wait": 60.0})
+    service = serve(stream, consumer=HANDED_BACK, shutdown_timeout=NEVER)
     assert await service.says() == "begun"
     service.signal(number)
+    assert await service.says() == "stopping"
+    await asyncio.sleep(0.2)  # for it to be cut short, if it were
+    service.go_on()
     assert await service.ended() == (0, ["done", "ended"], "")
-    state = await info(natty, stream)
-    assert state["ack_floor"]["stream_seq"] == 1
+
+    async def acked():
+        return (await info(natty, stream))["ack_floor"]["stream_seq"] == 1
+
+    await until(acked)
 
 
-async def test_what_takes_too_long_is_handed_back(natty, natty_name, serve, start):
-    stream, got = await fill(natty, natty_name("SIGNALS"), 2, payload=lambda number: b"600"), []
-    service = serve(stream, shutdown_timeout=0.2, consumer={"ack_wait": 60.0})
+async def test_what_takes_too_long_is_handed_back(natty, stream, serve, start):
+    got = []
+    service = serve(stream, shutdown_timeout=0.2, consumer=HANDED_BACK)
     assert await service.says() == "begun"
     service.signal(signal.SIGTERM)
     status, out, err = await service.ended()
-    assert (status, out) == (0, ["ended"])
+    assert (status, out) == (0, ["stopping", "ended"])
     assert "1 handlers did not finish within 0.2 s: cancelled" in err
 
     async def handle(message):
         got.append(message.sequence)
 
     start(stream, handle)
-    await until(lambda: sorted(got) == [1, 2])
+    await until(lambda: sorted(got) == [1, 2, 3])
 
 
-async def test_a_second_signal_ends_the_process_as_ever(natty_name, natty, serve):
-    stream = await fill(natty, natty_name("SIGNALS"), 1, payload=lambda number: b"600")
-    service = serve(stream, shutdown_timeout=600.0)
+async def test_a_second_signal_ends_the_process_as_ever(stream, serve):
+    service = serve(stream, shutdown_timeout=NEVER)
     assert await service.says() == "begun"
     service.signal(signal.SIGTERM)
-    async with asyncio.timeout(30):
-        while service.process.poll() is None:
-            await asyncio.sleep(0.2)
-            service.signal(signal.SIGTERM)
-    assert service.process.returncode == -signal.SIGTERM
+    assert await service.says() == "stopping"
+    service.signal(signal.SIGTERM)
+    assert await service.ended() == (-signal.SIGTERM, [], "")
 
 
 @pytest.mark.parametrize(
@@ -123,7 +150,9 @@ async def test_a_handler_of_the_applications_own_is_left_alone(stream, serve, be
     service = serve(stream, before=before)
     assert await service.says() == "begun"
     service.signal(signal.SIGTERM)
-    assert {await service.says() for _ in range(4)} == {"mine", "done", "begun"}  # it goes on
+    assert await service.says() == "mine"
+    service.go_on()
+    assert [await service.says(), await service.says()] == ["done", "begun"]  # it goes on with the next one
 
 
 async def test_after_the_last_consumption_the_handlers_of_before_are_back(natty, natty_name, start):

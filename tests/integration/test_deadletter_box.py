@@ -2,12 +2,11 @@ import asyncio
 import itertools
 
 import pytest
+from patient import NEVER, PATIENCE
 
 from natty import DeadLetterOptions, DeadLetters, JetStreamError, LetterFilter, LetterNotFoundError, StreamNotFoundError
 from natty.deadletter.box import headers_again
 from natty.deadletter.letter import Original, nanoseconds
-
-DEADLINE = 30.0  # seconds
 
 
 class Box:
@@ -121,11 +120,11 @@ async def test_without_the_letters_stream_every_method_says_so(natty, natty_name
 
 
 async def test_a_retry_reaches_the_consumer_that_failed_with_all_that_the_message_had(box, natty):
-    await natty.ensure_consumer(box.name, "c", filter_subjects=[f"{box.name}.eu"], ack_wait=30.0)
+    await natty.ensure_consumer(box.name, "c", filter_subjects=[f"{box.name}.eu"], ack_wait=NEVER)
     await natty.publish(f"{box.name}.eu", b"order", headers={"Colour": "red"}, msg_id="order-1")
     seen = []
     pull = natty.pull(box.name, "c")
-    async with asyncio.timeout(DEADLINE):
+    async with asyncio.timeout(PATIENCE):
         async for batch in pull:
             for message in batch:
                 seen.append(message)
@@ -153,10 +152,11 @@ async def test_a_handler_that_was_repaired_gets_its_dead_letters_again(box, natt
             raise LookupError("no such customer")
         await handled.put(message.data)
 
-    consumption = natty.consume(box.name, "c", handler, retries=(0.01,), dead_letters=box.dead.options)
+    options = {"retries": (0.01,), "dead_letters": box.dead.options, "consumer": {"ack_wait": NEVER}}
+    consumption = natty.consume(box.name, "c", handler, **options)
     running = asyncio.create_task(consumption.run())
     await natty.publish(f"{box.name}.eu", b"order", msg_id="order-1")
-    async with asyncio.timeout(DEADLINE):
+    async with asyncio.timeout(PATIENCE):
         while await box.found(consumer="c", reason="no such customer") != [b"order"]:
             await asyncio.sleep(0.02)
         repaired.set()
@@ -186,16 +186,30 @@ async def test_a_retry_that_was_interrupted_before_it_removed_the_letter_stores_
     assert await box.found() == []
 
 
-async def test_a_retry_cancelled_at_any_moment_loses_nothing_and_stores_nothing_twice(box):
+@pytest.mark.parametrize("sent", [True, False])
+async def test_a_retry_cancelled_at_any_moment_loses_nothing_and_stores_nothing_twice(box, natty, monkeypatch, sent):
+    """Each try is cut at another request: before it is sent, or while its answer is waited for."""
     await box.bury(*(b"%d" % i for i in range(20)))
-    steps, cut_short = itertools.count(1), 0
-    while await box.found():
-        retrying = asyncio.create_task(box.box.retry())
-        for _ in range(next(steps) * 3):  # turns of the loop: each try is cut at another place
-            await asyncio.sleep(0)
-        cut_short += retrying.cancel()
-        await asyncio.gather(retrying, return_exceptions=True)
-    assert cut_short
+    request, cut_short, left = natty.connection.request, 0, 0
+
+    async def request_until_cut(*arguments, **options):
+        nonlocal left
+        left -= 1
+        if left == 0:
+            asyncio.current_task().cancel()
+            if not sent:
+                await asyncio.sleep(0)
+        return await request(*arguments, **options)
+
+    for place in itertools.count(1):
+        if not await box.found():
+            break
+        with monkeypatch.context() as patch:
+            patch.setattr(natty.connection, "request", request_until_cut)
+            left = place
+            [outcome] = await asyncio.gather(asyncio.create_task(box.box.retry()), return_exceptions=True)
+        cut_short += isinstance(outcome, asyncio.CancelledError)
+    assert cut_short > 5
     again = [message.data for message in (await box.stored())[20:]]
     assert again == [b"%d" % i for i in range(20)]
 
@@ -230,7 +244,7 @@ async def test_a_letter_whose_stream_is_gone_is_kept_and_the_others_are_retried(
 
 
 async def test_a_retry_ends_though_its_messages_fail_again_at_once(box, natty):
-    await natty.ensure_consumer(box.name, "c", ack_wait=30.0)
+    await natty.ensure_consumer(box.name, "c", ack_wait=NEVER)
     await box.bury(b"1", b"2", b"3")
     pull = natty.pull(box.name, "c")
 
@@ -245,7 +259,7 @@ async def test_a_retry_ends_though_its_messages_fail_again_at_once(box, natty):
     failing = asyncio.create_task(fail())
     result = await box.box.retry(rate=20)
     assert result.published == 3
-    async with asyncio.timeout(DEADLINE):
+    async with asyncio.timeout(PATIENCE):
         while await box.found() != [b"1", b"2", b"3"]:
             await asyncio.sleep(0.02)
     pull.stop()

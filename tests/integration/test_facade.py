@@ -4,6 +4,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from electing import LONG, vacated
+from patient import PATIENCE, PATIENT
 
 import natty as package
 from natty import KeyExistsError, KeyNotFoundError, Natty, NattyError, RevisionConflictError, as_leader
@@ -14,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 async def test_a_service_from_end_to_end(nats_server, natty_name):
     """What the first page of the documentation shows."""
     name, seen = natty_name("ORDERS"), []
-    async with Natty(**nats_server.connect_options()) as natty:
+    async with Natty(**PATIENT | nats_server.connect_options()) as natty:
         await natty.ensure_stream(name, subjects=[f"{name}.>"])
         ack = await natty.publish(f"{name}.new", b"1", msg_id="order-1", headers={"Trace": "t"})
         assert (ack.stream, ack.seq) == (name, 1)
@@ -24,13 +26,13 @@ async def test_a_service_from_end_to_end(nats_server, natty_name):
             consumption.stop()
 
         consumption = natty.consume(name, "billing", handle, concurrency=4)
-        await asyncio.wait_for(consumption.run(), 3)
+        await asyncio.wait_for(consumption.run(), PATIENCE)
     assert seen == [(f"{name}.new", b"1", "order-1", ["t"])]
     assert repr(natty).startswith("Natty(Connection(closed, tls://127.0.0.1:")
 
 
 async def test_connect_is_the_same_without_a_block(nats_server):
-    natty = await Natty.connect(**nats_server.connect_options())
+    natty = await Natty.connect(**PATIENT | nats_server.connect_options())
     assert natty.connection.connected
     await natty.close()
     await natty.close()
@@ -57,25 +59,27 @@ async def test_key_value_in_one_line_each(natty, natty_name):
 
 
 async def test_work_as_leader_of_a_connected_client(natty, natty_name):
-    @natty.as_leader(natty_name("sweep"), lease=1.0, node_name="n1", bucket="facade")
+    name = await vacated(natty, natty_name("sweep"), "facade")
+
+    @natty.as_leader(name, lease=LONG, node_name="n1", bucket="facade")
     async def sweep(term):
         """Sweep."""
         term.check()
         return term.node, term.token
 
-    node, token = await asyncio.wait_for(sweep(), 5)
+    node, token = await asyncio.wait_for(sweep(), PATIENCE)
     assert (node, sweep.__name__, sweep.__doc__) == ("n1", "sweep", "Sweep.")
     assert token > 0
 
 
-async def test_work_as_leader_that_connects_by_itself(nats_server, natty_name):
-    name = natty_name("sweep")
+async def test_work_as_leader_that_connects_by_itself(nats_server, natty, natty_name):
+    name = await vacated(natty, natty_name("sweep"), "facade")
 
-    @as_leader(name, settings=nats_server.connect_options(), lease=1.0, bucket="facade")
+    @as_leader(name, settings=PATIENT | nats_server.connect_options(), lease=LONG, bucket="facade")
     async def sweep(term):
         return term.name
 
-    assert await asyncio.wait_for(sweep(), 5) == name
+    assert await asyncio.wait_for(sweep(), PATIENCE) == name
 
 
 async def test_settings_come_from_the_environment(nats_server, monkeypatch):
@@ -87,7 +91,7 @@ async def test_settings_come_from_the_environment(nats_server, monkeypatch):
         "NATS_KEY": options["tls_key"],
     }.items():
         monkeypatch.setenv(variable, value)
-    async with Natty() as natty:
+    async with Natty(connect_timeout=PATIENCE) as natty:
         assert natty.connection.connected
 
 

@@ -5,7 +5,8 @@ import shutil
 from contextlib import AsyncExitStack, suppress
 
 import pytest
-from kv_watching import WITHIN, kinds, watching
+from kv_watching import kinds, watching
+from patient import PATIENCE, PATIENT, until
 
 from natty import JetStreamNotEnabledError, KeyExistsError, Natty, NattyError
 from natty.errors import ConnectionClosedError
@@ -50,7 +51,7 @@ class Writer:
     async def writes(self, more):
         """Return when so many more are acknowledged."""
         goal = len(self.acked) + more
-        async with asyncio.timeout(2 * WITHIN):
+        async with asyncio.timeout(2 * PATIENCE):
             while len(self.acked) < goal and not self.task.done():
                 await asyncio.sleep(0.02)
 
@@ -71,7 +72,7 @@ async def proven(seen, writer):
 
 @pytest.mark.parametrize("accident", ["kill", "stop"])
 async def test_a_restarted_server_leaves_no_gap_and_nothing_twice(own_server, natty_name, see, accident):
-    async with Natty(**own_server.connect_options(), timeout=1.0) as natty:
+    async with Natty(**own_server.connect_options(), **PATIENT) as natty:
         bucket = await natty.create_bucket(natty_name("kv"), history=10)
         seen = await see(bucket.watch(**QUICK)).complete()
         writer = Writer(bucket)
@@ -87,7 +88,7 @@ async def test_a_restarted_server_leaves_no_gap_and_nothing_twice(own_server, na
 async def test_a_store_that_was_rolled_back_is_shown_anew(own_server, natty_name, see, tmp_path):
     """A backup is played back: sequences that were shown are given out a second time."""
     store = own_server.folder / "jetstream"
-    async with Natty(**own_server.connect_options(), timeout=1.0) as natty:
+    async with Natty(**own_server.connect_options(), **PATIENT) as natty:
         bucket = await natty.create_bucket(natty_name("kv"))
         await bucket.put("a", b"old")
         await asyncio.to_thread(own_server.stop)
@@ -105,19 +106,20 @@ async def test_a_store_that_was_rolled_back_is_shown_anew(own_server, natty_name
         await seen.until(lambda seen: seen.keys == {"a": b"old", "d": b"new"})
 
 
-async def tried(write):
-    """Write, again and again until it is done."""
-    async with asyncio.timeout(WITHIN):
+async def tried(work):
+    """Read or write, again and again until it is done."""
+    async with asyncio.timeout(PATIENCE):
         while True:
             with suppress(NattyError):
-                return await write()
+                return await work()
+            await asyncio.sleep(0.02)
 
 
 async def test_a_cut_network_leaves_no_gap_and_tells_what_vanished(natty_proxy, natty, natty_name, see):
     bucket = await natty.create_bucket(natty_name("kv"))
     for key in ("stays", "vanishes", "is.deleted", "is.changed"):
         await bucket.put(key, b"old")
-    async with Natty(**natty_proxy.options, ping_interval=0.5, timeout=1.0) as far:
+    async with Natty(**natty_proxy.options, **PATIENT) as far:
         seen = await see(far.watch_bucket(bucket.name, heartbeat=100)).complete()  # so the connection alone tells
         await natty_proxy.cut()
         await bucket.delete("is.deleted")
@@ -140,7 +142,7 @@ async def test_a_cut_network_leaves_no_gap_and_tells_what_vanished(natty_proxy, 
 async def test_a_bucket_remade_unseen_is_told_although_it_holds_more_than_before(natty_proxy, natty, natty_name, see):
     bucket = await natty.create_bucket(natty_name("kv"))
     await bucket.put("old", b"")
-    async with Natty(**natty_proxy.options, ping_interval=0.5, timeout=1.0) as far:
+    async with Natty(**natty_proxy.options, **PATIENT) as far:
         seen = await see(far.watch_bucket(bucket.name)).complete()
         await natty_proxy.cut()
         await natty.delete_bucket(bucket.name)
@@ -153,22 +155,23 @@ async def test_a_bucket_remade_unseen_is_told_although_it_holds_more_than_before
 
 
 async def test_what_no_time_will_heal_is_raised_at_the_start(nats_server, natty_name, tmp_path):
-    async with Natty(**nats_server.connect_options()) as natty:
+    async with Natty(**nats_server.connect_options(), **PATIENT) as natty:
         bucket = await natty.create_bucket(natty_name("kv"))
     with pytest.raises(ConnectionClosedError):
         await anext(bucket.watch().__aiter__())
     with NatsServer(ServerOptions(tls=None, jetstream=False), folder=tmp_path) as server:
-        async with Natty(**server.connect_options()) as natty:
+        async with Natty(**server.connect_options(), **PATIENT) as natty:
             with pytest.raises(JetStreamNotEnabledError):
                 await natty.keys("any")
 
 
 async def test_a_half_open_connection_is_left(natty_proxy, natty, natty_name, see):
     bucket = await natty.create_bucket(natty_name("kv"))
-    async with Natty(**natty_proxy.options, ping_interval=0.7, timeout=1.0) as far:
+    async with Natty(**natty_proxy.options, **PATIENT | {"ping_interval": 0.7}) as far:
         seen = await see(far.watch_bucket(bucket.name, **QUICK)).complete()
         natty_proxy.half_open()
         await bucket.put("k", b"unseen")
+        await until(lambda: not far.connection.connected)
         await natty_proxy.restore()
         await seen.until(lambda seen: "k" in seen.keys)
 
@@ -176,17 +179,18 @@ async def test_a_half_open_connection_is_left(natty_proxy, natty, natty_name, se
 async def test_on_three_replicas_the_death_of_the_leader_loses_nothing(nats_cluster, natty_name, see):
     """The server that leads the bucket's stream is killed; watches through each server, writes and changes go on."""
     async with AsyncExitStack() as stack:
-        options, urls = nats_cluster.connect_options() | {"ping_interval": 0.5, "timeout": 1.5}, nats_cluster.urls
+        options, urls = nats_cluster.connect_options() | PATIENT, nats_cluster.urls
+        options["timeout"] = 1.5  # what is sent to a stream without a leader is never answered: it is tried again
         clients = [Natty(**options | {"servers": urls[i:] + urls[:i]}) for i in range(3)]
         far = [await stack.enter_async_context(client) for client in clients]
-        bucket = await far[0].create_bucket(natty_name("kv"))
-        other = await far[0].create_bucket(natty_name("counted"))
-        assert (await bucket.status())["replicas"] == 3
+        names = natty_name("kv"), natty_name("counted")
+        bucket, other = [await tried(lambda name=name: far[0].create_bucket(name)) for name in names]
+        assert (await tried(bucket.status))["replicas"] == 3
         seen = [await see(natty.watch_bucket(bucket.name, **QUICK)).complete() for natty in far]
         writer = Writer(far[1].bucket(bucket.name))
         await writer.writes(20)
-        answer = await far[0].jetstream.request(f"STREAM.INFO.{bucket.stream}")
-        leader = next(server for server in nats_cluster if server.name == answer["cluster"]["leader"])
+        name = await tried(lambda: leader_of(far[0], bucket))
+        leader = next(server for server in nats_cluster if server.name == name)
         adders = [asyncio.create_task(add(natty.bucket(other.name), i)) for i, natty in enumerate(far)]
         try:
             await asyncio.to_thread(leader.kill)
@@ -194,11 +198,19 @@ async def test_on_three_replicas_the_death_of_the_leader_loses_nothing(nats_clus
             for one in seen:
                 await proven(one, writer)
             added = [word for words in await asyncio.gather(*adders) for word in words]
-            assert sorted((await other.get("words")).value.split()) == sorted(added)
-            assert await other.keys() == ["words"]
-            assert sorted(await bucket.keys("k")) == sorted(writer.acked)
+            assert sorted((await tried(lambda: other.get("words"))).value.split()) == sorted(added)
+            assert await tried(other.keys) == ["words"]
+            assert sorted(await tried(lambda: bucket.keys("k"))) == sorted(writer.acked)
         finally:
             await asyncio.to_thread(nats_cluster.start)
+
+
+async def leader_of(natty, bucket):
+    """Return the name of the server that leads a bucket's stream; NattyError while none does."""
+    answer = await natty.jetstream.request(f"STREAM.INFO.{bucket.stream}")
+    if not (name := answer["cluster"].get("leader")):
+        raise NattyError("no leader")
+    return name
 
 
 async def add(bucket, who):

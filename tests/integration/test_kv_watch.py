@@ -2,9 +2,11 @@ import asyncio
 import random
 import time
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
-from kv_watching import WITHIN, kinds, watching
+from kv_watching import kinds, watching
+from patient import NEVER, PATIENCE, PATIENT, until
 
 from natty import BucketNotFoundError, Natty
 from natty.kv import BadKeyError, Entry, Gone, PictureComplete
@@ -38,7 +40,7 @@ async def test_a_picture_comes_first_then_a_mark_then_every_write(bucket, see):
     await seen.until(lambda seen: len(seen.events) == 7)
     assert seen.events[4] == Entry("k.1", b"later", revision)
     assert seen.events[5:] == [Gone("k.0", revision + 1, "deleted"), Gone("k.2", revision + 2, "purged")]
-    assert abs(seen.events[4].time_ns / 1e9 - time.time()) < WITHIN
+    assert abs(seen.events[4].time_ns / 1e9 - time.time()) < PATIENCE
 
 
 async def test_an_empty_bucket_is_complete_at_once(bucket, see):
@@ -70,10 +72,12 @@ async def test_only_what_matches_is_shown(bucket, see):
 
 
 async def test_an_expired_key_is_told(bucket, see):
-    await bucket.put("k", b"", ttl=1)
+    await bucket.put("k", b"")
     seen = await see(bucket.watch()).complete()
-    await seen.until(lambda seen: len(seen.events) == 3)
-    assert kinds(seen.events[2:]) == [("Gone", "k", "expired")]
+    assert list(seen.keys) == ["k"]
+    await bucket.put("k", b"", ttl=1)
+    await seen.until(lambda seen: not seen.keys)
+    assert kinds(seen.events[-1:]) == [("Gone", "k", "expired")]
 
 
 async def test_options_leave_out_what_is_not_wanted(natty, natty_name, see):
@@ -116,7 +120,7 @@ async def test_options_leave_out_what_is_not_wanted(natty, natty_name, see):
 async def test_a_missing_bucket_and_a_bad_filter_are_told(natty, bucket, natty_name):
     missing = natty_name("nowhere")
     with pytest.raises(BucketNotFoundError, match=f"there is no bucket {missing}"):
-        async with asyncio.timeout(WITHIN):
+        async with asyncio.timeout(PATIENCE):
             await anext(natty.watch_bucket(missing).__aiter__())
     for bad in ("", "a..b", "a.>.b", "a b", ".a", "a*"):
         with pytest.raises(BadKeyError, match="is no filter of keys"):
@@ -207,7 +211,7 @@ async def test_a_slow_reader_holds_little_and_misses_no_last_value(bucket):
         await bucket.put(f"k.{i % 30}", b"%d" % i)
     assert len(watch._reader._arrived) <= 10
     keys = {}
-    async with asyncio.timeout(WITHIN), aclosing(events):
+    async with asyncio.timeout(PATIENCE), aclosing(events):
         async for event in events:
             assert len(watch._reader._arrived) <= 10
             keys[event.key] = event.value
@@ -235,10 +239,11 @@ async def test_a_deleted_and_remade_bucket_is_told_and_shown_anew(natty, natty_n
     await seen.complete(2)
     told = kinds(seen.events[6:])
     assert sorted(told[:5]) == sorted(("Gone", f"k.{i}", "bucket deleted") for i in range(5))
-    assert sorted(seen.pictures[1].items()) == [("k.1", b"new"), ("other", b"new")]
+    await seen.until(lambda seen: seen.keys == {"k.1": b"new", "other": b"new"})
     await natty.put(name, "k.1", b"newer")
     await seen.until(lambda seen: seen.keys.get("k.1") == b"newer")
     assert [event.revision for event in seen.events[11:] if isinstance(event, Entry)] == [1, 2, 3]
+    assert len(seen.pictures) == 2
 
 
 async def test_a_deleted_bucket_is_told_before_there_is_another(natty, bucket, see):
@@ -275,7 +280,6 @@ async def test_a_message_lost_on_the_way_is_noticed(bucket, see):
         real(session, [raw for raw in messages if not (raw[3] == b"lost" and not lost and not lost.append(raw))])
 
     reader._receive = lose_one
-    reader._lose(reader._session, "to have the new way used")
     await bucket.put("a", b"1")
     await bucket.put("b", b"lost")
     await bucket.put("c", b"3")
@@ -301,26 +305,36 @@ async def test_a_stopped_or_broken_watch_leaves_nothing_behind(natty, bucket, se
     await bucket.keys()
     assert natty.connection.listeners == []
     assert len(natty.connection._subscriptions) == before
-    async with asyncio.timeout(WITHIN):
+    async with asyncio.timeout(PATIENCE):
         while (await natty.jetstream.request(f"CONSUMER.NAMES.{bucket.stream}"))["total"]:
             await asyncio.sleep(0.02)
 
 
 async def test_a_watch_ends_with_the_connection(nats_server, natty_name, see):
     """nats-py's hangs for ever."""
-    async with Natty(**nats_server.connect_options()) as natty:
+    async with Natty(**nats_server.connect_options(), **PATIENT) as natty:
         bucket = await natty.create_bucket(natty_name("watched"))
         seen = await see(bucket.watch()).complete()
-    async with asyncio.timeout(WITHIN):
+    async with asyncio.timeout(PATIENCE):
         await seen.task
 
 
 async def test_an_idle_watch_costs_next_to_nothing(bucket, see):
-    seen = await see(bucket.watch(**QUICK)).complete()
-    reader, looks = seen.watch._reader, []
-    session, ask = reader._session, reader._ask
-    reader._ask = lambda session: (looks.append(session), ask(session))
-    await asyncio.sleep(1.2)
+    watch = bucket.watch(**QUICK)
+    reader, looks, ask = watch._reader, [], watch._reader._ask
+
+    def asked_and_unhurried(session):
+        looks.append(session)
+        ask(session)
+        reader.options = replace(
+            reader.options, heartbeat=NEVER, expires=2 * NEVER
+        )  # the server was told half a second
+
+    reader._ask = asked_and_unhurried
+    await see(watch).complete()
+    looks.clear()
+    for _ in range(3):
+        heard = reader._heard
+        await until(lambda heard=heard: reader._heard > heard)  # a heartbeat, which counts as a sign of life
     assert len(looks) < 10
-    assert reader._session is session  # heartbeats kept it
-    assert not session.lost
+    assert not reader._session.lost

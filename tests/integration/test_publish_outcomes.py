@@ -2,10 +2,13 @@
 
 import asyncio
 import contextlib
+from dataclasses import replace
 
 import pytest
+from patient import PATIENT, until
+from publishing import LASTING, UNHURRIED, make_stream
 
-from natty import Natty, NattyError, PublishError
+from natty import Natty, NattyError, OutboxOptions, PublishError
 from natty.errors import AuthorizationError, UnsupportedError
 from natty.testing import NatsServer, ServerOptions
 
@@ -18,13 +21,15 @@ async def stream(natty, natty_name):
     return await make_stream(natty, natty_name("PUB"))
 
 
-async def make_stream(natty, name, **settings):
-    await natty.ensure_stream(name, subjects=[f"{name}.>"], allow_batched=True, **settings)
-    return name
-
-
 async def state(natty, stream):
     return (await natty.jetstream.request(f"STREAM.INFO.{stream}"))["state"]
+
+
+async def until_stored(natty, stream, count):
+    """Wait until a stream holds so many messages."""
+    async with asyncio.timeout(PATIENT["timeout"]):
+        while (await state(natty, stream))["messages"] != count:
+            await asyncio.sleep(0.02)
 
 
 async def payloads(natty, stream):
@@ -45,11 +50,11 @@ async def publish_all(publisher, messages, leaving=None):
 
 async def test_a_message_with_a_ttl_is_removed_by_the_stream(natty, natty_name):
     stream = await make_stream(natty, natty_name("TTL"), allow_msg_ttl=True)
+    await natty.publish(f"{stream}.a", b"", ttl=3599.2)
+    assert (await natty.jetstream.read(stream, sequence=1)).headers["Nats-TTL"] == ["3600"]
     await natty.publish(f"{stream}.a", b"", ttl=0.2)
-    assert (await natty.jetstream.read(stream, sequence=1)).headers["Nats-TTL"] == ["1"]
-    async with asyncio.timeout(20):
-        while (await state(natty, stream))["messages"]:
-            await asyncio.sleep(0.1)
+    await until_stored(natty, stream, 1)
+    assert (await natty.jetstream.read(stream, sequence=1)) is not None
 
 
 async def test_a_ttl_that_the_stream_or_the_server_does_not_know_is_refused(natty, stream):
@@ -78,20 +83,28 @@ async def test_a_thousand_awaited_publishes_share_a_few_writes(natty, stream, mo
 
 
 async def test_a_message_with_an_id_is_sent_again_by_itself_when_its_ack_is_lost(natty_proxy, natty, stream):
-    async with Natty(**natty_proxy.options, ping_interval=0.7) as far:
-        natty_proxy.mute()
-        ack = await far.publish(f"{stream}.a", b"1", msg_id="1", timeout=30)
+    async with Natty(**natty_proxy.options, **PATIENT) as far:
+
+        async def publish_unheard(data, number, **options):
+            natty_proxy.mute()
+            publishing = asyncio.create_task(far.publish(f"{stream}.a", data, **options))
+            await until_stored(natty, stream, number)
+            await natty_proxy.cut()
+            await natty_proxy.restore()
+            return await publishing
+
+        ack = await publish_unheard(b"1", 1, msg_id="1")
         assert (ack.seq, ack.duplicate) == (1, True)
-        natty_proxy.mute()
+        await far.connection.ready()
         with pytest.raises(NattyError):  # without one, nobody can know
-            await far.publish(f"{stream}.a", b"2", timeout=30)
+            await publish_unheard(b"2", 2)
     assert await payloads(natty, stream) == [b"1", b"2"]
 
 
 @PATHS
 async def test_lost_acks_store_each_message_once(natty_proxy, natty, stream, path):
-    async with Natty(**natty_proxy.options, ping_interval=0.7) as far:
-        async with far.publisher(stream, path=path, window=64, ack_timeout=0.5) as publisher:
+    async with Natty(**natty_proxy.options, **PATIENT | {"ping_interval": 0.7}) as far:
+        async with far.publisher(stream, path=path, window=64, ack_timeout=0.5, **LASTING) as publisher:
             for i in range(1000):
                 await publisher.publish(f"{stream}.a", b"%d" % i, msg_id=str(i))
                 if i == 500:
@@ -102,12 +115,13 @@ async def test_lost_acks_store_each_message_once(natty_proxy, natty, stream, pat
 
 @PATHS
 async def test_lost_acks_of_messages_without_an_id_are_told_as_doubt(natty_proxy, natty, stream, path):
-    async with Natty(**natty_proxy.options, ping_interval=0.7) as far:
+    async with Natty(**natty_proxy.options, **PATIENT) as far:
         with contextlib.suppress(PublishError):
-            async with far.publisher(stream, path=path, window=64, ack_timeout=0.5) as publisher:
+            async with far.publisher(stream, path=path, window=64, **UNHURRIED) as publisher:
                 await publisher.publish(f"{stream}.a", b"0")
                 await publisher.flush()
                 natty_proxy.mute()
+                publisher.options = replace(publisher.options, ack_timeout=0.1)
                 for i in range(1, 200):
                     await publisher.publish(f"{stream}.a", b"%d" % i)
     doubtful = {error.data for error in publisher.failures}
@@ -124,7 +138,7 @@ async def test_a_publisher_stores_nothing_in_another_stream(natty, natty_name, s
     other = await make_stream(natty, natty_name("OTHER"))
     messages = [(f"{other}.a" if i == 50 else f"{stream}.a", b"%d" % i) for i in range(101)]
     for attempt in range(1, 21):  # the two streams' answers race
-        publisher = natty.publisher(stream, path=path)
+        publisher = natty.publisher(stream, path=path, **UNHURRIED)
         with pytest.raises(PublishError, match=f"1 of 101 .* on {other}.a: expected stream does not match"):
             await publish_all(publisher, messages)
         assert (await state(natty, other))["messages"] == 0
@@ -136,7 +150,7 @@ async def test_a_publisher_stores_nothing_in_another_stream(natty, natty_name, s
 async def test_a_subject_that_has_moved_since_is_not_taken_for_stored(natty, natty_name, path):
     old, new = natty_name("OLD"), natty_name("NEW")
     await natty.ensure_stream(old, subjects=["moved." + old], allow_batched=True)
-    publisher = await natty.publisher(old, path=path, give_up=1.0).__aenter__()
+    publisher = await natty.publisher(old, path=path, **UNHURRIED).__aenter__()
     await natty.jetstream.request(f"STREAM.DELETE.{old}")
     await natty.ensure_stream(new, subjects=["moved." + old], allow_batched=True)
     for i in range(4):
@@ -149,27 +163,38 @@ async def test_a_subject_that_has_moved_since_is_not_taken_for_stored(natty, nat
 
 
 async def test_the_expected_stream_goes_with_the_first_of_a_fast_batch_alone(natty, stream):
-    async with natty.publisher(stream, path="fast") as publisher:
+    async with natty.publisher(stream, path="fast", **UNHURRIED) as publisher:
         for i in range(3):
             await publisher.publish(f"{stream}.a", b"%d" % i, headers={"A": "b"})
     headers = [(await natty.jetstream.read(stream, sequence=number)).headers for number in (1, 2, 3)]
     assert headers == [{"A": ["b"], "Nats-Expected-Stream": [stream]}, {"A": ["b"]}, {"A": ["b"]}]
 
 
-async def test_the_flow_that_the_server_lowers_is_kept_to(natty, stream):
-    async with natty.publisher(stream, path="fast", window=1_000_000) as publisher:
-        most = 0
-        for i in range(30_000):
-            await publisher.publish(f"{stream}.a", b"%d" % i)
-            if i > 10_000:  # it has spoken by now
-                most = max(most, publisher.waiting)
-    assert most <= 8 * 500  # asked for one ack in 125 000 messages; it gives one in 500
+async def test_the_flow_that_the_server_lowers_is_kept_to(natty_proxy, stream):
+    lowered = 8 * 500  # asked for one ack in 125 000 messages; it gives one in 500
+    far = Natty(**natty_proxy.options, **PATIENT)
+    async with far, far.publisher(stream, path="fast", window=1_000_000, **UNHURRIED) as publisher:
+
+        async def publish(count):
+            for i in range(count):
+                await publisher.publish(f"{stream}.a", b"%d" % i)
+
+        await publish(10_000)
+        await publisher.flush()  # it has spoken by now
+        natty_proxy.hold()
+        publishing = asyncio.create_task(publish(20_000))
+        await until(lambda: publisher.waiting >= lowered)
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert publisher.waiting == lowered
+        natty_proxy.release()
+        await publishing
     assert publisher.stored == 30_000
 
 
 @PATHS
 async def test_the_bytes_on_their_way_are_bounded(natty, stream, path):
-    async with natty.publisher(stream, path=path, window_bytes=300_000) as publisher:
+    async with natty.publisher(stream, path=path, window_bytes=300_000, **UNHURRIED) as publisher:
         most = 0
         for i in range(300):
             await publisher.publish(f"{stream}.a", b"%100000d" % i)
@@ -193,7 +218,8 @@ async def guarded(natty_tls, nats_server_binary, tmp_path):
     users = 'authorization { users: [{user: u, password: p, permissions: {publish: {deny: "S.secret"}}}] }'
     options = ServerOptions(authorization=users)
     with NatsServer(options, folder=tmp_path, tls_files=natty_tls, binary=nats_server_binary) as server:
-        async with Natty(**server.connect_options(), user="u", password="p") as natty:
+        async with Natty(**server.connect_options(), user="u", password="p", **PATIENT) as natty:
+            natty.outbox.configure(OutboxOptions(**UNHURRIED))
             await make_stream(natty, "S")
             yield natty
 
@@ -201,7 +227,7 @@ async def guarded(natty_tls, nats_server_binary, tmp_path):
 @PATHS
 @pytest.mark.parametrize("places", [[50], [0], [99], [10, 11, 60], list(range(100))])
 async def test_what_is_not_permitted_is_named_and_the_others_are_stored(guarded, path, places):
-    publisher = guarded.publisher("S", path=path)
+    publisher = guarded.publisher("S", path=path, **UNHURRIED)
     with pytest.raises(PublishError, match=rf"{len(places)} of 100 .* on S.secret: not permitted: .*S\.secret"):
         await publish_all(publisher, [("S.secret" if i in places else "S.a", b"%d" % i) for i in range(100)])
     assert sorted(int(error.data) for error in publisher.failures) == places
@@ -223,7 +249,7 @@ async def test_a_killed_server_has_exactly_what_was_acknowledged(natty_tls, nats
     """500 tasks await their acks; the server is killed in between and comes back."""
     acknowledged, doubtful = set(), set()
     with NatsServer(folder=tmp_path, tls_files=natty_tls, binary=nats_server_binary) as server:
-        async with Natty(**server.connect_options(), ping_interval=1.0) as natty:
+        async with Natty(**server.connect_options(), **PATIENT) as natty:
             await make_stream(natty, "S")
 
             async def publish(task):
@@ -231,7 +257,7 @@ async def test_a_killed_server_has_exactly_what_was_acknowledged(natty_tls, nats
                     number = task * 10 + i
                     msg_id = str(number) if with_ids else ""
                     try:
-                        await natty.publish("S.a", b"%d" % number, msg_id=msg_id, timeout=30)
+                        await natty.publish("S.a", b"%d" % number, msg_id=msg_id, timeout=150)
                         acknowledged.add(number)
                     except NattyError:
                         doubtful.add(number)
@@ -242,7 +268,7 @@ async def test_a_killed_server_has_exactly_what_was_acknowledged(natty_tls, nats
                 await asyncio.to_thread(server.kill)
                 await asyncio.to_thread(server.start)
 
-            async with asyncio.timeout(50):
+            async with asyncio.timeout(200):
                 await asyncio.gather(accident(), *(publish(task) for task in range(500)))
             found = list(map(int, await payloads(natty, "S")))
     assert len(found) == len(set(found))

@@ -3,12 +3,15 @@ import contextlib
 import time
 
 import pytest
+from patient import FILLING, NEVER, PATIENCE, PATIENT, reconfigure, turns, until
 
-from natty import ConsumerNotFoundError, Natty, NotConnectedError, StreamNotFoundError, UnsupportedError
+from natty import ConsumerNotFoundError, Natty, NotConnectedError, StreamNotFoundError, UnsupportedError, supply
 from natty.pull import PullOptions
 from natty.testing import NatsServer, ServerOptions
 
 QUICK = {"heartbeat": 0.3, "expires": 1.0}
+SLOW = {"heartbeat": NEVER, "expires": 2 * NEVER}
+LONG = 2 * PATIENCE  # for many messages through faults
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +34,7 @@ async def fill(natty, name, count, *, padding=0, **consumer):
     """Make a stream of `count` messages (their numbers) and the durable "d"; return the stream's name."""
     await natty.ensure_stream(name, subjects=[f"{name}.>"], allow_batched=True)
     await natty.ensure_consumer(name, "d", **{"max_ack_pending": 100_000} | consumer)
-    async with natty.publisher(name) as publisher:
+    async with natty.publisher(name, **FILLING) as publisher:
         for i in range(count):
             await publisher.publish(f"{name}.{i}", b"%d" % i + bytes(padding))
     return name
@@ -39,8 +42,8 @@ async def fill(natty, name, count, *, padding=0, **consumer):
 
 @pytest.fixture
 async def stream(natty, natty_name):
-    """A stream of 1000 messages with the durable "d"."""
-    return await fill(natty, natty_name("PULL"), 1000)
+    """A stream of 1000 messages with the durable "d", which delivers nothing twice by itself."""
+    return await fill(natty, natty_name("PULL"), 1000, ack_wait=NEVER)
 
 
 async def collect(pull, count, *, ack=True, meanwhile=None):
@@ -64,18 +67,29 @@ async def state(natty, stream):
     return await natty.jetstream.request(f"CONSUMER.INFO.{stream}.d")
 
 
-async def until(condition, within=20.0):
-    async with asyncio.timeout(within):
-        while not await condition():
+async def reaches(natty, stream, **wanted):
+    """Wait until the consumer is in this state, as its server tells."""
+    async with asyncio.timeout(PATIENCE):
+        while not wanted.items() <= (await state(natty, stream)).items():
             await asyncio.sleep(0.02)
+
+
+async def empty(natty, stream):
+    """Wait until everything is delivered and acknowledged."""
+    await reaches(natty, stream, num_ack_pending=0, num_pending=0)
+
+
+@pytest.fixture
+def time_to_leave(monkeypatch):
+    """A machine that stands still must not use up the time for leaving."""
+    monkeypatch.setattr(supply, "DRAIN_TIMEOUT", PATIENCE)
 
 
 @pytest.mark.parametrize("max_messages", [1, 7, 4096])
 async def test_everything_is_delivered_once_and_in_order(natty, stream, max_messages):
     pull = natty.pull(stream, "d", max_messages=max_messages)
     assert await collect(pull, 1000) == [b"%d" % i for i in range(1000)]
-    await natty.connection.flush()
-    assert (await state(natty, stream))["num_ack_pending"] == 0
+    await reaches(natty, stream, num_ack_pending=0)
     assert repr(pull).startswith(f"Pull({stream}/d, stopping")
 
 
@@ -88,6 +102,7 @@ async def test_no_more_than_max_messages_are_out_while_they_are_not_finished(nat
             await asyncio.sleep(0.2)
             assert (await state(natty, stream))["num_ack_pending"] == 50
             pull.finished(20)
+            await reaches(natty, stream, num_ack_pending=70)
             await asyncio.sleep(0.2)
             assert (await state(natty, stream))["num_ack_pending"] == 70
             pull.stop()
@@ -106,19 +121,19 @@ async def test_an_exhausted_credit_does_not_spin(natty, stream):
 
 async def test_an_idle_pull_costs_next_to_nothing(natty, natty_name):
     name = await fill(natty, natty_name("EMPTY"), 0)
-    batches = natty.pull(name, "d", **QUICK).__aiter__()
-    started = time.process_time()
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(anext(batches), 1.5)
-    assert time.process_time() - started < 0.5  # a loop that spins takes all of it
+    task = asyncio.create_task(collect(natty.pull(name, "d", **QUICK), 1))
+    assert await turns(1.5) < 300
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_new_messages_arrive_long_after_the_last_ones(natty, natty_name):
     name = await fill(natty, natty_name("LATE"), 0)
-    task = asyncio.create_task(collect(natty.pull(name, "d", **QUICK), 1))
-    await asyncio.sleep(1.5)  # longer than a request lives
+    pull = natty.pull(name, "d", **QUICK)
+    task = asyncio.create_task(collect(pull, 1))
+    await until(lambda: pull.counts.requests > 1)  # the first one has ended
     await natty.publish(f"{name}.a", b"late")
-    assert await asyncio.wait_for(task, 20) == [b"late"]
+    assert await asyncio.wait_for(task, PATIENCE) == [b"late"]
 
 
 async def test_a_tick_yields_an_empty_batch_in_time(natty, natty_name):
@@ -132,12 +147,12 @@ async def test_a_tick_yields_an_empty_batch_in_time(natty, natty_name):
 
 async def test_a_message_larger_than_the_bytes_asked_for_still_comes(natty, natty_name):
     name = await fill(natty, natty_name("BIG"), 3, padding=100_000)
-    got = await asyncio.wait_for(collect(natty.pull(name, "d", max_bytes=10_000, **QUICK), 3), 20)
+    got = await asyncio.wait_for(collect(natty.pull(name, "d", max_bytes=10_000), 3), PATIENCE)
     assert [len(data) for data in got] == [100_001] * 3
 
 
 async def test_a_killed_and_restarted_server_delivers_each_once_that_was_acked(victim, natty_name):
-    async with Natty(**victim.connect_options(), ping_interval=0.5) as natty:
+    async with Natty(**PATIENT | victim.connect_options()) as natty:
         name = await fill(natty, natty_name("KILL"), 3000, ack_wait=1.0)
 
         async def accident():
@@ -145,42 +160,38 @@ async def test_a_killed_and_restarted_server_delivers_each_once_that_was_acked(v
             await asyncio.sleep(0.3)  # the server writes acks down a moment later
             await asyncio.to_thread(victim.kill)
             await asyncio.to_thread(victim.start)
-            await natty.connection.ready(5)
+            await natty.connection.ready()
 
         pull = natty.pull(name, "d", max_messages=500, **QUICK)
-        got = await asyncio.wait_for(collect(pull, 3000, meanwhile=accident()), 30)
+        got = await asyncio.wait_for(collect(pull, 3000, meanwhile=accident()), LONG)
         assert set(got) == {b"%d" % i for i in range(3000)}
-        await until(lambda: empty(natty, name))
-
-
-async def empty(natty, stream):
-    info = await state(natty, stream)
-    return info["num_ack_pending"] == info["num_pending"] == 0
+        await empty(natty, name)
 
 
 async def test_a_half_open_link_is_replaced_and_the_rest_is_delivered(natty_proxy, natty, natty_name):
     name = await fill(natty, natty_name("HALF"), 2000, ack_wait=1.0)
-    async with Natty(**natty_proxy.options, ping_interval=0.7, connect_timeout=2.0) as far:
+    async with Natty(**PATIENT | natty_proxy.options | {"ping_interval": 0.3}) as far:
 
         async def accident():
             natty_proxy.half_open()
-            await asyncio.sleep(1.0)
+            await until(lambda: not far.connection.connected)
+            reconfigure(far, ping_interval=NEVER)
             await natty_proxy.restore()
-            await far.connection.ready(5)
+            await far.connection.ready()
 
         pull = far.pull(name, "d", max_messages=300, **QUICK)
-        got = await asyncio.wait_for(collect(pull, 2000, meanwhile=accident()), 30)
+        got = await asyncio.wait_for(collect(pull, 2000, meanwhile=accident()), LONG)
         assert set(got) == {b"%d" % i for i in range(2000)}
 
 
 async def test_after_a_reconnect_it_asks_at_once(natty_proxy, natty, natty_name):
     name = await fill(natty, natty_name("AGAIN"), 0)
-    async with Natty(**natty_proxy.options) as far:
-        task = asyncio.create_task(collect(far.pull(name, "d", heartbeat=30, expires=60), 1))
-        await asyncio.sleep(0.2)
+    async with Natty(**PATIENT | natty_proxy.options) as far:
+        task = asyncio.create_task(collect(far.pull(name, "d", **SLOW), 1))
+        await reaches(natty, name, num_waiting=1)
         await natty_proxy.cut()
         await natty_proxy.restore()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while not task.done():  # the server may still give the first one to the request that died with its session
                 await natty.publish(f"{name}.a", b"x")
                 await asyncio.sleep(0.1)
@@ -189,40 +200,41 @@ async def test_after_a_reconnect_it_asks_at_once(natty_proxy, natty, natty_name)
 
 async def test_missed_heartbeats_lead_to_a_new_request(victim, natty_name):
     """The connection is up, and the requests are gone: as after a lost 409, or a leader that died."""
-    async with Natty(**victim.connect_options(), ping_interval=60) as natty:
+    async with Natty(**PATIENT | victim.connect_options()) as natty:
         name = await fill(natty, natty_name("BEAT"), 0)
         pull = natty.pull(name, "d", **QUICK | {"expires": 60})
         task = asyncio.create_task(collect(pull, 1))
-        await asyncio.sleep(0.2)
+        await reaches(natty, name, num_waiting=1)
         natty.connection._link.unsubscribe(pull._supply._session.subscription.sid)  # the server drops the request
         await natty.connection.flush()
         await natty.publish(f"{name}.a", b"x")
-        assert await asyncio.wait_for(task, 20) == [b"x"]
+        assert await asyncio.wait_for(task, PATIENCE) == [b"x"]
 
 
 async def test_a_deleted_consumer_ends_the_pull(natty, stream):
     task = asyncio.create_task(collect(natty.pull(stream, "d"), 2000))
-    await until(lambda: empty(natty, stream))
+    await empty(natty, stream)
     await natty.jetstream.request(f"CONSUMER.DELETE.{stream}.d")
     with pytest.raises(ConsumerNotFoundError):
-        await asyncio.wait_for(task, 20)
+        await asyncio.wait_for(task, PATIENCE)
 
 
 async def test_a_deleted_stream_ends_the_pull(natty, stream):
     task = asyncio.create_task(collect(natty.pull(stream, "d"), 2000))
-    await until(lambda: empty(natty, stream))
+    await empty(natty, stream)
     await natty.jetstream.request(f"STREAM.DELETE.{stream}")
     with pytest.raises(StreamNotFoundError):
-        await asyncio.wait_for(task, 20)
+        await asyncio.wait_for(task, PATIENCE)
 
 
 async def test_a_consumer_that_never_was_ends_the_pull(natty, stream):
     with pytest.raises(ConsumerNotFoundError):
-        await asyncio.wait_for(collect(natty.pull(stream, "no_such"), 1), 20)
+        await asyncio.wait_for(collect(natty.pull(stream, "no_such"), 1), PATIENCE)
 
 
+@pytest.mark.usefixtures("time_to_leave")
 async def test_what_is_not_read_after_stop_goes_to_the_next_reader_at_once(natty_proxy, natty, stream):
-    async with Natty(**natty_proxy.options, ping_interval=60) as far:
+    async with Natty(**PATIENT | natty_proxy.options) as far:
         first = far.pull(stream, "d", max_messages=900)
         got = []
         async for batch in first:
@@ -232,12 +244,13 @@ async def test_what_is_not_read_after_stop_goes_to_the_next_reader_at_once(natty
             if len(got) < 1000:
                 await asyncio.sleep(0)
             first.stop()
-        rest = await asyncio.wait_for(collect(natty.pull(stream, "d"), 1000 - len(got)), 20)  # ack_wait is 30 s
+        rest = await asyncio.wait_for(collect(natty.pull(stream, "d"), 1000 - len(got)), PATIENCE)
         assert sorted(map(int, got + rest)) == list(range(1000))
 
 
+@pytest.mark.usefixtures("time_to_leave")
 async def test_stopping_in_full_flow_leaves_nothing_that_waits_for_ack_wait(natty, natty_name):
-    name, got = await fill(natty, natty_name("FLOW"), 5000, ack_wait=120.0), []
+    name, got = await fill(natty, natty_name("FLOW"), 5000, ack_wait=NEVER), []
     for _ in range(8):
         pull = natty.pull(name, "d", max_messages=500)
         async for batch in pull:
@@ -246,7 +259,7 @@ async def test_stopping_in_full_flow_leaves_nothing_that_waits_for_ack_wait(natt
             pull.finished(len(batch))
             pull.stop()
     pull = natty.pull(name, "d")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         async for batch in pull:
             got += batch.sequences
             pull.ack(batch.replies)
@@ -256,29 +269,31 @@ async def test_stopping_in_full_flow_leaves_nothing_that_waits_for_ack_wait(natt
     assert len(got) == 5000
 
 
-async def test_what_is_in_flight_at_stop_goes_to_the_next_reader_at_once(natty_proxy, natty, natty_name):
-    name = await fill(natty, natty_name("FLY"), 0)
-    async with Natty(**natty_proxy.options, ping_interval=60) as far:
-        pull = far.pull(name, "d")
+async def test_what_is_in_flight_at_stop_goes_to_the_next_reader_at_once(natty_proxy, natty, natty_name, monkeypatch):
+    monkeypatch.setattr(supply, "DRAIN_TIMEOUT", 0.2)
+    name = await fill(natty, natty_name("FLY"), 0, ack_wait=NEVER)
+    async with Natty(**PATIENT | natty_proxy.options) as far:
+        pull = far.pull(name, "d", **SLOW)
         task = asyncio.create_task(collect(pull, 1))
-        await asyncio.sleep(0.2)
+        await reaches(natty, name, num_waiting=1)
         natty_proxy.hold()
         await natty.publish(f"{name}.a", b"flies")
-        await asyncio.sleep(0.05)
+        await reaches(natty, name, num_ack_pending=1)
         pull.stop()
         assert await task == []
         natty_proxy.release()
-        assert await asyncio.wait_for(collect(natty.pull(name, "d"), 1), 20) == [b"flies"]
+        assert await asyncio.wait_for(collect(natty.pull(name, "d"), 1), PATIENCE) == [b"flies"]
 
 
 async def test_a_batch_that_was_naked_comes_again_after_the_delay(natty, natty_name):
-    name = await fill(natty, natty_name("NAK"), 3)
+    name = await fill(natty, natty_name("NAK"), 3, ack_wait=NEVER)
     pull = natty.pull(name, "d")
-    started, got = time.monotonic(), []
+    started, got, replies = time.monotonic(), [], []
     async for batch in pull:
         got += zip(batch.payloads, batch.deliveries, strict=True)
+        replies += batch.replies
         if len(got) == 3:
-            pull.nak(batch.replies, 0.5)
+            pull.nak(replies, 0.5)
         pull.finished(len(batch))
         if len(got) >= 6:
             pull.stop()
@@ -287,25 +302,26 @@ async def test_a_batch_that_was_naked_comes_again_after_the_delay(natty, natty_n
 
 
 async def test_in_progress_restarts_the_clock(natty, natty_name):
-    name = await fill(natty, natty_name("WPI"), 1, ack_wait=0.5)
-    pull = natty.pull(name, "d", tick=0.2)
-    replies, ticks = [], 0
-    async for batch in pull:
-        replies += batch.replies
-        pull.in_progress(replies)
-        ticks += 1
-        if ticks == 7:
-            pull.ack(replies)
-            pull.stop()
-    assert len(replies) == 1
+    """Of two messages one is kept alive while the other comes again twice; one try without a stall is proof enough."""
+    for ack_wait in (0.5, 2.0, 8.0, 30.0):
+        name = await fill(natty, natty_name("WPI"), 2, ack_wait=ack_wait)
+        pull, replies, deliveries = natty.pull(name, "d", tick=ack_wait / 5), [], []
+        async for batch in pull:
+            kept = [reply for reply, sequence in zip(batch.replies, batch.sequences, strict=True) if sequence == 1]
+            replies += kept
+            pull.in_progress(replies)
+            deliveries += zip(batch.sequences, batch.deliveries, strict=True)
+            if len(replies) > 1 or (2, 3) in deliveries:
+                pull.stop()
+        if len(replies) == 1:
+            return
+    raise AssertionError(f"the one kept alive came again, too: {deliveries}")
 
 
 async def test_a_request_that_the_consumer_refuses_is_told(natty, natty_name, caplog):
     name = await fill(natty, natty_name("LIMIT"), 3, max_batch=10)
     task = asyncio.create_task(collect(natty.pull(name, "d", max_messages=500), 3))
-    async with asyncio.timeout(3):
-        while "MaxRequestBatch" not in caplog.text:
-            await asyncio.sleep(0.05)
+    await until(lambda: "MaxRequestBatch" in caplog.text)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -321,12 +337,14 @@ async def test_a_breaking_reader_leaves_no_subscription_and_no_listener_behind(n
 
 
 async def test_a_cluster_node_that_dies_does_not_stop_the_delivery(nats_cluster, natty_name):
-    async with Natty(**nats_cluster.connect_options(), ping_interval=0.5) as natty:
+    async with Natty(**PATIENT | nats_cluster.connect_options()) as natty:
         name = natty_name("R3")
         await natty.ensure_stream(name, subjects=[f"{name}.>"], num_replicas=3)
         await fill_more(natty, name, 2000)
         await natty.ensure_consumer(name, "d", ack_wait=2.0)
-        leader = (await state(natty, name))["cluster"]["leader"]
+        leader = ""
+        while not leader:  # a machine that stands still may just have cost it its office
+            leader = (await state(natty, name))["cluster"].get("leader")
         node = next(server for server in nats_cluster if server.name == leader)
 
         async def accident():
@@ -335,16 +353,16 @@ async def test_a_cluster_node_that_dies_does_not_stop_the_delivery(nats_cluster,
 
         try:
             pull = natty.pull(name, "d", max_messages=200, **QUICK)
-            got = await asyncio.wait_for(collect(pull, 2000, meanwhile=accident()), 25)
+            got = await asyncio.wait_for(collect(pull, 2000, meanwhile=accident()), LONG)
             assert set(got) == {b"%d" % i for i in range(2000)}
         finally:
             await asyncio.to_thread(nats_cluster.start)
 
 
 async def fill_more(natty, name, count):
-    async with natty.publisher(name) as publisher:
+    async with natty.publisher(name, **FILLING) as publisher:
         for i in range(count):
-            await publisher.publish(f"{name}.{i}", b"%d" % i)
+            await publisher.publish(f"{name}.{i}", b"%d" % i, msg_id=f"{i}")
 
 
 @pytest.mark.parametrize("credit", [{"max_messages": 0}, {"max_bytes": 0}])

@@ -1,6 +1,7 @@
 import asyncio
 
 import pytest
+from patient import PATIENCE
 
 from natty import ConsumerExistsError, StreamExistsError, StreamNotFoundError, UnsupportedError
 from natty.errors import JetStreamError, WrongLastSequenceError
@@ -135,5 +136,5 @@ async def test_a_compare_and_set_against_another_writer_fails_by_number(natty, s
     subject = f"{stream}.a"
     await natty.publish(subject, b"theirs")
     with pytest.raises(WrongLastSequenceError) as caught:
-        await natty.jetstream.compare_and_set(stream, subject, b"ours", expected=0, nonce="n", timeout=2)
+        await natty.jetstream.compare_and_set(stream, subject, b"ours", expected=0, nonce="n", timeout=PATIENCE)
     assert caught.value.err_code == 10071

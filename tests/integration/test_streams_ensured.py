@@ -1,10 +1,10 @@
 """What `ensure_stream` and `ensure_consumer` change, and what they do while others are at it, or nobody answers."""
 
 import asyncio
-import time
-from pathlib import Path
+import os
 
 import pytest
+from patient import PATIENCE, PATIENT, until
 
 from natty import (
     ConsumerExistsError,
@@ -35,9 +35,7 @@ async def config(natty, stream):
 def pause(server):
     """Freeze a server and wait until the last of its threads has stopped: it answers no more."""
     server.pause()
-    states = Path(f"/proc/{server.pid}/task")
-    while any(stat.read_text().rpartition(")")[2].split()[0] != "T" for stat in states.glob("*/stat")):
-        time.sleep(0.01)
+    os.waitid(os.P_PID, server.pid, os.WSTOPPED | os.WNOWAIT)
 
 
 async def test_what_is_safe_is_changed_and_the_rest_is_kept(natty, stream):
@@ -194,60 +192,80 @@ async def test_lists_are_read_page_by_page(natty, stream):
     assert stream in [one["config"]["name"] for one in (await all_streams(natty.jetstream)).found]
 
 
-async def test_a_server_that_does_not_answer_for_a_while_is_asked_again(natty_tls, nats_server_binary):
+class Tries:
+    """Short tries, counted by what is asked, until there is no `hurry` any more."""
+
+    def __init__(self, natty, monkeypatch):
+        self.asked, self._patch, self._request = [], monkeypatch, natty.jetstream.request
+        monkeypatch.setattr(natty.jetstream, "request", self._counted)
+        monkeypatch.setattr(module, "WITHIN", 2 * PATIENCE)
+        monkeypatch.setattr(module, "ONE_TRY", 0.2)
+
+    async def _counted(self, subject, *arguments, **options):
+        self.asked.append(subject)
+        return await self._request(subject, *arguments, **options)
+
+    def no_hurry(self):
+        """Let the tries that follow take as long as they do."""
+        self._patch.setattr(module, "ONE_TRY", 5.0)
+
+
+async def test_a_server_that_does_not_answer_for_a_while_is_asked_again(natty_tls, nats_server_binary, monkeypatch):
     """Longer than one try takes: what is asked only once would end in RequestTimeoutError."""
     with NatsServer(tls_files=natty_tls, binary=nats_server_binary) as server:
-        async with Natty(**server.connect_options(), ping_interval=30.0) as natty:
+        async with Natty(**server.connect_options(), **PATIENT) as natty:
+            tries = Tries(natty, monkeypatch)
             pause(server)
             making = asyncio.create_task(natty.ensure_stream("S", subjects=["s"]))
-            await asyncio.sleep(module.ONE_TRY + 0.5)
+            await until(lambda: making.done() or len(tries.asked) >= 3)
             assert not making.done()
+            tries.no_hurry()
             server.resume()
-            async with asyncio.timeout(25):
-                assert (await making)["subjects"] == ["s"]
+            assert (await making)["subjects"] == ["s"]
 
 
-async def test_a_server_that_restarts_meanwhile_is_waited_for(natty_tls, nats_server_binary):
+async def test_a_server_that_restarts_meanwhile_is_waited_for(natty_tls, nats_server_binary, monkeypatch):
+    monkeypatch.setattr(module, "WITHIN", 2 * PATIENCE)
     with NatsServer(tls_files=natty_tls, binary=nats_server_binary) as server:
-        async with Natty(**server.connect_options()) as natty:
+        async with Natty(**server.connect_options(), **PATIENT) as natty:
             await natty.ensure_stream("S", subjects=["s"])
             await asyncio.to_thread(server.kill)
             making = asyncio.create_task(natty.ensure_consumer("S", "d", ack_wait=7))
             await asyncio.sleep(0.2)
             await asyncio.to_thread(server.start)
-            async with asyncio.timeout(25):
-                assert (await making)["ack_wait"] == 7 * 10**9
+            assert (await making)["ack_wait"] == 7 * 10**9
 
 
 async def test_a_server_that_never_answers_is_given_up(natty_tls, nats_server_binary, monkeypatch):
     monkeypatch.setattr(module, "WITHIN", 0.3)
     monkeypatch.setattr(module, "ONE_TRY", 0.1)
     with NatsServer(tls_files=natty_tls, binary=nats_server_binary) as server:
-        async with Natty(**server.connect_options(), ping_interval=30.0) as natty:
+        async with Natty(**server.connect_options(), **PATIENT) as natty:
             pause(server)
             with pytest.raises((RequestTimeoutError, NotConnectedError)):
                 await natty.ensure_stream("S", subjects=["s"])
             server.resume()
 
 
-async def test_a_cluster_without_a_majority_is_waited_for(nats_cluster):
-    async with Natty(**nats_cluster.connect_options()) as natty:
+async def test_a_cluster_without_a_majority_is_waited_for(nats_cluster, monkeypatch):
+    async with Natty(**nats_cluster.connect_options(), **PATIENT) as natty:
         await natty.ensure_stream("WAITS", subjects=["waits.>"], num_replicas=3)
         others = [server for server in nats_cluster if str(server.port) not in natty.connection._url]
         for server in others:
             await asyncio.to_thread(server.kill)
+        tries = Tries(natty, monkeypatch)
         making = asyncio.gather(
             natty.ensure_stream("WAITS", description="widened"),
             natty.ensure_stream("WAITS_TOO", subjects=["waits_too"], num_replicas=3),
             natty.ensure_consumer("WAITS", "d", ack_wait=7),
         )
         try:
-            await asyncio.sleep(2 * module.ONE_TRY)
+            await until(lambda: making.done() or len(tries.asked) >= 9)
             assert not making.done()
         finally:
             await asyncio.to_thread(nats_cluster.start)
-        async with asyncio.timeout(30):
-            widened, made, consumer = await making
+        tries.no_hurry()
+        widened, made, consumer = await making
         assert (widened["description"], made["num_replicas"], consumer["ack_wait"]) == ("widened", 3, 7 * 10**9)
         for name in ("WAITS", "WAITS_TOO"):
             await natty.delete_stream(name)

@@ -6,12 +6,13 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 import pytest
+from electing import LONG, vacated
+from patient import NEVER, PATIENCE, PATIENT
 from prometheus_client.parser import text_string_to_metric_families
 
 from natty import ConfigError, Natty, httpd, telemetry
 from natty.httpd import Answer, serving
 
-PATIENCE = 30.0  # seconds
 QUICK = {"heartbeat": 0.4, "expires": 1.0}  # seconds: a stall shows after two heartbeats
 ANY = "127.0.0.1:0"
 LARGE = 64 * 1024 * 1024  # bytes: no socket takes that without a reader
@@ -61,6 +62,12 @@ async def until(condition):
 
 
 # The HTTP.
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """Clients that come late are no slow clients, unless a test says so."""
+    monkeypatch.setattr(httpd, "TIMEOUT", NEVER)
 
 
 @pytest.fixture
@@ -182,7 +189,7 @@ async def test_what_a_handler_and_publishers_did_is_shown(natty, natty_name, sta
     name = natty_name("SHOWN")
     await natty.ensure_stream(name, subjects=[f"{name}.*"])
     for _ in range(2):
-        async with natty.publisher(name, path="window") as publisher:
+        async with natty.publisher(name, path="window", ack_timeout=PATIENCE) as publisher:
             for number in range(10):
                 await publisher.publish(f"{name}.x", b"%d" % number, msg_id=f"{number}")
 
@@ -220,7 +227,7 @@ async def test_no_label_is_a_subject(natty, natty_name, start):
     await natty.ensure_stream(name, subjects=[f"{name}.*"])
     async with telemetry.serve(natty, ANY) as port:
         consumption, _ = start(name, lambda message: None)
-        await natty.publish_async(f"{name}.subject", b"")
+        await natty.publish_async(f"{name}.subject", b"", msg_id="1")
         await until(lambda: asyncio.sleep(0, consumption.handled == 1))
         _, _, body = await get(port, "/metrics")
     assert name.encode() in body
@@ -232,7 +239,7 @@ async def test_a_failed_message_of_a_publisher_is_shown(natty, natty_name):
     await natty.ensure_stream(name, subjects=[f"{name}.*"], max_msgs=1, discard="new")
     failures = []
     async with telemetry.serve(natty, ANY) as port:
-        async with natty.publisher(name, path="window") as publisher:
+        async with natty.publisher(name, path="window", ack_timeout=PATIENCE) as publisher:
             publisher._on_failure = failures.append
             for _ in range(3):
                 await publisher.publish(f"{name}.x", b"")
@@ -244,9 +251,9 @@ async def test_a_failed_message_of_a_publisher_is_shown(natty, natty_name):
 
 
 async def test_the_leader_is_shown_while_it_leads(natty, natty_name):
-    name = natty_name("duty")
+    name = await vacated(natty, natty_name("duty"))
     async with telemetry.serve(natty, ANY) as port:
-        async with natty.leader(name, lease=5.0):
+        async with natty.leader(name, lease=LONG):
             assert (await figures(port))["natty_leader", name] == 1
         after = await figures(port)
     assert repr(natty.connection.observed) == "Observed(0 parts)"
@@ -258,7 +265,7 @@ async def test_readiness_and_metrics_tell_a_stall_and_its_end(natty_proxy, natty
     name = natty_name("STALL")
     await natty.ensure_stream(name, subjects=[f"{name}.>"])
     await natty.ensure_consumer(name, "d")
-    async with Natty(**natty_proxy.options, ping_interval=600) as far, telemetry.serve(far, ANY) as port:
+    async with Natty(**natty_proxy.options, **PATIENT) as far, telemetry.serve(far, ANY) as port:
         pulls = partial(far.connection.observed.totals, telemetry.PULL)
         async with reading(far.pull(name, "d", **QUICK)):
             await until(lambda: asyncio.sleep(0, telemetry.not_ready(far) == [] and (name, "d") in pulls()))
@@ -290,7 +297,7 @@ async def test_readiness_and_metrics_tell_a_stall_and_its_end(natty_proxy, natty
 
 
 async def test_readiness_and_metrics_tell_a_lost_connection_and_its_return(natty_proxy):
-    async with Natty(**natty_proxy.options) as far, telemetry.serve(far, ANY) as port:
+    async with Natty(**natty_proxy.options, **PATIENT) as far, telemetry.serve(far, ANY) as port:
         await natty_proxy.cut()
 
         async def cut():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import nats
 import pytest
+from patient import PATIENCE
 
 from natty.errors import NattyError
 from natty.testing import NatsServer, Proxy, ServerBinaryError, ServerOptions, ServerStartError, find_server
@@ -28,24 +29,32 @@ async def connect(options, **more):
             options["servers"],
             tls=context,
             tls_handshake_first=options.get("tls_first", False),
-            **{"allow_reconnect": False, **more},
+            **{"allow_reconnect": False, "connect_timeout": PATIENCE, **more},
         ),
-        10,
+        PATIENCE,
     )
 
 
 async def close(connection):
-    await asyncio.wait_for(connection.close(), 5)
+    await asyncio.wait_for(connection.close(), PATIENCE)
 
 
 def info(server):
-    return ask(server.options, server.port, server.tls_files, "$JS.API.INFO", timeout=5)
+    return ask(server.options, server.port, server.tls_files, "$JS.API.INFO", timeout=PATIENCE)
+
+
+def wait_until(condition):
+    """Wait until a condition holds, or say that it never did."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 async def test_a_client_with_the_given_options_publishes_over_mutual_tls(nats_server, natty_name):
     connection = await connect(nats_server.connect_options())
     try:
-        jetstream = connection.jetstream()
+        jetstream = connection.jetstream(timeout=PATIENCE)
         stream = natty_name("ORDERS")
         await jetstream.add_stream(name=stream, subjects=[stream])
         stored = await jetstream.publish(stream, b"one")
@@ -85,7 +94,7 @@ async def test_handshake_first_and_users_reach_the_client_options():
 def test_a_restarted_server_keeps_its_port_and_its_streams():
     with NatsServer() as server:
         stream = {"name": "KEPT", "subjects": ["kept"], "storage": "file", "retention": "limits", "num_replicas": 1}
-        ask(server.options, server.port, server.tls_files, "$JS.API.STREAM.CREATE.KEPT", stream, timeout=5)
+        ask(server.options, server.port, server.tls_files, "$JS.API.STREAM.CREATE.KEPT", stream, timeout=PATIENCE)
         port = server.port
         server.restart()
         assert server.port == port
@@ -100,6 +109,8 @@ def test_a_restarted_server_keeps_its_port_and_its_streams():
 def test_a_paused_server_answers_again_when_resumed():
     with NatsServer() as server:
         server.pause()
+        assert "State:\tT" in Path(f"/proc/{server.pid}/status").read_text()  # at once
+        server.pause()
         with pytest.raises(NoAnswerError):
             ask(server.options, server.port, server.tls_files, "$JS.API.INFO", timeout=0.3)
         assert server.alive
@@ -113,10 +124,7 @@ def test_a_paused_server_answers_again_when_resumed():
 def test_a_lame_duck_leaves():
     with NatsServer(ServerOptions(jetstream=False, config='lame_duck_grace_period: "100ms"')) as server:
         server.lame_duck()
-        deadline = time.monotonic() + 10
-        while server.alive and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert not server.alive
+        wait_until(lambda: not server.alive)
         assert "lame duck" in server.log().lower()
 
 
@@ -142,17 +150,14 @@ def test_a_server_dies_with_the_process_that_started_it(tmp_path):
         thread.join()
         time.sleep(0.3)
         print(started[0].pid if started[0].alive else "died with its thread", flush=True)
-        time.sleep(60)
+        time.sleep(3600)
     """)
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "NATS_SERVER_BIN": str(find_server())}
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environ) as parent:
         child = int(parent.stdout.readline())
         os.kill(parent.pid, signal.SIGKILL)
-        parent.wait(5)
-    deadline = time.monotonic() + 5
-    while _runs(child) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not _runs(child)
+        parent.wait(PATIENCE)
+    wait_until(lambda: not _runs(child))
 
 
 def _runs(pid):
@@ -174,17 +179,17 @@ def test_a_cluster_places_streams_on_all_nodes_and_survives_one(nats_cluster, na
     stream = {"name": natty_name("R3"), "storage": "file", "retention": "limits", "num_replicas": 3}
     stream["subjects"] = [stream["name"]]
     first, second, third = nats_cluster
-    created = ask(
-        first.options, first.port, first.tls_files, f"$JS.API.STREAM.CREATE.{stream['name']}", stream, timeout=10
-    )
-    assert len(created["cluster"]["replicas"]) == 2
+    wait_until(lambda: len(_placed(first, stream).get("replicas", [])) == 2)
     third.kill()
     assert repr(nats_cluster) == "<NatsCluster natty 2 of 3 alive>"
     nats_cluster.start()
-    deadline = time.monotonic() + 20
-    while not _has_leader(second, stream["name"]) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert _has_leader(second, stream["name"])
+    wait_until(lambda: _has_leader(second, stream["name"]))
+
+
+def _placed(server, stream):
+    """Create the stream and return where it lies; nowhere while the cluster elects a leader."""
+    subject = f"$JS.API.STREAM.CREATE.{stream['name']}"
+    return ask(server.options, server.port, server.tls_files, subject, stream, timeout=PATIENCE).get("cluster", {})
 
 
 def _has_leader(server, stream):
@@ -198,7 +203,7 @@ def _has_leader(server, stream):
 async def test_a_proxy_passes_tls_through(natty_proxy):
     connection = await connect(natty_proxy.options)
     assert natty_proxy.connections == 1
-    assert await connection.rtt() < 5
+    await connection.flush(PATIENCE)
     await close(connection)
 
 
@@ -210,7 +215,7 @@ async def test_a_cut_proxy_closes_connections_and_refuses_new_ones_until_restore
 
     connection = await connect(natty_proxy.options, closed_cb=closed)
     await natty_proxy.cut()
-    await asyncio.wait_for(lost.wait(), 5)
+    await asyncio.wait_for(lost.wait(), PATIENCE)
     await close(connection)
     with pytest.raises(OSError):
         await asyncio.open_connection(natty_proxy.host, natty_proxy.port)
@@ -262,24 +267,24 @@ async def test_a_proxy_holds_bytes_and_delivers_them_late(link, echo):
     await asyncio.sleep(0.1)
     assert echo.received == b""
     proxy.release()
-    assert await asyncio.wait_for(reader.readexactly(5), 5) == b"later"
+    assert await asyncio.wait_for(reader.readexactly(5), PATIENCE) == b"later"
 
 
 async def test_a_proxy_delays_each_direction_without_slowing_the_flow(link):
     proxy, reader, writer = link
-    proxy.delay(0.1)
+    proxy.delay(0.6)
     began = time.monotonic()
-    for _ in range(20):
+    for _ in range(100):
         writer.write(b"x")
-        await asyncio.sleep(0.005)
-    await asyncio.wait_for(reader.readexactly(20), 5)
-    assert 0.2 <= time.monotonic() - began < 4.0  # one after the other, they would take this long
+        await asyncio.sleep(0.002)
+    await asyncio.wait_for(reader.readexactly(100), 25)  # one after the other, those that it holds would take 38 s
+    assert time.monotonic() - began >= 1.2
 
 
 async def test_a_half_open_proxy_accepts_and_answers_nothing_and_closes_nothing(link, echo):
     proxy, reader, writer = link
     writer.write(b"before")
-    await asyncio.wait_for(reader.readexactly(6), 5)
+    await asyncio.wait_for(reader.readexactly(6), PATIENCE)
     proxy.half_open()
     writer.write(b"into the void")
     new_reader, new_writer = await asyncio.open_connection(proxy.host, proxy.port)
@@ -312,7 +317,7 @@ async def _send_megabytes(writer, count):
 
 async def _ended(reader):
     try:
-        return await asyncio.wait_for(reader.read(1), 5) == b""
+        return await asyncio.wait_for(reader.read(1), PATIENCE) == b""
     except ConnectionError:
         return True
 
@@ -339,7 +344,7 @@ PLUGIN_TEST = """
         assert natty_tls.ca.read_bytes() == natty_ca.cert_pem
         options = natty_proxy.options
         context = client_context(ca=options["tls_ca"], cert=options["tls_cert"], key=options["tls_key"])
-        connection = await nats.connect(options["servers"], tls=context)
+        connection = await nats.connect(options["servers"], tls=context, connect_timeout=60)
         await connection.close()
 
     @pytest.mark.asyncio

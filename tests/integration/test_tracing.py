@@ -11,11 +11,11 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
+from patient import NEVER, PATIENCE
 
 from natty import AtomicMessage, PublishError, tracing
 from natty.cli.run import LogFormat, configure_logging
 
-PATIENCE = 30.0  # seconds
 OWN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -92,10 +92,10 @@ async def test_a_handler_continues_the_trace_of_the_publisher(natty, stream, spa
 
 
 async def test_each_message_of_a_publisher_has_a_span(natty, stream, spans):
-    async with natty.publisher(stream) as publisher:
+    async with natty.publisher(stream, ack_timeout=PATIENCE) as publisher:
         await publisher.publish(f"{stream}.x", b"")
         await publisher.publish(f"{stream}.y", b"", headers={"Mine": "kept"})
-    await natty.publish_async(f"{stream}.z", b"")
+    await natty.publish_async(f"{stream}.z", b"", msg_id="1")
     await natty.flush_publishers()
     created = named(spans, f"create {stream}")
     assert [span.attributes["messaging.destination.name"] for span in created] == [f"{stream}.{one}" for one in "xyz"]
@@ -117,7 +117,7 @@ async def test_an_atomic_batch_is_one_span(natty, stream, spans):
 async def test_a_batch_of_a_handler_is_one_span_with_a_link_for_each_message(natty, stream, spans, start):
     for number in range(3):
         await natty.publish(f"{stream}.{number}", b"")
-    start(stream, lambda messages: None, batch=3, batch_wait=PATIENCE)
+    start(stream, lambda messages: None, batch=3, batch_wait=NEVER)
     (consumer,) = await until_named(spans, f"process {stream}", 1)
     producers = named(spans, "publish")
     assert len({span.context.trace_id for span in producers}) == 3
@@ -129,7 +129,7 @@ async def test_a_batch_of_a_handler_is_one_span_with_a_link_for_each_message(nat
 async def test_the_callers_own_context_is_never_overwritten(natty, stream, spans, start):
     for name in ("traceparent", "Traceparent"):
         await natty.publish(f"{stream}.x", b"", headers={name: OWN})
-        async with natty.publisher(stream) as publisher:
+        async with natty.publisher(stream, ack_timeout=PATIENCE) as publisher:
             await publisher.publish(f"{stream}.x", b"", headers={name: OWN})
         await natty.publish_atomic([AtomicMessage(subject=f"{stream}.x", headers={name: OWN})])
     for sequence in range(1, 7):
@@ -146,10 +146,10 @@ async def test_a_failure_ends_the_span_as_failed_and_the_retry_has_its_own(natty
         if message.deliveries == 1:
             raise LookupError("no such order")
         if message.deliveries == 2:
-            await asyncio.sleep(PATIENCE)
+            await asyncio.sleep(NEVER)
 
     await natty.publish(f"{stream}.x", b"")
-    start(stream, handle, retries=[0.01, 0.01], timeout=1.0)
+    start(stream, handle, retries=[0.01, 0.01], timeout=0.1)
     failed, late, good = await until_named(spans, f"process {stream}", 3)
     assert failed.status.status_code is StatusCode.ERROR
     assert "no such order" in failed.status.description
@@ -171,8 +171,10 @@ async def test_a_handler_that_is_cut_short_has_failed(spans):
 
 
 async def test_a_publish_that_fails_ends_its_span_as_failed(natty, natty_name, spans):
-    with pytest.raises(PublishError):
-        await natty.publish(natty_name("nowhere"), b"", timeout=0.2)
+    stream = natty_name("SMALL")
+    await natty.ensure_stream(stream, subjects=[stream], max_msg_size=1)
+    with pytest.raises(PublishError, match="message size exceeds"):
+        await natty.publish(stream, b"too large")
     (span,) = named(spans, "publish")
     assert span.status.status_code is StatusCode.ERROR
     assert span.attributes["error.type"] == "PublishError"

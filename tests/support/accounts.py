@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import time
+from math import ceil
 
 import nkeys
 
@@ -45,10 +46,10 @@ class Operator:
         self.config = f"operator: {trusted}\nresolver: MEMORY\nresolver_preload: {{ {preloaded} }}"
 
     def credentials(self, path, *, seconds):
-        """Write a new user's credentials file, which expires after so many seconds."""
+        """Write a new user's credentials file, which expires after so many seconds, no earlier."""
         seed, user = _pair(nkeys.PREFIX_BYTE_USER)
         unlimited = {"pub": {}, "sub": {}, **dict.fromkeys(["subs", "data", "payload"], -1)}
-        token = _sign(self._account, user, {"type": "user", **unlimited}, exp=int(time.time() + seconds))
+        token = _sign(self._account, user, {"type": "user", **unlimited}, exp=ceil(time.time() + seconds))
         path.write_text(
             f"-----BEGIN NATS USER JWT-----\n{token}\n------END NATS USER JWT------\n\n"
             f"-----BEGIN USER NKEY SEED-----\n{seed.decode()}\n------END USER NKEY SEED------\n"

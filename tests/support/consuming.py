@@ -1,10 +1,15 @@
 """What the tests of consuming share: streams with numbered messages, handlers that take notes, waiting for events."""
 
 import asyncio
+import secrets
+
+from patient import NEVER, PATIENCE
 
 from natty import ConsumerNotFoundError
+from natty.observed import PULL
 
-SOON = 25.0  # seconds; below the ack_wait of 30 s, so that what comes in time was handed over and did not run out
+ACK_WAIT = 0.5  # seconds: what is not kept alive comes again while a test looks on
+HANDED_BACK = {"ack_wait": NEVER}  # settings of a consumer: what comes again was handed back and did not run out
 
 
 async def fill(natty, name, count, *, subject=lambda number: number, payload=lambda number: b"%d" % number, **settings):
@@ -20,7 +25,7 @@ async def info(natty, stream, durable="d"):
     return await natty.jetstream.request(f"CONSUMER.INFO.{stream}.{durable}")
 
 
-async def until(condition, within=SOON):
+async def until(condition, within=PATIENCE):
     """Wait until a plain or a coroutine function says yes."""
     async with asyncio.timeout(within):
         while True:
@@ -43,12 +48,46 @@ async def until_settled(natty, stream, durable="d"):
     await until(settled)
 
 
-class Handler:
-    """Notes what it is given; `slow` seconds for each, and `gate` keeps it from ending."""
+async def outlast_ack_wait(stream, start):
+    """Return when a message that is not kept alive for ACK_WAIT has come again twice: to another consumer."""
+    handler = Handler()
+    handler.gate.clear()
+    consumer = {"ack_wait": ACK_WAIT, "deliver_policy": "last"}
+    options = {"consumer": consumer, "keep_alive": False, "dead_letters": False}
+    other, task = start(stream, handler, secrets.token_hex(4), **options)
+    await until(lambda: other.redelivered >= 2)
+    handler.gate.set()
+    other.stop()
+    await task
 
-    def __init__(self, *, slow=0.0):
+
+async def until_outlived(consumption, stream, start):
+    """Wait until nothing came again to a consumption of ACK_WAIT and without `max_deliver` in such a time.
+
+    When we stand still ourselves its messages do come again, and the next time is looked at. Those that are not kept
+    alive come again in each of them.
+    """
+
+    async def outlived():
+        before = consumption.redelivered
+        await outlast_ack_wait(stream, start)
+        return consumption.redelivered == before
+
+    await until(outlived)
+
+
+async def end_redeliveries(natty, stream):
+    """Have no message of the consumer run out any more; return when those that did have arrived."""
+    await natty.ensure_consumer(stream, "d", ack_wait=NEVER)
+    delivered = (await info(natty, stream))["delivered"]["consumer_seq"]
+    await until(lambda: natty.connection.observed.totals(PULL)[stream, "d"]["counts.delivered"] >= delivered)
+
+
+class Handler:
+    """Notes what it is given; `gate` keeps it from ending."""
+
+    def __init__(self):
         self.got, self.done, self.running, self.most = [], [], 0, 0
-        self.slow = slow
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -57,7 +96,6 @@ class Handler:
         self.running += 1
         self.most = max(self.most, self.running)
         try:
-            await asyncio.sleep(self.slow)
             await self.gate.wait()
         finally:
             self.running -= 1

@@ -3,9 +3,9 @@
 import asyncio
 from contextlib import asynccontextmanager
 
-from natty.kv import Entry, Gone, PictureComplete
+from patient import PATIENCE
 
-WITHIN = 30.0  # seconds that anything may take before a test gives up
+from natty.kv import Entry, Gone, PictureComplete
 
 
 class Seen:
@@ -33,7 +33,7 @@ class Seen:
 
     async def until(self, condition):
         try:
-            async with asyncio.timeout(WITHIN):
+            async with asyncio.timeout(PATIENCE):
                 while not condition(self):
                     self._moved.clear()
                     moved = asyncio.create_task(self._moved.wait())
@@ -43,7 +43,7 @@ class Seen:
                         self.task.result()
                         assert condition(self), self
         except TimeoutError:
-            raise AssertionError(f"not within {WITHIN} s: {self}") from None
+            raise AssertionError(f"not within {PATIENCE} s: {self}") from None
         return self
 
     async def complete(self, pictures=1):

@@ -48,14 +48,16 @@ def test_an_unknown_setting_is_named_with_those_there_are(home):
         resolve({"serverz": "x"}, environment=home[1])
 
 
+@pytest.mark.parametrize("name", ["timeout", "connect_timeout"])
 @pytest.mark.parametrize(("text", "seconds"), [("5s", 5.0), ("500ms", 0.5), ("1.5m", 90.0), ("7", 7.0)])
-def test_a_timeout_in_the_environment_has_a_unit(home, text, seconds):
-    assert resolve(environment=home[1] | {"NATS_TIMEOUT": text}).timeout == seconds
+def test_a_timeout_in_the_environment_has_a_unit(home, name, text, seconds):
+    assert getattr(resolve(environment=home[1] | {f"NATS_{name.upper()}": text}), name) == seconds
 
 
-def test_a_timeout_that_is_none_is_refused(home):
-    with pytest.raises(ConfigError, match="write 5s"):
-        resolve(environment=home[1] | {"NATS_TIMEOUT": "soon"})
+@pytest.mark.parametrize("name", ["timeout", "connect_timeout"])
+def test_a_timeout_that_is_none_is_refused(home, name):
+    with pytest.raises(ConfigError, match=rf"^{name} \(NATS_{name.upper()}\) is 'soon'.*write 5s"):
+        resolve(environment=home[1] | {f"NATS_{name.upper()}": "soon"})
 
 
 def test_several_urls_may_be_a_list_or_have_commas(home):
