@@ -45,18 +45,17 @@ class Publisher:
         *,
         on_failure: Callable[[PublishError], None] | None = None,
     ) -> None:
-        self.options = options or PublisherOptions()
-        self.stream = stream
+        self.stream, self.options = stream, options or PublisherOptions()
         self.stored = self.failed = self.duplicates = 0
         self.failures: list[PublishError] = []
         self.subjects: tuple[str, ...] = ()  # of the stream, as it was when this publisher was opened
         self._on_failure = on_failure or self.failures.append
         self._traced = tracing.creating(stream)
-        self._jetstream = jetstream
-        self._connection = jetstream.connection
+        self._jetstream, self._connection = jetstream, jetstream.connection
         self._offered = self._fast = False
+        self._settling = False  # what was in doubt is sent again, each message with an ack of its own
         self._waiting: dict[int, Waiting] = {}
-        self._waiting_bytes = 0
+        self._waiting_bytes = self._unwritten = 0
         self._number = 0  # of the last message taken
         self._base = 0  # the message number before the current fast batch
         self._inbox = self._flow_prefix = b""
@@ -65,7 +64,6 @@ class Publisher:
         self._look: asyncio.TimerHandle | None = None
         self._healing: asyncio.Future[None] | None = None
         self._progress = asyncio.Event()
-        self._unwritten = 0
         self._repairing = asyncio.Lock()
         self._broken = ""
         self._room = self.options.window  # lowered where the server slows fast ingest down
@@ -143,7 +141,7 @@ class Publisher:
     def _may_send(self) -> bool:
         """Whether the next message can go: there is room, and what was sent before is not in question."""
         full = len(self._waiting) >= self._room or self._waiting_bytes >= self.options.window_bytes
-        return not (full or self._broken or self._ended) or not self._waiting
+        return not (full or self._broken or self._ended or self._settling) or not self._waiting
 
     async def flush(self) -> None:
         """Return when every message taken so far is stored. PublishError: some are not; it names the first of them."""
@@ -158,9 +156,9 @@ class Publisher:
             )
 
     def _be_fast_again(self) -> None:
-        """Use fast ingest again after a refusal, once the refused messages are dealt with."""
+        """Use fast ingest again, once the messages that were refused or in doubt are dealt with."""
         if self._offered and not self._fast and not self._waiting:
-            self._fast = True
+            self._fast, self._settling = True, False
             self._open_inbox()
 
     async def _write(self) -> None:
@@ -205,6 +203,8 @@ class Publisher:
                 await asyncio.sleep(RETRY_DELAY)
                 return
             reason, self._broken = self._broken, ""
+            if self._fast and any(message.in_doubt for message in self._waiting.values()):
+                self._fast, self._settling = False, True  # a fast batch takes a message that is being stored for stored
             self._open_inbox()
             for number, message in list(self._waiting.items()):
                 if message.in_doubt and not message.msg_id:
@@ -227,10 +227,8 @@ class Publisher:
         if self._subscription is not None:
             self._subscription.close()
         self._inbox = self._connection.new_inbox()
-        self._base = self._number
-        self._ended = False
-        sink = self._fast_answers if self._fast else self._window_answers
-        inbox = self._inbox
+        self._base, self._ended = self._number, False
+        sink, inbox = self._fast_answers if self._fast else self._window_answers, self._inbox
         self._flow_prefix = flow_prefix(inbox, max(1, self.options.window // _OUTSTANDING))
         self._subscription = self._connection.subscribe(inbox.decode() + ".>", lambda raw: sink(inbox, raw))
 
@@ -340,6 +338,8 @@ class Publisher:
             number = int(subject[prefix:])
             if number in self._waiting:
                 self._window_answer(number, block, payload)
+        if self._settling:
+            self._be_fast_again()
         self._progress.set()
 
     def _window_answer(self, number: int, block: bytes, payload: bytes) -> None:
