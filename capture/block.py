@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Any
 
 from capture.errors import ConfigError
 from capture.record import Records
@@ -21,7 +22,7 @@ DAY = 86_400  # seconds
 
 AGE, MESSAGES, BYTES, MEMORY, PENDING, STOP = "age", "messages", "bytes", "memory", "pending", "stop"
 
-Groups = list[tuple[str, int, Records]]
+Groups = list[tuple[str, int, Records[Any]]]
 """(key, start of the interval in Unix seconds, the records of both)."""
 
 
@@ -69,7 +70,7 @@ class SealedBlock:
     key: str
     interval: int
     """Its start, in Unix seconds."""
-    records: Records
+    records: Records[Any]
     reason: str
     """Why it was sealed: "age", "messages", "bytes", "memory", "pending" or "stop"."""
 
@@ -100,7 +101,7 @@ class _OpenBlock:
 
     def __init__(self, opened: float) -> None:
         self.opened = opened
-        self.records = Records()
+        self.records: Records[Any] = Records()
         self.bytes = 0
 
     @property
@@ -142,7 +143,7 @@ class OpenBlocks:
         sealed: list[SealedBlock] = []
         for key, interval, records in groups:
             where = records.stream, key, interval
-            rest = replace(records, values=[None] * len(records))  # the payload is kept, its decoded twin is not
+            rest = replace(records, values=[None] * len(records), keys=None)  # the payload is kept, its twin is not
             while len(rest):
                 rest, reason = self._fill(where, rest, now)
                 if reason:
@@ -168,7 +169,7 @@ class OpenBlocks:
         """Return every open block: capture stops."""
         return [self._seal(where, STOP) for where in list(self._open)]
 
-    def _fill(self, where: Where, records: Records, now: float) -> tuple[Records, str]:
+    def _fill(self, where: Where, records: Records[Any], now: float) -> tuple[Records[Any], str]:
         """Append what fits to the block; return what is left over, and why the block is full, or ""."""
         block = self._open.get(where)
         if block is None:
@@ -185,7 +186,7 @@ class OpenBlocks:
         self._memory += size + RECORD_MEMORY * len(records)
         return rest, reason
 
-    def _fitting(self, block: _OpenBlock, records: Records) -> tuple[int, str]:
+    def _fitting(self, block: _OpenBlock, records: Records[Any]) -> tuple[int, str]:
         """Return how many of the first records the block can take, and why it is full with them, or ""."""
         fits, reason = len(records), ""
         if len(block.records) + fits >= self.limits.max_messages:
@@ -230,17 +231,17 @@ def _memory(block: _OpenBlock) -> int:
     return block.memory
 
 
-def _size(records: Records) -> int:
+def _size(records: Records[Any]) -> int:
     columns = records.payloads, records.header_blocks, records.subjects
     return sum(sum(map(len, column)) for column in columns)
 
 
-def _sizes(records: Records) -> Iterator[int]:
+def _sizes(records: Records[Any]) -> Iterator[int]:
     columns = zip(records.payloads, records.header_blocks, records.subjects, strict=True)
     return (len(payload) + len(headers) + len(subject) for payload, headers, subject in columns)
 
 
-def _ordered(records: Records) -> Records:
+def _ordered(records: Records[Any]) -> Records[Any]:
     if records.sequences == sorted(records.sequences):
         return records
     return records.select(sorted(range(len(records)), key=records.sequences.__getitem__))

@@ -9,14 +9,19 @@ from uuid import uuid4
 
 import msgspec
 
-from capture.errors import CompactionError, ConfigError, Fenced
-from capture.manifest import Head, HeadPointer, Manifest, Retired, Stored, commit_manifest, current, table_path
+from capture import chain
+from capture.chain import Head, HeadPointer, HeadReader, Retired, current, old_documents
+from capture.errors import CompactionError, ConfigError, ManifestError, NotSwept
+from capture.manifest import TABLE, Manifest, Stored, table_path
+from capture.picture import Picture
 from capture.sequences import Sequences
-from capture.stores.contract import Store
+from capture.stores.contract import Listing, Store
+from capture.table import Table, first_table, unforgotten
 
 SMALL = 0.75
 """A table file below this part of the target size is merged again when blocks of its bin arrive."""
-COMMIT_ATTEMPTS = 5
+MERGED = {"parquet", "ndjson"}
+"""The formats of blocks that the table takes in. Blocks of others stay as they are: CSV lacks payloads."""
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +63,7 @@ class Policy:
     """When blocks are merged, and into files of which size.
 
     A bin is due with `min_files` blocks, or when its oldest block has waited `max_wait` seconds (0: at once). A run
-    takes at most `max_groups`; a run that lasted longer than the sweep's grace would find its outputs removed.
+    takes at most `max_groups`.
     """
 
     target_bytes: int = 128 * 1024 * 1024
@@ -75,7 +80,7 @@ class Policy:
 class CompactReport:
     """What a compaction did; all zero if nothing was due. `head` is the committed one."""
 
-    head: Head | None
+    head: Head
     groups: int = 0
     inputs: int = 0
     outputs: int = 0
@@ -95,27 +100,28 @@ def new_name() -> str:
 
 
 def plan(
-    manifest: Manifest, policy: Policy, *, now: float, token: int, unique: Callable[[], str] = new_name
+    picture: Picture, policy: Policy, *, now: float, token: int, unique: Callable[[], str] = new_name
 ) -> list[Group]:
     """Return what to merge, oldest first; pure but for the names that `unique` gives.
 
     Each (stream, sequence) is in the table once, by construction: a group leaves out what table files that it does not
     replace hold, and what an earlier group of the plan takes. Any part of a plan may be carried out without the rest.
     """
-    cuts = [cut for one in _bins(manifest, policy, now) for cut in _cut(one, policy.target_bytes)]
-    tabled = {one.path for one in manifest.table}
+    cuts = [cut for one in _bins(picture, policy, now) for cut in _cut(one, policy.target_bytes)]
+    tabled = {one.path for one in picture.files}
     due = [cut for cut in cuts if any(one.path not in tabled for one in cut)]
     due.sort(key=lambda cut: (min(one.stored_ns for one in cut if one.path not in tabled), cut[0].path))
-    return _exclusive(manifest, due[: policy.max_groups], token, unique)
+    return _exclusive(picture.files, due[: policy.max_groups], token, unique)
 
 
-def _bins(manifest: Manifest, policy: Policy, now: float) -> list[list[Stored]]:
+def _bins(picture: Picture, policy: Policy, now: float) -> list[list[Stored]]:
     """Return the due bins: all blocks of a (stream, key, interval), and its table files that are small."""
     blocks: dict[tuple[str, ...], list[Stored]] = defaultdict(list)
-    for one in manifest.blocks:
-        blocks[_bin(one)].append(one)
+    for one in picture.blocks:
+        if one.format in MERGED:
+            blocks[_bin(one)].append(one)
     due = {name: inputs for name, inputs in blocks.items() if _is_due(inputs, policy, now)}
-    for one in manifest.table:
+    for one in picture.files:
         if _bin(one) in due and one.bytes < SMALL * policy.target_bytes:
             due[_bin(one)].append(one)
     return list(due.values())
@@ -144,12 +150,14 @@ def _cut(inputs: Iterable[Stored], target_bytes: int) -> list[list[Stored]]:
     return cuts
 
 
-def _exclusive(manifest: Manifest, cuts: Sequence[list[Stored]], token: int, unique: Callable[[], str]) -> list[Group]:
+def _exclusive(
+    files: Sequence[Stored], cuts: Sequence[list[Stored]], token: int, unique: Callable[[], str]
+) -> list[Group]:
     """Make groups of the cuts, each with the sequences that it must leave out."""
     groups: list[Group] = []
-    tabled = {one.path for one in manifest.table}
+    tabled = {one.path for one in files}
     streams = {cut[0].stream for cut in cuts}
-    table = {stream: _held(one for one in manifest.table if one.stream == stream) for stream in streams}
+    table = {stream: _held(one for one in files if one.stream == stream) for stream in streams}
     claimed: dict[str, Sequences] = defaultdict(Sequences)
     for cut in cuts:
         first, held = cut[0], _held(cut)
@@ -176,29 +184,32 @@ def _held(objects: Iterable[Stored]) -> Sequences:
 # --- what it changes -------------------------------------------------------------------------------------------------
 
 
-def apply(manifest: Manifest, groups: Sequence[Group], merged: Sequence[Merged], *, now: float) -> Manifest:
-    """Return the manifest with outputs in the table and inputs retired; pure.
+def apply(picture: Picture, groups: Sequence[Group], merged: Sequence[Merged], *, now: float) -> Table:
+    """Return the table with the outputs in the place of their inputs; pure.
 
-    CompactionError if a result doesn't add up with its group, an input is not there any more, or the table would hold
-    a sequence twice.
+    Blocks among the inputs are consumed, table files retired, and what the manifest no longer names is forgotten.
+    CompactionError if a result doesn't add up with its group, an input is not in the picture, or the table would hold a
+    sequence twice.
     """
     if len(groups) != len(merged):
         raise CompactionError(f"{len(groups)} groups were to be merged, {len(merged)} results came back")
-    live = {one.path: one for one in (*manifest.blocks, *manifest.table)}
+    blocks, files = ({one.path: one for one in part} for part in (picture.blocks, picture.files))
+    live = blocks | files
     for group, result in zip(groups, merged, strict=True):
         _check_result(group, result)
         for one in group.inputs:
             if live.pop(one.path, None) != one:
-                raise CompactionError(f"{one.path} is not in manifest {manifest.number} any more, or has changed")
+                raise CompactionError(f"{one.path} is not in the archive's picture, or has changed")
     outputs = [result.output for result in merged if result.output is not None]
-    table = [one for one in manifest.table if one.path in live] + outputs
+    table = [one for one in picture.files if one.path in live] + outputs
     _check_disjoint(table, {one.stream for one in outputs})
-    inputs = [one for group in groups for one in group.inputs]
+    inputs = [one.path for group in groups for one in group.inputs]
     return msgspec.structs.replace(
-        manifest,
-        blocks=[one for one in manifest.blocks if one.path in live],
-        table=table,
-        retired=[*manifest.retired, *(Retired(one.path, now) for one in inputs)],
+        picture.table,
+        files=table,
+        consumed=[*unforgotten(picture.table, picture.manifest), *(path for path in inputs if path in blocks)],
+        retired=[*picture.table.retired, *(Retired(path, now) for path in inputs if path in files)],
+        of_manifest=picture.manifest.number,
         created=now,
     )
 
@@ -251,30 +262,81 @@ def _check_disjoint(table: Iterable[Stored], streams: set[str]) -> None:
 
 async def compact(
     store: Store,
-    head_pointer: HeadPointer,
+    pointer: HeadPointer,
+    manifest_head: HeadReader,
     engine: Engine,
     policy: Policy,
     *,
     now: float,
+    grace: float,
     node: str = "",
     unique: Callable[[], str] = new_name,
 ) -> CompactReport:
-    """Merge what is due at `now` (Unix seconds), check it, commit it.
+    """Merge what is due at `now` (Unix seconds), check it, commit it; remove files that no table names, after `grace`.
 
-    A sweep may commit meanwhile: the result is then applied to its manifest. Fenced if this term is over, and
-    CompactionError if the results don't add up; the outputs are then leftovers that a sweep removes.
+    A sweep may commit meanwhile: its leader lets go of blocks only where a committed table names them. Fenced if this
+    term is over, and CompactionError if the results don't add up; the outputs are then leftovers that a later run
+    removes. NotSwept before the sweep's leader has made a manifest.
     """
     elapsed = asyncio.get_running_loop().time
     started = elapsed()
-    head, manifest = await current(store, head_pointer)
-    groups = plan(manifest, policy, now=now, token=head_pointer.token, unique=unique)
+    objects = await store.list(TABLE) + await store.list(Table.FOLDER)  # before the table is read: see _superfluous
+    head, picture = await _taken_over(store, pointer, manifest_head, now)
+    for path in _superfluous(picture.table, objects, now - grace):
+        pointer.check()
+        await store.delete(path)
+    groups = plan(picture, policy, now=now, token=pointer.token, unique=unique)
     if not groups:
         return CompactReport(head=head)
     merged = await engine.merge(store.url, groups)
     await _check_outputs(store, merged)
     seconds = elapsed() - started
-    head = await _commit(store, head_pointer, groups, merged, now=now + seconds, node=node)
+    table = _without_deleted(apply(picture, groups, merged, now=now + seconds), objects, now - grace)
+    head = await chain.commit(store, pointer, head, msgspec.structs.replace(table, leader=node))
     return _reported(head, groups, merged, seconds)
+
+
+async def _taken_over(
+    store: Store, pointer: HeadPointer, manifest_head: HeadReader, now: float
+) -> tuple[Head, Picture]:
+    """Return the table under this term's token, and what a manifest that was read later adds to it."""
+
+    async def swept() -> Manifest:
+        manifest = await chain.read(store, await manifest_head(), Manifest)
+        if manifest.format < Manifest.FORMAT:  # a leader of an earlier version may still be about to change its table
+            raise NotSwept
+        return manifest
+
+    async def first() -> Table:
+        return first_table(await swept())
+
+    head, table = await current(store, pointer, Table, now, first)
+    picture = Picture(await swept(), table)
+    if not picture.is_whole:  # an answer that lags behind, or a head that its leader has yet to mend
+        raise ManifestError(f"manifest {picture.manifest.number} is older than the table: nothing was compacted")
+    return head, picture
+
+
+def _superfluous(table: Table, objects: Listing, before: float) -> list[str]:
+    """Return what may be deleted: files that were retired before this time, and those that old that no table names.
+
+    The latter are outputs that were never committed, and never will be: they were listed before the table was read and
+    taken over, so whoever wrote them is either deposed by now, or we are, in a run of this term that has failed.
+    """
+    named = {one.path for part in (table.files, table.retired) for one in part}
+    old = [one.path for one in objects if one.path.startswith(TABLE) and one.modified < before]
+    return [
+        *(one.path for one in table.retired if one.since < before),
+        *(path for path in old if path not in named),
+        *old_documents(table, objects, before),
+    ]
+
+
+def _without_deleted(table: Table, objects: Listing, before: float) -> Table:
+    """Forget retired files that were gone when the objects were listed."""
+    listed = {one.path for one in objects}
+    retired = [one for one in table.retired if one.since >= before or one.path in listed]
+    return msgspec.structs.replace(table, retired=retired)
 
 
 async def _check_outputs(store: Store, merged: Iterable[Merged]) -> None:
@@ -286,30 +348,6 @@ async def _check_outputs(store: Store, merged: Iterable[Merged]) -> None:
                 f"{output.path} has {sizes.get(output.path, 'no')} bytes in {store.url}, not the {output.bytes} "
                 f"reported; nothing was committed"
             )
-
-
-async def _commit(
-    store: Store, head_pointer: HeadPointer, groups: Sequence[Group], merged: Sequence[Merged], *, now: float, node: str
-) -> Head:
-    """Commit the results on whatever manifest is the current one; again if a sweep of the same term was quicker."""
-    for attempt in range(COMMIT_ATTEMPTS):
-        head, manifest = await current(store, head_pointer)
-        if head is not None and _is_applied(manifest, merged):
-            return head
-        changed = msgspec.structs.replace(apply(manifest, groups, merged, now=now), leader=node)
-        try:
-            return await commit_manifest(store, head_pointer, head, changed)
-        except Fenced:
-            later = await head_pointer.read()
-            if attempt == COMMIT_ATTEMPTS - 1 or later == head or later is None or later.token > head_pointer.token:
-                raise
-    raise AssertionError("the last attempt returns or raises")
-
-
-def _is_applied(manifest: Manifest, merged: Iterable[Merged]) -> bool:
-    """Tell whether a commit that seemed to have failed went through."""
-    outputs = {one.output.path for one in merged if one.output is not None}
-    return bool(outputs) and outputs <= {one.path for one in manifest.table}
 
 
 def _reported(head: Head, groups: Sequence[Group], merged: Sequence[Merged], seconds: float) -> CompactReport:

@@ -22,9 +22,9 @@ from capture import flights
 from capture.config import CaptureConfig, load
 from capture.demo_view import View
 from capture.errors import CaptureError
-from capture.head import election_name, read_head
-from capture.manifest import Manifest, read_manifest
-from capture.report import check
+from capture.head import SWEEP
+from capture.picture import Picture
+from capture.report import archive_picture, check
 from capture.spark import SparkDriver
 from capture.spark import View as SparkView
 from capture.stores import Store, open_store
@@ -36,7 +36,7 @@ from natty.tls import DevCA, TLSFiles
 NODES = ("node-1", "node-2")
 WITHIN = 300.0  # seconds that any one step may take
 POLL = 0.1  # seconds
-REMOVE_WITHIN = 3.0  # seconds
+REMOVE_WITHIN = 15.0  # seconds
 
 _CAPTURE_TOML = """\
 stream = "{stream}"
@@ -45,7 +45,6 @@ store = {store}
 decoder = "json"
 partition = "subject:1"   # flights.<origin>.<carrier>: one folder for each origin
 ack_wait = 8.0
-lease = 4.0
 log = {log}
 
 [limits]
@@ -165,7 +164,7 @@ class Demo:
         return self.result
 
     async def _job(self, natty: Natty, config: CaptureConfig) -> None:
-        await natty.election(election_name(flights.STREAM)).prepare()  # says so if the server is too old to elect
+        await natty.election(SWEEP.election(flights.STREAM)).prepare()  # says so if the server is too old to elect
         await natty.ensure_stream(
             flights.STREAM, subjects=[flights.SUBJECTS], num_replicas=3, allow_batched=True, duplicate_window=600.0
         )
@@ -178,10 +177,10 @@ class Demo:
             tasks.create_task(self._kill_the_leader(natty))
         await self._until_captured(natty, config, began)
         store = open_store(config.store)
-        manifest = await self._until_compacted(natty, config, store)
+        picture = await self._until_compacted(natty, config, store)
         await self._stop_nodes()
-        await self._verify(natty, config, store, manifest)
-        await self._ask(config, manifest)
+        await self._verify(natty, config, store, picture)
+        await self._ask(config, picture)
 
     def _configure(self, servers: list[str], files: TLSFiles) -> CaptureConfig:
         """Write `capture.toml`: the nodes run with it, and so may the user afterwards."""
@@ -209,12 +208,12 @@ class Demo:
             self.nodes[name] = spawn(command, output=output, folder=self.folder, environ=environment)
 
     async def _leader(self, natty: Natty, *, other_than: str = "") -> str:
-        """Return who leads, once somebody (else) does."""
-        name = election_name(flights.STREAM)
+        """Return who leads the sweep, once somebody (else) does."""
+        name = SWEEP.election(flights.STREAM)
         async with self._within("a node is elected"):
             while True:
                 self._check_nodes()
-                with contextlib.suppress(NattyError):  # the election's own stream may be without a leader for a moment
+                with contextlib.suppress(NattyError):  # the elections' own stream may be without a leader for a moment
                     if (leader := await natty.get_leader(name)) and leader != other_than:
                         return leader
                 await asyncio.sleep(0.02)
@@ -233,7 +232,7 @@ class Demo:
         self.result.published_per_second = publisher.stored / (time.monotonic() - began)
 
     async def _kill_the_leader(self, natty: Natty) -> None:
-        """Kill the leader with SIGKILL when about half is captured, and time how long the other takes to lead."""
+        """Kill the sweep's leader with SIGKILL when about half is captured, and time the other's election."""
         async with self._within("half of the flights are captured"):
             await self._until(natty, self.total / 2)
         killed = await self._leader(natty)
@@ -243,7 +242,7 @@ class Demo:
         self.result.successor = await self._leader(natty, other_than=killed)
         self.result.failover_seconds = time.monotonic() - at
         self.view.done(
-            f"Killed the leader, {killed}, with SIGKILL; {self.result.successor} took over"
+            f"Killed the sweep's leader, {killed}, with SIGKILL; {self.result.successor} took over"
             f" after {self.result.failover_seconds:.2f} s"
         )
 
@@ -284,35 +283,35 @@ class Demo:
             captured = await self._until(natty, self.result.messages)
         self.result.captured_per_second = captured / (time.monotonic() - began)
 
-    async def _until_compacted(self, natty: Natty, config: CaptureConfig, store: Store) -> Manifest:
-        """Wait until the leader has compacted every block into the table."""
+    async def _until_compacted(self, natty: Natty, config: CaptureConfig, store: Store) -> Picture:
+        """Wait until the compaction's leader has compacted every block into the table."""
         seen: dict[str, int] = {}
         async with self._within("every block is compacted"):
             while True:
-                manifest = await read_manifest(store, await read_head(natty, config.name))
-                seen |= {one.path: one.bytes for one in manifest.blocks}
-                compacted = sum(one.count for one in manifest.table)
+                picture = await archive_picture(natty, config, store)
+                seen |= {one.path: one.bytes for one in picture.blocks}
+                compacted = sum(one.count for one in picture.files)
                 self.view.advance("compacted on Spark", compacted, self.total)
-                if compacted >= self.result.messages and not manifest.blocks:
+                if compacted >= self.result.messages and not picture.blocks:
                     break
                 self._check_nodes()
                 await asyncio.sleep(2 * POLL)
         blocks = {one.path: one.bytes for one in await store.list("blocks/")} | seen
         self.result.blocks, self.result.block_bytes = len(blocks), sum(blocks.values())
-        self.result.files = len(manifest.table)
-        self.result.file_bytes = sum(one.bytes for one in manifest.table)
-        return manifest
+        self.result.files = len(picture.files)
+        self.result.file_bytes = sum(one.bytes for one in picture.files)
+        return picture
 
-    async def _verify(self, natty: Natty, config: CaptureConfig, store: Store, manifest: Manifest) -> None:
+    async def _verify(self, natty: Natty, config: CaptureConfig, store: Store, picture: Picture) -> None:
         verdict = await check(natty, config, store, deep=True)
         self.result.verdict = verdict.sentence()
-        complete = sum(one.count for one in manifest.table) == self.result.messages == self.total
+        complete = sum(one.count for one in picture.files) == self.result.messages == self.total
         self.result.verified = verdict.ok and complete
         self.view.done(f"Verified: {self.result.verdict}", well=self.result.verified)
 
-    async def _ask(self, config: CaptureConfig, manifest: Manifest) -> None:
+    async def _ask(self, config: CaptureConfig, picture: Picture) -> None:
         """Ask Spark, and compare with the CSV read directly."""
-        view = SparkView(paths=[one.path for one in manifest.table], payload_schema=flights.COLUMNS)
+        view = SparkView(paths=[one.path for one in picture.files], payload_schema=flights.COLUMNS)
         expected = await asyncio.to_thread(flights.expected, self.options.rows)
         async with SparkDriver(config.spark.options(), log=self.folder / "logs" / "spark-questions.log") as spark:
             for question, wanted in zip(flights.QUESTIONS, expected, strict=True):

@@ -105,7 +105,7 @@ class View:
             ("captured", f"{result.captured_per_second:,.0f} a second, from the first publish to the last ack"),
             (
                 "fail-over",
-                f"{result.failover_seconds:.2f} s from SIGKILL of {result.killed} to {result.successor} leading",
+                f"{result.failover_seconds:.2f} s from SIGKILL of {result.killed} to {result.successor} sweeping",
             ),
             ("blocks", f"{result.blocks} with {result.block_bytes:,} bytes before compaction"),
             ("table", f"{result.files} files with {result.file_bytes:,} bytes after it"),

@@ -37,9 +37,21 @@ class ManifestError(CaptureError):
     """The archive's manifest is damaged, or of a newer format than this version reads."""
 
 
+class FormatError(CaptureError):
+    """An object of the archive is damaged, or of a newer format than this version reads."""
+
+
+class CipherError(CaptureError):
+    """An encrypted object can't be opened with the keys that are given."""
+
+
 class SparkError(CaptureError):
     """Spark could not be started, or a job failed."""
 
 
 class CompactionError(CaptureError):
     """What a compaction wrote does not add up with what it read; nothing was committed."""
+
+
+class NotSwept(CaptureError):
+    """The archive has no manifest of this version yet: the sweep's leader makes one."""

@@ -1,61 +1,76 @@
-"""Where an archive's authority lies: one fenced entry in NATS that names the committed manifest."""
+"""Where an archive's authority lies: two elections in NATS, and what the leader of each alone commits."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
 
+from capture.chain import Head, HeadReader
 from capture.errors import Fenced, ManifestError
-from capture.manifest import Head
 from natty import LeadershipLost, Natty, Term
 from natty.errors import BucketNotFoundError
 
-COMMIT = "manifest"
+
+@dataclass(frozen=True)
+class Office:
+    """One of an archive's elections: its name is made of the archive's, and its leader commits one head."""
+
+    suffix: str
+    commit: str
+
+    def election(self, archive: str) -> str:
+        """Return the election's name."""
+        return f"capture.{archive}{self.suffix}"
+
+    def reader(self, natty: Natty, archive: str) -> HeadReader:
+        """Return what reads the head as last committed: for everybody but its leader."""
+
+        async def read() -> Head | None:
+            try:
+                last = await natty.election(self.election(archive)).last_commit(self.commit)
+            except BucketNotFoundError:
+                return None
+            return _decode(last.data) if last is not None else None
+
+        return read
 
 
-def election_name(archive: str) -> str:
-    """Return the name of the election whose leader may commit to this archive."""
-    return f"capture.{archive}"
+SWEEP = Office("", "manifest")
+COMPACTION = Office(".compaction", "table")
 
 
 class TermHead:
-    """The head pointer as its leader sees it: every commit carries the term's fencing token."""
+    """An office's head as its leader sees it: every commit carries the term's fencing token."""
 
-    def __init__(self, term: Term) -> None:
+    def __init__(self, term: Term, office: Office) -> None:
         self._term = term
+        self._office = office
         self.token = term.token
-        self._number = 0
 
     def __repr__(self) -> str:
-        return f"TermHead({self._term!r})"
+        return f"TermHead({self._term!r}, {self._office.commit})"
+
+    def check(self) -> None:
+        """Fenced if the term is over by its own deadline, or the work was told to stop."""
+        try:
+            self._term.check()
+        except LeadershipLost as error:
+            raise Fenced(str(error)) from error
 
     async def read(self) -> Head | None:
         """Return the head, and take it over: no earlier leader can commit any more. Fenced."""
         try:
-            head = _decode(await self._term.read(COMMIT))
+            return _decode(await self._term.read(self._office.commit))
         except LeadershipLost as error:
             raise Fenced(str(error)) from error
-
-        self._number = head.number if head else 0
-        return head
 
     async def commit(self, head: Head) -> None:
         """Make this the head. Fenced if the term is over, by the clock or by the server's word."""
-        if head.number <= self._number:
-            raise Fenced(f"manifest {self._number} is committed; {head.number} came too late")
         try:
-            await self._term.commit(COMMIT, msgspec.json.encode(head))
+            await self._term.commit(self._office.commit, msgspec.json.encode(head))
         except LeadershipLost as error:
             raise Fenced(str(error)) from error
-        self._number = head.number
-
-
-async def read_head(natty: Natty, archive: str) -> Head | None:
-    """Return the head as last committed, for readers; None before the first commit."""
-    try:
-        last = await natty.election(election_name(archive)).last_commit(COMMIT)
-    except BucketNotFoundError:
-        return None
-    return _decode(last.data) if last is not None else None
 
 
 def _decode(data: bytes | None) -> Head | None:

@@ -5,23 +5,24 @@ import contextlib
 import logging
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 from capture.block import OpenBlocks
 from capture.commit import CommitOptions, Committer
 from capture.config import CaptureConfig
 from capture.decoders import decoder
-from capture.head import election_name
+from capture.head import COMPACTION, SWEEP, Office
 from capture.identity import claim
 from capture.lead import Duty
 from capture.manifest import Stored
-from capture.partitioners import grouped, partitioner
+from capture.partitioners import UNDECODABLE, grouped, partitioner
 from capture.pipeline import capture
 from capture.source import Source, stream_info
+from capture.spark import unavailable
 from capture.stores import Store, open_store
 from capture.writers import writer
-from natty import Natty, NattyError, RequestTimeoutError, UnsupportedError
+from natty import Natty, NattyError, RequestTimeoutError, Term, UnsupportedError
 from natty.leader import default_node_name
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ RETRY_DUTY = 5.0  # seconds before a leader's failed duty is taken up again
 
 
 class Node:
-    """One process of the fleet: it captures always, and sweeps and compacts while it is the leader."""
+    """One process of the fleet: it captures always, and sweeps or compacts while it leads the one or the other."""
 
     def __init__(self, config: CaptureConfig) -> None:
         self.config = config
@@ -41,7 +42,13 @@ class Node:
         self.natty: Natty | None = None  # from when it is connected
         self._decode = decoder(config.decoder)
         self._partition = grouped(partitioner(config.partition), interval=config.limits.interval)
-        self._writer = writer(config.format)
+        self.writer = writer(
+            config.format,
+            decode=self._decode,
+            compression=config.compression,
+            flatten=config.flatten,
+            keys=config.keys() if config.encrypt else None,
+        )
 
     def __repr__(self) -> str:
         return f"Node({self.name!r}, {self.config.stream} → {self.store.url}, {dict(self.stored)})"
@@ -54,12 +61,13 @@ class Node:
         async with Natty(**{"name": f"capture {self.name}", **self.config.nats}) as natty:
             self.natty = natty
             await self._prepare(natty)
-            duty = asyncio.create_task(self._campaign(natty), name="capture leader")
+            campaigns = await self._campaigns(natty)
             try:
                 await self._capture(natty)
             finally:
-                duty.cancel()
-                await asyncio.gather(duty, return_exceptions=True)
+                for campaign in campaigns:
+                    campaign.cancel()
+                await asyncio.gather(*campaigns, return_exceptions=True)
         log.info("%s stopped: %d messages in %d blocks", self.name, self.stored["messages"], self.stored["blocks"])
 
     async def _prepare(self, natty: Natty) -> None:
@@ -89,7 +97,7 @@ class Node:
         config = self.config
         source = Source(natty, config.stream, config.durable, ack_wait=config.ack_wait)
         options = CommitOptions(node=self.name, interval=config.limits.interval, give_up=config.sweep.grace / 2)
-        committer = Committer(self.store, self._writer, source, options, on_store=self._count)
+        committer = Committer(self.store, self.writer, source, options, on_store=self._count)
         async with source:
             with _stopped_by_signals(source.stop):
                 log.info("%s captures %s into %s", self.name, config.stream, self.store.url)
@@ -99,25 +107,42 @@ class Node:
 
     def _count(self, stored: Stored) -> None:
         self.stored.update(blocks=1, messages=stored.count, bytes=stored.bytes)
+        if stored.key == UNDECODABLE:
+            self.stored[UNDECODABLE] += stored.count
 
-    async def _campaign(self, natty: Natty) -> None:
+    async def _campaigns(self, natty: Natty) -> list[asyncio.Task[None]]:
+        """Be a candidate for both offices, or for the sweep alone where Spark can't run."""
+        config = self.config
+        spark_log = Path(config.log) / f"spark-{self.name}.log" if config.log else None
+        duty = Duty(natty, self.store, config, self.name, spark_log=spark_log)
+        offices = [(SWEEP, config.lease, duty.sweep)]
+        if reason := await asyncio.to_thread(unavailable, config.spark.options()):
+            log.warning(
+                "%s is no candidate for the compaction, other nodes are: %s",
+                self.name,
+                reason,
+                extra={"action": "no_spark"},
+            )
+        else:
+            offices.append((COMPACTION, config.compaction.lease, duty.compact))
+        return [asyncio.create_task(self._campaign(natty, *office)) for office in offices]
+
+    async def _campaign(
+        self, natty: Natty, office: Office, lease: float, work: Callable[[Term], Awaitable[None]]
+    ) -> None:
         """Be a candidate for as long as the node runs. A duty that fails is logged and taken up again, by somebody."""
-        name = election_name(self.config.name)
-        election = natty.election(name, lease=self.config.lease, node_name=self.name)
-        spark_log = Path(self.config.log) / f"spark-{self.name}.log" if self.config.log else None
-        duty = Duty(self.store, self.config, self.name, spark_log=spark_log)
+        name = office.election(self.config.name)
+        election = natty.election(name, lease=lease, node_name=self.name)
         while True:
             try:
-                await election.run(duty.lead)
+                await election.run(work)
             except UnsupportedError as error:
-                log.error(
-                    "this node only captures, nobody sweeps or compacts: %s", error, extra={"action": "no_leader"}
-                )
+                log.error("this node is no candidate for %s: %s", name, error, extra={"action": "no_leader"})
                 return
             except NattyError as error:
-                log.error("the campaign failed: %s", error, extra={"action": "campaign_failed"})
+                log.error("the campaign for %s failed: %s", name, error, extra={"action": "campaign_failed"})
             except Exception:
-                log.exception("the leader's work failed", extra={"action": "duty_failed"})
+                log.exception("the work of the leader of %s failed", name, extra={"action": "duty_failed"})
             await asyncio.sleep(RETRY_DUTY)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from capture.block import Groups, OpenBlocks, SealedBlock
 from capture.decoders.contract import Decoder
-from capture.record import Records
+from capture.record import Records, V
 from natty.message import Batch
 
 SLOTS = 4  # commits under way at once
@@ -17,8 +17,8 @@ SLOTS = 4  # commits under way at once
 
 async def capture(
     source: AsyncIterable[Batch],
-    decode: Decoder,
-    partition: Callable[[Records], Groups],
+    decode: Decoder[V],
+    partition: Callable[[Records[V]], Groups],
     blocks: OpenBlocks,
     commit: Callable[[SealedBlock], Coroutine[Any, Any, object]],
     *,

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from natty.message import Batch, ack_tokens, parse_headers
+from natty.message import Batch, RawMessage, ack_tokens, parse_headers
+
+V = TypeVar("V")
 
 
-class Record(NamedTuple):
+class Record(NamedTuple, Generic[V]):
     """One message after decoding, for those who work message by message."""
 
     stream: str
@@ -16,7 +18,7 @@ class Record(NamedTuple):
     subject: str
     header_block: bytes
     payload: bytes
-    value: Any
+    value: V
 
     @property
     def headers(self) -> dict[str, list[str]]:
@@ -25,7 +27,7 @@ class Record(NamedTuple):
 
 
 @dataclass(slots=True)
-class Records:
+class Records(Generic[V]):
     """Messages of one stream after decoding, as parallel columns: one entry a message in every list."""
 
     stream: str = ""
@@ -41,9 +43,17 @@ class Records:
     """What the decoder made of each payload; None for raw ones."""
     errors: dict[int, str] = field(default_factory=dict)
     """Index → why that message could not be decoded."""
+    keys: list[Any] | None = None
+    """The key that the decoder gave each message; None if it gives none."""
 
     @classmethod
-    def of(cls, batch: Batch, values: list[Any] | None = None, errors: dict[int, str] | None = None) -> Records:
+    def of(
+        cls,
+        batch: Batch,
+        values: list[Any] | None = None,
+        errors: dict[int, str] | None = None,
+        keys: list[Any] | None = None,
+    ) -> Records[V]:
         """Return the batch as columns. All of its messages come from one stream; an empty batch gives no record."""
         return cls(
             stream=ack_tokens(batch.replies[0])[2].decode() if batch.raw else "",
@@ -56,6 +66,7 @@ class Records:
             replies=batch.replies,
             values=[None] * len(batch) if values is None else values,
             errors={} if errors is None else errors,
+            keys=keys,
         )
 
     def __len__(self) -> int:
@@ -64,7 +75,7 @@ class Records:
     def __repr__(self) -> str:
         return f"Records({self.stream!r}, {len(self)} messages, {len(self.errors)} undecodable)"
 
-    def __getitem__(self, index: int) -> Record:
+    def __getitem__(self, index: int) -> Record[V]:
         return Record(
             self.stream,
             self.sequences[index],
@@ -75,7 +86,11 @@ class Records:
             self.values[index],
         )
 
-    def select(self, indices: Sequence[int]) -> Records:
+    def raw(self) -> list[RawMessage]:
+        """Return the messages as they were delivered, to be decoded once more."""
+        return list(zip(self.subjects, self.replies, self.header_blocks, self.payloads, strict=True))
+
+    def select(self, indices: Sequence[int]) -> Records[V]:
         """Return the records at these indices, in this order. A `range` of step 1 is the cheap case."""
         if isinstance(indices, range) and indices.step == 1:
             return self._slice(indices.start, indices.stop)
@@ -90,9 +105,10 @@ class Records:
             list(map(self.replies.__getitem__, indices)),
             list(map(self.values.__getitem__, indices)),
             {new: self.errors[old] for new, old in enumerate(indices) if old in self.errors} if self.errors else {},
+            None if self.keys is None else list(map(self.keys.__getitem__, indices)),
         )
 
-    def _slice(self, start: int, stop: int) -> Records:
+    def _slice(self, start: int, stop: int) -> Records[V]:
         return Records(
             self.stream,
             self.sequences[start:stop],
@@ -104,13 +120,16 @@ class Records:
             self.replies[start:stop],
             self.values[start:stop],
             {index - start: reason for index, reason in self.errors.items() if start <= index < stop},
+            None if self.keys is None else self.keys[start:stop],
         )
 
-    def extend(self, other: Records) -> None:
+    def extend(self, other: Records[V]) -> None:
         """Append the records of `other`, which stays as it is. An empty one takes over the other's stream."""
+        offset = len(self)
         if other.errors:
-            offset = len(self)
             self.errors.update((offset + index, reason) for index, reason in other.errors.items())
+        if self.keys is not None or other.keys is not None:
+            self.keys = (self.keys or [None] * offset) + (other.keys or [None] * len(other))
         self.stream = self.stream or other.stream
         self.sequences += other.sequences
         self.times_ns += other.times_ns
@@ -120,3 +139,23 @@ class Records:
         self.deliveries += other.deliveries
         self.replies += other.replies
         self.values += other.values
+
+
+def text_or_none(data: bytes) -> str | None:
+    """Return the text that these bytes are in UTF-8; None if they are none."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def header_texts(block: bytes) -> dict[str, list[str]]:
+    """Return the headers of a raw block as text that can be written anywhere: what is not UTF-8 is replaced."""
+    headers = parse_headers(block)
+    if text_or_none(block) is None:
+        return {_replaced(name): list(map(_replaced, values)) for name, values in headers.items()}
+    return headers
+
+
+def _replaced(text: str) -> str:
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from capture.chain import latest_offline
 from capture.config import CaptureConfig
 from capture.errors import CaptureError
-from capture.head import read_head
-from capture.manifest import Manifest, latest_offline, read_manifest
+from capture.head import COMPACTION, SWEEP
+from capture.manifest import Manifest
+from capture.picture import Picture, read_picture
 from capture.sequences import Sequences
 from capture.source import stream_info
 from capture.stores import Store
 from capture.sweep import read_entries
+from capture.table import Table
 from capture.verify import StreamView, Verdict, read_archive
 from natty import ConsumerNotFoundError, Natty
 from natty.stream import stream_state
@@ -43,12 +47,12 @@ class Check:
 async def check(natty: Natty | None, config: CaptureConfig, store: Store, *, deep: bool = False) -> Check:
     """Compare archive and stream by exact sets. Without `natty` only the archive itself is looked at.
 
-    The stream is read first, then the entries, then the manifest: what was acknowledged is then in one of the two.
+    The stream is read first, then the entries, then manifest and table: what was acknowledged is then in one of them.
     """
     stream, unacknowledged = await _stream(natty, config) if natty else (None, 0)
     entries, unreadable = await read_entries(store)
-    manifest = await archive_manifest(natty, config, store)
-    view = await read_archive(store, manifest, deep=deep, pending_entries=entries)
+    picture = await archive_picture(natty, config, store)
+    view = await read_archive(store, picture, deep=deep, pending_entries=entries, keys=config.keys())
     if not config.stream and len(view.streams) > 1:
         raise CaptureError(f"the archive holds several streams, {', '.join(view.streams)}: name one with --stream")
     holdings = view.of(config.stream or next(iter(view.streams), ""))
@@ -77,7 +81,10 @@ async def _stream(natty: Natty, config: CaptureConfig) -> tuple[StreamView, int]
     return StreamView(first=first, last=last, deleted=deleted), waiting
 
 
-async def archive_manifest(natty: Natty | None, config: CaptureConfig, store: Store) -> Manifest:
-    """Return the committed manifest; without `natty`, the newest one in the store."""
-    head = await read_head(natty, config.name) if natty else await latest_offline(store)
-    return await read_manifest(store, head)
+async def archive_picture(natty: Natty | None, config: CaptureConfig, store: Store) -> Picture:
+    """Return the archive as last committed; without `natty`, by the newest documents in the store."""
+    if natty is None:
+        return await read_picture(
+            store, partial(latest_offline, store, Manifest), partial(latest_offline, store, Table)
+        )
+    return await read_picture(store, SWEEP.reader(natty, config.name), COMPACTION.reader(natty, config.name))

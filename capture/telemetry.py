@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from capture.node import Node
+from capture.partitioners import UNDECODABLE
 from natty import httpd, telemetry
 
 
@@ -25,10 +26,15 @@ class NodeCollector(Collector):
             ("messages", "Messages stored and acknowledged."),
             ("blocks", "Blocks stored."),
             ("bytes", "Bytes of the stored blocks."),
+            (UNDECODABLE, "Messages among them that were stored raw, since they could not be decoded."),
         ):
-            counter = CounterMetricFamily(f"capture_{what}", text, labels=["stream"])
+            counter = CounterMetricFamily(f"capture_{what.strip('_')}", text, labels=["stream"])
             counter.add_metric([stream], node.stored[what])
             yield counter
+        unfit = CounterMetricFamily("capture_unfit", "Values that fitted no column.", labels=["stream", "column"])
+        for column, count in list(node.writer.unfit.items()):
+            unfit.add_metric([stream, column], count)
+        yield unfit
         if node.natty is not None:
             yield from telemetry.collector(node.natty).collect()
 

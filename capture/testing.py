@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from capture.chain import Head
 from capture.compact import Group, Merged
 from capture.errors import CompactionError, Fenced
-from capture.manifest import Head, Stored
+from capture.manifest import Stored
 from capture.sequences import Sequences
 from capture.stores import Store, open_store
 
@@ -20,28 +21,35 @@ class HeadState:
     head: Head | None = None
     highest_token: int = 0
 
+    async def read(self) -> Head | None:
+        """Return the committed head, or None: what a reader sees."""
+        return self.head
+
 
 class MemoryHead:
     """The head pointer in memory, with the fencing of the real one: one instance is one leader's term.
 
-    Making one with a higher token takes over: from then on older terms are refused.
+    As in NATS, a term takes over by its first read or commit: from then on earlier ones are refused.
     """
 
     def __init__(self, token: int = 1, state: HeadState | None = None) -> None:
         self.token = token
         self.state = HeadState() if state is None else state
-        self.state.highest_token = max(self.state.highest_token, token)
+
+    def check(self) -> None:
+        """Fenced if a later term has begun: in memory everybody knows."""
+        if self.token < self.state.highest_token:
+            raise Fenced(f"term {self.token} is over, term {self.state.highest_token} has begun; nothing was committed")
+        self.state.highest_token = self.token
 
     async def read(self) -> Head | None:
-        """Return the committed head, or None."""
+        """Return the committed head, or None, and take it over. Fenced by a higher token."""
+        self.check()
         return self.state.head
 
     async def commit(self, head: Head) -> None:
-        """Commit the head. Fenced by a higher token, or by a head whose number is not below this one's."""
-        if self.token < self.state.highest_token:
-            raise Fenced(f"term {self.token} is over, term {self.state.highest_token} has begun; nothing was committed")
-        if self.state.head is not None and head.number <= self.state.head.number:
-            raise Fenced(f"manifest {self.state.head.number} is committed; {head.number} came too late")
+        """Commit the head. Fenced by a higher token."""
+        self.check()
         self.state.head = head
 
     def __repr__(self) -> str:
@@ -63,10 +71,13 @@ class ArrowEngine:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        from capture.writers.envelope import SCHEMA, with_envelope
+
         for one in group.inputs:
             if one.format != "parquet":
                 raise CompactionError(f"{one.path} is {one.format}; this engine reads Parquet only")
-        rows = pa.concat_tables([pq.read_table(io.BytesIO(await store.get(one.path))) for one in group.inputs])
+        files = [pq.read_table(io.BytesIO(await store.get(one.path))) for one in group.inputs]
+        rows = pa.concat_tables([with_envelope(file).select(SCHEMA.names) for file in files])
         kept = _each_once(rows, Sequences.from_text(group.exclude))
         if not kept.num_rows:
             return Merged(output=None, rows_in=rows.num_rows, duplicates=rows.num_rows)

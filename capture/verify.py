@@ -1,16 +1,15 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
 
-import msgspec
-
-from capture.errors import CaptureError, NotStored
-from capture.manifest import BLOCKS, TABLE, Manifest, Stored
+from capture.cipher import Keys
+from capture.errors import CaptureError, CipherError, NotStored
+from capture.manifest import BLOCKS, TABLE, Stored
+from capture.picture import Picture
 from capture.sequences import Sequences
 from capture.stores.contract import Store
 
@@ -161,16 +160,20 @@ class _Looked:
 
 
 async def read_archive(
-    store: Store, manifest: Manifest, *, deep: bool = False, pending_entries: Iterable[Stored] = ()
+    store: Store,
+    picture: Picture,
+    *,
+    deep: bool = False,
+    pending_entries: Iterable[Stored] = (),
+    keys: Keys | None = None,
 ) -> ArchiveView:
-    """Return what the archive holds, by its manifest and the entries that wait for the sweep.
+    """Return what the archive holds, by its picture and the entries that wait for the sweep.
 
     Every object must be there with its size. `deep` reads each again: its SHA-256, and the sequence of every row,
-    against its record. What is missing or changed holds nothing. Read the pending entries before the manifest (see
-    `capture.sweep.read_entries`), or one that is adopted in between is in neither.
+    against its record; encrypted ones need `keys`. What is missing or changed holds nothing. Read the pending entries
+    before the picture (see `capture.sweep.read_entries`), or one that is adopted in between is in neither.
     """
-    known = {one.path for part in (manifest.blocks, manifest.table, manifest.retired) for one in part}
-    blocks = [*manifest.blocks, *(one for one in pending_entries if one.path not in known)]
+    blocks = [*picture.blocks, *picture.unadopted(pending_entries)]
     sizes = {one.path: one.bytes for one in await store.list(BLOCKS) + await store.list(TABLE)}
     slots = asyncio.Semaphore(OBJECTS_AT_ONCE)
 
@@ -180,10 +183,10 @@ async def read_archive(
         if not deep:
             return _Looked(record, Sequences.from_text(record.sequences), record.count)
         async with slots:
-            return await _read_again(store, record)
+            return await _read_again(store, record, keys)
 
     looked_blocks = await asyncio.gather(*map(look, blocks))
-    looked_table = await asyncio.gather(*map(look, manifest.table))
+    looked_table = await asyncio.gather(*map(look, picture.files))
     return ArchiveView(streams=_by_stream(looked_blocks, looked_table))
 
 
@@ -197,22 +200,24 @@ def _nothing(record: Stored, problem: str) -> _Looked:
     return _Looked(record, Sequences(), 0, problem)
 
 
-async def _read_again(store: Store, record: Stored) -> _Looked:
+async def _read_again(store: Store, record: Stored, keys: Keys | None) -> _Looked:
     try:
         data = await store.get(record.path)
     except NotStored:
         return _nothing(record, f"{record.path} is missing")
     except CaptureError as error:
         return _nothing(record, f"{record.path} can't be read: {error}")
-    return await asyncio.to_thread(_check, record, data)
+    return await asyncio.to_thread(_check, record, data, keys)
 
 
-def _check(record: Stored, data: bytes) -> _Looked:
+def _check(record: Stored, data: bytes, keys: Keys | None) -> _Looked:
     """Compare an object's bytes with its record: the hash first, then what it holds."""
     if sha256(data).hexdigest() != record.sha256:
         return _nothing(record, f"{record.path} was changed: its SHA-256 is not the recorded one")
     try:
-        rows = sequences_in(data, record.format)
+        rows = sequences_in(data, record, keys)
+    except CipherError as error:
+        return _nothing(record, f"{record.path} can't be opened: {error}")
     except Exception as error:  # whatever a reader raises on bytes that it can't read
         return _nothing(record, f"{record.path} is no {record.format} that can be read: {error}")
     held, recorded = Sequences.from_iterable(rows), Sequences.from_text(record.sequences)
@@ -227,20 +232,11 @@ def _check(record: Stored, data: bytes) -> _Looked:
     return _Looked(record, held, len(rows), problem)
 
 
-class _Row(msgspec.Struct):
-    sequence: int
+def sequences_in(data: bytes, record: Stored, keys: Keys | None = None) -> list[int]:
+    """Return the sequence of every message of an object, or raise what its reader raises."""
+    from capture.writers import reader  # here, so that the arithmetic above needs no pyarrow
 
-
-def sequences_in(data: bytes, format: str) -> list[int]:
-    """Return the sequence of every row of a "parquet" or "ndjson" object, or raise what its reader raises."""
-    if format == "ndjson":
-        return [row.sequence for row in msgspec.json.Decoder(_Row).decode_lines(data)]
-    if format != "parquet":
-        raise ValueError(f"{format!r} is no format that this version reads")
-    import pyarrow.parquet as pq  # here, so that the arithmetic above needs no pyarrow
-
-    found: list[int] = pq.read_table(io.BytesIO(data), columns=["sequence"])["sequence"].to_pylist()
-    return found
+    return reader(record.format, keys).sequences(data, record)
 
 
 def _by_stream(blocks: Iterable[_Looked], table: Iterable[_Looked]) -> dict[str, Holdings]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -16,10 +16,10 @@ from capture.cli import settings
 from capture.compact import compact as compact_archive
 from capture.config import CaptureConfig
 from capture.errors import CaptureError
-from capture.head import TermHead, election_name
+from capture.head import COMPACTION, SWEEP, Office, TermHead
 from capture.identity import claim
 from capture.lead import policy
-from capture.report import archive_manifest, check
+from capture.report import archive_picture, check
 from capture.source import stream_info
 from capture.spark import SparkDriver, View
 from capture.stores import open_store
@@ -31,8 +31,9 @@ from natty.leader import default_node_name
 
 EXIT_VERIFY_FAILED = 3
 
-Offline = Annotated[bool, typer.Option("--offline", help="Without NATS: read the newest manifest in the store.")]
-Wait = Annotated[float, typer.Option(help="Seconds to wait for the leadership of this archive.")]
+Offline = Annotated[bool, typer.Option("--offline", help="Without NATS: what the store holds last.")]
+Wait = Annotated[float, typer.Option(help="Seconds to wait for the leadership: more than its lease.")]
+Work = Callable[[Term], Awaitable[Any]]
 
 
 @connect.options
@@ -48,11 +49,11 @@ def sweep(
     """Adopt stored blocks into the manifest once, as the elected leader. Running nodes do it by themselves."""
     wanted = settings.archive(config, {"stream": stream, "store": store}, nats)
 
-    async def work(term: Term) -> Any:
-        opened = open_store(wanted.store)
-        return await sweep_archive(opened, TermHead(term), now=time.time(), grace=wanted.sweep.grace, node=term.node)
+    async def once() -> Any:
+        async with _claimed(wanted) as natty:
+            return await _once_elected(natty, wanted, SWEEP, wanted.lease, wait, _sweep(natty, wanted))
 
-    _show(run_async(_once_elected(wanted, wait, work)), as_json)
+    _show(run_async(once()), as_json)
 
 
 @connect.options
@@ -63,7 +64,7 @@ def compact(
     stream: settings.Stream = None,
     store: settings.Store = None,
     all_blocks: Annotated[bool, typer.Option("--all", help="Compact every block, due or not.")] = False,
-    wait: Wait = 10.0,
+    wait: Wait = 30.0,
     as_json: settings.Json = False,
 ) -> None:
     """Compact what is due on Spark once, as the elected leader. Running nodes do it by themselves."""
@@ -73,16 +74,56 @@ def compact(
             wanted, compaction=msgspec.structs.replace(wanted.compaction, min_files=1, max_wait=0.0)
         )
 
+    async def once() -> Any:
+        async with _claimed(wanted) as natty:
+            if not await natty.get_leader(SWEEP.election(wanted.name)):
+                await _once_elected(natty, wanted, SWEEP, wanted.lease, wait, _sweep(natty, wanted))
+            lease = wanted.compaction.lease
+            return await _once_elected(natty, wanted, COMPACTION, lease, wait, _compact(natty, wanted))
+
+    _show(run_async(once()), as_json)
+
+
+def _sweep(natty: Natty, config: CaptureConfig) -> Work:
     async def work(term: Term) -> Any:
-        opened, head = open_store(wanted.store), TermHead(term)
-        await sweep_archive(opened, head, now=time.time(), grace=wanted.sweep.grace, node=term.node)
-        async with SparkDriver(wanted.spark.options()) as engine:
-            return await compact_archive(opened, head, engine, policy(wanted), now=time.time(), node=term.node)
+        table_head = COMPACTION.reader(natty, config.name)
+        store, head = open_store(config.store), TermHead(term, SWEEP)
+        return await sweep_archive(store, head, table_head, now=time.time(), grace=config.sweep.grace, node=term.node)
 
-    _show(run_async(_once_elected(wanted, wait, work)), as_json)
+    return work
 
 
-async def _once_elected(config: CaptureConfig, wait: float, work: Any) -> Any:
+def _compact(natty: Natty, config: CaptureConfig) -> Work:
+    async def work(term: Term) -> Any:
+        manifest_head = SWEEP.reader(natty, config.name)
+        store, head = open_store(config.store), TermHead(term, COMPACTION)
+        async with SparkDriver(config.spark.options(), run=term.run_process) as engine:
+            return await compact_archive(
+                store,
+                head,
+                manifest_head,
+                engine,
+                policy(config),
+                now=time.time(),
+                grace=config.sweep.grace,
+                node=term.node,
+            )
+
+    return work
+
+
+@contextlib.asynccontextmanager
+async def _claimed(config: CaptureConfig) -> AsyncIterator[Natty]:
+    """Connect, and make sure that the store is this archive's."""
+    async with Natty(**config.nats) as natty:
+        stream = await stream_info(natty, config.stream)
+        await claim(open_store(config.store), config.name, config.stream, stream["created"])
+        yield natty
+
+
+async def _once_elected(
+    natty: Natty, config: CaptureConfig, office: Office, lease: float, wait: float, work: Work
+) -> Any:
     """Campaign, do the work once as the leader, and leave office."""
     began = asyncio.Event()
 
@@ -90,24 +131,21 @@ async def _once_elected(config: CaptureConfig, wait: float, work: Any) -> Any:
         began.set()
         return await work(term)
 
-    async with Natty(**config.nats) as natty:
-        stream = await stream_info(natty, config.stream)
-        await claim(open_store(config.store), config.name, config.stream, stream["created"])
-        name = election_name(config.name)
-        election = natty.election(name, lease=config.lease, node_name=f"{default_node_name()}-cli")
-        running = asyncio.ensure_future(election.run(duty))
-        waiting = asyncio.ensure_future(began.wait())
-        await asyncio.wait({running, waiting}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        if not began.is_set() and not running.done():
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-            leader = await natty.get_leader(name)
-            raise CaptureError(
-                f"{leader or 'another node'} leads the archive {config.name} and does this by itself;"
-                f" nothing was done within {wait:g} s. Stop the nodes first to do it by hand, or use --wait"
-            )
-        return await running
+    name = office.election(config.name)
+    election = natty.election(name, lease=lease, node_name=f"{default_node_name()}-cli")
+    running = asyncio.ensure_future(election.run(duty))
+    waiting = asyncio.ensure_future(began.wait())
+    await asyncio.wait({running, waiting}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if not began.is_set() and not running.done():
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        leader = await natty.get_leader(name)
+        raise CaptureError(
+            f"{leader or 'another node'} leads {name} and does this by itself;"
+            f" nothing was done within {wait:g} s. Stop the nodes first to do it by hand, or use --wait"
+        )
+    return await running
 
 
 @connect.options
@@ -145,19 +183,20 @@ def ls(
     store: settings.Store = None,
     as_json: settings.Json = False,
 ) -> None:
-    """List what the archive holds, from the newest manifest in the store. Needs no server."""
+    """List what the archive holds, from the newest manifest and table in the store. Needs no server."""
     wanted = settings.archive(config, {"stream": stream, "store": store}, {}, needs=("store",))
-    manifest = run_async(archive_manifest(None, wanted, open_store(wanted.store)))
+    picture = run_async(archive_picture(None, wanted, open_store(wanted.store)))
     if as_json:
-        print_json(msgspec.json.encode(manifest).decode())
+        print_json(msgspec.json.encode({"blocks": picture.blocks, "table": picture.files}).decode())
         return
     table = Table(Column("path", overflow="fold"), "kind", "messages", "bytes", "first", "last")
-    for kind, files in (("block", manifest.blocks), ("table", manifest.table)):
+    for kind, files in (("block", picture.blocks), ("table", picture.files)):
         for one in sorted(files, key=lambda one: (one.key, one.first)):
             table.add_row(one.path, kind, *(f"{n:,}" for n in (one.count, one.bytes, one.first, one.last)))
     console = Console()
     console.print(table)
-    console.print(f"manifest {manifest.number}: {len(manifest.blocks)} blocks, {len(manifest.table)} table files")
+    numbers = f"manifest {picture.manifest.number}, table {picture.table.number}"
+    console.print(f"{numbers}: {len(picture.blocks)} blocks, {len(picture.files)} table files")
 
 
 def sql(
@@ -172,10 +211,10 @@ def sql(
     wanted = settings.archive(config, {"stream": stream, "store": store}, {}, needs=("store",))
 
     async def run() -> Any:
-        manifest = await archive_manifest(None, wanted, open_store(wanted.store))
-        if not manifest.table:
+        picture = await archive_picture(None, wanted, open_store(wanted.store))
+        if not picture.files:
             raise CaptureError(f"the archive in {wanted.store} has no compacted table yet; run: capture compact --all")
-        view = View(paths=[one.path for one in manifest.table], payload_schema=schema)
+        view = View(paths=[one.path for one in picture.files], payload_schema=schema)
         async with SparkDriver(wanted.spark.options()) as spark:
             return await spark.query(wanted.store, {"messages": view}, query)
 

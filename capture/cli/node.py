@@ -22,16 +22,19 @@ def run(
         str | None, typer.Option(help="The durable consumer; nodes that share it share the work.")
     ] = None,
     node_name: Annotated[str | None, typer.Option(help="This node's name; host and process by default.")] = None,
-    decoder: Annotated[str | None, typer.Option(help="raw, json or module:function.")] = None,
-    partition: Annotated[str | None, typer.Option(help="time, subject:N, field:NAME or module:function.")] = None,
-    block_format: Annotated[str | None, typer.Option("--format", help="parquet or ndjson.")] = None,
+    decoder: Annotated[str | None, typer.Option(help="raw, json, message or module:function.")] = None,
+    partition: Annotated[
+        str | None, typer.Option(help="time, subject:N, field:NAME, decoder or module:function.")
+    ] = None,
+    block_format: Annotated[str | None, typer.Option("--format", help="parquet, ndjson, csv or raw.")] = None,
+    compression: Annotated[str | None, typer.Option(help="none, gzip, snappy or zstd.")] = None,
     max_age: Annotated[float | None, typer.Option(help="Seconds after which a block is sealed.")] = None,
     max_messages: Annotated[int | None, typer.Option(help="Messages after which a block is sealed.")] = None,
     metrics: Annotated[
         str | None, typer.Option(help="Serve /metrics, /livez and /readyz here, HOST:PORT; needs the extra metrics.")
     ] = None,
 ) -> None:
-    """Capture a stream until stopped; sweep and compact while this node is the elected leader."""
+    """Capture a stream until stopped; sweep, and compact, while this node is elected to it."""
     flags = {
         "stream": stream,
         "store": store,
@@ -40,6 +43,7 @@ def run(
         "decoder": decoder,
         "partition": partition,
         "format": block_format,
+        "compression": compression,
         "limits.max_age": max_age,
         "limits.max_messages": max_messages,
     }

@@ -11,7 +11,7 @@ from capture.config import CaptureConfig, load
 
 Config = Annotated[Path | None, typer.Option("--config", "-c", envvar="CAPTURE_CONFIG", help="capture.toml.")]
 Stream = Annotated[str | None, typer.Option(help="The stream [env CAPTURE_STREAM].")]
-Store = Annotated[str | None, typer.Option(help="The archive: a folder or file:///folder [env CAPTURE_STORE].")]
+Store = Annotated[str | None, typer.Option(help="The archive: a folder, or s3://, az:// or gs:// [env CAPTURE_STORE].")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

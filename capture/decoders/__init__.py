@@ -1,4 +1,5 @@
 from capture.decoders.choose import decoder
-from capture.decoders.contract import Decoder, by_batch, per_message
+from capture.decoders.contract import Decoder, Decoding, Flatten, by_batch, keyed, per_message, typed
+from capture.decoders.json import json_as
 
-__all__ = ["Decoder", "by_batch", "decoder", "per_message"]
+__all__ = ["Decoder", "Decoding", "Flatten", "by_batch", "decoder", "json_as", "keyed", "per_message", "typed"]

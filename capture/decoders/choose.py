@@ -1,19 +1,23 @@
 from __future__ import annotations
 
-from capture.decoders import json, raw
-from capture.decoders.contract import BY_BATCH, Decoder, per_message
+from typing import Any
+
+from capture.decoders import json, message, raw
+from capture.decoders.contract import Decoding, decoding_of
+from capture.decoders.json import json_as
 from capture.decoders.load import load
 
-DECODERS: dict[str, Decoder] = {"raw": raw.decode, "json": json.decode}
+DECODERS: dict[str, Decoding[Any]] = {"raw": Decoding(raw.decode), "json": json.decode, "message": message.decode}
 
 
-def decoder(spec: str) -> Decoder:
-    """Return the decoder "raw", "json", or your own as "module:attribute"; ConfigError if there is none.
+def decoder(spec: str) -> Decoding[Any]:
+    """Return the decoder "raw", "json", "message", or your own as "module:attribute"; ConfigError if there is none.
 
-    Your own takes a message and returns its value, and says with an exception that it can't. One marked with
-    `@by_batch` takes a whole batch and returns `Records`.
+    Your own is a type (a msgspec Struct, a dataclass or a TypedDict: payloads are JSON of it), or a function that takes
+    a message and returns its value, and says with an exception that it can't. One marked with `@by_batch` takes a whole
+    batch and returns `Records`.
     """
     if spec in DECODERS:
         return DECODERS[spec]
     found = load(spec, "decoder", DECODERS)
-    return found if hasattr(found, BY_BATCH) else per_message(found)
+    return json_as(found) if isinstance(found, type) else decoding_of(found)

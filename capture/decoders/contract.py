@@ -1,40 +1,137 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
-from capture.record import Records
+from capture.record import Records, V
 from natty.message import Batch, Message
 
-Decoder = Callable[[Batch], Records]
+Decoder = Callable[[Batch], Records[V]]
 """Columns in, columns out. It never raises: what it can't decode is an entry of `errors`, and is stored raw."""
+
+Flatten = Callable[[V], Iterable[Mapping[str, Any]]]
+"""What a value is as rows of a CSV file: one, several or none, each with its cells by column."""
 
 BY_BATCH = "capture_by_batch"
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 
-def by_batch(function: Decoder) -> Decoder:
+
+@dataclass(frozen=True)
+class Decoding(Generic[V]):
+    """A decoder, and what else it knows of its values: a decoder itself.
+
+    `shape` is the type of the values (a msgspec Struct, dataclass or TypedDict) or a `pyarrow.Schema`: Parquet blocks
+    get a column a field. `is_json` says that each payload that it decodes is valid JSON, of this shape if it fits at
+    all. `flatten` makes rows of a value for CSV.
+    """
+
+    decode: Decoder[V]
+    shape: Any = None
+    is_json: bool = False
+    flatten: Flatten[V] | None = None
+
+    def __call__(self, batch: Batch) -> Records[V]:
+        """Decode the batch."""
+        return self.decode(batch)
+
+    @classmethod
+    def of(cls, decode: Decoder[V]) -> Decoding[V]:
+        """Return the decoder with what it knows; a plain function knows nothing else."""
+        return decode if isinstance(decode, Decoding) else cls(decode)
+
+
+def by_batch(function: Function) -> Function:
     """Mark `function` as one that takes a whole batch, so that `module:attribute` does not wrap it."""
     setattr(function, BY_BATCH, True)
     return function
 
 
-def per_message(function: Callable[[Message], Any]) -> Decoder:
+def per_message(function: Callable[[Message], V]) -> Decoder[V]:
     """Return a decoder that calls `function` with each message; its exception is that message's error."""
 
-    def decode(batch: Batch) -> Records:
-        values: list[Any] = []
-        errors: dict[int, str] = {}
-        for index, message in enumerate(batch):
-            try:
-                values.append(function(message))
-            except Exception as error:
-                errors[index] = reason(error)
-                values.append(None)
+    def decode(batch: Batch) -> Records[V]:
+        values, errors = _call(function, batch)
         return Records.of(batch, values, errors)
 
     return by_batch(decode)
 
 
+def keyed(function: Callable[[Message], tuple[V, Hashable]]) -> Decoder[V]:
+    """Return a decoder whose `function` returns the value of each message and its key; see `partition = "decoder"`.
+
+    The key is anything hashable. A dataclass, Struct or named tuple becomes folders, `region=eu/level=3`.
+    """
+
+    def decode(batch: Batch) -> Records[V]:
+        pairs, errors = _call(lambda message: _checked(*function(message)), batch)
+        values = [None if pair is None else pair[0] for pair in pairs]
+        return Records.of(batch, values, errors, [None if pair is None else pair[1] for pair in pairs])
+
+    return by_batch(decode)
+
+
+def typed(shape: Any, *, flatten: Flatten[Any] | None = None) -> Callable[[Callable[..., Any]], Decoding[Any]]:
+    """Say of a decoder that its values are of this shape, so that Parquet blocks get their fields as columns.
+
+    It decorates a function of a message, what `by_batch` or `keyed` made, or a `Decoding`.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Decoding[Any]:
+        return replace(decoding_of(function), shape=shape, flatten=flatten)
+
+    return decorate
+
+
+def decoding_of(found: Any) -> Decoding[Any]:
+    """Return the decoder that a user's function is: by batch if it is marked, else message by message."""
+    if isinstance(found, Decoding):
+        return found
+    decode = guarded(found) if hasattr(found, BY_BATCH) else per_message(found)
+    return Decoding(decode, flatten=getattr(found, "flatten", None))
+
+
+def guarded(decode: Decoder[V]) -> Decoder[V]:
+    """Return `decode` so that a batch on which it fails is decoded message by message: only the bad ones are errors.
+
+    It fails when it raises, and when it does not return one record a message.
+    """
+
+    def careful(batch: Batch) -> Records[V]:
+        try:
+            records = decode(batch)
+            if len(records) != len(batch):
+                raise ValueError(f"{len(records)} records were returned for {len(batch)} messages")
+            return records
+        except Exception as error:
+            if len(batch) == 1:
+                return Records.of(batch, errors={0: reason(error)})
+        joined: Records[V] = Records()
+        for raw in batch.raw:
+            joined.extend(careful(Batch([raw])))
+        return joined
+
+    return by_batch(careful)
+
+
 def reason(error: Exception) -> str:
     """Return the text that is stored beside an undecodable message."""
     return f"{type(error).__name__}: {error}"
+
+
+def _call(function: Callable[[Message], Any], batch: Batch) -> tuple[list[Any], dict[int, str]]:
+    values: list[Any] = []
+    errors: dict[int, str] = {}
+    for index, message in enumerate(batch):
+        try:
+            values.append(function(message))
+        except Exception as error:
+            errors[index] = reason(error)
+            values.append(None)
+    return values, errors
+
+
+def _checked(value: V, key: Hashable) -> tuple[V, Hashable]:
+    hash(key)
+    return value, key

@@ -4,6 +4,6 @@ from capture.record import Records
 from natty.message import Batch
 
 
-def decode(batch: Batch) -> Records:
+def decode(batch: Batch) -> Records[None]:
     """Keep every payload as it is, whatever it holds."""
     return Records.of(batch)

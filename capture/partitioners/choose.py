@@ -1,41 +1,54 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from capture.decoders.contract import BY_BATCH
 from capture.decoders.load import load
 from capture.errors import ConfigError
-from capture.partitioners.contract import Partitioner, per_record
+from capture.partitioners.contract import Partitioner, guarded, per_record
+from capture.partitioners.decoder import ByDecoder
 from capture.partitioners.field import Field
 from capture.partitioners.subject import SubjectToken
 from capture.partitioners.time import ByTime
 
-KNOWN = ("subject:<token, from 0>", "field:<name>", "time")
+KNOWN = ("subject:<token, from 0>", "field:<name>", "time", "decoder")
 
 
-def partitioner(spec: str) -> Partitioner:
-    """Return the partitioner "subject:1", "field:origin", "time", or your own as "module:attribute".
+def partitioner(spec: str) -> Partitioner[Any]:
+    """Return the partitioner "subject:1", "field:origin", "time", "decoder", or your own as "module:attribute".
 
-    Your own takes a `Record` and returns its key; one marked with `@by_batch` takes `Records` and returns a list of
-    keys. ConfigError if there is none of this name.
+    Your own takes a `Record` and returns its key, anything hashable; one marked with `@by_batch` takes `Records` and
+    returns a list of keys. ConfigError if there is none of this name.
     """
     name, _, argument = spec.partition(":")
     if name in _MADE:
         return _MADE[name](argument)
     found = load(spec, "partitioner", KNOWN)
-    return found if hasattr(found, BY_BATCH) else per_record(found)
+    return guarded(found) if hasattr(found, BY_BATCH) else per_record(found)
 
 
-def _subject(argument: str) -> Partitioner:
+def _subject(argument: str) -> Partitioner[Any]:
     if not argument.isdecimal():
         raise ConfigError(f"subject: needs the number of a token, counted from 0, as in subject:1; not {argument!r}")
     return SubjectToken(int(argument))
 
 
-def _time(argument: str) -> Partitioner:
+def _time(argument: str) -> Partitioner[Any]:
     if argument:
         raise ConfigError(f"time takes no argument, not {argument!r}; its interval is the limit of that name")
     return ByTime()
 
 
-_MADE: dict[str, Callable[[str], Partitioner]] = {"subject": _subject, "field": Field, "time": _time}
+def _decoder(argument: str) -> Partitioner[Any]:
+    if argument:
+        raise ConfigError(f"decoder takes no argument, not {argument!r}; the key is what your decoder returns")
+    return ByDecoder()
+
+
+_MADE: dict[str, Callable[[str], Partitioner[Any]]] = {
+    "subject": _subject,
+    "field": Field,
+    "time": _time,
+    "decoder": _decoder,
+}

@@ -1,47 +1,74 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
 
 from capture.decoders.contract import BY_BATCH, reason
-from capture.record import Record, Records
+from capture.record import Record, Records, V
 
-Partitioner = Callable[[Records], list[str]]
+Partitioner = Callable[[Records[V]], Sequence[Hashable]]
 """Returns one key a record; records of one key share blocks. Undecodable ones have their own, whatever it returns."""
 
 NONE = "_none"
 """The key of a record that has none."""
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 
-def by_batch(function: Partitioner) -> Partitioner:
+
+def by_batch(function: Function) -> Function:
     """Mark `function` as one that takes all records of a batch, so that `module:attribute` does not wrap it."""
     setattr(function, BY_BATCH, True)
     return function
 
 
-def per_record(function: Callable[[Record], object]) -> Partitioner:
+def per_record(function: Callable[[Record[V]], Hashable]) -> Partitioner[V]:
     """Return a partitioner that calls `function` with each record.
 
-    An exception makes that record undecodable, with the exception as the reason; None stands for "no key".
+    The key is anything hashable; None stands for "no key". An exception makes that record undecodable, with the
+    exception as the reason.
     """
 
-    def partition(records: Records) -> list[str]:
+    def partition(records: Records[V]) -> list[Hashable]:
         return [NONE if index in records.errors else _key(function, records, index) for index in range(len(records))]
 
     return by_batch(partition)
 
 
-def key_text(value: object) -> str:
-    """Return the text of a key: None and "" are "_none", true and false as JSON writes them."""
-    if value is None or value == "":
-        return NONE
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)
+def guarded(partitioner: Partitioner[V]) -> Partitioner[V]:
+    """Return `partitioner` so that a batch on which it fails is asked record by record: the bad ones are undecodable.
+
+    It fails when it raises, and when it does not return one hashable key a record.
+    """
+
+    def careful(records: Records[V]) -> Sequence[Hashable]:
+        try:
+            keys = partitioner(records)
+            if len(keys) != len(records):
+                raise ValueError(f"{len(keys)} keys were returned for {len(records)} records")
+            hash(tuple(keys))
+            return keys
+        except Exception as error:
+            if len(records) == 1:
+                records.errors[0] = f"no key: {reason(error)}"
+                return [NONE]
+        return [_alone(careful, records, index) for index in range(len(records))]
+
+    return by_batch(careful)
 
 
-def _key(function: Callable[[Record], object], records: Records, index: int) -> str:
+def _alone(partitioner: Partitioner[V], records: Records[V], index: int) -> Hashable:
+    one = records.select([index])
+    [key] = partitioner(one)
+    if one.errors:
+        records.errors[index] = one.errors[0]
+    return key
+
+
+def _key(function: Callable[[Record[V]], Hashable], records: Records[V], index: int) -> Hashable:
     try:
-        return key_text(function(records[index]))
+        key = function(records[index])
+        hash(key)
+        return key
     except Exception as error:
         records.errors[index] = f"no key: {reason(error)}"
         return NONE

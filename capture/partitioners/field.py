@@ -4,13 +4,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from capture.errors import ConfigError
-from capture.partitioners.contract import NONE, key_text
+from capture.partitioners.contract import NONE
+from capture.partitioners.keys import key_text
 from capture.record import Records
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """The key is a field of the decoded value, a JSON object; "_none" where the field is missing, null or nested."""
+    """The key is a field of the decoded value, a JSON object or a typed one.
+
+    It is "_none" where the field is missing, null or no plain value.
+    """
 
     name: str
 
@@ -18,10 +22,10 @@ class Field:
         if not self.name:
             raise ConfigError("field: needs the name of a field, as in field:origin")
 
-    def __call__(self, records: Records) -> list[str]:
+    def __call__(self, records: Records[Any]) -> list[str]:
         """Return the field of each record."""
         return [self._key(value) for value in records.values]
 
     def _key(self, value: Any) -> str:
-        found = value.get(self.name) if isinstance(value, dict) else None
-        return NONE if isinstance(found, dict | list) else key_text(found)
+        found = value.get(self.name) if isinstance(value, dict) else getattr(value, self.name, None)
+        return key_text(found) if isinstance(found, int | float) else found if isinstance(found, str) else NONE

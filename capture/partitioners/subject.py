@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from capture.errors import ConfigError
 from capture.record import Records
@@ -19,7 +20,7 @@ class SubjectToken:
         if self.index < 0:
             raise ConfigError(f"a subject's tokens are counted from 0; {self.index} is none")
 
-    def __call__(self, records: Records) -> list[str]:
+    def __call__(self, records: Records[Any]) -> list[str]:
         """Return the token of each record."""
         tokens = {subject: self._token(subject) for subject in set(records.subjects)}
         return list(map(tokens.__getitem__, records.subjects))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from capture.record import Records
 
@@ -11,6 +12,6 @@ ALL = "all"
 class ByTime:
     """One key for everything: records are told apart by the interval of their time alone."""
 
-    def __call__(self, records: Records) -> list[str]:
+    def __call__(self, records: Records[Any]) -> list[str]:
         """Return "all" for each record."""
         return [ALL] * len(records)

@@ -3,35 +3,51 @@
 import asyncio
 import os
 import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import PIPE
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 import capture
 from capture.errors import SparkError
-from capture.spark import processes
 from capture.spark.options import SparkOptions
 from capture.spark.protocol import Answer, Pong, Request, Start
 from capture.spark.scratch import Scratch
+from natty.leader import Program, run_guarded
 
 LONGEST_ANSWER_BYTES = 256 * 1024 * 1024
 END_TIMEOUT = 15.0
 """Seconds the driver gets to end by itself once its standard input is closed."""
 
-KILL_INTERVAL = 0.01
 QUOTED_LOG_LINES = 3
 
 Result = TypeVar("Result", bound=msgspec.Struct)
 
 
+class Run(Protocol):
+    """What runs a program beside a guard: `natty.Term.run_process`, for as long as a term lasts, or `unled`."""
+
+    def __call__(
+        self, command: Sequence[str], *, on_start: Callable[[Program], None], **options: Any
+    ) -> Coroutine[Any, Any, int]:
+        """Return the exit status once it has ended, with all that it has started."""
+        ...
+
+
+async def unled(command: Sequence[str], *, on_start: Callable[[Program], None], **options: Any) -> int:
+    """Run a program for as long as we live."""
+    return await run_guarded(None, command, on_start=on_start, **options)
+
+
 class Child:
     """One run of the driver. Made by `start`; of no more use once it has ended."""
 
-    def __init__(self, process: Process, scratch: Scratch, log: Path) -> None:
-        self._process = process
+    def __init__(self, program: Program, guarded: asyncio.Task[int], scratch: Scratch, log: Path) -> None:
+        self._program = program
+        self._guarded = guarded
         self._scratch = scratch
         self._log = log
         self._asked = 0
@@ -41,11 +57,11 @@ class Child:
         self._running = asyncio.create_task(self._run())
 
     @classmethod
-    async def start(cls, options: SparkOptions, log: Path | None) -> "Child":
+    async def start(cls, options: SparkOptions, log: Path | None, run: Run = unled) -> "Child":
         """Start the driver and Spark in it. Raises SparkError, which says why it did not come up."""
         scratch = Scratch()
         try:
-            child = await cls._spawn(scratch, log or scratch.path / "log")
+            child = await cls._spawn(scratch, log or scratch.path / "log", run)
         except BaseException:
             scratch.remove()
             raise
@@ -57,22 +73,33 @@ class Child:
         return child
 
     @classmethod
-    async def _spawn(cls, scratch: Scratch, log: Path) -> "Child":
+    async def _spawn(cls, scratch: Scratch, log: Path, run: Run) -> "Child":
+        """Start the driver beside its guard: it dies with us, and the JVM and the workers that it starts with it."""
+        started: asyncio.Future[Program] = asyncio.get_running_loop().create_future()
         with log.open("ab") as stderr:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", str(Path(__file__).with_name("__main__.py")), str(os.getpid()),
-                stdin=PIPE, stdout=PIPE, stderr=stderr, limit=LONGEST_ANSWER_BYTES,
-                env=_environment(scratch.path), start_new_session=True,
-            )  # fmt: skip
-        return cls(process, scratch, log)
+            guarded = asyncio.ensure_future(run(
+                [sys.executable, "-P", str(Path(__file__).with_name("__main__.py"))],
+                on_start=started.set_result,
+                stdin=PIPE, stdout=PIPE, stderr=stderr, limit=LONGEST_ANSWER_BYTES, env=_environment(scratch.path),
+            ))  # fmt: skip
+            either: list[asyncio.Future[Any]] = [guarded, started]
+            try:
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                guarded.cancel()
+                await asyncio.wait([guarded])
+                raise
+        if not started.done():
+            guarded.result()
+        return cls(started.result(), guarded, scratch, log)
 
     def __repr__(self) -> str:
         return f"Child(pid={self.session}, {'ended' if self._ended else f'{len(self._waiting)} waiting'})"
 
     @property
     def session(self) -> int:
-        """The session that holds the driver, its JVM and its Python workers, and nothing else."""
-        return self._process.pid
+        """The session that holds the guard, the driver, its JVM and its Python workers, and nothing else."""
+        return self._program.pid
 
     @property
     def ended(self) -> bool:
@@ -97,45 +124,41 @@ class Child:
 
     async def close(self) -> None:
         """Let it end by itself; kill what is left after END_TIMEOUT."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        assert self._program.stdin is not None
+        self._program.stdin.close()
         try:
-            await asyncio.wait_for(self._process.wait(), END_TIMEOUT)
-        except TimeoutError:
-            pass
+            await asyncio.wait([self._running], timeout=END_TIMEOUT)
         finally:
             await self.kill()
 
     async def kill(self) -> None:
         """SIGKILL to driver, JVM and workers; returns when none is left. A cancelled caller leaves none either."""
-        if not self._ended:  # else its number may be another's by now
-            processes.kill(self.session)
+        self._program.kill()
         await asyncio.wait([self._running])
 
     async def _send(self, request: Request) -> None:
-        stdin = self._process.stdin
+        stdin = self._program.stdin
         assert stdin is not None
         with suppress(ConnectionError):  # it has ended: the reader says so, and why
             stdin.write(msgspec.json.encode(request) + b"\n")
             await stdin.drain()
 
     async def _run(self) -> None:
-        """Hand out answers until the driver ends, then see to it that nothing of it is left."""
+        """Hand out answers until the driver has ended, and all that it has started."""
         try:
             await self._read()
         finally:
             self._ended = True
-            while processes.kill(self.session):  # noqa: ASYNC110 - not our children: nobody tells of their end
-                await asyncio.sleep(KILL_INTERVAL)
+            self._program.kill()
+            await asyncio.wait({self._guarded})
             self._last_words = _last_words(self._log)
             for waiting in self._waiting.values():
                 if not waiting.done():
                     waiting.set_exception(SparkError(self._last_words))
-            await self._process.wait()
             self._scratch.remove()
 
     async def _read(self) -> None:
-        stdout = self._process.stdout
+        stdout = self._program.stdout
         assert stdout is not None
         while line := await stdout.readline():
             answer = msgspec.json.decode(line, type=Answer)

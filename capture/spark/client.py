@@ -6,21 +6,25 @@ from types import TracebackType
 
 from capture.compact import Group, Merged
 from capture.errors import SparkError
-from capture.spark.child import Child, Result
+from capture.spark.child import Child, Result, Run, unled
+from capture.spark.java import choose
 from capture.spark.options import SparkOptions
 from capture.spark.protocol import DEFAULT_LIMIT, Merge, MergeDone, Ping, Pong, Query, Request, Rows, View
+
+NOT_INSTALLED = 'Spark is not installed here; run: pip install "natty-nats[spark]"'
 
 
 class SparkDriver:
     """Spark in a child process, started at first use, and anew after `kill` or when it has died.
 
-    The child has a session of its own and dies with the thread that started it. `log` is a file that its standard
-    error is appended to; without one the last lines are still quoted when it dies.
+    The child runs beside a guard, by `run`: a term's `run_process`, or `unled`, and dies with us either way. `log` is a
+    file that its standard error is appended to; without one the last lines are still quoted when it dies.
     """
 
-    def __init__(self, options: SparkOptions | None = None, *, log: Path | None = None) -> None:
+    def __init__(self, options: SparkOptions | None = None, *, log: Path | None = None, run: Run = unled) -> None:
         self._options = options or SparkOptions()
         self._log = log
+        self._run = run
         self._child: Child | None = None
         self._starting = asyncio.Lock()
 
@@ -37,7 +41,7 @@ class SparkDriver:
 
     @property
     def session(self) -> int | None:
-        """The id of the session that holds driver, JVM and workers; None while nothing runs."""
+        """The id of the session that holds guard, driver, JVM and workers; None while nothing runs."""
         return None if self._child is None else self._child.session
 
     async def merge(self, store_url: str, groups: Sequence[Group]) -> list[Merged]:
@@ -81,14 +85,21 @@ class SparkDriver:
             if self._child is not None and self._child.ended:
                 await self.kill()  # what it left behind
             if self._child is None:
-                _installed()
-                self._child = await Child.start(self._options, self._log)
+                if find_spec("pyspark") is None:
+                    raise SparkError(NOT_INSTALLED)
+                self._child = await Child.start(self._options, self._log, self._run)
             return self._child
 
 
-def _installed() -> None:
+def unavailable(options: SparkOptions) -> str:
+    """Why Spark can't run here, in a sentence; "" if it can, as far as can be told without starting it. May block."""
     if find_spec("pyspark") is None:
-        raise SparkError('Spark is not installed here; run: pip install "natty-nats[spark]"')
+        return NOT_INSTALLED
+    try:
+        choose(options.java)
+    except SparkError as error:
+        return str(error)
+    return ""
 
 
 def _absolute(store_url: str) -> str:

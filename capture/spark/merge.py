@@ -1,14 +1,11 @@
-from collections.abc import Callable, Iterator
 from functools import partial
 
 import msgspec
-import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.functions import vectorized_udf  # type: ignore[attr-defined]  # missing from its stub
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
-from pyspark.util import PythonEvalType
 
 from capture.compact import Group, Merged
+from capture.spark.read import map_in_arrow
 from capture.spark.table import load
 from capture.spark.write import write_and_report
 
@@ -24,15 +21,5 @@ def merge(spark: SparkSession, store_url: str, group: Group, *, stored_ns: int =
     """
     messages = load(spark, store_url, [block.path for block in group.inputs])
     rows = messages.coalesce(1).sortWithinPartitions("sequence", "deliveries")
-    [report] = _map_in_arrow(rows, partial(write_and_report, store_url, group, stored_ns)).collect()
+    [report] = map_in_arrow(rows, partial(write_and_report, store_url, group, stored_ns), _REPORT).collect()
     return msgspec.json.decode(report["merged"], type=Merged)
-
-
-def _map_in_arrow(
-    rows: DataFrame, function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-) -> DataFrame:
-    """`DataFrame.mapInArrow` without its one obstacle: that method imports pandas, which neither side then uses."""
-    column = vectorized_udf(function, returnType=_REPORT, functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)(
-        *(rows[name] for name in rows.columns)
-    )
-    return DataFrame(rows._jdf.mapInArrow(column._jc, False, None), rows.sparkSession)

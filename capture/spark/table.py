@@ -5,7 +5,7 @@ from functools import reduce
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 
-from capture.errors import SparkError
+from capture.spark.read import read_ndjson, read_parquet
 from capture.stores import FileStore, open_store
 
 _COLUMNS = {
@@ -19,12 +19,15 @@ _COLUMNS = {
     "deliveries": "INT",
     "payload": "BINARY",
     "error": "STRING",
+    "subject_raw": "BINARY",
 }
 
 ENVELOPE = ", ".join(f"{name} {kind}" for name, kind in _COLUMNS.items())
 """`capture.writers.envelope.SCHEMA` in Spark's words."""
 
-NDJSON = ENVELOPE.replace("BINARY", "STRING") + ", payload_base64 STRING, header_block_base64 STRING"
+NDJSON = ENVELOPE.replace("BINARY", "STRING") + "".join(
+    f", {name}_base64 STRING" for name in ("payload", "header_block", "subject_raw")
+)
 """The same as lines of JSON, where bytes that are no text are in base64."""
 
 _GLOB = re.compile(r"([\\*?\[\]{}])")
@@ -33,15 +36,21 @@ _GLOB = re.compile(r"([\\*?\[\]{}])")
 def load(spark: SparkSession, store_url: str, paths: Iterable[str]) -> DataFrame:
     """The messages in these objects of the store, Parquet and NDJSON alike, with the envelope's columns.
 
-    Duplicates are not removed. A damaged or missing object fails the query that reads it.
-    Raises SparkError for a store that Spark can't read by itself.
+    Duplicates are not removed. A damaged or missing object fails the query that reads it. Files are read by Spark
+    itself, other stores by our own client in the executors, which need its credentials in their environment.
     """
-    parquet, ndjson = _by_format(location(store_url, path) for path in paths)
+    parquet, ndjson = _by_format(paths)
     frames = []
-    if parquet:
-        frames.append(_reader(spark, ENVELOPE).parquet(*parquet))
-    if ndjson:
-        frames.append(_from_json(_reader(spark, NDJSON).json(ndjson)))
+    if isinstance(store := open_store(store_url), FileStore):
+        if parquet:
+            frames.append(_reader(spark, ENVELOPE).parquet(*(location(store, path) for path in parquet)))
+        if ndjson:
+            frames.append(_from_json(_reader(spark, NDJSON).json([location(store, path) for path in ndjson])))
+    else:
+        if parquet:
+            frames.append(read_parquet(spark, store_url, parquet, ENVELOPE))
+        if ndjson:
+            frames.append(_from_json(read_ndjson(spark, store_url, ndjson, NDJSON)))
     return reduce(DataFrame.union, frames) if frames else spark.createDataFrame([], ENVELOPE)
 
 
@@ -57,19 +66,16 @@ def with_payload(messages: DataFrame, payload_schema: str) -> DataFrame:
     return parsed.select(*kept, *(F.col("__parsed").getField(name).alias(name) for name in fields))
 
 
-def location(store_url: str, path: str) -> str:
+def location(store: FileStore, path: str) -> str:
     """Where Hadoop finds this object: a file URL whose special characters stand for themselves."""
-    store = open_store(store_url)
-    if not isinstance(store, FileStore):
-        raise SparkError(f"Spark reads from file:// stores only, not from {store_url}")
     return "file:" + _GLOB.sub(r"\\\1", str(store.root / path))
 
 
-def _by_format(locations: Iterable[str]) -> tuple[list[str], list[str]]:
+def _by_format(paths: Iterable[str]) -> tuple[list[str], list[str]]:
     parquet: list[str] = []
     ndjson: list[str] = []
-    for place in locations:
-        (parquet if place.endswith(".parquet") else ndjson).append(place)
+    for path in paths:
+        (parquet if path.endswith(".parquet") else ndjson).append(path)
     return parquet, ndjson
 
 
@@ -80,5 +86,5 @@ def _reader(spark: SparkSession, schema: str) -> DataFrameReader:
 
 def _from_json(lines: DataFrame) -> DataFrame:
     payload = F.coalesce(F.col("payload").cast("binary"), F.unbase64("payload_base64"))
-    columns = {"payload": payload, "header_block": F.unbase64("header_block_base64")}
+    columns = {"payload": payload} | {name: F.unbase64(f"{name}_base64") for name in ("header_block", "subject_raw")}
     return lines.select(*(columns.get(name, F.col(name)).alias(name) for name in _COLUMNS))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from uuid import uuid4
 
@@ -8,6 +9,7 @@ from capture.errors import AlreadyStored, NotStored, StoreError
 from capture.stores.contract import Store
 
 LARGE_BYTES = 5 * 1024 * 1024
+DAY = 86_400.0  # seconds that two clocks differ, at the very most
 AWKWARD_NAMES = ("key=a%2Fb", "with space", "ÄÖ-漢字-🛫", "key=", "a.b..c", "-dash", "%", "plus+and&question?#hash")
 
 
@@ -45,13 +47,15 @@ async def _creates_once(store: Store, folder: str) -> None:
 
 
 async def _one_creator_wins(store: Store, folder: str) -> None:
-    for number in range(10):
-        path = f"{folder}/{number}"
-        contents = [f"writer {writer}".encode() * 1000 for writer in range(4)]
+    contents = [f"writer {writer}".encode() * 1000 for writer in range(4)]
+
+    async def contest(path: str) -> None:
         refused = await asyncio.gather(*(_refused(store, path, content) for content in contents))
         assert refused.count(False) == 1, f"{refused.count(False)} of 4 concurrent creators succeeded, not one"
         winner = contents[refused.index(False)]
         assert await store.get(path) == winner, "the object is not what its one successful creator wrote"
+
+    await asyncio.gather(*(contest(f"{folder}/{number}") for number in range(10)))
 
 
 async def _replaces(store: Store, folder: str) -> None:
@@ -69,7 +73,7 @@ async def _lists(store: Store, folder: str) -> None:
     listed = await store.list(folder + "/")
     assert [one.path for one in listed] == sorted(f"{folder}/{name}" for name in names), "not every object, by path"
     assert all(one.bytes == len(one.path) - len(folder) - 1 for one in listed), "a listed size is wrong"
-    assert all(one.modified > 0 for one in listed), "a listed object has no time"
+    assert all(abs(one.modified - time.time()) < DAY for one in listed), "a listed object's time is not in Unix seconds"
     below = [one.path for one in await store.list(f"{folder}/b/1")]
     assert below == [f"{folder}/b/1/deep/er", f"{folder}/b/10"], "the prefix is a text, not a folder"
     assert await store.list(f"{folder}/nothing/") == [], "a prefix without objects must be an empty listing"
@@ -108,6 +112,11 @@ async def _keeps(store: Store, folder: str) -> None:
         assert await store.get(f"{folder}/{name}/{name}") == name.encode(), f"the name {name!r} does not work"
     expected = sorted(f"{folder}/{name}/{name}" for name in AWKWARD_NAMES)
     assert [one.path for one in await store.list(folder + "/")] == expected, "awkward names are listed changed"
+    for name in AWKWARD_NAMES:
+        below = [one.path for one in await store.list(f"{folder}/{name}/")]
+        assert below == [f"{folder}/{name}/{name}"], f"the folder {name!r} can't be listed"
+        await store.delete(f"{folder}/{name}/{name}")
+    assert await store.list(folder + "/") == [], "an object with an awkward name can't be deleted"
 
 
 async def _is_atomic(store: Store, folder: str) -> None:
@@ -139,6 +148,8 @@ async def _refuses(store: Store, folder: str) -> None:
         f"{folder}/./here",
         f"{folder}/",
         "a\0b",
+        "a\nb",
+        "a\\b",
     ):
         with suppress(StoreError):
             await store.put(path, b"x")

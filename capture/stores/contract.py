@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -8,6 +9,9 @@ from capture.errors import StoreError
 
 SCRATCH = ".tmp"
 """The hidden folder of half-written objects; no object may live in it, and no listing shows it."""
+
+_UNSTORABLE = re.compile(r"[\x00-\x1f\x7f\\]")
+"""What some kind of store does not keep as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +69,11 @@ class Store(Protocol):
 def checked_path(path: str) -> str:
     """Return the path if it names an object inside a store, or raise StoreError."""
     parts = path.split("/")
-    if any(part in ("", ".", "..") for part in parts) or parts[0] == SCRATCH or "\\" in path or "\0" in path:
-        raise StoreError(f"{path!r} is not a path inside a store: relative, '/' between its parts, none of them '..'")
+    if any(part in ("", ".", "..") for part in parts) or parts[0] == SCRATCH or _UNSTORABLE.search(path):
+        raise StoreError(
+            f"{path!r} is not a path inside a store: relative, '/' between its parts, none of them '..', "
+            f"no backslash, no control characters"
+        )
     return path
 
 

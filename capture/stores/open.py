@@ -4,24 +4,35 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from capture.errors import ConfigError
+from capture.stores.address import SCHEMES, Address
 from capture.stores.contract import Store
 from capture.stores.file import FileStore
 from capture.stores.memory import MemoryStore
 
-KNOWN = "file:///folder, a plain path, memory://name"
+KNOWN = "file:///folder, a plain path, s3://bucket/prefix, az://container/prefix, gs://bucket/prefix, memory://name"
 _memory: dict[str, MemoryStore] = {}
 
 
 def open_store(url: str) -> Store:
     """Return the store of this URL: `file:///folder`, a plain path, or `memory://name` (one a name and process).
 
-    ConfigError if the URL is of no kind that this version knows. Nothing is created before the first `put`.
+    Or an object store, as `capture.stores.address.Address` says: `s3://bucket/prefix?endpoint=…`, `az://`, `gs://`.
+    ConfigError if the URL is of no kind that this version knows. Nothing is created or asked before the first call.
     """
     if not url:
         raise ConfigError(f"no store was named; known are {KNOWN}")
     if "://" not in url:
         return FileStore(url)
-    parts = urlsplit(url)
+    if url.partition("://")[0] in SCHEMES:
+        try:
+            from capture.stores.object import ObjectStore  # the only way to obstore: 16 MB that folders don't need
+        except ModuleNotFoundError as error:
+            raise ConfigError(f'object stores need {error.name}; run: pip install "natty-nats[capture]"') from error
+        return ObjectStore(Address.parse(url))
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ConfigError(f"the store is named by no URL: {error}") from None
     if parts.scheme == "memory":
         name = url.partition("://")[2]
         return _memory.setdefault(name, MemoryStore(name))

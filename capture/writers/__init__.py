@@ -1,4 +1,5 @@
-from capture.writers.choose import writer
-from capture.writers.contract import Writer, check_writer
+from capture.writers.choose import read_object, reader, writer
+from capture.writers.contract import Format, Writer, check_format
+from capture.writers.evolution import combined
 
-__all__ = ["Writer", "check_writer", "writer"]
+__all__ = ["Format", "Writer", "check_format", "combined", "read_object", "reader", "writer"]

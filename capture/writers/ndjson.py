@@ -1,18 +1,20 @@
 from __future__ import annotations
 
-import base64
+from base64 import b64decode, b64encode
+from collections import Counter
 from collections.abc import Iterator
+from typing import ClassVar
 
 import msgspec
 import pyarrow as pa
 
 from capture.block import SealedBlock
-from capture.writers.envelope import SCHEMA
+from capture.record import Records, header_texts, text_or_none
+from capture.writers.envelope import to_table
 from capture.writers.headers import MESSAGE_ID
-from natty.message import parse_headers
 
 
-class Row(msgspec.Struct, kw_only=True):
+class Row(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A line: the envelope's names; what is no text is in the field that ends in `_base64`, its twin is null."""
 
     stream: str
@@ -26,23 +28,44 @@ class Row(msgspec.Struct, kw_only=True):
     payload: str | None
     payload_base64: str | None
     error: str | None
+    subject_raw_base64: str | None = None
 
 
 class NdjsonWriter:
     """JSON, a message a line: to be read by anything, at several times Parquet's size and cost."""
 
-    suffix = ".ndjson"
-    format = "ndjson"
+    suffix: ClassVar[str] = ".ndjson"
+    format: ClassVar[str] = "ndjson"
+    restorable: ClassVar[bool] = True
+    unfit: ClassVar[Counter[str]] = Counter()  # it has no columns
 
     def write(self, block: SealedBlock) -> bytes:
         """Return the block as lines of JSON."""
         return msgspec.json.Encoder().encode_lines(_rows(block))
 
+    def read(self, data: bytes) -> pa.Table:
+        """Return the rows; msgspec's DecodeError if a line is none."""
+        rows = msgspec.json.Decoder(Row).decode_lines(data)
+        return to_table(
+            Records(
+                stream=rows[0].stream if rows else "",
+                sequences=[row.sequence for row in rows],
+                times_ns=[row.time_ns for row in rows],
+                subjects=[_bytes(row.subject, row.subject_raw_base64) for row in rows],
+                header_blocks=[b64decode(row.header_block_base64 or "") for row in rows],
+                payloads=[_bytes(row.payload, row.payload_base64) for row in rows],
+                deliveries=[row.deliveries for row in rows],
+                errors={index: row.error for index, row in enumerate(rows) if row.error is not None},
+            )
+        )
 
-def read_back(data: bytes) -> pa.Table:
-    """Return the lines of an NDJSON block as a table of SCHEMA."""
-    rows = msgspec.json.Decoder(Row).decode_lines(data)
-    return pa.Table.from_pylist([_columns(row) for row in rows], schema=SCHEMA)
+    def sequences(self, data: bytes) -> list[int]:
+        """Return the sequence of each row."""
+        return [row.sequence for row in msgspec.json.Decoder(_Sequence).decode_lines(data)]
+
+
+class _Sequence(msgspec.Struct):
+    sequence: int
 
 
 def _rows(block: SealedBlock) -> Iterator[Row]:
@@ -58,14 +81,15 @@ def _rows(block: SealedBlock) -> Iterator[Row]:
     )
     for index, cells in enumerate(zip(*columns, strict=True)):
         sequence, time_ns, subject, header_block, payload, deliveries = cells
-        headers = _headers(header_block) if header_block else None
-        text = _text(payload)
+        headers = header_texts(header_block) if header_block else None
+        text, name = text_or_none(payload), text_or_none(subject)
         error = records.errors.get(index)
         yield Row(
             stream=block.stream,
             sequence=sequence,
             time_ns=time_ns,
-            subject=subject.decode("utf-8", "replace"),
+            subject=subject.decode("utf-8", "replace") if name is None else name,
+            subject_raw_base64=_base64(subject) if name is None else None,
             headers=headers,
             header_block_base64=_base64(header_block) if header_block else None,
             message_id=headers[MESSAGE_ID][0] if headers and MESSAGE_ID in headers else None,
@@ -76,33 +100,9 @@ def _rows(block: SealedBlock) -> Iterator[Row]:
         )
 
 
-def _headers(block: bytes) -> dict[str, list[str]]:
-    """Return the headers as text; what is not UTF-8 is replaced, the raw block keeps what it was."""
-    headers = parse_headers(block)
-    if _text(block) is None:
-        return {_safe(name): [_safe(value) for value in values] for name, values in headers.items()}
-    return headers
-
-
-def _safe(text: str) -> str:
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
-def _columns(row: Row) -> dict[str, object]:
-    cells = msgspec.structs.asdict(row)
-    header_block, payload = cells.pop("header_block_base64"), cells.pop("payload_base64")
-    cells["header_block"] = None if header_block is None else base64.b64decode(header_block)
-    cells["payload"] = row.payload.encode() if row.payload is not None else base64.b64decode(payload)
-    cells["headers"] = None if row.headers is None else list(row.headers.items())
-    return cells
-
-
-def _text(payload: bytes) -> str | None:
-    try:
-        return payload.decode()
-    except UnicodeDecodeError:
-        return None
+def _bytes(text: str | None, encoded: str | None) -> bytes:
+    return b64decode(encoded) if encoded is not None else (text or "").encode()
 
 
 def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()
+    return b64encode(data).decode()

@@ -1,44 +1,131 @@
 from __future__ import annotations
 
+import logging
+from collections import Counter
+from collections.abc import Callable
+from threading import Lock
+from typing import Any, ClassVar
+
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from capture.block import SealedBlock
-from capture.writers.envelope import SCHEMA, VERSION, to_table
+from capture.decoders.contract import Decoding
+from capture.errors import ConfigError, FormatError
+from capture.record import Records
+from capture.writers.envelope import VERSION, to_table, with_envelope
+from capture.writers.shape import schema_of
+from capture.writers.typed import Typed, typed_columns
+from capture.writers.values import values_of
 
-COMPRESSION_LEVEL = 1  # of zstd: the compaction writes the lasting file
+log = logging.getLogger(__name__)
+
+COMPRESSIONS = ("none", "gzip", "snappy", "zstd")
+COMPRESSION_LEVEL = 1  # of zstd and gzip: the compaction writes the lasting file
+MOST_TOLD = 1000  # things of which the log tells: the names of fields are the publishers' choice
 REPETITIVE = ["stream", "subject", "error"]  # a dictionary pays here; elsewhere it is built and thrown away
 SEARCHED = ["stream", "sequence", "time_ns", "subject", "message_id"]  # columns with minimum and maximum
 COUNTING = {"sequence": "DELTA_BINARY_PACKED", "time_ns": "DELTA_BINARY_PACKED"}  # next to nothing where they rise
 
 
 class ParquetWriter:
-    """Parquet: zstd, checksums on its pages, a page index, and what the block is in the file's metadata."""
+    """Parquet: checksums on its pages, a page index, what the block is in the file's metadata, zstd by default.
 
-    suffix = ".parquet"
-    format = "parquet"
+    If the decoder knows the shape of its values, their fields are columns behind the envelope's. What does not fit its
+    column is counted in `unfit`, by column, and logged; the payload keeps it.
+    """
+
+    suffix: ClassVar[str] = ".parquet"
+    format: ClassVar[str] = "parquet"
+    restorable: ClassVar[bool] = True
+
+    def __init__(self, decoding: Decoding[Any] | None = None, *, compression: str = "zstd") -> None:
+        if compression not in COMPRESSIONS:
+            raise ConfigError(f"Parquet has no compression {compression!r}; known are {', '.join(COMPRESSIONS)}")
+        self.unfit: Counter[str] = Counter()
+        self._counting = Lock()
+        self._told: set[str] = set()
+        self._compression = compression
+        self._decoding = decoding
+        shape = None if decoding is None else decoding.shape
+        self._schema = None if shape is None else schema_of(shape)
 
     def write(self, block: SealedBlock) -> bytes:
         """Return the block as a Parquet file."""
+        table = to_table(block.records)
+        more = self._typed(block)
+        for field in more.schema:
+            table = table.append_column(field, more[field.name])
         sink = pa.BufferOutputStream()
         pq.write_table(
-            to_table(block).replace_schema_metadata(_facts(block)),
+            table.replace_schema_metadata(_facts(block)),
             sink,
-            compression="zstd",
-            compression_level=COMPRESSION_LEVEL,
-            use_dictionary=REPETITIVE,
+            compression=self._compression,
+            compression_level=COMPRESSION_LEVEL if self._compression in ("zstd", "gzip") else None,
+            use_dictionary=REPETITIVE + _columns(more, pa.types.is_string),
             column_encoding=COUNTING,
-            write_statistics=SEARCHED,
+            write_statistics=SEARCHED + _columns(more, pa.types.is_primitive, pa.types.is_string),
+            sorting_columns=[pq.SortingColumn(table.column_names.index("sequence"))],
             data_page_version="1.0",
             write_page_index=True,
             write_page_checksum=True,
         )
         return bytes(sink.getvalue())
 
+    def read(self, data: bytes) -> pa.Table:
+        """Return the rows; page checksums are verified. FormatError if a newer version wrote it, else pyarrow's."""
+        file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        version = int((file.schema_arrow.metadata or {}).get(b"capture.version", VERSION))
+        if version > VERSION:
+            raise FormatError(f"it has format {version}; this version reads up to {VERSION}")
+        return with_envelope(file.read())
 
-def read_back(data: bytes) -> pa.Table:
-    """Return the rows of a Parquet block as a table of SCHEMA; page checksums are verified."""
-    return pq.read_table(pa.BufferReader(data), page_checksum_verification=True).select(SCHEMA.names).cast(SCHEMA)
+    def sequences(self, data: bytes) -> list[int]:
+        """Return the sequence of each row."""
+        found: list[int] = pq.read_table(pa.BufferReader(data), columns=["sequence"])["sequence"].to_pylist()
+        return found
+
+    def _typed(self, block: SealedBlock) -> pa.Table:
+        if self._schema is None or self._decoding is None:
+            return pa.table({})
+        typed = typed_columns(_lines(block.records, self._decoding), self._schema)
+        self._tell(block, typed)
+        return typed.columns
+
+    def _tell(self, block: SealedBlock, typed: Typed) -> None:
+        """Count what does not fit, and log what the decoder's shape does not say: each thing once."""
+        said = {name: f"{len(rows)} values do not fit {name}" for name, rows in typed.unfit.items()}
+        said |= {f"{name} {kind}": f"{name} is {kind} in this block" for name, kind in typed.widened.items()}
+        said |= {f"new {name}": f"there is a new field {name}" for name in typed.unknown}
+        with self._counting:  # blocks are written by several threads
+            self.unfit.update({name: len(rows) for name, rows in typed.unfit.items()})
+            new = said.keys() - self._told if len(self._told) < MOST_TOLD else set()
+            self._told |= new
+        if new:
+            where = f"{block.stream} {block.first}–{block.last}, key {block.key!r}"
+            what = ", ".join(sentence for thing, sentence in said.items() if thing in new)
+            log.warning("%s: %s; the payloads keep all, more is counted only", where, what, extra={"action": "schema"})
+
+
+def _lines(records: Records[Any], decoding: Decoding[Any]) -> list[bytes]:
+    """Return each message's value as JSON; nothing for the undecodable ones."""
+    if not decoding.is_json:
+        return [b"" if value is None else _json(value) for value in values_of(records, decoding)]
+    if not records.errors:
+        return records.payloads
+    return [b"" if index in records.errors else payload for index, payload in enumerate(records.payloads)]
+
+
+def _json(value: Any) -> bytes:
+    try:
+        return msgspec.json.encode(value)
+    except (TypeError, ValueError, RecursionError):  # not of its shape: nothing fits, and that is told
+        return b"null"
+
+
+def _columns(table: pa.Table, *kinds: Callable[[pa.DataType], bool]) -> list[str]:
+    return [field.name for field in table.schema if any(is_kind(field.type) for is_kind in kinds)]
 
 
 def _facts(block: SealedBlock) -> dict[str, str]:

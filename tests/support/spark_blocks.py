@@ -28,6 +28,7 @@ def row(sequence, *, stream="FLIGHTS", payload=None, headers=None, **more):
         "deliveries": 1,
         "payload": b"message %d" % sequence if payload is None else payload,
         "error": None,
+        "subject_raw": None,
         **more,
     }
 

@@ -101,7 +101,7 @@ async def test_the_entry_says_exactly_what_the_block_holds() -> None:
     stored = await setting.committer.commit(block(3, 5, 9))
     data = await setting.store.get(stored.path)
     assert msgspec.json.decode(await setting.store.get(entry_path(stored.path)), type=Stored) == stored
-    assert parquet.read_back(data)["sequence"].to_pylist() == [3, 5, 9]
+    assert parquet.ParquetWriter().read(data)["sequence"].to_pylist() == [3, 5, 9]
     assert (stored.bytes, stored.sha256) == (len(data), sha256(data).hexdigest())
     assert list(Sequences.from_text(stored.sequences)) == [3, 5, 9]
     assert (stored.stream, stored.key, stored.interval) == ("FLIGHTS", "EWR", 1_792_540_800)

@@ -6,10 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from capture.chain import Retired
 from capture.compact import Merged, Policy, apply, plan
 from capture.errors import CompactionError, ConfigError
-from capture.manifest import Manifest, Retired, Stored, block_path
+from capture.manifest import Manifest, Stored, block_path
+from capture.picture import Picture
 from capture.sequences import Sequences
+from capture.table import Table
 
 NOW = 100_000.0
 ALL = Policy(max_wait=0.0)
@@ -40,8 +43,12 @@ def block(sequences, *, key="k", interval=0, stream="S", size=100, age=0.0, rows
     )
 
 
-def planned(manifest, policy=ALL, now=NOW):
-    return plan(manifest, policy, now=now, token=7, unique=names())
+def archive(blocks=(), files=(), **table):
+    return Picture(Manifest(number=5, blocks=list(blocks)), Table(number=3, files=list(files), **table))
+
+
+def planned(picture, policy=ALL, now=NOW):
+    return plan(picture, policy, now=now, token=7, unique=names())
 
 
 def held(objects):
@@ -76,8 +83,8 @@ def merged(group):
 def test_a_bin_with_enough_blocks_is_due_and_one_with_fewer_waits():
     policy = Policy(min_files=3, max_wait=60.0)
     few = [block([number]) for number in (1, 2)]
-    assert planned(Manifest(blocks=few), policy) == []
-    (group,) = planned(Manifest(blocks=[*few, block([3])]), policy)
+    assert planned(archive(few), policy) == []
+    (group,) = planned(archive([*few, block([3])]), policy)
     assert [one.first for one in group.inputs] == [1, 2, 3]
     assert group.output == "table/stream=S/key=k/date=1970-01-01/hour=00/c-7-00000000000000000000000000000001.parquet"
     assert group.exclude == ""
@@ -85,8 +92,8 @@ def test_a_bin_with_enough_blocks_is_due_and_one_with_fewer_waits():
 
 def test_a_block_that_has_waited_long_enough_is_due_alone():
     policy = Policy(min_files=3, max_wait=60.0)
-    assert planned(Manifest(blocks=[block([1], age=59.0)]), policy) == []
-    assert len(planned(Manifest(blocks=[block([1], age=60.0)]), policy)) == 1
+    assert planned(archive([block([1], age=59.0)]), policy) == []
+    assert len(planned(archive([block([1], age=60.0)]), policy)) == 1
 
 
 def test_blocks_of_different_streams_keys_intervals_and_lengths_of_interval_are_never_merged():
@@ -97,7 +104,7 @@ def test_blocks_of_different_streams_keys_intervals_and_lengths_of_interval_are_
         block([4], stream="T"),
         block([5], seconds=86_400),
     ]
-    groups = planned(Manifest(blocks=blocks))
+    groups = planned(archive(blocks))
     assert sorted(len(group.inputs) for group in groups) == [1] * 5
     assert len({group.output.rpartition("/")[0] for group in groups}) == 5
 
@@ -110,32 +117,32 @@ def test_a_small_table_file_is_merged_with_new_blocks_a_large_one_is_left_and_wi
         block([2], size=75), path="table/stream=S/key=k/date=1970-01-01/hour=00/c-1-bb.parquet"
     )
     policy = Policy(max_wait=0.0, target_bytes=100)
-    (group,) = planned(Manifest(blocks=[block([3], size=10)], table=[small, large]), policy)
+    (group,) = planned(archive([block([3], size=10)], [small, large]), policy)
     assert [one.first for one in group.inputs] == [1, 3]
-    assert planned(Manifest(table=[small, large]), policy) == []
+    assert planned(archive(files=[small, large]), policy) == []
 
 
 def test_a_bin_is_cut_at_the_target_size_in_order_of_sequences():
     blocks = [block([number], size=40) for number in (5, 3, 1, 2, 4)]
-    groups = planned(Manifest(blocks=blocks), Policy(max_wait=0.0, target_bytes=100))
+    groups = planned(archive(blocks), Policy(max_wait=0.0, target_bytes=100))
     assert [[one.first for one in group.inputs] for group in groups] == [[1, 2], [3, 4], [5]]
 
 
 def test_the_oldest_come_first_and_a_run_takes_no_more_than_its_groups():
     blocks = [block([number], key=f"k{number}", age=float(number)) for number in range(1, 6)]
-    groups = planned(Manifest(blocks=blocks), Policy(max_wait=0.0, max_groups=2))
+    groups = planned(archive(blocks), Policy(max_wait=0.0, max_groups=2))
     assert [group.key for group in groups] == ["k5", "k4"]
 
 
 def test_a_group_leaves_out_what_the_table_holds_elsewhere():
     elsewhere = msgspec.structs.replace(block([1, 2], key="other"), path="table/x/c-1-aa.parquet")
-    (group,) = planned(Manifest(blocks=[block([2, 3])], table=[elsewhere]))
+    (group,) = planned(archive([block([2, 3])], [elsewhere]))
     assert list(Sequences.from_text(group.exclude)) == [2]
 
 
 def test_a_group_leaves_out_what_an_earlier_one_of_the_plan_takes():
     blocks = [block([1, 2], key="a", age=2.0), block([2, 3], key="b", age=1.0), block([2, 3], stream="T", key="c")]
-    groups = planned(Manifest(blocks=blocks))
+    groups = planned(archive(blocks))
     assert [list(Sequences.from_text(group.exclude)) for group in groups] == [[], [2], []]
 
 
@@ -159,45 +166,59 @@ overlapping = st.lists(
 @given(overlapping, st.integers(1, 6), st.data())
 def test_whatever_overlaps_the_table_holds_every_sequence_once(rounds, max_groups, data):
     policy = Policy(max_wait=0.0, target_bytes=300, max_groups=max_groups)
-    manifest, unique, seen = Manifest(), names(), Sequences()
-    for blocks in rounds:
-        fresh = [block(sequences, key=key, size=size, age=size / 7) for sequences, key, size in blocks]
-        known = {one.path for one in (*manifest.blocks, *manifest.retired)}
-        fresh = [one for one in {one.path: one for one in fresh}.values() if one.path not in known]
-        seen |= held(fresh)
-        manifest = msgspec.structs.replace(manifest, blocks=[*manifest.blocks, *fresh])
-        groups = plan(manifest, policy, now=NOW, token=1, unique=unique)
-        carried_out = [group for group in groups if data.draw(st.booleans())]  # any part of a plan may fail
-        manifest = apply(manifest, carried_out, [merged(group) for group in carried_out], now=NOW)
-        assert sum(one.count for one in manifest.table) == len(held(manifest.table))
-        assert held(manifest.table) | held(manifest.blocks) == seen
-    while manifest.blocks:
-        groups = plan(manifest, policy, now=NOW, token=1, unique=unique)
-        manifest = apply(manifest, groups, [merged(group) for group in groups], now=NOW)
-    assert held(manifest.table) == seen
-    assert sum(one.count for one in manifest.table) == len(seen)
+    blocks, table, unique, seen = {}, Table(), names(), Sequences()
+
+    def compacted(choose):
+        picture = Picture(Manifest(blocks=list(blocks.values())), table)
+        groups = [group for group in plan(picture, policy, now=NOW, token=1, unique=unique) if choose()]
+        after = apply(picture, groups, [merged(group) for group in groups], now=NOW)
+        assert sum(one.count for one in after.files) == len(held(after.files))
+        assert held(after.files) | held(Picture(picture.manifest, after).blocks) == seen
+        return after
+
+    for fresh in rounds:
+        stored = [block(sequences, key=key, size=size, age=size / 7) for sequences, key, size in fresh]
+        blocks |= {one.path: one for one in stored}
+        seen |= held(stored)
+        table = compacted(lambda: data.draw(st.booleans()))  # any part of a plan may fail
+    while set(blocks) - set(table.consumed):
+        table = compacted(lambda: True)
+    assert held(table.files) == seen
+    assert sum(one.count for one in table.files) == len(seen)
 
 
 # --- what it changes -------------------------------------------------------------------------------------------------
 
 
-def test_applied_results_replace_their_inputs_which_are_retired():
-    manifest = Manifest(blocks=[block([1, 2]), block([2, 3]), block([9], key="other")], retired=[Retired("old", 1.0)])
-    groups = [group for group in planned(manifest) if group.key == "k"]
-    after = apply(manifest, groups, [merged(groups[0])], now=NOW)
-    assert after.blocks == [block([9], key="other")]
-    assert [one.path for one in after.table] == [groups[0].output]
-    assert after.table[0].count == 3
-    assert after.retired == [Retired("old", 1.0), *(Retired(one.path, NOW) for one in groups[0].inputs)]
-    assert after.created == NOW
+def test_applied_results_replace_their_inputs_which_are_consumed_or_retired():
+    small = msgspec.structs.replace(block([4]), path="table/stream=S/key=k/date=1970-01-01/hour=00/c-1-aa.parquet")
+    picture = archive([block([1, 2]), block([2, 3]), block([9], key="other")], [small], retired=[Retired("old", 1.0)])
+    groups = [group for group in planned(picture) if group.key == "k"]
+    after = apply(picture, groups, [merged(groups[0])], now=NOW)
+    assert [one.path for one in after.files] == [groups[0].output]
+    assert after.files[0].count == 4
+    assert sorted(after.consumed) == sorted(one.path for one in picture.blocks[:2])
+    assert after.retired == [Retired("old", 1.0), Retired(small.path, NOW)]
+    assert (after.of_manifest, after.created) == (5, NOW)
+    assert Picture(picture.manifest, after).blocks == [block([9], key="other")]
+
+
+def test_a_consumed_block_is_named_until_the_manifest_no_longer_does():
+    waiting, let_go, forgotten = block([1]), block([2]), block([3])
+    manifest = Manifest(number=5, blocks=[waiting, block([4])], retired=[Retired(let_go.path, NOW)])
+    before = Picture(manifest, Table(consumed=[one.path for one in (waiting, let_go, forgotten)]))
+    (group,) = planned(before)
+    assert group.inputs == [block([4])]
+    after = apply(before, [group], [merged(group)], now=NOW)
+    assert after.consumed == [waiting.path, let_go.path, block([4]).path]
 
 
 def test_a_group_of_which_nothing_is_left_leaves_no_file():
     tabled = msgspec.structs.replace(block([1, 2], key="other"), path="table/x/c-1-aa.parquet")
-    manifest = Manifest(blocks=[block([1, 2])], table=[tabled])
-    (group,) = planned(manifest)
-    after = apply(manifest, [group], [merged(group)], now=NOW)
-    assert (after.blocks, after.table, len(after.retired)) == ([], [tabled], 1)
+    picture = archive([block([1, 2])], [tabled])
+    (group,) = planned(picture)
+    after = apply(picture, [group], [merged(group)], now=NOW)
+    assert (after.files, after.consumed) == ([tabled], [block([1, 2]).path])
 
 
 def changed(result, **changes):
@@ -218,20 +239,20 @@ def changed(result, **changes):
     ],
 )
 def test_results_that_do_not_add_up_are_refused(wrong, text):
-    manifest = Manifest(blocks=[block([1, 2]), block([2, 3])])
-    (group,) = planned(manifest)
+    picture = archive([block([1, 2]), block([2, 3])])
+    (group,) = planned(picture)
     with pytest.raises(CompactionError, match=text):
-        apply(manifest, [group], [wrong(merged(group))], now=NOW)
+        apply(picture, [group], [wrong(merged(group))], now=NOW)
 
 
-def test_results_for_a_manifest_that_has_moved_on_are_refused():
-    manifest = Manifest(blocks=[block([1, 2])])
-    groups = planned(manifest)
+def test_results_for_an_archive_that_has_moved_on_are_refused():
+    picture = archive([block([1, 2])])
+    groups = planned(picture)
     results = [merged(group) for group in groups]
-    with pytest.raises(CompactionError, match="not in manifest 0 any more"):
-        apply(apply(manifest, groups, results, now=NOW), groups, results, now=NOW)
+    with pytest.raises(CompactionError, match="not in the archive's picture"):
+        apply(Picture(picture.manifest, apply(picture, groups, results, now=NOW)), groups, results, now=NOW)
     with pytest.raises(CompactionError, match="1 groups were to be merged, 0 results"):
-        apply(manifest, groups, [], now=NOW)
+        apply(picture, groups, [], now=NOW)
     tabled = msgspec.structs.replace(block([2], key="other"), path="table/x/c-1-aa.parquet")
     with pytest.raises(CompactionError, match="sequences 2 of S twice"):
-        apply(msgspec.structs.replace(manifest, table=[tabled]), groups, results, now=NOW)
+        apply(archive([block([1, 2])], [tabled]), groups, results, now=NOW)

@@ -7,16 +7,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from capture.chain import document_path
 from capture.compact import Policy, compact, plan
-from capture.errors import CompactionError, Fenced
-from capture.manifest import Manifest, Stored, block_path, commit_manifest, encode, entry_path, read_manifest
+from capture.errors import CompactionError, Fenced, ManifestError, NotSwept
+from capture.manifest import Manifest, Stored, block_path, encode, entry_path
+from capture.picture import Picture, read_picture
 from capture.sequences import Sequences
 from capture.stores import MemoryStore, open_store
 from capture.sweep import sweep
+from capture.table import Table
 from capture.testing import ArrowEngine, HeadState, MemoryHead
 
-NOW = 100_000.0
+NOW, GRACE = 100_000.0, 1_000.0
+LATER = 1e10  # after every object's time of writing, and its grace
 ALL = Policy(max_wait=0.0)
+NOTHING = Policy(min_files=1000, max_wait=1e18)
 
 
 async def store_block(store, sequences, *, key="k"):
@@ -44,49 +49,79 @@ async def store_block(store, sequences, *, key="k"):
     return record
 
 
+class Archive:
+    """A store and its two heads. Every sweep and every compaction is a term of its own, unless one is given."""
+
+    def __init__(self, name):
+        self.store = open_store(f"memory://{name}")
+        self.manifest, self.table = HeadState(), HeadState()
+        self.tokens = 0
+
+    def term(self, state):
+        self.tokens += 1
+        return MemoryHead(self.tokens, state)
+
+    async def sweep(self, now=NOW, grace=GRACE):
+        return await sweep(self.store, self.term(self.manifest), self.table.read, now=now, grace=grace)
+
+    async def compact(self, engine=None, *, term=None, policy=ALL, now=NOW, grace=GRACE):
+        term = term or self.term(self.table)
+        engine = engine or ArrowEngine()
+        return await compact(
+            self.store, term, self.manifest.read, engine, policy, now=now, grace=grace, node="leader-1"
+        )
+
+    async def picture(self):
+        return await read_picture(self.store, self.manifest.read, self.table.read)
+
+    async def rows(self):
+        files = (await self.picture()).files
+        tables = [pq.read_table(io.BytesIO(await self.store.get(one.path))) for one in files]
+        return [table["sequence"].to_pylist() for table in tables]
+
+
 @pytest.fixture
-def store(request):
-    return open_store(f"memory://{request.node.name}")
+def archive(request):
+    return Archive(request.node.name)
 
 
-async def committed(store, pointer):
-    return await read_manifest(store, await pointer.read())
-
-
-async def rows_of(store, manifest):
-    tables = [pq.read_table(io.BytesIO(await store.get(one.path))) for one in manifest.table]
-    return [table["sequence"].to_pylist() for table in tables]
-
-
-async def test_blocks_become_one_sorted_file_with_every_sequence_once(store):
-    pointer = MemoryHead(3)
-    await store_block(store, [3, 1, 2, 2])
-    await store_block(store, [2, 5, 4])
-    await sweep(store, pointer, now=NOW)
-    report = await compact(store, pointer, ArrowEngine(), ALL, now=NOW, node="leader-1")
+async def test_blocks_become_one_sorted_file_with_every_sequence_once(archive):
+    blocks = [await store_block(archive.store, sequences) for sequences in ([3, 1, 2, 2], [2, 5, 4])]
+    await archive.sweep()
+    term = MemoryHead(3, archive.table)
+    report = await archive.compact(term=term)
     assert (report.groups, report.inputs, report.outputs, report.rows_in, report.duplicates) == (1, 2, 1, 7, 2)
-    manifest = await committed(store, pointer)
-    assert manifest.blocks == []
-    assert await rows_of(store, manifest) == [[1, 2, 3, 4, 5]]
-    assert manifest.leader == "leader-1"
-    assert "/c-3-" in manifest.table[0].path
-    assert report.head == await pointer.read()
+    picture = await archive.picture()
+    assert picture.blocks == []
+    assert await archive.rows() == [[1, 2, 3, 4, 5]]
+    assert picture.table.leader == "leader-1"
+    assert sorted(picture.table.consumed) == sorted(one.path for one in blocks)
+    assert "/c-3-" in picture.files[0].path
+    assert report.head == archive.table.head
 
 
-async def test_late_and_repeated_messages_join_the_table_once(store):
-    pointer = MemoryHead()
+async def test_late_and_repeated_messages_join_the_table_once(archive):
     for sequences, key in (([1, 2, 3], "k"), ([3, 4], "k"), ([4, 5], "other"), ([1, 2, 3], "other")):
-        await store_block(store, sequences, key=key)
-        await sweep(store, pointer, now=NOW)
-        await compact(store, pointer, ArrowEngine(), ALL, now=NOW)
-    manifest = await committed(store, pointer)
-    assert sorted(await rows_of(store, manifest)) == [[1, 2, 3, 4], [5]]
+        await store_block(archive.store, sequences, key=key)
+        await archive.sweep()
+        await archive.compact()
+    assert sorted(await archive.rows()) == [[1, 2, 3, 4], [5]]
 
 
-async def test_with_nothing_due_nothing_is_committed(store):
-    report = await compact(store, MemoryHead(), ArrowEngine(), ALL, now=NOW)
-    assert (report.head, report.groups) == (None, 0)
-    assert await store.list() == []
+async def test_with_nothing_due_nothing_is_committed_but_the_take_over(archive):
+    await archive.sweep()
+    term = archive.term(archive.table)
+    first = await archive.compact(term=term)
+    again = await archive.compact(term=term)
+    assert (first.groups, again.head, again.groups) == (0, first.head, 0)
+    assert [one.path for one in await archive.store.list("_table/")] == [document_path(Table, 1, 2)]
+
+
+async def test_before_the_first_sweep_there_is_nothing_to_compact(archive):
+    await store_block(archive.store, [1])
+    with pytest.raises(NotSwept, match="the sweep's leader makes one"):
+        await archive.compact()
+    assert archive.table.head is None
 
 
 class Interleaved(ArrowEngine):
@@ -101,133 +136,146 @@ class Interleaved(ArrowEngine):
         return results if changed_results is None else changed_results
 
 
-async def test_a_sweep_during_a_merge_costs_nothing(store):
-    pointer = MemoryHead()
-    await store_block(store, [1, 2])
-    await sweep(store, pointer, now=NOW)
+async def test_a_sweep_during_a_merge_costs_nothing(archive):
+    await store_block(archive.store, [1, 2])
+    await archive.sweep()
 
     async def meanwhile(results):
-        await store_block(store, [3])
-        await sweep(store, pointer, now=NOW)
+        await store_block(archive.store, [3])
+        await archive.sweep()
 
-    await compact(store, pointer, Interleaved(meanwhile), ALL, now=NOW)
-    manifest = await committed(store, pointer)
-    assert [one.first for one in manifest.blocks] == [3]
-    assert await rows_of(store, manifest) == [[1, 2]]
-
-
-async def test_a_sweep_between_the_last_look_and_the_commit_costs_nothing(store):
-    state = HeadState()
-    await store_block(store, [1, 2])
-    await sweep(store, MemoryHead(1, state), now=NOW)
-
-    class Overtaken(MemoryHead):
-        overtakes = 2
-
-        async def commit(self, head):
-            if self.overtakes:
-                self.overtakes -= 1
-                later = MemoryHead(1, state)
-                state_head, manifest = state.head, await committed(store, later)
-                await store_block(store, [10 + self.overtakes])
-                state.head = state_head
-                manifest = msgspec.structs.replace(manifest, created=float(self.overtakes))
-                await commit_manifest(store, later, state_head, manifest)
-            await super().commit(head)
-
-    await compact(store, Overtaken(1, state), ArrowEngine(), ALL, now=NOW)
-    manifest = await committed(store, MemoryHead(1, state))
-    assert manifest.blocks == []
-    assert await rows_of(store, manifest) == [[1, 2]]
+    await archive.compact(Interleaved(meanwhile))
+    assert [one.first for one in (await archive.picture()).blocks] == [3]
+    assert await archive.rows() == [[1, 2]]
 
 
-async def test_a_leader_that_is_deposed_during_a_merge_commits_nothing(store):
-    state = HeadState()
-    pointer = MemoryHead(1, state)
-    await store_block(store, [1, 2])
-    await sweep(store, pointer, now=NOW)
-    before = state.head
+async def test_a_leader_that_is_deposed_during_a_merge_commits_nothing_and_its_outputs_are_swept(archive):
+    await store_block(archive.store, [1, 2])
+    await archive.sweep()
+    term = archive.term(archive.table)
 
     async def meanwhile(results):
-        MemoryHead(2, state)
+        await archive.compact(policy=NOTHING)  # of a successor, for whom nothing is due
 
-    with pytest.raises(Fenced, match="term 1 is over"):
-        await compact(store, pointer, Interleaved(meanwhile), ALL, now=NOW)
-    assert state.head == before
+    with pytest.raises(Fenced, match="is over"):
+        await archive.compact(Interleaved(meanwhile), term=term)
+    assert await archive.rows() == []
+    assert len(await archive.store.list("table/")) == 1
+    await archive.compact(policy=NOTHING, grace=1e9)
+    assert len(await archive.store.list("table/")) == 1
+    await archive.compact(policy=NOTHING, now=LATER)
+    assert await archive.store.list("table/") == []
+    await archive.compact()
+    assert await archive.rows() == [[1, 2]]
 
 
-async def test_two_leaders_that_compact_the_same_blocks_leave_every_sequence_once(store):
-    state = HeadState()
-    old = MemoryHead(1, state)
-    await store_block(store, [1, 2])
-    await store_block(store, [2, 3])
-    await sweep(store, old, now=NOW)
+async def test_two_leaders_that_compact_the_same_blocks_leave_every_sequence_once(archive):
+    await store_block(archive.store, [1, 2])
+    await store_block(archive.store, [2, 3])
+    await archive.sweep()
+    old = archive.term(archive.table)
 
     async def meanwhile(results):
-        await compact(store, MemoryHead(2, state), ArrowEngine(), ALL, now=NOW)
+        await archive.compact()
 
-    with pytest.raises((Fenced, CompactionError)):
-        await compact(store, old, Interleaved(meanwhile), ALL, now=NOW)
-    manifest = await committed(store, old)
-    assert await rows_of(store, manifest) == [[1, 2, 3]]
-    await sweep(store, MemoryHead(3, state), now=NOW * 1e9, grace=1.0)
-    await sweep(store, MemoryHead(3, state), now=NOW * 1e9, grace=1.0)
-    assert [one.path for one in await store.list("table/")] == [one.path for one in manifest.table]
-    assert await store.list("blocks/") == []
+    with pytest.raises(Fenced):
+        await archive.compact(Interleaved(meanwhile), term=old)
+    assert await archive.rows() == [[1, 2, 3]]
 
 
-async def test_an_output_that_is_not_in_the_store_is_never_committed(store):
-    pointer = MemoryHead()
-    await store_block(store, [1, 2])
-    await sweep(store, pointer, now=NOW)
-    before = await pointer.read()
+async def test_what_was_compacted_is_let_go_deleted_and_forgotten_by_either_side(archive):
+    """What the two name of each other does not grow with the archive."""
+    for number in range(1, 6):
+        await store_block(archive.store, [number])
+        await archive.sweep(now=LATER * number)
+        await archive.compact(now=LATER * number)
+        await archive.sweep(now=LATER * number)
+    picture = await archive.picture()
+    assert await archive.rows() == [[1, 2, 3, 4, 5]]
+    assert len(await archive.store.list("blocks/")) == len(picture.manifest.retired) == 1
+    assert len(picture.table.consumed) <= 3
+    assert len(picture.table.retired) <= 2
+    assert len(await archive.store.list("table/")) <= 3
+
+
+async def test_a_replaced_file_stays_for_the_grace_time(archive):
+    for number in (1, 2):
+        await store_block(archive.store, [number])
+        await archive.sweep()
+        await archive.compact()
+    picture = await archive.picture()
+    old = picture.table.retired[0]
+    assert NOW < old.since < NOW + 60
+    await archive.compact(now=NOW + GRACE)
+    assert await archive.store.get(old.path)
+    await archive.compact(now=NOW + GRACE + 60)
+    assert [one.path for one in await archive.store.list("table/")] == [one.path for one in picture.files]
+
+
+async def test_an_output_that_is_not_in_the_store_is_never_committed(archive):
+    await store_block(archive.store, [1, 2])
+    await archive.sweep()
+    term = archive.term(archive.table)
+    before = (await archive.compact(term=term, policy=NOTHING)).head
 
     async def lose(results):
-        await store.delete(results[0].output.path)
+        await archive.store.delete(results[0].output.path)
 
     async def cut(results):
-        await store.put(results[0].output.path, b"half", if_absent=False)
+        await archive.store.put(results[0].output.path, b"half", if_absent=False)
 
     for meanwhile in (lose, cut):
         with pytest.raises(CompactionError, match=r"bytes in memory://.*nothing was committed"):
-            await compact(store, pointer, Interleaved(meanwhile), ALL, now=NOW)
-    assert await pointer.read() == before
+            await archive.compact(Interleaved(meanwhile), term=term)
+    assert archive.table.head == before
 
 
-async def test_a_commit_without_an_answer_is_found_by_the_next_run(store):
-    state = HeadState()
-    await store_block(store, [1, 2])
-    await sweep(store, MemoryHead(1, state), now=NOW)
+async def test_a_commit_without_an_answer_is_found_by_the_next_run(archive):
+    await store_block(archive.store, [1, 2])
+    await archive.sweep()
+    term = archive.term(archive.table)
+    await archive.compact(term=term, policy=NOTHING)
 
     class Silent(MemoryHead):
         async def commit(self, head):
             raise TimeoutError
 
     with pytest.raises(TimeoutError):
-        await compact(store, Silent(1, state), ArrowEngine(), ALL, now=NOW)
-    report = await compact(store, MemoryHead(1, state), ArrowEngine(), ALL, now=NOW)
+        await archive.compact(term=Silent(term.token, archive.table))
+    report = await archive.compact(term=term)
     assert report.groups == 0
-    manifest = await committed(store, MemoryHead(1, state))
-    assert manifest.blocks == []
-    assert await rows_of(store, manifest) == [[1, 2]]
+    assert (await archive.picture()).blocks == []
+    assert await archive.rows() == [[1, 2]]
+
+
+async def test_a_manifest_that_is_older_than_the_table_is_not_compacted(archive):
+    await archive.sweep()
+    lagging = archive.manifest.head
+    await store_block(archive.store, [1, 2])
+    await archive.sweep()
+    await archive.compact()
+    archive.manifest.head = lagging
+    with pytest.raises(ManifestError, match="older than the table: nothing was compacted"):
+        await archive.compact()
 
 
 async def test_the_arrow_engine_reads_parquet_only():
     store = MemoryStore()
     record = msgspec.structs.replace(await store_block(store, [1]), format="ndjson")
+    groups = plan(Picture(Manifest(blocks=[record]), Table()), ALL, now=NOW, token=1)
     with pytest.raises(CompactionError, match="is ndjson"):
-        await ArrowEngine().merge("memory://unused", plan(Manifest(blocks=[record]), ALL, now=NOW, token=1))
+        await ArrowEngine().merge("memory://unused", groups)
 
 
-async def test_a_merge_of_excluded_rows_alone_writes_nothing(store):
-    pointer = MemoryHead()
+async def test_a_merge_of_excluded_rows_alone_writes_nothing(archive):
     for key in ("a", "b"):
-        await store_block(store, [1, 2], key=key)
-    await sweep(store, pointer, now=NOW)
-    report = await compact(store, pointer, ArrowEngine(), ALL, now=NOW)
+        await store_block(archive.store, [1, 2], key=key)
+    await archive.sweep()
+    report = await archive.compact()
     assert (report.groups, report.outputs, report.rows_in, report.duplicates) == (2, 1, 4, 2)
-    assert await rows_of(store, await committed(store, pointer)) == [[1, 2]]
+    assert await archive.rows() == [[1, 2]]
 
 
-def test_the_seconds_of_a_run_come_from_the_event_loop(store):
-    assert asyncio.run(compact(store, MemoryHead(), ArrowEngine(), ALL, now=NOW)).seconds == 0.0
+def test_the_seconds_of_a_run_come_from_the_event_loop(archive):
+    asyncio.run(archive.sweep())
+    assert asyncio.run(archive.compact()).seconds == 0.0

@@ -3,12 +3,14 @@ from __future__ import annotations
 import json as reference
 import sys
 from types import ModuleType
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capture.decoders import Decoder, by_batch, decoder, per_message
+from capture.decoders import Decoder, by_batch, decoder, json_as, keyed, per_message
 from capture.errors import ConfigError
 from capture.record import Records
 from natty.message import Batch, Message
@@ -34,7 +36,7 @@ def no_odd_length(message: Message) -> int:
 
 
 @by_batch
-def whole_batch(batch: Batch) -> Records:
+def whole_batch(batch: Batch) -> Records[str]:
     return Records.of(batch, values=["seen"] * len(batch))
 
 
@@ -114,7 +116,7 @@ def test_whatever_a_plain_function_raises_is_the_error_of_that_message() -> None
 
 
 def test_an_unknown_decoder_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"no decoder 'xml'; the known ones are raw, json, module:attribute"):
+    with pytest.raises(ConfigError, match=r"no decoder 'xml'; the known ones are raw, json, message, module:attribute"):
         decoder("xml")
 
 
@@ -139,3 +141,111 @@ def test_one_record_shows_its_message() -> None:
     record = decoder("json")(batch(b'{"a": 1}'))[0]
     assert (record.stream, record.sequence, record.subject, record.value) == ("ORDERS", 10, "orders.eu", {"a": 1})
     assert record.headers == {}
+
+
+# --- the value and the key -------------------------------------------------------------------------------------------
+
+
+@keyed
+def length_by_first(message: Message) -> tuple[int, str]:
+    return len(message.data), chr(message.data[0])
+
+
+def test_a_decoder_may_return_the_key_with_the_value() -> None:
+    records = length_by_first(batch(b"abc", b"", b"b"))
+    assert (records.values, records.keys) == ([3, None, 1], ["a", None, "b"])
+    assert records.errors == {1: "IndexError: index out of range"}
+
+
+def test_a_key_that_is_not_hashable_is_that_message_s_error() -> None:
+    records = keyed(lambda message: (1, {}))(batch(b"a"))  # type: ignore[arg-type,return-value]
+    assert records.errors == {0: "TypeError: unhashable type: 'dict'"}
+
+
+def test_keys_are_selected_and_joined_with_their_records() -> None:
+    records = length_by_first(batch(b"a", b"b", b"c"))
+    assert records.select([2, 0]).keys == ["c", "a"]
+    assert records.select(range(1, 3)).keys == ["b", "c"]
+    joined = decoder("raw")(batch(b"x"))
+    joined.extend(records)
+    joined.extend(decoder("raw")(batch(b"y")))
+    assert joined.keys == [None, "a", "b", "c", None]
+
+
+# --- types, and the whole message ------------------------------------------------------------------------------------
+
+
+class Order(msgspec.Struct):
+    total: int
+
+    def __post_init__(self) -> None:
+        if self.total < 0:
+            raise LookupError("no such total")
+
+
+def test_json_is_decoded_into_a_type_and_what_does_not_fit_is_an_error() -> None:
+    records = json_as(Order)(batch(b'{"total":3}', b'{"total":"x"}', b"{", b'{"total":-1}', b'{"total":4,"new":1}'))
+    assert records.values == [Order(3), None, None, None, Order(4)]
+    assert list(records.errors) == [1, 2, 3]
+    assert records.errors[1] == "ValidationError: Expected `int`, got `str` - at `$.total`"
+
+
+def test_a_type_that_json_can_not_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match="JSON can't be decoded into"):
+        json_as(msgspec.defstruct("Odd", [("either", list[int] | set[int])]))
+
+
+def test_a_type_of_your_own_is_a_decoder(own: str) -> None:
+    vars(sys.modules[own])["Order"] = Order
+    assert decoder(f"{own}:Order")(batch(b'{"total":3}')).values == [Order(3)]
+
+
+def test_the_whole_message_is_a_value() -> None:
+    headers = b"NATS/1.0\r\nA: 1\r\nA: \xff\r\n\r\n"
+    raw = [
+        (b"o.\xff", b"$JS.ACK.ORDERS.c.2.10.1.1792540800123456789.0", headers, b"text"),
+        (b"o", b"$JS.ACK.ORDERS.c.1.11.2.1.0", b"", b"\xff"),
+    ]
+    first, second = decoder("message")(Batch(raw)).values
+    assert (first.stream, first.sequence, first.time_ns, first.deliveries) == ("ORDERS", 10, 1792540800123456789, 2)
+    assert (first.subject, first.headers) == ("o.\ufffd", {"A": ["1", "\ufffd"]})
+    assert first.time.isoformat() == "2026-10-21T00:00:00.123456+00:00"
+    assert (first.data, first.data_base64) == ("text", None)
+    assert (second.data, second.data_base64) == (None, "/w==")
+
+
+# --- a decoder of batches that fails ---------------------------------------------------------------------------------
+
+
+def fails_on_bad(found: Batch) -> Records[Any]:
+    if b"bad" in found.payloads:
+        raise KeyError("bad")
+    return Records.of(found, list(found.payloads))
+
+
+def loses_bad(found: Batch) -> Records[Any]:
+    return Records.of(Batch([raw for raw in found.raw if raw[3] != b"bad"]))
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [(fails_on_bad, "KeyError: 'bad'"), (loses_bad, "ValueError: 0 records were returned for 1 messages")],
+)
+def test_a_decoder_of_batches_that_fails_loses_only_the_bad_ones(own: str, function: Any, why: str) -> None:
+    vars(sys.modules[own])["f"] = by_batch(function)
+    records = decoder(f"{own}:f")(batch(b"a", b"bad", b"b"))
+    assert records.payloads == [b"a", b"bad", b"b"]
+    assert records.sequences == [10, 11, 12]
+    assert records.errors == {1: why}
+
+
+def test_a_decoder_of_batches_is_called_once_where_it_does_not_fail(own: str) -> None:
+    sizes: list[int] = []
+
+    def counting(found: Batch) -> Records[Any]:
+        sizes.append(len(found))
+        return Records.of(found)
+
+    vars(sys.modules[own])["f"] = by_batch(counting)
+    decoder(f"{own}:f")(batch(b"a", b"b"))
+    assert sizes == [2]

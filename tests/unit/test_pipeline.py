@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 import pytest
+from patient import PATIENCE
 
 from capture.block import Limits, OpenBlocks, SealedBlock
 from capture.commit import CommitOptions, Committer
@@ -63,7 +64,7 @@ class Disk(MemoryStore):
         self.durable[path] = data
         if path.startswith("_entries/"):
             entry = msgspec.json.decode(data, type=Stored)
-            self.visible |= set(parquet.read_back(self.durable[entry.path])["sequence"].to_pylist())
+            self.visible |= set(parquet.ParquetWriter().read(self.durable[entry.path])["sequence"].to_pylist())
         if mine and not self.before:
             await self._strike()
 
@@ -143,7 +144,7 @@ async def test_a_message_that_can_not_be_decoded_is_stored_under_its_own_key_and
     flow = Flow(Disk())
     await flow.run(listed(batches(EVERYTHING)))
     blocks = {path: data for path, data in flow.disk.durable.items() if "_undecodable" in path and path[0] != "_"}
-    table = pa.concat_tables(map(parquet.read_back, blocks.values()))
+    table = pa.concat_tables(map(parquet.ParquetWriter().read, blocks.values()))
     assert table["sequence"].to_pylist() == [8, 16, 24]
     assert table["payload"].to_pylist() == [b"no json"] * 3
     assert all("JSON" in reason or "invalid" in reason for reason in table["error"].to_pylist())
@@ -164,7 +165,7 @@ async def test_a_quiet_stream_is_sealed_by_age() -> None:
         yield Batch([])
         await flow.ledger.any_acked.wait()
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await flow.run(one_then_quiet())
     assert flow.ledger.acked == {1}
 
@@ -244,12 +245,14 @@ async def test_a_flow_cancelled_while_it_serialises_acknowledges_nothing() -> No
     class Slow(parquet.ParquetWriter):
         def write(self, block: SealedBlock) -> bytes:
             writing.set()
-            go_on.wait(10)
+            go_on.wait()
             return super().write(block)
 
     flow = Flow(Disk(), writer=Slow())
-    await _cancelled(flow, lambda: asyncio.to_thread(writing.wait, 10))
-    go_on.set()
+    try:
+        await _cancelled(flow, lambda: asyncio.to_thread(writing.wait, PATIENCE))
+    finally:
+        go_on.set()
     assert not flow.ledger.acked
     assert flow.disk.puts == 0
 
@@ -283,7 +286,7 @@ async def test_a_source_that_fails_ends_the_flow_with_its_error() -> None:
 async def _cancelled(flow: Flow, moment: Callable[[], object], source: AsyncIterator[Batch] | None = None) -> None:
     """Run the flow, cancel it at this moment, and wait until it has ended."""
     run = asyncio.create_task(flow.run(source or listed(batches(EVERYTHING))))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await moment()  # type: ignore[misc]
         run.cancel()
         with pytest.raises(asyncio.CancelledError):

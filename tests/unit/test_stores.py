@@ -1,11 +1,14 @@
 import asyncio
 import errno
 import os
+import re
 from pathlib import Path
 from urllib.request import url2pathname
 
 import pytest
+from obstore.exceptions import GenericError
 
+from capture.config import load
 from capture.errors import (
     AlreadyStored,
     ConfigError,
@@ -14,7 +17,8 @@ from capture.errors import (
     StoreFullError,
     StoreUnreadableError,
 )
-from capture.stores import FileStore, MemoryStore, check_store, open_store
+from capture.stores import Address, FileStore, MemoryStore, check_store, open_store
+from capture.stores.refusals import refusal
 
 
 async def test_the_memory_store_keeps_the_contract():
@@ -167,7 +171,7 @@ async def test_a_file_system_without_hard_links_is_named(tmp_path, monkeypatch):
         await FileStore(tmp_path).put("a", b"x")
 
 
-@pytest.mark.parametrize("path", ["/a", "../a", "a/../b", "a//b", ".tmp/a", "", "a\\b", "a/"])
+@pytest.mark.parametrize("path", ["/a", "../a", "a/../b", "a//b", ".tmp/a", "", "a\\b", "a/", "a\nb"])
 async def test_paths_that_leave_the_store_are_refused(tmp_path, path):
     for store in (FileStore(tmp_path), MemoryStore()):
         for attempt in (lambda: store.put(path, b""), lambda: store.get(path), lambda: store.delete(path)):  # noqa: B023
@@ -196,12 +200,150 @@ async def test_memory_stores_are_shared_by_name():
         await open_store("memory://shared-by-name").put("a", b"2")
 
 
-@pytest.mark.parametrize("url", ["s3://bucket", "", "file://host/x", "file://relative"])
+@pytest.mark.parametrize("url", ["ftp://bucket", "", "file://host/x", "file://relative"])
 def test_an_unknown_kind_of_store_is_refused_with_the_known_ones(url):
     with pytest.raises(ConfigError, match="file:///"):
         open_store(url)
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://bucket",
+        "s3://bucket/a/pre fix",
+        "s3://bucket/p%2541%25",
+        "az://container/prefix?timeout=5",
+        "gs://bucket/ÄÖ",
+        "s3://bucket/p?endpoint=https://127.0.0.1:9000&region=eu-1&ca=/etc/ca.pem",
+        "s3://bucket?endpoint=http://minio:9000&plain_http=true&encryption=aws:kms&kms_key=arn:aws:kms:eu-1:1:key/a&timeout=2.5",
+    ],
+)
+def test_the_address_of_an_object_store_is_one_url_that_other_processes_can_be_given(url):
+    address = Address.parse(url)
+    assert Address.parse(address.text) == address
+    assert repr(address) == f"Address({address.text!r})"
+
+
+def test_an_address_says_where_objects_lie():
+    address = Address.parse("s3://bucket/with space/p%2541/")
+    assert (address.scheme, address.bucket, address.prefix) == ("s3", "bucket", "with space/p%41")
+    assert Address.parse("az://container").prefix == ""
+    assert Path(Address.parse("s3://bucket?ca=relative.pem").ca) == Path("relative.pem").absolute()
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("s3://", "does not name a bucket: write s3://bucket/prefix"),
+        ("az:///prefix", "does not name a container"),
+        ("s3://host:9000/bucket", "does not name a bucket"),
+        ("s3://bucket/a/../b", "'a/../b' is not a path inside a store"),
+        ("s3://bucket?endpoint=http://minio:9000", "is not encrypted: use https, or say plain_http = true"),
+        ("s3://bucket?endpoint=minio:9000", "is no https://host:port"),
+        ("s3://bucket?encryption=rot13", "encryption"),
+        ("s3://bucket?kms_key=k", "is of use with encryption"),
+        ("gs://bucket?encryption=AES256", "are of use with s3:// only"),
+        ("az://container?region=eu-1", "are of use with s3:// only"),
+        ("s3://[::1", "does not name a bucket"),
+        ("file://[::1", "named by no URL"),
+        ("s3://bucket?endpoint=https://[::1 x", "is no https://host:port"),
+        ("s3://bucket?timeout=0", "timeout"),
+        ("s3://bucket?secret_key=x", "unknown field `secret_key`"),
+        ("s3://bucket?nonsense", "is not name=value"),
+        ("s3://bucket?ca=/no/such.pem", "CA file /no/such.pem can't be read: No such file"),
+        ("az://container", "Account must be specified; check AZURE_STORAGE_ACCOUNT_NAME"),
+    ],
+)
+def test_an_object_store_that_can_not_be_opened_says_why(url, sentence, monkeypatch):
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
+    with pytest.raises(ConfigError, match=sentence) as raised:
+        open_store(url)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("s3://key:very-secret@bucket", "^s3://bucket has credentials in it, where logs show them: set AWS_ACCESS"),
+        ("s3://bucket?endpoint=https://key:very-secret@minio", "^s3://bucket has credentials in it"),
+        ("s3://bucket?very-secret", "^s3://bucket: what follows the . is not name=value"),
+    ],
+)
+def test_credentials_in_a_url_are_refused_and_not_shown(url, sentence):
+    with pytest.raises(ConfigError, match=sentence) as raised:
+        open_store(url)
+    assert "very-secret" not in str(raised.value)
+
+
+def test_a_ca_file_that_holds_no_certificate_is_named(tmp_path):
+    (tmp_path / "ca.pem").write_text("nothing")
+    with pytest.raises(ConfigError, match="No certificates found"):
+        open_store(f"s3://bucket?ca={tmp_path}/ca.pem")
+
+
+def test_the_store_section_of_capture_toml_becomes_the_url(tmp_path):
+    path = tmp_path / "capture.toml"
+    path.write_text('stream = "S"\n[store]\nurl = "s3://bucket/p"\nendpoint = "https://minio:9000"\ntimeout = 5\n')
+    assert load(path, environment={}).store == "s3://bucket/p?endpoint=https://minio:9000&timeout=5"
+    path.write_text('stream = "S"\n[store]\nurl = "s3://bucket/p?timeout=5"\nregion = "eu-1"\n')
+    assert load(path, environment={}).store == "s3://bucket/p?region=eu-1&timeout=5"
+    assert load(path, {"store": "/elsewhere"}, environment={}).store == "/elsewhere"
+    assert load(path, environment={"CAPTURE_STORE": "gs://b"}).store == "gs://b"
+
+
+@pytest.mark.parametrize(
+    ("section", "sentence"),
+    [
+        ('endpoint = "https://minio"', "no url: write url = "),
+        ('url = "/folder"\nregion = "eu-1"', "region: of use with s3://, az:// and gs:// only, not with /folder"),
+        ('url = "s3://b"\nendpont = "x"', "unknown field `endpont`"),
+        ('url = "s3://b"\ntimeout = "soon"', "timeout"),
+    ],
+)
+def test_a_wrong_store_section_is_refused_by_name(tmp_path, section, sentence):
+    path = tmp_path / "capture.toml"
+    path.write_text(f'stream = "S"\n[store]\n{section}\n')
+    with pytest.raises(ConfigError, match=sentence):
+        load(path, environment={})
+
+
+def test_a_store_section_may_name_a_folder(tmp_path):
+    path = tmp_path / "capture.toml"
+    path.write_text('stream = "S"\n[store]\nurl = "/folder"\n')
+    assert load(path, environment={}).store == "/folder"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("Error performing GET http://meta.test/latest/api/token - status code: 403 Forbidden: no", "no credentials"),
+        ("Error performing GET http://meta.test/computeMetadata/v1/token - error sending request", "no credentials"),
+        (
+            "Generic error: Error performing PUT https://a.test/x?sig=very-secret&se=1 - what is this\n\nDebug",
+            "what is this$",
+        ),
+        ("", "failed, s3://bucket/p: GenericError$"),
+    ],
+)
+def test_what_the_driver_says_is_told_without_signed_urls(text, sentence):
+    error = refusal(GenericError(text), "reading a", Address.parse("s3://bucket/p"))
+    assert re.search(sentence, str(error))
+    assert str(error).startswith("reading a failed, s3://bucket/p: ")
+    assert "very-secret" not in str(error)
+
+
+async def test_an_object_has_a_largest_size(tmp_path, monkeypatch):
+    monkeypatch.setattr("capture.stores.object.LARGEST_BYTES", 10)
+    store = open_store("s3://bucket")
+    (tmp_path / "large").write_bytes(bytes(11))
+    for data in (bytes(11), tmp_path / "large"):
+        with pytest.raises(StoreError, match="a has 11 bytes; an object has at most 10"):
+            await store.put("a", data)
+    with pytest.raises(StoreError, match="can't be read: No such file"):
+        await store.put("a", tmp_path / "missing")
+
+
 def test_stores_show_what_they_are(tmp_path):
     assert repr(MemoryStore("x")) == "MemoryStore(memory://x, 0 objects)"
     assert repr(FileStore("/lake")) == "FileStore('/lake')"
+    assert repr(open_store("s3://bucket/p")) == "ObjectStore(s3://bucket/p)"

@@ -10,15 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capture.block import SealedBlock
+from capture.decoders import decoder
 from capture.errors import ConfigError
 from capture.record import Records
-from capture.writers import check_writer, ndjson, parquet, writer
+from capture.writers import Format, check_format, writer
 from capture.writers.contract import sample_blocks
+from capture.writers.csv import CsvWriter
 from capture.writers.envelope import SCHEMA, to_table
 from capture.writers.headers import header_columns
+from capture.writers.ndjson import NdjsonWriter
+from capture.writers.parquet import ParquetWriter
+from capture.writers.raw import RawWriter
 from natty.message import encode_headers, parse_headers
 
-READ_BACK = {"parquet": parquet.read_back, "ndjson": ndjson.read_back}
+FORMATS: dict[str, Format] = {
+    one.format: one for one in (ParquetWriter(), NdjsonWriter(), RawWriter(), CsvWriter(decoder("raw")))
+}
 HEADERS = b"NATS/1.0\r\nNats-Msg-Id: id-1\r\nColour: red\r\nColour: blue\r\nEmpty:\r\n\r\n"
 
 
@@ -43,30 +50,31 @@ def block(*messages: tuple[bytes, bytes, bytes]) -> SealedBlock:
     )
 
 
-@pytest.mark.parametrize("name", READ_BACK)
-def test_every_writer_conforms(name: str) -> None:
-    check_writer(writer(name), READ_BACK[name])
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_conforms(name: str) -> None:
+    check_format(FORMATS[name])
 
 
-def test_the_conformance_check_notices_a_writer_that_loses_a_column() -> None:
-    def wrong(data: bytes) -> pa.Table:
-        table = parquet.read_back(data)
-        return table.set_column(8, "payload", pa.array([b"other"] * len(table), pa.binary()))
+def test_the_conformance_check_notices_a_format_that_loses_a_column() -> None:
+    class Forgetful(ParquetWriter):
+        def read(self, data: bytes) -> pa.Table:
+            table = super().read(data)
+            return table.set_column(8, table.schema.field("payload"), pa.array([b"other"] * len(table), pa.binary()))
 
     with pytest.raises(AssertionError, match="payload of"):
-        check_writer(writer("parquet"), wrong)
+        check_format(Forgetful())
 
 
 @pytest.mark.parametrize(("name", "kept"), [(name, kept) for name, kept in sample_blocks()])
 def test_every_sample_becomes_a_valid_table(name: str, kept: SealedBlock) -> None:
-    table = to_table(kept)
+    table = to_table(kept.records)
     table.validate(full=True)
     assert table.schema == SCHEMA
     assert table.num_rows == kept.count
 
 
 def test_repeated_and_empty_headers_are_kept() -> None:
-    (row,) = to_table(block((b"a", HEADERS, b""))).to_pylist()
+    (row,) = to_table(block((b"a", HEADERS, b"")).records).to_pylist()
     assert row["headers"] == [("Nats-Msg-Id", ["id-1"]), ("Colour", ["red", "blue"]), ("Empty", [""])]
     assert row["message_id"] == "id-1"
     assert row["header_block"] == HEADERS
@@ -104,7 +112,7 @@ def test_header_columns_say_what_parsing_each_message_says(blocks: list[bytes]) 
 
 
 def test_no_headers_and_an_empty_header_block_are_told_apart() -> None:
-    table = to_table(block((b"a", b"", b""), (b"a", b"NATS/1.0\r\n\r\n", b"")))
+    table = to_table(block((b"a", b"", b""), (b"a", b"NATS/1.0\r\n\r\n", b"")).records)
     assert table["headers"].to_pylist() == [None, []]
     assert table["header_block"].to_pylist() == [None, b"NATS/1.0\r\n\r\n"]
     assert table["message_id"].to_pylist() == [None, None]
@@ -128,6 +136,13 @@ def test_a_parquet_block_lets_a_reader_skip_by_sequence() -> None:
     assert (column.statistics.min, column.statistics.max) == (100, 109)
     assert column.compression == "ZSTD"
     assert column.has_offset_index
+    assert column.has_column_index
+
+
+def test_a_parquet_block_says_that_it_is_sorted_by_sequence() -> None:
+    data = writer("parquet").write(block(*[(b"a", b"", b"x")] * 10))
+    sorting = pq.read_metadata(pa.BufferReader(data)).row_group(0).sorting_columns
+    assert sorting == (pq.SortingColumn(SCHEMA.get_field_index("sequence")),)
 
 
 def test_a_damaged_parquet_page_is_noticed() -> None:
@@ -135,7 +150,7 @@ def test_a_damaged_parquet_page_is_noticed() -> None:
     data = bytearray(writer("parquet").write(block((b"a", b"", payload))))
     data[data.index(payload[100:200])] ^= 0xFF
     with pytest.raises(OSError, match="CRC checksum"):
-        parquet.read_back(bytes(data))
+        ParquetWriter().read(bytes(data))
 
 
 def test_a_line_of_ndjson_can_be_read_by_anything() -> None:
@@ -147,5 +162,5 @@ def test_a_line_of_ndjson_can_be_read_by_anything() -> None:
 
 
 def test_an_unknown_writer_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="no writer 'csv'; the known ones are parquet, ndjson"):
-        writer("csv")
+    with pytest.raises(ConfigError, match="no writer 'xml'; the known ones are parquet, ndjson, csv, raw"):
+        writer("xml")

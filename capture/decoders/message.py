@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from base64 import b64encode
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from capture.decoders.contract import Decoding, per_message
+from capture.record import header_texts, text_or_none
+from natty.message import Message
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class WholeMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message with everything that JetStream knows of it.
+
+    `data` is the payload as text, or None with the payload in `data_base64` if it is no UTF-8. Subjects and headers
+    are text: what is no UTF-8 in them is replaced.
+    """
+
+    stream: str
+    sequence: int
+    time: datetime
+    time_ns: int
+    deliveries: int
+    subject: str
+    headers: dict[str, list[str]]
+    data: str | None
+    data_base64: str | None
+
+
+def whole(message: Message) -> WholeMessage:
+    """Return the message as a value of its own."""
+    subject, _, header_block, payload = message.raw
+    text = text_or_none(payload)
+    return WholeMessage(
+        stream=message.stream,
+        sequence=message.sequence,
+        time=EPOCH + timedelta(microseconds=message.time_ns // 1000),
+        time_ns=message.time_ns,
+        deliveries=message.deliveries,
+        subject=subject.decode("utf-8", "replace"),
+        headers=header_texts(header_block),
+        data=text,
+        data_base64=None if text is not None else b64encode(payload).decode(),
+    )
+
+
+decode: Decoding[WholeMessage] = Decoding(per_message(whole), shape=WholeMessage)
+"""The value is the whole message."""

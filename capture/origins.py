@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from capture.errors import ConfigError
+
+ENVIRONMENT = "CAPTURE_"  # CAPTURE_STREAM, CAPTURE_LIMITS__MAX_AGE: settings; two underscores are the dot
+DEFAULT = "default"
+_FLAGS = {("node",): "--node-name", ("nats", "servers"): "--server"}
+"""The flags that are not named like their setting."""
+
+Place = tuple[str, ...]
+"""A setting's tables and its name: ("limits", "max_age")."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a value was given: a flag, a variable, or the file with the line that the setting begins in."""
+
+    kind: str
+    name: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}" + (f", line {self.line}" if self.line else "")
+
+    def complaint(self, sentence: str, hint: str = "") -> str:
+        """Return a sentence about the value with where it is, and an end that comes after that."""
+        where = self.name if self.kind == "file" else f"{self.kind} {self.name}"
+        return f"{where}: {sentence}" + (f" in line {self.line}" if self.line else "") + hint
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value, and where it was given."""
+
+    value: Any = field(repr=False)  # it may be a secret
+    origin: Origin
+
+
+@dataclass
+class Given:
+    """The settings that were given, each with its origin, in the order file, variables, flags: a later one wins.
+
+    `refused` holds a sentence for each that could not be taken, because another gives a value to its table.
+    """
+
+    settings: dict[Place, Setting] = field(default_factory=dict)
+    refused: dict[Place, str] = field(default_factory=dict)
+
+    def put(self, place: Place, value: Any, origin: Origin) -> None:
+        """Take a setting, or a whole table, in the place of what was there."""
+        for end in range(1, len(place)):
+            table = self.settings.get(place[:end])
+            if table and table.value != {}:
+                name = ".".join(place[:end])
+                self.refused[place] = origin.complaint(f"{name} is a table here, and a value in {table.origin}")
+                return
+            self.settings.pop(place[:end], None)
+        for inside in self.below(place):
+            del self.settings[inside]
+        self.settings |= {inside: Setting(leaf, origin) for inside, leaf in _leaves(value, place)}
+
+    def below(self, place: Place) -> dict[Place, Setting]:
+        """Return what is given at this place or in the table of this name."""
+        return {one: setting for one, setting in self.settings.items() if one[: len(place)] == place}
+
+    def source(self, place: Place) -> str:
+        """Return where the setting is from, "default" where it was not given."""
+        origins = {(one.origin.kind, one.origin.name): one.origin for one in reversed(self.below(place).values())}
+        return ", ".join(map(str, reversed(origins.values()))) or DEFAULT
+
+    def blame(self, sentence: str, *names: str) -> str:
+        """Return the sentence with the origins of the settings at fault.
+
+        These are the given ones among `names` and in such tables that the sentence speaks of, or else all of those.
+        """
+        given = [place for name in names for place in self.below((name,))]
+        words = set(sentence.replace(",", " ").replace(":", " ").split())
+        blamed = [place for place in given if place[-1] in words] or given
+        told = "; ".join(f"{'.'.join(place)}: {self.settings[place].origin}" for place in blamed)
+        return f"{sentence} ({told})" if told else sentence
+
+
+def gather(path: Path | None, flags: Mapping[str, Any], environment: Mapping[str, str], reserved: set[str]) -> Given:
+    """Return what the file, then the variables but the `reserved` ones, then the flags say; None and "" say nothing.
+
+    Flags are named by the dotted setting. ConfigError if the file can't be read or is no TOML.
+    """
+    given = Given()
+    if path:
+        values, lines = _read(path)
+        for place, value in _leaves(values):
+            given.put(place, value, Origin("file", str(path), lines.get(place)))
+    for name, text in sorted(environment.items()):
+        if name.startswith(ENVIRONMENT) and name not in reserved and text:
+            place = tuple(name[len(ENVIRONMENT) :].lower().split("__"))
+            given.put(place, text, Origin("variable", name))
+    for name, value in flags.items():
+        if value is not None:
+            place = tuple(name.split("."))
+            given.put(place, value, Origin("flag", _FLAGS.get(place) or f"--{place[-1].replace('_', '-')}"))
+    return given
+
+
+def variable(place: Place) -> str:
+    """Return the name of the variable that gives this setting."""
+    return ENVIRONMENT + "__".join(place).upper()
+
+
+def tree(values: Iterable[tuple[Place, Any]]) -> dict[str, Any]:
+    """Return the values in nested tables."""
+    root: dict[str, Any] = {}
+    for (*tables, name), value in values:
+        table = root
+        for one in tables:
+            table = table.setdefault(one, {})
+        table[name] = value
+    return root
+
+
+def lines_of(text: str) -> dict[Place, int]:
+    """Return the line in which each setting, and each table, of a valid TOML text begins.
+
+    Each statement is decoded by itself below its table's header; one that goes on over several lines can't be decoded
+    before its last one.
+    """
+    found: dict[Place, int] = {}
+    header, statement, began = "", "", 1
+    for number, line in enumerate(text.split("\n"), 1):
+        statement += f"{line}\n"
+        is_header = statement.lstrip().startswith("[")
+        try:
+            values = msgspec.toml.decode(statement if is_header else header + statement)
+        except msgspec.DecodeError:
+            continue
+        for place, _ in _leaves(values):
+            for end in range(1, len(place) + 1):
+                found.setdefault(place[:end], began)
+        header = statement if is_header else header
+        statement, began = "", number + 1
+    return found
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[Place, int]]:
+    try:
+        text = path.read_bytes().decode()
+        return msgspec.toml.decode(text, type=dict[str, Any]), lines_of(text)
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}; check --config") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no valid TOML: {error}") from error
+
+
+def _leaves(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
+    """Yield each value that is no table, and each empty table."""
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from _leaves(inner, (*place, name))
+    elif place:
+        yield place, value

@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from capture.partitioners.contract import NONE
+from capture.record import Records
+
+
+@dataclass(frozen=True, slots=True)
+class ByDecoder:
+    """The key is the one that the decoder returned with the value; "_none" where it returns none."""
+
+    def __call__(self, records: Records[Any]) -> Sequence[Hashable]:
+        """Return the decoder's keys."""
+        return [NONE] * len(records) if records.keys is None else records.keys

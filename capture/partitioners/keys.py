@@ -1,0 +1,57 @@
+"""What a key is as text: in entries and manifests as it stands, in paths quoted."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Mapping
+from functools import lru_cache
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from capture.manifest import FIELDS, quote_key
+from capture.partitioners.contract import NONE
+
+LONGEST_KEY = 200  # bytes of UTF-8: every entry and manifest repeats it
+RESERVED = {"stream", "key", "date", "hour", "minute", "second"}
+"""Names that paths use already; a key's field of such a name gets a "_"."""
+
+
+@lru_cache(maxsize=4096, typed=True)
+def key_text(key: Hashable) -> str:
+    """Return the key as text that can be written anywhere: never empty, UTF-8, cut and ended by a hash if too long.
+
+    None and "" are "_none", true and false as JSON writes them. A dataclass, Struct or named tuple is "/a=…/b=…", each
+    part quoted as in a path; a text that begins with "/" gets another one, so that it is never taken for that.
+    """
+    named = _fields(key)
+    if named:
+        return "".join(f"{FIELDS}{_name(name)}={quote_key(_text(value))}" for name, value in named.items())
+    text = _bounded(_text(key))
+    return FIELDS + text if text.startswith(FIELDS) else text
+
+
+def _fields(key: Any) -> Mapping[str, Any]:
+    if dataclasses.is_dataclass(key) and not isinstance(key, type):
+        return {field.name: getattr(key, field.name) for field in dataclasses.fields(key)}
+    if isinstance(key, msgspec.Struct):
+        return msgspec.structs.asdict(key)
+    return key._asdict() if isinstance(key, tuple) and hasattr(key, "_asdict") else {}
+
+
+def _name(field: str) -> str:
+    return quote_key(f"{field}_" if field.lower() in RESERVED else field)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return NONE if value is None else str(value) or NONE
+
+
+def _bounded(text: str) -> str:
+    data = text.encode("utf-8", "replace")
+    if len(data) <= LONGEST_KEY:
+        return data.decode()
+    return f"{data[:LONGEST_KEY].decode('utf-8', 'ignore')}~{sha256(data).hexdigest()[:16]}"

@@ -1,0 +1,146 @@
+"""Where an object store is and how it is reached, in one URL: all but the credentials, so that it may be shown."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import parse_qsl, quote, unquote, urlencode
+
+import msgspec
+
+from capture.errors import ConfigError, StoreError
+from capture.stores.contract import checked_path
+
+SCHEMES = {"s3": "bucket", "az": "container", "gs": "bucket"}
+"""The kinds of object stores, and what each calls the place that holds the objects."""
+CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+}
+_BUCKET = re.compile(r"[\w.$-]+", re.ASCII)
+_ENDPOINT = re.compile(r"https?://[^/?#\s]+(/[^?#\s]*)?")
+TIMEOUT = 30.0
+"""Seconds that a store may take to answer; moving bytes comes on top."""
+
+
+class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An object store: `[store]` in capture.toml, or one URL with the other settings as its query.
+
+    `url` is `s3://bucket/prefix`, `az://container/prefix` or `gs://bucket/prefix`. What is left empty comes from the
+    usual environment (`AWS_…`, `AZURE_…`, `GOOGLE_…`), credentials always do. `ca` is a PEM file of authorities to
+    trust besides the system's; `plain_http` allows an endpoint without TLS; `encryption` and `kms_key` ask S3 to
+    encrypt what it stores; `timeout` is in seconds.
+    """
+
+    url: str
+    endpoint: str = ""
+    region: str = ""
+    ca: str = ""
+    plain_http: bool = False
+    encryption: Literal["", "AES256", "aws:kms", "aws:kms:dsse"] = ""
+    kms_key: str = ""
+    timeout: Annotated[float, msgspec.Meta(gt=0, le=3600)] = TIMEOUT
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """Return the address that this URL says. ConfigError says what is wrong with it, and shows no secret."""
+        return cls.of({"url": url})
+
+    @classmethod
+    def of(cls, settings: dict[str, Any]) -> Address:
+        """Return the address of these settings, checked against one another; `url` may say some. ConfigError."""
+        plain, _, query = str(settings["url"]).partition("?")
+        try:
+            said = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=True)) if query else {}
+        except ValueError:
+            raise ConfigError(f"{_shown(plain)}: what follows the ? is not name=value&name=value") from None
+        try:
+            address = msgspec.convert({**said, **settings, "url": plain}, cls, strict=False)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"the store {_shown(plain)}: {error}") from None
+        address._check()
+        return msgspec.structs.replace(address, ca=str(Path(address.ca).absolute()) if address.ca else "")
+
+    @property
+    def scheme(self) -> str:
+        """Return "s3", "az" or "gs"."""
+        return self.url.partition("://")[0]
+
+    @property
+    def bucket(self) -> str:
+        """The bucket, or Azure's container."""
+        return self._place[0]
+
+    @property
+    def prefix(self) -> str:
+        """The folder in the bucket that the store's paths are relative to; "" for the bucket itself."""
+        return unquote(self._place[2].strip("/"))
+
+    @property
+    def text(self) -> str:
+        """The one URL that `parse` reads back."""
+        default = Address(url=self.url)
+        names = [name for name in self.__struct_fields__ if getattr(self, name) != getattr(default, name)]
+        said = {name: _plain(getattr(self, name)) for name in names}
+        return self.url + (f"?{urlencode(said, safe=':/', quote_via=quote)}" if said else "")
+
+    @property
+    def _place(self) -> tuple[str, str, str]:
+        return self.url.partition("://")[2].partition("/")
+
+    def __repr__(self) -> str:
+        return f"Address({self.text!r})"
+
+    def _check(self) -> None:
+        shown, scheme = _shown(self.url), self.scheme
+        if scheme not in SCHEMES:
+            raise ConfigError(f"{shown} is no object store; known are {', '.join(f'{one}://' for one in SCHEMES)}")
+        if "@" in self.bucket or "@" in self.endpoint:
+            raise ConfigError(f"{shown} has credentials in it, where logs show them: set {CREDENTIALS[scheme]}")
+        if not _BUCKET.fullmatch(self.bucket) or "#" in self.url:
+            what = SCHEMES[scheme]
+            raise ConfigError(
+                f"{shown} does not name a {what}: write {scheme}://{what}/prefix, and a server as endpoint"
+            )
+        if self.prefix:
+            try:
+                checked_path(self.prefix)
+            except StoreError as error:
+                raise ConfigError(f"{shown}: {error}") from error
+        if self.endpoint and not _ENDPOINT.fullmatch(self.endpoint):
+            raise ConfigError(f"{shown}: the endpoint {self.endpoint!r} is no https://host:port")
+        if self.endpoint.startswith("http:") and not self.plain_http:
+            raise ConfigError(
+                f"{shown}: the endpoint {self.endpoint} is not encrypted: use https, or say plain_http = true"
+            )
+        if scheme != "s3" and (self.region or self.encryption or self.kms_key):
+            raise ConfigError(f"{shown}: region, encryption and kms_key are of use with s3:// only")
+        if self.kms_key and not self.encryption.startswith("aws:kms"):
+            raise ConfigError(f'{shown}: kms_key is of use with encryption = "aws:kms" or "aws:kms:dsse" only')
+
+
+def store_url(settings: dict[str, Any]) -> str:
+    """Return the URL for `open_store` of what `[store]` in capture.toml says. ConfigError."""
+    url = str(settings.get("url", ""))
+    if not url:
+        raise ConfigError('[store] has no url: write url = "s3://bucket/prefix", or a folder')
+    if url.partition("://")[0] in SCHEMES:
+        return Address.of(settings).text
+    if len(settings) > 1:
+        others = ", ".join(sorted(settings.keys() - {"url"}))
+        raise ConfigError(f"[store]: {others}: of use with s3://, az:// and gs:// only, not with {_shown(url)}")
+    return url
+
+
+def _shown(url: str) -> str:
+    """The URL without what may be a secret."""
+    plain = url.partition("?")[0]
+    scheme, separator, rest = plain.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"
+
+
+def _plain(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

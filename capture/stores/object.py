@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from asyncio import to_thread
+from collections.abc import AsyncIterator
+from pathlib import Path
+from uuid import uuid4
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+
+from capture.errors import AlreadyStored, NotStored, StoreError
+from capture.stores.address import Address
+from capture.stores.client import client
+from capture.stores.contract import SCRATCH, Listing, ObjectInfo, checked_path, checked_range
+from capture.stores.refusals import NO_BUCKET, answer, refusal
+
+SLOWEST = 1024 * 1024
+"""Bytes a second: an object may take its size through this, on top of the store's timeout."""
+LARGEST_BYTES = 5000 * 1024 * 1024
+"""What Azure takes in one request; S3 takes 5 GiB. Objects are never put in parts."""
+PAGE = 1000  # objects of a listing at a time, what S3 gives in one answer
+IGNORES_CONDITIONS = (
+    "{} ignores conditional puts: it replaced an object that was to be created only if absent (If-None-Match: *). "
+    "Nodes would overwrite each other's objects there: use a store that keeps the condition, such as S3, Azure Blob "
+    "Storage, Google Cloud Storage, MinIO, Ceph or SeaweedFS"
+)
+MARK = "putid"
+"""The name of the metadata that tells whose put an object is; Azure allows letters and digits."""
+
+
+class ObjectStore:
+    """Objects in a bucket of S3, Azure or Google, or on a server that speaks S3, reached by obstore.
+
+    An object is put by one conditional request, never in parts, so no half of one is ever there, seen or paid for. The
+    store must refuse a create if the object exists; that it does is tried at the first put of each ObjectStore. Each
+    put is looked up afterwards, by a mark of its own: a store that said it stored and did not is an error, and a put
+    that the driver repeated, because the first answer was lost, is not taken for somebody else's.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self.url = address.text
+        self._address = address
+        self._client = client(address, os.environ)
+        self._trying = asyncio.Lock()
+        self._tried = False
+
+    async def put(self, path: str, data: bytes | Path, *, if_absent: bool = True) -> None:
+        """As in the contract. StoreError leaves open whether the object is there: a lost answer says nothing."""
+        checked_path(path)
+        content = await to_thread(_read, path, data) if isinstance(data, Path) else data
+        _check_size(path, len(content))
+        if if_absent:
+            await self._check_conditions()
+            await self._create(path, content)
+        else:
+            await self._replace(path, content)
+
+    async def get(self, path: str) -> bytes:
+        """As in the contract."""
+        checked_path(path)
+        async with self._asking(f"reading {path}") as deadline, self._expecting(path):
+            found = await obstore.get_async(self._client, path)
+            deadline.reschedule(asyncio.get_running_loop().time() + self._longest(found.meta["size"]))
+            return (await found.bytes_async()).to_bytes()
+
+    async def get_range(self, path: str, start: int, length: int) -> bytes:
+        """As in the contract."""
+        checked_path(path)
+        checked_range(start, length)
+        async with self._asking(f"reading {path}", length), self._expecting(path):
+            try:
+                return (await obstore.get_range_async(self._client, path, start=start, length=length)).to_bytes()
+            except (BaseError, ValueError):  # how stores, and the driver, speak of an empty range
+                if length and start < (await obstore.head_async(self._client, path))["size"]:
+                    raise
+                return b""
+
+    async def list(self, prefix: str = "") -> Listing:
+        """As in the contract; read page by page, each within the store's timeout."""
+        folder = prefix.rpartition("/")[0]
+        if folder:
+            checked_path(folder)
+        pages = obstore.list(self._client, folder or None, chunk_size=PAGE)
+        found: list[ObjectInfo] = []
+        while True:
+            async with self._asking(f"listing {prefix or 'everything'}"):
+                page = await anext(pages, None)
+            if page is None:
+                return sorted(found, key=lambda one: one.path)
+            found += [
+                ObjectInfo(one["path"], one["size"], one["last_modified"].timestamp())
+                for one in page
+                if one["path"].startswith(prefix) and not one["path"].startswith(f"{SCRATCH}/")
+            ]
+
+    async def delete(self, path: str) -> None:
+        """As in the contract."""
+        await self._delete(checked_path(path))
+
+    async def remove_leftovers(self, older_than_seconds: float, now: float) -> int:
+        """Delete what a killed process left of its trial of the store; of puts nothing is ever left over."""
+        async with self._asking("looking for leftovers"):
+            listed = await obstore.list(self._client, SCRATCH).collect_async()
+        old = [one["path"] for one in listed if one["last_modified"].timestamp() < now - older_than_seconds]
+        for path in old:
+            await self._delete(path)
+        return len(old)
+
+    def __repr__(self) -> str:
+        return f"ObjectStore({self.url})"
+
+    async def _create(self, path: str, content: bytes) -> None:
+        mark, refused = uuid4().hex, False
+        async with self._asking(f"writing {path}", len(content)):
+            try:
+                await obstore.put_async(
+                    self._client, path, content, mode="create", use_multipart=False, attributes={MARK: mark}
+                )
+            except AlreadyExistsError:
+                refused = True  # perhaps by our own put, repeated by the driver
+            found = await self._mark(path)
+        if found == mark:
+            return
+        if found is None:  # a lie, or S3's conflict with somebody who is just writing or deleting it
+            said = "exists" if refused else "was stored"
+            raise StoreError(f"{self._address.url} said that {path} {said}, and it is not there: see its own log")
+        raise AlreadyStored(f"{path} exists in {self._address.url} and was not touched")
+
+    async def _replace(self, path: str, content: bytes) -> None:
+        async with self._asking(f"writing {path}", len(content)):
+            await obstore.put_async(self._client, path, content, use_multipart=False)
+
+    async def _mark(self, path: str) -> str | None:
+        """Return the mark of the object that is there, "" if it has none; None if there is no object."""
+        try:
+            found = await obstore.get_async(self._client, path, options={"head": True})
+        except FileNotFoundError:
+            return None
+        return str(found.attributes.get(MARK, ""))
+
+    async def _delete(self, path: str) -> None:
+        async with self._asking(f"deleting {path}"):
+            with contextlib.suppress(FileNotFoundError):
+                await obstore.delete_async(self._client, path)
+
+    async def _check_conditions(self) -> None:
+        """Before the first create: create an object of our own twice. StoreError if the store lets us."""
+        async with self._trying:
+            if self._tried:
+                return
+            path = f"{SCRATCH}/trial-{uuid4().hex}"
+            await self._create(path, b"first")
+            try:
+                await self._create(path, b"second")
+            except AlreadyStored:
+                self._tried = True
+            finally:
+                await self._delete(path)
+            if not self._tried:
+                raise StoreError(IGNORES_CONDITIONS.format(self._address.url))
+
+    @contextlib.asynccontextmanager
+    async def _asking(self, action: str, size: int = 0) -> AsyncIterator[asyncio.Timeout]:
+        """Bound the time, and translate the driver's errors, once."""
+        try:
+            async with asyncio.timeout(self._longest(size)) as deadline:
+                yield deadline
+        except (BaseError, OSError, ValueError) as error:
+            raise refusal(error, action, self._address) from error
+
+    def _longest(self, size: int) -> float:
+        """Return how many seconds moving so many bytes may take."""
+        return self._address.timeout + size / SLOWEST
+
+    @contextlib.asynccontextmanager
+    async def _expecting(self, path: str) -> AsyncIterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            if answer(error).code in NO_BUCKET:
+                raise
+            raise NotStored(f"there is no {path} in {self._address.url}") from None
+
+
+def _read(path: str, source: Path) -> bytes:
+    try:
+        _check_size(path, source.stat().st_size)  # before it fills the memory
+        return source.read_bytes()
+    except OSError as error:
+        raise StoreError(f"writing {path} failed, {source} can't be read: {error.strerror}") from error
+
+
+def _check_size(path: str, size: int) -> None:
+    if size > LARGEST_BYTES:
+        raise StoreError(f"{path} has {size:,} bytes; an object has at most {LARGEST_BYTES:,}")

@@ -1,0 +1,97 @@
+"""What a store's refusals mean: the driver's errors in one sentence, with what to do about it."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from capture.errors import StoreError, StoreFullError, StoreUnreadableError
+from capture.stores.address import CREDENTIALS, SCHEMES, Address
+
+NO_BUCKET = {"NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted"}
+NO_CREDENTIALS = {
+    "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "TokenRefreshRequired",
+    "AuthenticationFailed", "AuthorizationFailure", "InvalidAuthenticationInfo", "NoAuthenticationInformation",
+}  # fmt: skip
+CLOCK = {"RequestTimeTooSkewed", "RequestExpired"}
+REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
+FULL = {"XMinioStorageFull", "QuotaExceeded", "InsufficientStorage", "InsufficientCapacity", "AccountQuotaExceeded"}
+
+# The driver says in its text, and nowhere else, what the server answered: the status, and the code in the body.
+_STATUS = re.compile(r"status code: (\d{3})|\(code: (\d{3})\)")
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+_METADATA_SERVICE = re.compile(r"/latest/(api/token|meta-data)|/computeMetadata/|/metadata/identity")
+_QUERY = re.compile(r"\?\S*")
+
+
+class Answer(NamedTuple):
+    """What a server answered, as far as it did: the HTTP status or 0, and the code of S3 or Azure or ""."""
+
+    status: int
+    code: str
+
+
+def answer(error: BaseException) -> Answer:
+    """Return what the server answered, read from the driver's error."""
+    status, code = _STATUS.search(str(error)), _CODE.search(str(error))
+    return Answer(int(status[1] or status[2]) if status else 0, code[1] if code else "")
+
+
+def refusal(error: BaseException, action: str, address: Address) -> StoreError:
+    """Return the error of the store that says why `action` ("writing a/b") failed and what to do; shows no secret."""
+    status, code = answer(error)
+    told = f"{status} {code}".strip()
+    where, text = f"{action} failed, {address.url}", str(error)
+    what, credentials = SCHEMES[address.scheme], CREDENTIALS[address.scheme]
+    if _METADATA_SERVICE.search(text):  # asked who we are, as the last resort
+        return StoreUnreadableError(f"{where}: no credentials were found: set {credentials}")
+    if code in NO_BUCKET or (status == 404 and not code) or isinstance(error, FileNotFoundError):
+        return StoreUnreadableError(f"{where}: there is no {what} {address.bucket!r}: create it, or correct the URL")
+    if code in NO_CREDENTIALS or status == 401:
+        return StoreUnreadableError(f"{where} refused our credentials ({told}): check {credentials}")
+    if code in CLOCK:
+        return StoreUnreadableError(f"{where} says that this machine's clock is wrong ({told}): set the clock")
+    if code in REGION or "BareRedirect" in text:
+        return StoreUnreadableError(
+            f"{where}: the {what} is in another region ({told or 'redirected'}): set region, or AWS_REGION"
+        )
+    if status == 403:
+        return StoreUnreadableError(
+            f"{where} does not allow it ({told}): give these credentials the right to read, write, list and delete"
+        )
+    if code in FULL or status == 507:
+        return StoreFullError(f"{where} is full ({told}): free space there or choose another store, then start again")
+    if status:
+        return StoreError(f"{where} answered {told}: see the store's own log")
+    return _unanswered(error, where, text, address)
+
+
+def _unanswered(error: BaseException, where: str, text: str, address: Address) -> StoreError:
+    """The server did not get to answer."""
+    if isinstance(error, TimeoutError):
+        return StoreError(
+            f"{where} did not answer within {address.timeout:g} s (more for large objects): is it overloaded, "
+            f"or cut off? Raise timeout if it is only slow"
+        )
+    if "BadScheme" in text:
+        return StoreUnreadableError(
+            f"{where}: its endpoint is not encrypted: use https, or say plain_http = true in [store]"
+        )
+    if "InvalidContentType" in text:
+        return StoreUnreadableError(
+            f"{where}: its endpoint speaks no TLS: correct it, or use http and plain_http = true"
+        )
+    if "InvalidCertificate" in text:
+        return StoreUnreadableError(
+            f"{where}: its certificate is not one that we trust ({_certificate(text)}): set ca to its authority's "
+            f"PEM file, or correct the endpoint's name"
+        )
+    if "kind: Connect" in text:
+        reason = "its name is not known" if "dns error" in text else "nobody listens or the way is blocked"
+        return StoreError(f"{where} can't be reached ({reason}): check the endpoint, and that it runs")
+    return StoreError(f"{where}: {_QUERY.sub('', text.splitlines()[0] if text else type(error).__name__)}")
+
+
+def _certificate(text: str) -> str:
+    found = re.search(r"InvalidCertificate\(\s*(\w+)", text)
+    return found[1] if found else "unknown"

@@ -1,0 +1,52 @@
+"""The table: what is compacted, and of which blocks. The compaction's leader alone commits it.
+
+The seam to whatever format the table has: its files and what they replace change together, by one commit of one head.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from capture.chain import Document
+from capture.manifest import TABLE, Manifest, Stored
+
+
+class Table(Document, frozen=True, kw_only=True):
+    """The table at one moment: its files, and what they were made of.
+
+    `consumed` are the paths of the blocks whose rows the files hold, for as long as the manifest names them; `retired`
+    are earlier files that are about to be deleted. `of_manifest` is the number of the manifest that it was last made
+    of: beside an older one it may show a message twice, since it has forgotten blocks which that one still names.
+    """
+
+    FOLDER: ClassVar[str] = "_table/"
+    FORMAT: ClassVar[int] = 1
+
+    files: list[Stored] = msgspec.field(default_factory=list)
+    consumed: list[str] = msgspec.field(default_factory=list)
+    of_manifest: int = 0
+
+
+def first_table(manifest: Manifest) -> Table:
+    """Return the table that an archive begins with: empty, or what its manifest of format 1 told of it."""
+    retired = [one for one in manifest.retired if one.path.startswith(TABLE)]
+    return Table(files=manifest.table, retired=retired, of_manifest=manifest.number)
+
+
+def unforgotten(table: Table, manifest: Manifest) -> list[str]:
+    """Return which consumed blocks the table has to go on naming beside this manifest, or one that comes after it.
+
+    Every consumed block was named by the manifest that the table was made of, or by one before it. Where a later
+    manifest does not name it, the sweep has let it go and deleted it, entry and all, and nothing brings it back: were
+    the same content ever stored again, it would be a block like any that repeats messages, and a merge leaves them out.
+    """
+    named = {one.path for part in (manifest.blocks, manifest.retired) for one in part}
+    return [path for path in table.consumed if path in named]
+
+
+def waiting(table: Table, manifest: Manifest) -> list[Stored]:
+    """Return the blocks whose rows the table does not hold."""
+    consumed = set(table.consumed)
+    return [one for one in manifest.blocks if one.path not in consumed]

@@ -1,0 +1,69 @@
+"""A format, what compresses it and what encrypts it, as one: what blocks are written with, and read back."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from capture.block import SealedBlock
+from capture.cipher import ENDING, Keys
+from capture.errors import CipherError
+from capture.manifest import Stored
+from capture.writers.codecs import Codec
+from capture.writers.contract import Format
+
+
+class BlockWriter:
+    """Writes sealed blocks, and reads objects: format, then compression, then encryption.
+
+    With `keys` an object is encrypted if `encrypts` says so; reading needs them for encrypted objects.
+    """
+
+    def __init__(
+        self, plain: Format, codec: Codec | None = None, *, keys: Keys | None = None, encrypts: bool = False
+    ) -> None:
+        self._plain = plain
+        self._codec = codec
+        self._keys = keys
+        self._encrypts = encrypts
+        endings = [plain.format, *([codec.ending] if codec else []), *([ENDING] if encrypts else [])]
+        self.format = ".".join(endings)
+        self.unfit = plain.unfit
+        """How many values did not fit their column, by column."""
+
+    def __repr__(self) -> str:
+        return f"BlockWriter({self.format!r})"
+
+    @property
+    def suffix(self) -> str:
+        """The end of an object's name: ".ndjson.zst.enc" says what is inside of what."""
+        return f".{self.format}"
+
+    @property
+    def restorable(self) -> bool:
+        """Whether the format keeps all that a restore needs."""
+        return self._plain.restorable
+
+    def write(self, block: SealedBlock) -> bytes:
+        """Return the object's bytes. Encrypted ones differ each time."""
+        data = self._plain.write(block)
+        if self._codec:
+            data = self._codec.compress(data)
+        return self._keys.encrypt(data, block) if self._encrypts and self._keys else data
+
+    def read(self, data: bytes, described: SealedBlock | Stored) -> pa.Table:
+        """Return the rows of an object that holds what is described: the envelope's columns, then the typed ones.
+
+        CipherError; else whatever the format raises on bytes that it can't read.
+        """
+        return self._plain.read(self._opened(data, described))
+
+    def sequences(self, data: bytes, described: SealedBlock | Stored) -> list[int]:
+        """Return the sequence of each row; cheaper than `read`, and raises the same."""
+        return self._plain.sequences(self._opened(data, described))
+
+    def _opened(self, data: bytes, described: SealedBlock | Stored) -> bytes:
+        if self._encrypts:
+            if self._keys is None:
+                raise CipherError("it is encrypted, and there are no keys: name key_file, or set CAPTURE_KEYS")
+            data = self._keys.decrypt(data, described)
+        return self._codec.decompress(data) if self._codec else data

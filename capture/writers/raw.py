@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from typing import Any, ClassVar
+
+import msgspec
+import pyarrow as pa
+
+from capture.block import SealedBlock
+from capture.errors import FormatError
+from capture.record import Records
+from capture.writers.envelope import to_table
+
+MAGIC = b"CAPRAW1\n"
+LENGTH = struct.Struct(">I")
+HEAD = struct.Struct(">QqIIIII")
+"""Before each message: sequence, time in ns, deliveries, then the bytes of subject, header block, error and payload."""
+
+
+class _Begin(msgspec.Struct, frozen=True):
+    stream: str
+    count: int
+
+
+class RawWriter:
+    """Messages as they came, byte for byte, each behind its lengths: the smallest thing that loses nothing."""
+
+    suffix: ClassVar[str] = ".raw"
+    format: ClassVar[str] = "raw"
+    restorable: ClassVar[bool] = True
+    unfit: ClassVar[Counter[str]] = Counter()  # it has no columns
+
+    def write(self, block: SealedBlock) -> bytes:
+        """Return the block as length-prefixed messages."""
+        records = block.records
+        begin = msgspec.json.encode(_Begin(records.stream, len(records)))
+        parts = [MAGIC, LENGTH.pack(len(begin)), begin]
+        errors = {index: reason.encode("utf-8", "replace") for index, reason in records.errors.items()}
+        columns = zip(
+            records.sequences, records.times_ns, records.deliveries,
+            records.subjects, records.header_blocks, records.payloads, strict=True,
+        )  # fmt: skip
+        pack = HEAD.pack
+        for index, (sequence, time_ns, deliveries, subject, headers, payload) in enumerate(columns):
+            error = errors.get(index, b"")
+            parts += (
+                pack(sequence, time_ns, deliveries, len(subject), len(headers), len(error), len(payload)),
+                subject, headers, error, payload,
+            )  # fmt: skip
+        return b"".join(parts)
+
+    def read(self, data: bytes) -> pa.Table:
+        """Return the rows. FormatError if the data is damaged or cut off."""
+        return to_table(_records(data))
+
+    def sequences(self, data: bytes) -> list[int]:
+        """Return the sequence of each row. FormatError."""
+        return _records(data).sequences
+
+
+def _records(data: bytes) -> Records[Any]:
+    try:
+        return _parsed(data)
+    except (struct.error, msgspec.DecodeError) as error:
+        raise FormatError(f"it is damaged or cut off: {error}") from error
+
+
+def _parsed(data: bytes) -> Records[Any]:
+    if not data.startswith(MAGIC):
+        raise FormatError(f"it does not begin with {MAGIC!r}: it is no raw block, or one of a newer format")
+    at = len(MAGIC) + LENGTH.size + LENGTH.unpack_from(data, len(MAGIC))[0]
+    begin = msgspec.json.decode(data[len(MAGIC) + LENGTH.size : at], type=_Begin)
+    records: Records[Any] = Records(begin.stream)
+    for index in range(begin.count):
+        sequence, time_ns, deliveries, *lengths = HEAD.unpack_from(data, at)
+        at += HEAD.size
+        cells = []
+        for length in lengths:
+            cells.append(data[at : at + length])
+            at += length
+        subject, headers, error, payload = cells
+        records.sequences.append(sequence)
+        records.times_ns.append(time_ns)
+        records.deliveries.append(deliveries)
+        records.subjects.append(subject)
+        records.header_blocks.append(headers)
+        records.payloads.append(payload)
+        if error:
+            records.errors[index] = error.decode("utf-8", "replace")
+    if at != len(data):
+        raise FormatError(f"it has {len(data):,} bytes, its messages end at {at:,}")
+    return records

@@ -1,0 +1,90 @@
+import hashlib
+import ssl
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from stores_faults import FaultyHTTP, Say
+
+from capture.errors import StoreError, StoreUnreadableError
+from capture.manifest import Stored, block_path, encode, entry_path
+from capture.sequences import Sequences
+from capture.stores import check_store, open_store
+from capture.sweep import sweep
+from capture.testing import HeadState, MemoryHead
+
+
+async def test_s3_keeps_the_contract(s3):
+    await check_store(open_store(s3.url()))
+
+
+async def test_a_store_may_be_the_bucket_itself(s3):
+    store = open_store(s3.url(""))
+    await store.put("of the bucket/one", b"x")
+    assert await store.get("of the bucket/one") == b"x"
+    assert [one.path for one in await store.list("of the")] == ["of the bucket/one"]
+    await store.delete("of the bucket/one")
+    assert [one.path for one in await store.list() if one.path.startswith((".tmp", "of the"))] == []
+
+
+async def test_azure_keeps_the_contract(azure):
+    await check_store(open_store(azure.url()))
+
+
+async def test_a_store_that_ignores_conditional_puts_is_refused_at_the_first_put_and_holds_nothing_of_ours(careless_s3):
+    store = open_store(careless_s3.url("here"))
+    for _ in range(2):
+        with pytest.raises(StoreError, match=r"s3://lake/here ignores conditional puts: .*: use a store that keeps"):
+            await store.put("a", b"x")
+    assert [one for one in Path(careless_s3.folder).rglob("*") if one.is_file()] == []
+
+
+async def test_google_is_asked_to_create_only_if_absent(natty_tls, bare_environment):
+    bare_environment.setenv("GOOGLE_BEARER_TOKEN", "not-a-secret")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(natty_tls.server_cert, natty_tls.server_key)
+    async with FaultyHTTP(0, context) as server:
+        server.fault = lambda request: Say(403, "AccessDenied")
+        store = open_store(f"gs://lake/a b?endpoint={server.endpoint}&ca={natty_tls.ca}")
+        with pytest.raises(StoreUnreadableError, match=r"gs://lake/a b does not allow it \(403 AccessDenied\)"):
+            await store.put("one", b"x")
+    [request] = server.requests
+    assert request.method == "PUT"
+    assert unquote(request.target).startswith("/lake/a b/.tmp/trial-")
+    assert request.headers["x-goog-if-generation-match"] == "0"
+    assert request.headers["authorization"] == "Bearer not-a-secret"
+
+
+def stored_block(number):
+    content = b"rows of %d" % number
+    sha256 = hashlib.sha256(content).hexdigest()
+    return Stored(
+        path=block_path("S", "k %", 0, 3600, number, number, 1, sha256, ".parquet"),
+        stream="S",
+        key="k %",
+        interval=0,
+        first=number,
+        last=number,
+        count=1,
+        bytes=len(content),
+        sha256=sha256,
+        format="parquet",
+        sequences=Sequences.from_range(number, number).to_text(),
+    )
+
+
+@pytest.mark.parametrize("server", ["s3", "azure"])
+async def test_a_sweep_adopts_what_an_object_store_holds_and_removes_what_nobody_named(server, request):
+    store, head, table = open_store(request.getfixturevalue(server).url()), MemoryHead(), HeadState()
+    entry = stored_block(7)
+    await store.put(entry.path, b"rows of 7")
+    await store.put(entry_path(entry.path), encode(entry))
+    await store.put(stored_block(8).path, b"its writer died")
+    now = max(one.modified for one in await store.list())
+    report = await sweep(store, head, table.read, now=now + 10, grace=100.0)
+    assert (report.adopted, report.messages, report.removed_objects) == (1, 1, 0)
+    report = await sweep(store, head, table.read, now=now + 200, grace=100.0)
+    assert (report.adopted, report.removed_objects) == (0, 1)
+    assert [one.path for one in await store.list("blocks/")] == [entry.path]
+    assert await store.list("_entries/") == []
+    assert await store.get(entry.path) == b"rows of 7"

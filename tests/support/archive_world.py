@@ -1,0 +1,381 @@
+"""An archive in which every access to store and heads is a step, and a schedule decides who takes the next one.
+
+Whoever is never given a step again was killed; whoever gets one after its successor was elected is a deposed leader
+that stood still, and believes in its term. Time passes only between the steps, by a whole grace time at once.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+from collections import Counter, defaultdict
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from capture.compact import Merged, Policy, compact
+from capture.errors import AlreadyStored, CaptureError, Fenced, ManifestError, NotStored
+from capture.manifest import Stored, block_path, encode, entry_path
+from capture.picture import read_picture
+from capture.sequences import Sequences
+from capture.stores import MemoryStore
+from capture.sweep import read_entries, sweep
+from capture.testing import HeadState, MemoryHead
+
+GRACE = 1000.0
+TURNS = 50  # of the event loop, at most, from one step of an actor to its next one
+_actor = ContextVar("who takes this step")
+
+
+@dataclass(eq=False)
+class Actor:
+    name: str
+    token: int = 0
+    waiting: list = field(default_factory=list)  # futures, one a step that it is about to take
+    task: asyncio.Task | None = None
+
+
+class Steps(MemoryStore):
+    """A store whose every call waits to be given a step."""
+
+    def __init__(self, world):
+        super().__init__("world", clock=lambda: world.now)
+        self._world = world
+
+    async def put(self, path, data, *, if_absent=True):
+        await self._world.step()
+        await super().put(path, data, if_absent=if_absent)
+
+    async def get(self, path):
+        await self._world.step()
+        return await super().get(path)
+
+    async def list(self, prefix=""):
+        await self._world.step()
+        return await super().list(prefix)
+
+    async def delete(self, path):
+        await self._world.step()
+        await super().delete(path)
+
+
+class Lagging(HeadState):
+    """A head whose readers may be told what was committed before the last time."""
+
+    def __init__(self, world):
+        super().__init__()
+        self._world = world
+        self._before = None
+
+    def __setattr__(self, name, value):
+        if name == "head" and hasattr(self, "head"):
+            self._before = self.head
+        super().__setattr__(name, value)
+
+    async def read(self):
+        await self._world.step()
+        return self._before if self._world.chance(3) else self.head
+
+    def caught_up(self):
+        """Nobody is told of what is older than this any more."""
+        self._before = self.head
+
+    async def read_now(self):
+        await self._world.step()
+        return self.head
+
+
+class Believing(MemoryHead):
+    """A term whose holder never notices by itself that it is over, and whose commits may go without an answer."""
+
+    def __init__(self, world, token, state):
+        super().__init__(token, state)
+        self._world = world
+
+    def check(self):
+        pass
+
+    async def read(self):
+        await self._world.step()
+        super().check()
+        return self.state.head
+
+    async def commit(self, head):
+        await self._world.step()
+        super().check()
+        self.state.head = head
+        if self._world.chance(20):
+            raise Fenced("stored, and nobody heard of it")
+
+
+class SetEngine:
+    """Merges objects that are lists of sequences."""
+
+    def __init__(self, store):
+        self._store = store
+
+    async def merge(self, store_url, groups):
+        return [await self._merge(group) for group in groups]
+
+    async def _merge(self, group):
+        rows = [row for one in group.inputs for row in json.loads(await self._store.get(one.path))]
+        kept = Sequences.from_iterable(rows) - Sequences.from_text(group.exclude)
+        if not kept:
+            return Merged(output=None, rows_in=len(rows), duplicates=len(rows))
+        output = described(group.output, list(kept))
+        await self._store.put(group.output, json.dumps(list(kept)).encode())
+        return Merged(output=output, rows_in=len(rows), duplicates=len(rows) - len(kept))
+
+
+def described(path, sequences, stored_at=0.0):
+    data = json.dumps(sequences).encode()
+    held = Sequences.from_iterable(sequences)
+    return Stored(
+        path=path,
+        stream="S",
+        key="k",
+        interval=0,
+        first=held.first,
+        last=held.last,
+        count=len(sequences),
+        bytes=len(data),
+        sha256=hashlib.sha256(data).hexdigest(),
+        format="parquet",
+        sequences=held.to_text(),
+        stored_ns=int(stored_at * 1e9),
+    )
+
+
+class World:
+    """One archive, and everybody who works on it. `random` is the schedule."""
+
+    def __init__(self, random):
+        self.now = 1e6
+        self.random = random
+        self.store = Steps(self)
+        self.manifest, self.table = Lagging(self), Lagging(self)
+        self.actors = []
+        self._dead = []
+        self.tokens = 0
+        self.acked = set()
+        self.copies = defaultdict(set)  # sequence -> the paths of the blocks that hold it
+        self.stored_again = set()  # sequences in blocks that were stored, deleted, and stored once more
+        self.blocks = []
+        self.next_sequence = 1
+        self.pictures = 0
+        self.trace = []
+
+    # Steps.
+
+    def chance(self, one_in):
+        return self.random.randrange(one_in) == 0
+
+    async def step(self):
+        actor = _actor.get(None)
+        if actor is None:  # the end of the test: nobody else is there
+            return
+        waiting = asyncio.get_running_loop().create_future()
+        actor.waiting.append(waiting)
+        await waiting
+
+    def start(self, name, work, token=0):
+        actor = Actor(name, token)
+        token_of_context = _actor.set(actor)
+        actor.task = asyncio.create_task(work)
+        _actor.reset(token_of_context)
+        self.actors.append(actor)
+        return actor
+
+    async def give_a_step(self, actor):
+        """Let it take one step, and go on up to the next one."""
+        if actor.waiting:
+            self.trace.append(actor.name)
+            actor.waiting.pop(self.random.randrange(len(actor.waiting))).set_result(None)
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+            if actor.waiting or actor.task.done():
+                break
+        if actor.task.done():
+            self.actors.remove(actor)
+            actor.task.result()
+
+    def kill(self, actors):
+        for actor in actors:
+            self.actors.remove(actor)
+            self._dead.append(actor)
+
+    async def close(self):
+        """Take away what the schedule left."""
+        left = [actor.task for actor in [*self.actors, *self._dead]]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+    def of(self, kind):
+        return [actor for actor in self.actors if actor.name.startswith(kind)]
+
+    # Who works on it.
+
+    def elect(self, kind):
+        """Begin a term. The last leader is not told."""
+        self.tokens += 1
+        work = self._sweeps if kind == "sweeper" else self._compacts
+        return self.start(f"{kind} {self.tokens}", work(self.tokens), self.tokens)
+
+    async def _sweeps(self, token):
+        term = Believing(self, token, self.manifest)
+        await self._rounds(lambda: sweep(self.store, term, self.table.read, now=self.now, grace=GRACE))
+
+    async def _compacts(self, token):
+        term, policy = Believing(self, token, self.table), Policy(min_files=1, target_bytes=60)
+        engine = SetEngine(self.store)
+        await self._rounds(
+            lambda: compact(self.store, term, self.manifest.read, engine, policy, now=self.now, grace=GRACE)
+        )
+
+    async def _rounds(self, work):
+        while True:
+            await self.step()
+            try:
+                await work()
+            except Fenced:
+                return
+            except NotStored as error:
+                raise AssertionError(f"an object that was needed is gone: {error}") from error
+            except CaptureError:
+                continue
+
+    def write(self, sequences, name):
+        path = block_path("S", "k", 0, 3600, min(sequences), max(sequences), len(sequences), name, ".parquet")
+        self.blocks.append((path, sequences))
+        self.start("writer", self._writes(path, sequences))
+
+    async def _writes(self, path, sequences):
+        """Store a block as `capture.commit` does, and ack it, unless half of the grace has passed meanwhile."""
+        for sequence in sequences:
+            self.copies[sequence].add(path)
+        since = self.now
+        try:
+            await self.store.put(path, json.dumps(sequences).encode())
+        except AlreadyStored:
+            since = min([since, *(one.modified for one in await self.store.list(path))])
+        if self.now - since > GRACE / 2:
+            return
+        with contextlib.suppress(AlreadyStored):
+            await self.store.put(entry_path(path), encode(described(path, sequences, self.now)))
+        if self.now - since <= GRACE / 2 and await MemoryStore.list(self.store, path):
+            self.acked.update(sequences)
+
+    async def _reads(self):
+        acked = set(self.acked)
+        entries, unreadable = await read_entries(self.store)
+        assert unreadable == []
+        try:
+            picture = await read_picture(self.store, self.manifest.read_now, self.table.read)
+        except ManifestError:  # it was told twice what is not true any more
+            return
+        files = [json.loads(await self.store.get(one.path)) for one in picture.files]
+        blocks = [json.loads(await self.store.get(one.path)) for one in picture.blocks]
+        for one in picture.unadopted(entries):
+            with contextlib.suppress(NotStored):  # its writer gave up, and never acked it
+                blocks.append(json.loads(await self.store.get(one.path)))
+        self._check(acked, files, blocks)
+
+    def _check(self, acked, files, blocks):
+        table = Counter(row for rows in files for row in rows)
+        assert not [row for row, count in table.items() if count > 1], "the table holds a message twice"
+        seen = table + Counter(row for rows in blocks for row in set(rows))
+        assert acked <= set(seen), f"lost: {sorted(acked - set(seen))}"
+        twice = {row for row, count in seen.items() if count > len(self.copies[row]) and row not in self.stored_again}
+        assert not twice, f"seen more often than stored: {sorted(twice)}"
+        self.pictures += 1
+
+    # What happens.
+
+    async def run(self, steps):
+        for kind in ("sweeper", "compactor"):
+            self.elect(kind)
+        favoured = None  # whoever goes on for a while, as others stand still
+        for _ in range(steps):
+            if not self.actors or self.chance(8):
+                self._something()
+            else:
+                if favoured not in self.actors or self.chance(12):
+                    favoured = self.random.choice(self.actors)
+                await self.give_a_step(favoured)
+
+    def _something(self):
+        what = self.random.randrange(20)
+        if what < 8 and len(self.of("writer")) < 3:
+            self._write_something()
+        elif what < 11 and len(self.of("reader")) < 2:
+            self.start("reader", self._reads())
+        elif what < 13:
+            self._elect_some("sweeper")
+        elif what < 15:
+            self._elect_some("compactor")
+        elif what < 16 and self.actors:
+            self.kill([self.random.choice(self.actors)])
+        elif not self.of("reader"):  # who reads for longer than the grace is not promised anything
+            self._pass_time()
+
+    def _pass_time(self):
+        """Let a grace time pass: far more than a lease, so that whoever stood still meanwhile is in office no more."""
+        self.now += GRACE * 1.1
+        self.tokens += 1
+        for head in (self.manifest, self.table):
+            head.highest_token = self.tokens
+            head.caught_up()
+        self.trace.append("time passes")
+
+    def _elect_some(self, kind):
+        if len(self.of(kind)) < 2 and not (kind == "sweeper" and self.of("again")):
+            self.elect(kind)
+
+    def _write_something(self):
+        if self.blocks and self.chance(4) and not self.of("again"):
+            self._write_again()
+            return
+        fresh = list(range(self.next_sequence, self.next_sequence + self.random.randint(1, 3)))
+        self.next_sequence += len(fresh)
+        if self.blocks and self.chance(3):  # and some that were delivered again
+            fresh += self.random.choice(self.blocks)[1]
+        self.write(sorted(set(fresh)), f"{self.random.getrandbits(32):08x}")
+
+    def _write_again(self):
+        """The very same block once more, as after its consumer was made anew.
+
+        Nobody sweeps meanwhile: of two who both take the first one for a leftover, the second may delete its copy.
+        """
+        path, sequences = self.random.choice(self.blocks)
+        self.stored_again.update(sequences)
+        self.kill(self.of("sweeper"))
+        self.start("again", self._writes(path, sequences))
+
+    async def settle(self):
+        """All are dead; new leaders do what is left, undisturbed. Return the rows of the table."""
+        self.kill(list(self.actors))
+        self.chance = lambda one_in: False
+        for _ in range(5):
+            self.tokens += 1
+            sweeper = Believing(self, self.tokens, self.manifest)
+            compactor = Believing(self, self.tokens, self.table)
+            policy = Policy(min_files=1, target_bytes=60)
+            for _ in range(2):
+                await sweep(self.store, sweeper, self.table.read, now=self.now, grace=GRACE)
+                await compact(
+                    self.store,
+                    compactor,
+                    self.manifest.read,
+                    SetEngine(self.store),
+                    policy,
+                    now=self.now,
+                    grace=GRACE,
+                )
+            self.now += GRACE * 1.1
+        picture = await read_picture(self.store, self.manifest.read, self.table.read)
+        assert picture.blocks == []
+        rows = Counter()
+        for one in picture.files:
+            rows.update(json.loads(await self.store.get(one.path)))
+        assert set(rows.values()) <= {1}
+        return picture, set(rows)

@@ -1,0 +1,132 @@
+"""An HTTP server in front of an object store that does to requests what stores and networks do on bad days."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from natty.testing import free_ports
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a client asked; `target` is as it was sent, percent-encoded."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Say:
+    """Answer this, and don't ask the store; or only afterwards, when `after` is set."""
+
+    status: int
+    code: str = ""
+    headers: str = ""
+    after: bool = False
+
+    def encoded(self) -> bytes:
+        body = f"<Error><Code>{self.code}</Code></Error>".encode() if self.code else b""
+        return f"HTTP/1.1 {self.status} Said\r\nContent-Length: {len(body)}\r\n{self.headers}\r\n".encode() + body
+
+
+HANG = "hang"  # never answer
+LOSE_ANSWER = "lose answer"  # ask the store, then close the connection
+LIE = Say(200, headers='ETag: "0"\r\n')
+Fault = Callable[[Request], "Say | str | None"]
+
+
+class FaultyHTTP:
+    """Forwards requests to `port` on the loopback, speaking TLS itself; an async context manager.
+
+    `fault` says what happens to a request: None forwards it. `requests` are all that came, in order.
+    """
+
+    def __init__(self, port: int, context: ssl.SSLContext) -> None:
+        self.port = free_ports(1)[0]
+        self.endpoint = f"https://127.0.0.1:{self.port}"
+        self.fault: Fault = lambda request: None
+        self.requests: list[Request] = []
+        self._target, self._context = port, context
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> FaultyHTTP:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port, ssl=self._context)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.wait_closed()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            # A cancelled connection must not be reported as a failure of the server's callback.
+            with contextlib.suppress(OSError, EOFError, asyncio.CancelledError):
+                while await self._exchange(reader, writer):
+                    pass
+        finally:
+            self._tasks.discard(task)
+            writer.transport.abort()
+
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        head = await reader.readuntil(b"\r\n\r\n")
+        request = _parsed(head)
+        body = await reader.readexactly(int(request.headers.get("content-length", 0)))
+        self.requests.append(request)
+        fault = self.fault(request)
+        if fault == HANG:
+            await asyncio.get_running_loop().create_future()
+        if isinstance(fault, Say) and not fault.after:
+            writer.write(fault.encoded())
+            await writer.drain()
+            return True
+        answer = await self._asked(head + body, request.method)
+        if fault == LOSE_ANSWER:
+            return False
+        writer.write(fault.encoded() if isinstance(fault, Say) else answer)
+        await writer.drain()
+        return True
+
+    async def _asked(self, request: bytes, method: str) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._target)
+        try:
+            writer.write(request)
+            return await _answer(reader, method)
+        finally:
+            writer.transport.abort()
+
+
+def _parsed(head: bytes) -> Request:
+    method, target, _ = head.split(b" ", 2)
+    return Request(method.decode(), target.decode("latin-1"), _headers(head))
+
+
+def _headers(head: bytes) -> dict[str, str]:
+    lines = head.decode("latin-1").rstrip("\r\n").split("\r\n")[1:]
+    return {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+async def _answer(reader: asyncio.StreamReader, method: str) -> bytes:
+    """One whole answer, as it came."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    headers = _headers(head)
+    if method == "HEAD" or head[9:12] in (b"204", b"304"):
+        return head
+    if "chunked" not in headers.get("transfer-encoding", ""):
+        return head + await reader.readexactly(int(headers.get("content-length", 0)))
+    parts = [head]
+    while True:
+        size = await reader.readuntil(b"\r\n")
+        parts += [size, await reader.readexactly(int(size, 16) + 2)]
+        if int(size, 16) == 0:
+            return b"".join(parts)

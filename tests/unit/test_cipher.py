@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pickle
+import struct
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.keywrap import aes_key_unwrap
+from hypothesis import given
+from hypothesis import strategies as st
+
+from capture.cipher import MAGIC, Facts, Keys, read_header
+from capture.config import load
+from capture.errors import CipherError, ConfigError
+
+OLD, NEW = os.urandom(32), os.urandom(32)
+BLOCK = Facts("ORDERS", "eu", 3600, 1, 9, 9)
+DATA = b"what nobody else may read" * 10
+SETTINGS = {"stream": "ORDERS", "store": "file:///nowhere"}
+
+
+def text(**keys: bytes) -> str:
+    return "".join(f"{name}:{base64.b64encode(key).decode()}\n" for name, key in keys.items())
+
+
+@given(st.binary(max_size=300))
+def test_what_was_encrypted_comes_back(data: bytes) -> None:
+    keys = Keys({"new": NEW})
+    encrypted = keys.encrypt(data, BLOCK)
+    assert keys.decrypt(encrypted, BLOCK) == data
+    _, begins = read_header(encrypted)
+    assert len(data) < 8 or data not in encrypted[begins:]
+
+
+def test_every_object_has_a_key_and_a_nonce_of_its_own() -> None:
+    keys = Keys({"new": NEW})
+    one, other = (read_header(keys.encrypt(DATA, BLOCK))[0] for _ in range(2))
+    assert one.nonce != other.nonce
+    assert aes_key_unwrap(NEW, one.wrapped_key) != aes_key_unwrap(NEW, other.wrapped_key)
+
+
+def test_the_first_key_encrypts_and_every_key_decrypts() -> None:
+    before = Keys({"old": OLD}).encrypt(DATA, BLOCK)
+    rotated = Keys({"new": NEW, "old": OLD})
+    assert read_header(rotated.encrypt(DATA, BLOCK))[0].key_id == "new"
+    assert rotated.decrypt(before, BLOCK) == DATA
+
+
+def test_a_missing_key_is_named() -> None:
+    encrypted = Keys({"old": OLD}).encrypt(DATA, BLOCK)
+    with pytest.raises(CipherError, match=r"encrypted with the key 'old'; the given ones are Keys\(new\)"):
+        Keys({"new": NEW}).decrypt(encrypted, BLOCK)
+
+
+def test_a_wrong_key_is_named() -> None:
+    encrypted = Keys({"k": OLD}).encrypt(DATA, BLOCK)
+    with pytest.raises(CipherError, match="the given key 'k' is not the one that it was encrypted with"):
+        Keys({"k": NEW}).decrypt(encrypted, BLOCK)
+
+
+def test_every_changed_byte_and_every_cut_is_noticed() -> None:
+    keys = Keys({"k": OLD})
+    encrypted = keys.encrypt(b"short", BLOCK)
+    for at in range(len(encrypted)):
+        with pytest.raises(CipherError):
+            keys.decrypt(encrypted[:at] + bytes([encrypted[at] ^ 1]) + encrypted[at + 1 :], BLOCK)
+        with pytest.raises(CipherError):
+            keys.decrypt(encrypted[:at], BLOCK)
+
+
+@pytest.mark.parametrize(
+    "other", [{"stream": "X"}, {"key": "us"}, {"interval": 0}, {"first": 2}, {"last": 8}, {"count": 8}]
+)
+def test_a_block_in_another_s_place_is_noticed(other: dict[str, object]) -> None:
+    keys = Keys({"k": OLD})
+    place = Facts(**{name: getattr(BLOCK, name) for name in BLOCK.__struct_fields__} | other)  # type: ignore[arg-type]
+    with pytest.raises(CipherError, match="it is another object, ORDERS 1–9, key 'eu', put in the place of"):
+        keys.decrypt(keys.encrypt(DATA, BLOCK), place)
+
+
+def test_the_facts_in_the_header_can_not_be_exchanged_either() -> None:
+    keys = Keys({"k": OLD})
+    encrypted = keys.encrypt(DATA, BLOCK)
+    forged = encrypted.replace(b'"eu"', b'"us"')
+    with pytest.raises(CipherError, match="was changed or cut off"):
+        keys.decrypt(forged, Facts("ORDERS", "us", 3600, 1, 9, 9))
+
+
+def test_it_is_decrypted_by_a_dozen_lines() -> None:
+    encrypted = Keys({"k": OLD}).encrypt(DATA, BLOCK)
+    assert encrypted[:8] == MAGIC == b"CAPENC1\n"
+    (length,) = struct.unpack_from(">I", encrypted, 8)
+    begins = 12 + length
+    header = json.loads(encrypted[12:begins])
+    key = aes_key_unwrap(OLD, base64.b64decode(header["wrapped_key"]))
+    nonce = base64.b64decode(header["nonce"])
+    assert AESGCM(key).decrypt(nonce, encrypted[begins:], encrypted[:begins]) == DATA
+    assert header["holds"] == {"stream": "ORDERS", "key": "eu", "interval": 3600, "first": 1, "last": 9, "count": 9}
+
+
+# --- where keys come from --------------------------------------------------------------------------------------------
+
+
+def test_keys_come_from_a_file_else_from_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# the newest first\n" + text(new=NEW, old=OLD))
+    assert repr(Keys.load(str(file), {"CAPTURE_KEYS": text(other=OLD)})) == "Keys(new, old)"
+    assert repr(Keys.load("", {"CAPTURE_KEYS": text(other=OLD).replace("\n", " ")})) == "Keys(other)"
+    assert Keys.load("", {}) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("", "there is no key"),
+        ("no-colon", "key 1 must be NAME:BASE64"),
+        (":c2VjcmV0", "key 1 must be NAME:BASE64"),
+        ("secret:c2VjcmV0", "the key 'secret' has 6 bytes, not 32"),
+        ("k:%%%", "the key 'k' is no base64"),
+        (text(k=OLD) * 2, "key 2 must be NAME:BASE64, each name once"),
+    ],
+)
+def test_a_bad_key_is_told_without_quoting_it(content: str, sentence: str, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        Keys.load(str(file), {})
+    shown = f"{caught.value!r} {caught.value.__cause__!r}"
+    assert str(file) in shown
+    assert not any(word.partition(":")[2] in shown for word in content.split() if word.partition(":")[2])
+
+
+def test_a_missing_key_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the key file .*none can't be read: No such file"):
+        Keys.load(str(tmp_path / "none"), {})
+
+
+def test_keys_are_never_shown_and_never_sent() -> None:
+    keys = Keys({"k": OLD})
+    assert repr(keys) == str(keys) == "Keys(k)"
+    with pytest.raises(TypeError, match="never sent"):
+        pickle.dumps(keys)
+
+
+def test_the_configuration_knows_where_the_keys_are_and_not_what_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAPTURE_KEYS", text(k=OLD))
+    config = load(None, {**SETTINGS, "encrypt": True})
+    assert base64.b64encode(OLD).decode() not in repr(config)
+    assert repr(config.keys()) == "Keys(k)"
+
+
+def test_encryption_without_a_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CAPTURE_KEYS", raising=False)
+    with pytest.raises(ConfigError, match="encrypt is on and there is no key: name a key_file, or set CAPTURE_KEYS"):
+        load(None, {**SETTINGS, "encrypt": "true"}, environment={}).keys()
