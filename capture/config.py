@@ -141,7 +141,7 @@ def read(given: Given) -> tuple[CaptureConfig, dict[Place, str]]:
     """Return the configuration, and a sentence for each setting that can't be used; that one is at its default."""
     faults = dict(given.refused)
     values = {place: setting.value for place, setting in given.settings.items()}
-    if STORE not in values and (parts := given.below(STORE)):
+    if values.get(STORE, {}) == {} and (parts := given.below(STORE)):
         values = {place: value for place, value in values.items() if place not in parts}
         try:  # [store]: from here on one URL, which other processes can be given
             values[STORE] = store_url(tree((place, part.value) for place, part in parts.items())["store"])
@@ -212,7 +212,7 @@ def _hint(unknown: Place, origin: Origin) -> str:
     known = _known()
     beside = {one[len(table)] for one in known if [*one[: len(table)]] == table}
     elsewhere = [one for one in known if name in (one[-1], "_".join(one))]
-    close = elsewhere[:1] or [(*table, one) for one in get_close_matches(name, beside, 1)]
+    close = elsewhere[:1] or [(*table, one) for one in get_close_matches(name, sorted(beside), 1)]
     if not close:
         return ""
     (meant,) = close

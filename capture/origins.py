@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,12 +79,15 @@ class Given:
     def blame(self, sentence: str, *names: str) -> str:
         """Return the sentence with the origins of the settings at fault.
 
-        These are the given ones among `names` and in such tables that the sentence speaks of, or else all of those.
+        These are the given ones among `names` and in such tables whose name is in the sentence, or else whose value is,
+        or else all; but those of `[nats]` never for want of others, because that has variables and contexts of its own.
         """
-        given = [place for name in names for place in self.below((name,))]
-        words = set(sentence.replace(",", " ").replace(":", " ").split())
-        blamed = [place for place in given if place[-1] in words] or given
-        told = "; ".join(f"{'.'.join(place)}: {self.settings[place].origin}" for place in blamed)
+        given = {place: setting for name in names for place, setting in self.below((name,)).items()}
+        words = set(re.findall(r"\w+", sentence))
+        blamed = [place for place in given if place[-1] in words]
+        blamed = blamed or [place for place, setting in given.items() if _is_quoted(setting.value, sentence)]
+        blamed = blamed or [place for place in given if place[0] != "nats"]
+        told = "; ".join(f"{'.'.join(place)}: {given[place].origin}" for place in blamed)
         return f"{sentence} ({told})" if told else sentence
 
 
@@ -155,6 +159,11 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[Place, int]]:
         raise ConfigError(f"{path} can't be read: {error.strerror}; check --config") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no valid TOML: {error}") from error
+
+
+def _is_quoted(value: Any, sentence: str) -> bool:
+    values = value if isinstance(value, list) else [value]
+    return any(isinstance(one, str) and one != "" and one in sentence for one in values)
 
 
 def _leaves(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:

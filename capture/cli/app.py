@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from capture.cli import config
 from capture.cli.archive import compact, ls, sql, sweep, verify
 from capture.cli.demo import demo
 from capture.cli.node import run
@@ -18,6 +19,7 @@ app = typer.Typer(
 )
 for command in (run, sweep, compact, verify, ls, sql, demo):
     app.command()(command)
+app.add_typer(config.app, name="config", help="The configuration.")
 
 
 @app.callback()

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from capture.block import Limits
-from capture.config import CaptureConfig, load
+from capture.cli.config import problems, shown
+from capture.config import CaptureConfig, given_settings, load, read
 from capture.errors import ConfigError
+from capture.origins import lines_of
 
 NAMED = 'stream = "ORDERS"\nstore = "/data/lake"\n'
 
@@ -51,6 +53,13 @@ def test_the_variable_that_names_the_file_is_no_setting_and_empty_ones_count_for
     assert loaded(file, NAMED, CAPTURE_CONFIG=str(file), CAPTURE_DURABLE="").durable == "capture"
 
 
+def test_each_office_has_a_lease_of_its_own(file: Path) -> None:
+    config = loaded(file, NAMED)
+    assert (config.lease, config.compaction.lease) == (2.0, 15.0)
+    config = loaded(file, NAMED + "lease = 1\n[compaction]\nlease = 30\n")
+    assert (config.lease, config.compaction.lease) == (1.0, 30.0)
+
+
 def test_an_archive_may_have_a_name_of_its_own(file: Path) -> None:
     assert loaded(file, NAMED + 'archive = "north"\n').name == "north"
 
@@ -62,16 +71,35 @@ def test_an_archive_may_have_a_name_of_its_own(file: Path) -> None:
             'stream = "ORDERS\nstore = 1',
             "capture.toml is no valid TOML: Illegal character '\\n' (at line 1, column 17)",
         ),
-        (NAMED + 'strem = "x"', "capture.toml: Object contains unknown field `strem`"),
-        (NAMED + "[limits]\nmax_ages = 3", "capture.toml: Object contains unknown field `max_ages` - at `$.limits`"),
-        (NAMED + '[limits]\nmax_age = "soon"', "capture.toml: Expected `float`, got `str` - at `$.limits.max_age`"),
-        (NAMED + "[limits]\nmax_age = -3", "capture.toml: Expected `float` > 0.0 - at `$.limits.max_age`"),
-        (NAMED + "limits = 3", "capture.toml: Expected `object`, got `int` - at `$.limits`"),
-        (NAMED + "[sweep]\nevery = 0", "capture.toml: Expected `float` > 0.0 - at `$.sweep.every`"),
-        (NAMED + "[sweep]\ngrace = inf", "capture.toml: Expected `float` <= 1000000000.0 - at `$.sweep.grace`"),
-        (NAMED + "[compaction]\nmin_files = 0", "capture.toml: Expected `int` >= 1 - at `$.compaction.min_files`"),
-        (NAMED + "lease = 0.1", "capture.toml: Expected `float` >= 0.3 - at `$.lease`"),
-        (NAMED + "ack_wait = nan", "capture.toml: Expected `float` > 0.0 - at `$.ack_wait`"),
+        (
+            NAMED + 'strem = "x"',
+            "capture.toml: Object contains unknown field `strem` in line 3; did you mean `stream`?",
+        ),
+        (
+            NAMED + "[limits]\nmax_ages = 3",
+            "capture.toml: Object contains unknown field `max_ages` - at `$.limits` in line 4; did you mean `max_age`?",
+        ),
+        (
+            NAMED + '[limits]\nmax_age = "soon"',
+            "capture.toml: Expected `float`, got `str` - at `$.limits.max_age` in line 4",
+        ),
+        (NAMED + "[limits]\nmax_age = -3", "capture.toml: Expected `float` > 0.0 - at `$.limits.max_age` in line 4"),
+        (NAMED + "limits = 3", "capture.toml: Expected `object`, got `int` - at `$.limits` in line 3"),
+        (NAMED + "[sweep]\nevery = 0", "capture.toml: Expected `float` > 0.0 - at `$.sweep.every` in line 4"),
+        (
+            NAMED + "[sweep]\ngrace = inf",
+            "capture.toml: Expected `float` <= 1000000000.0 - at `$.sweep.grace` in line 4",
+        ),
+        (
+            NAMED + "[compaction]\nmin_files = 0",
+            "capture.toml: Expected `int` >= 1 - at `$.compaction.min_files` in line 4",
+        ),
+        (NAMED + "lease = 0.1", "capture.toml: Expected `float` >= 0.3 - at `$.lease` in line 3"),
+        (
+            NAMED + "[compaction]\nlease = 0.1",
+            "capture.toml: Expected `float` >= 0.3 - at `$.compaction.lease` in line 4",
+        ),
+        (NAMED + "ack_wait = nan", "capture.toml: Expected `float` > 0.0 - at `$.ack_wait` in line 3"),
     ],
 )
 def test_a_broken_file_is_told_with_the_place_in_it(file: Path, text: str, said: str) -> None:
@@ -90,7 +118,9 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_a_wrong_variable_is_named_too() -> None:
-    with pytest.raises(ConfigError, match=r"CAPTURE_… variables: Expected `float`, got `str` - at `\$\.ack_wait`"):
+    with pytest.raises(
+        ConfigError, match=r"^variable CAPTURE_ACK_WAIT: Expected `float`, got `str` - at `\$\.ack_wait`$"
+    ):
         load(None, environment={"CAPTURE_ACK_WAIT": "long"})
 
 
@@ -117,3 +147,246 @@ def test_a_block_that_would_outlive_ack_wait_is_refused_with_both_numbers(file: 
 
 def test_a_consumer_that_would_stall_before_a_block_is_sealed_is_refused(file: Path) -> None:
     assert "max_pending 200000 exceeds" in refused(file, NAMED + "max_ack_pending = 1000\n")
+
+
+def found(file: Path, text: str, flags: dict[str, Any] | None = None, **environment: str) -> list[str]:
+    file.write_text(text)
+    return [
+        one.replace(f"{file.parent}/", "") for one in problems(given_settings(file, flags, environment=environment))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "said"),
+    [
+        ({"limits.max_age": 0.0}, {}, "flag --max-age: Expected `float` > 0.0 - at `$.limits.max_age`"),
+        ({"node": 3}, {}, "flag --node-name: Expected `str`, got `int` - at `$.node`"),
+        ({}, {"CAPTURE_LEASE": "0.1"}, "variable CAPTURE_LEASE: Expected `float` >= 0.3 - at `$.lease`"),
+        (
+            {},
+            {"CAPTURE_STREM": "S"},
+            "variable CAPTURE_STREM: Object contains unknown field `strem`; did you mean CAPTURE_STREAM?",
+        ),
+        (
+            {},
+            {"CAPTURE_LIMITS_MAX_AGE": "3"},
+            "variable CAPTURE_LIMITS_MAX_AGE: Object contains unknown field `limits_max_age`;"
+            " did you mean CAPTURE_LIMITS__MAX_AGE?",
+        ),
+        ({}, {"CAPTURE_QWERTY": "3"}, "variable CAPTURE_QWERTY: Object contains unknown field `qwerty`"),
+        (
+            {},
+            {"CAPTURE_STREAM__X": "3"},
+            "variable CAPTURE_STREAM__X: stream is a table here, and a value in file capture.toml, line 1",
+        ),
+    ],
+)
+def test_an_error_names_the_flag_or_the_variable(
+    file: Path, flags: dict[str, Any], environment: dict[str, str], said: str
+) -> None:
+    assert refused(file, NAMED, flags, **environment).replace(f"{file.parent}/", "") == said
+
+
+def test_a_contradiction_names_where_both_numbers_are_from(file: Path) -> None:
+    said = refused(file, NAMED + "ack_wait = 10\n[limits]\nmax_messages = 9\n", {"limits.max_age": 30.0})
+    assert said.endswith(f"still open (limits.max_age: flag --max-age; ack_wait: file {file}, line 3)")
+
+
+def test_a_wrong_setting_of_the_store_is_told_with_its_line(file: Path) -> None:
+    text = 'stream = "S"\n[store]\nurl = "s3://b"\nregion = "r"\nendpont = "x"\n'
+    assert refused(file, text).endswith("unknown field `endpont` in line 5; did you mean `endpoint`?")
+    assert "line 4" in refused(file, text.replace('"r"', "3"))
+    assert refused(file, 'stream = "S"\n[store]\n').startswith(f"{file}: [store] has no url")
+
+
+def test_a_setting_of_another_table_is_suggested_with_its_table(file: Path) -> None:
+    assert refused(file, NAMED + "max_age = 3\n").endswith("in line 3; did you mean `limits.max_age`?")
+
+
+def test_the_last_one_to_give_a_value_is_its_source(file: Path) -> None:
+    file.write_text(NAMED + "[limits]\nmax_age = 3\nmax_bytes = 9\nmax_messages = 9\n")
+    environment = {"CAPTURE_LIMITS__MAX_AGE": "4", "CAPTURE_LIMITS__MAX_BYTES": "5", "CAPTURE_KEYS": "k:v"}
+    given = given_settings(file, {"limits.max_age": 5.0, "stream": None}, environment=environment)
+    names = ("max_age", "max_bytes", "max_messages", "interval")
+    sources = [given.source(("limits", name)) for name in names]
+    assert sources == ["flag --max-age", "variable CAPTURE_LIMITS__MAX_BYTES", f"file {file}, line 6", "default"]
+    assert given.source(("stream",)) == f"file {file}, line 1"
+    assert "k:v" not in repr(given)
+
+
+def test_a_store_section_has_the_sources_of_all_its_settings(file: Path) -> None:
+    file.write_text('stream = "S"\n[store]\nurl = "s3://b"\nregion = "r"\n')
+    given = given_settings(file, environment={"CAPTURE_STORE__TIMEOUT": "9"})
+    assert given.source(("store",)) == f"file {file}, line 3, variable CAPTURE_STORE__TIMEOUT"
+    assert read(given)[0].store == "s3://b?region=r&timeout=9"
+    given = given_settings(file, {"store": "/data"}, environment={"CAPTURE_STORE__TIMEOUT": "9"})
+    assert (given.source(("store",)), read(given)[0].store) == ("flag --store", "/data")
+
+
+def test_the_line_is_the_one_in_which_a_statement_begins() -> None:
+    text = '''# a = 1
+
+a.b = 1
+text = """
+c = 3
+[d]
+"""
+list = [
+  # e
+  1, [
+    2],
+]
+table = { x = 1, y = { z = 2 } }\r
+[ "f.g" . h ] # a comment
+  'i j' = 1
+
+[f.k]
+i = """x\\
+"""
+[[m]]
+n = 1
+'''
+    assert lines_of(text) == {
+        ("a",): 3,
+        ("a", "b"): 3,
+        ("text",): 4,
+        ("list",): 8,
+        ("table",): 13,
+        ("table", "x"): 13,
+        ("table", "y"): 13,
+        ("table", "y", "z"): 13,
+        ("f.g",): 14,
+        ("f.g", "h"): 14,
+        ("f.g", "h", "i j"): 15,
+        ("f",): 17,
+        ("f", "k"): 17,
+        ("f", "k", "i"): 18,
+        ("m",): 20,
+    }
+
+
+def test_what_can_be_used_is_read_beside_what_can_not(file: Path) -> None:
+    file.write_text(NAMED + 'lease = 0\nformat = 3\ndecoder = "json"\n[limits]\nmax_age = 7\nmax_ages = 7\n')
+    config, faults = read(given_settings(file, environment={}))
+    assert (config.lease, config.format, config.decoder, config.limits.max_age) == (2.0, "parquet", "json", 7.0)
+    assert list(faults) == [("lease",), ("format",), ("limits", "max_ages")]
+
+
+def test_a_check_misses_what_has_no_default(file: Path) -> None:
+    said = "no {0} is named: give --{0}, CAPTURE_{1} or {0} in capture.toml"
+    assert found(file, "", CAPTURE_KEYS="") == [said.format("stream", "STREAM"), said.format("store", "STORE")]
+
+
+def test_a_check_finds_everything_at_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (file.parent / "broken_decoder.py").write_text("def decode(:")
+    monkeypatch.syspath_prepend(file.parent)
+    monkeypatch.setenv("NATS_CA", "")
+    text = """
+stream = "a b"
+archive = "a b"
+strem = 1
+decoder = "broken_decoder:decode"
+partition = "subject"
+compression = "lzma"
+key_file = "nowhere.keys"
+[limits]
+max_age = "soon"
+[limitz]
+a = 1
+b = 2
+[nats]
+server = "nats://user:secret@host"
+"""
+    said = found(file, text)
+    assert said == [
+        "capture.toml: Object contains unknown field `strem` in line 4; did you mean `stream`?",
+        "capture.toml: Expected `float`, got `str` - at `$.limits.max_age` in line 10",
+        "capture.toml: Object contains unknown field `limitz` in line 12; did you mean `limits`?",
+        "no store is named: give --store, CAPTURE_STORE or store in capture.toml",
+        "stream name 'a b': ' ' at character 2 is not allowed (stream: file capture.toml, line 2)",
+        "archive can't be used: ValueError: 'capture.a b' is no key of a bucket: letters, digits and - / _ = with dots"
+        " between (archive: file capture.toml, line 3)",
+        "decoder can't be used: SyntaxError: invalid syntax (broken_decoder.py, line 1)"
+        " (decoder: file capture.toml, line 5)",
+        "subject: needs the number of a token, counted from 0, as in subject:1; not ''"
+        " (partition: file capture.toml, line 6)",
+        "Parquet has no compression 'lzma'; known are none, gzip, snappy, zstd"
+        " (compression: file capture.toml, line 7)",
+        "the key file nowhere.keys can't be read: No such file or directory (key_file: file capture.toml, line 8)",
+        "capture.toml: there is no setting server of nats in line 15; did you mean `servers`?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('store = "ftp://x"', "ftp:// is no kind of store that this version knows"),
+        ('store = "s3://key:secret@lake"', "s3://lake has credentials in it"),
+        ('store = "lake"\nencrypt = true', "encrypt is on and there is no key"),
+        ('store = "lake"\nflatten = "os:sep"\nformat = "csv"', "the flatten 'os:sep' is no function but str"),
+        ('store = "lake"\nack_wait = 9', "max_age 30.0 s must be below the consumer's ack_wait 9.0 s"),
+        ('store = "lake"\n[nats]\ntls_ca = "nowhere.pem"', "The CA file nowhere.pem does not exist"),
+        ('store = "lake"\n[nats]\nservers = "http://h"', "http://h: only nats:// and tls:// are spoken"),
+        ('store = "lake"\n[nats]\ncontext = "/nowhere.json"', "nats context '/nowhere.json' can't be read"),
+        ('store = "lake"\ndurable = "a b"', "durable name 'a b': ' ' at character 2 is not allowed"),
+    ],
+)
+def test_a_check_tries_what_a_node_starts_with(
+    file: Path, text: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NATS_CA", "NATS_CERT", "NATS_KEY", "CAPTURE_KEYS"):
+        monkeypatch.delenv(name, raising=False)
+    (one,) = found(file, f'stream = "S"\n{text}')
+    assert one.startswith(said)
+    assert "file capture.toml, line" in one
+    assert "key:secret" not in one
+
+
+KEY = "a2V5" * 10 + "key="
+SEED = "SUA" + "B2C3D4E5" * 7
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "expected"),
+    [
+        ("nats.password", "p", "***"),
+        ("nats.token", "p", "***"),
+        ("nats.user", "p", "***"),
+        ("nats.pasword", "p", "***"),
+        ("nats.name", {"password": "p"}, "***"),
+        ("nats.creds", "/run/nats.creds", "/run/nats.creds"),
+        ("nats.creds", "-----BEGIN NATS USER JWT-----\n", "***"),
+        ("nats.nkey", SEED, "***"),
+        ("nats.tls_key", "-----BEGIN PRIVATE KEY-----", "***"),
+        ("nats.timeout", 5.0, 5.0),
+        ("nats.servers", ["tls://a:p@h:4222", "tls://i"], ["tls://***@h:4222", "tls://i"]),
+        ("nats.servers", "tls://a:p,@q@h, nats://i,j", "tls://***@h, nats://i,j"),
+        ("nats.servers", "a:p@h", "***@h"),
+        ("nats.servers", {"url": "p"}, "***"),
+        ("spark.properties.spark.hadoop.fs.s3a.secret.key", "p", "***"),
+        ("key_file", "/run/keys", "/run/keys"),
+        ("key_file", f"k1:{KEY}", "***"),
+        ("store", "/data/a@b?c=d", "/data/a@b?c=d"),
+        ("store", "s3://b/p?region=eu-1", "s3://b/p?region=eu-1"),
+        ("store", "s3://id:s/e@b/p?region=eu-1&secret_key=p", "s3://***@b/p?region=eu-1&secret_key=***"),
+        ("store", "s3://b?endpoint=https://id:p@h", "s3://b?endpoint=https://***@h"),
+        ("filter_subjects", ["a.*"], ["a.*"]),
+        ("spark.java", None, None),
+    ],
+)
+def test_no_secret_is_shown(place: str, value: Any, expected: Any) -> None:
+    assert shown(tuple(place.split(".", 2)), value) == expected
+
+
+def test_a_wrong_variable_of_the_connection_is_not_put_down_to_the_file(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NATS_CA", "nowhere.pem")
+    (said,) = found(file, NAMED + '[nats]\nservers = ["tls://h"]\n', CAPTURE_KEYS="")
+    assert said.startswith("The CA file nowhere.pem does not exist")
+    assert "capture.toml" not in said
+
+
+def test_a_key_in_the_place_of_its_file_is_not_told(file: Path) -> None:
+    (said,) = found(file, NAMED, CAPTURE_KEY_FILE=f"k1:{KEY}")
+    assert said == "the key file *** can't be read: No such file or directory (key_file: variable CAPTURE_KEY_FILE)"

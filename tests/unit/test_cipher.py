@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import pickle
 import struct
 from pathlib import Path
@@ -17,7 +16,7 @@ from capture.cipher import MAGIC, Facts, Keys, read_header
 from capture.config import load
 from capture.errors import CipherError, ConfigError
 
-OLD, NEW = os.urandom(32), os.urandom(32)
+OLD, NEW = bytes(range(32)), bytes(range(32, 64))
 BLOCK = Facts("ORDERS", "eu", 3600, 1, 9, 9)
 DATA = b"what nobody else may read" * 10
 SETTINGS = {"stream": "ORDERS", "store": "file:///nowhere"}
