@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,12 @@ from capture.errors import ConfigError
 from capture.origins import lines_of
 
 NAMED = 'stream = "ORDERS"\nstore = "/data/lake"\n'
+
+
+@pytest.fixture(autouse=True)
+def no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("NATS_", "CAPTURE_"))]:
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture
@@ -212,6 +219,7 @@ def test_the_last_one_to_give_a_value_is_its_source(file: Path) -> None:
     assert sources == ["flag --max-age", "variable CAPTURE_LIMITS__MAX_BYTES", f"file {file}, line 6", "default"]
     assert given.source(("stream",)) == f"file {file}, line 1"
     assert "k:v" not in repr(given)
+    assert "sesame" not in repr(given_settings(None, environment={"CAPTURE_NATS__PASSWORD": "sesame"}))
 
 
 def test_a_store_section_has_the_sources_of_all_its_settings(file: Path) -> None:
@@ -274,13 +282,12 @@ def test_what_can_be_used_is_read_beside_what_can_not(file: Path) -> None:
 
 def test_a_check_misses_what_has_no_default(file: Path) -> None:
     said = "no {0} is named: give --{0}, CAPTURE_{1} or {0} in capture.toml"
-    assert found(file, "", CAPTURE_KEYS="") == [said.format("stream", "STREAM"), said.format("store", "STORE")]
+    assert found(file, "") == [said.format("stream", "STREAM"), said.format("store", "STORE")]
 
 
 def test_a_check_finds_everything_at_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (file.parent / "broken_decoder.py").write_text("def decode(:")
     monkeypatch.syspath_prepend(file.parent)
-    monkeypatch.setenv("NATS_CA", "")
     text = """
 stream = "a b"
 archive = "a b"
@@ -331,11 +338,7 @@ server = "nats://user:secret@host"
         ('store = "lake"\ndurable = "a b"', "durable name 'a b': ' ' at character 2 is not allowed"),
     ],
 )
-def test_a_check_tries_what_a_node_starts_with(
-    file: Path, text: str, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("NATS_CA", "NATS_CERT", "NATS_KEY", "CAPTURE_KEYS"):
-        monkeypatch.delenv(name, raising=False)
+def test_a_check_tries_what_a_node_starts_with(file: Path, text: str, said: str) -> None:
     (one,) = found(file, f'stream = "S"\n{text}')
     assert one.startswith(said)
     assert "file capture.toml, line" in one
@@ -382,7 +385,7 @@ def test_a_wrong_variable_of_the_connection_is_not_put_down_to_the_file(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NATS_CA", "nowhere.pem")
-    (said,) = found(file, NAMED + '[nats]\nservers = ["tls://h"]\n', CAPTURE_KEYS="")
+    (said,) = found(file, NAMED + '[nats]\nservers = ["tls://h"]\n')
     assert said.startswith("The CA file nowhere.pem does not exist")
     assert "capture.toml" not in said
 

@@ -1,0 +1,204 @@
+"""`capture config`: where each setting comes from, and whether a node could start with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+import typer
+from rich import print_json
+
+from capture.cli import settings
+from capture.cli.node import run
+from capture.config import NEEDED, RELATED, contradictions, given_settings, lacking, read
+from capture.config import settings as settings_of
+from capture.decoders import decoder
+from capture.errors import CaptureError, ConfigError
+from capture.head import SWEEP
+from capture.origins import Given, Place
+from capture.partitioners import partitioner
+from capture.stores import Address, open_store
+from capture.writers import writer
+from natty.cli import connect
+from natty.config import Config, redact, resolve
+from natty.errors import NattyError
+from natty.leader import ElectionOptions
+from natty.stream import check_name
+from natty.tls import client_context
+
+HIDDEN = "***"
+WIDEST = 40  # characters: longer values push their origin to the right
+
+_FLAGS = {
+    "stream": "stream",
+    "store": "store",
+    "durable": "durable",
+    "node_name": "node",
+    "decoder": "decoder",
+    "partition": "partition",
+    "block_format": "format",
+    "compression": "compression",
+    "max_age": "limits.max_age",
+    "max_messages": "limits.max_messages",
+}
+"""Option of `capture run` → its setting."""
+
+_NATS = {field.name: field.repr for field in dataclasses.fields(Config)} | {"context": True}
+"""The settings of `[nats]`, and whether each may be shown; an unknown one may be a secret."""
+_SECRET = re.compile(r"-----BEGIN|\bS[A-Z][A-Z2-7]{54}|:[A-Za-z0-9+/]{43}=")
+"""A key itself where its file belongs: PEM, a seed of NATS, one of `CAPTURE_KEYS`."""
+
+app = typer.Typer(help="The configuration.", no_args_is_help=True)
+
+
+def _with_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the settings' options of `capture run`; it gets them as `flags`, by their settings."""
+
+    @functools.wraps(command)
+    def with_options(**given: Any) -> None:
+        nats = given.pop("nats")
+        flags = {setting: given.pop(option) for option, setting in _FLAGS.items()}
+        command(flags=flags | {f"nats.{name}": value for name, value in nats.items()}, **given)
+
+    own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name != "flags"]
+    options = [one for name, one in inspect.signature(run).parameters.items() if name in _FLAGS]
+    with_options.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined] # what typer reads
+    return connect.options(with_options)
+
+
+@app.command()
+@_with_flags
+def show(*, flags: dict[str, Any], config: settings.Config = None, as_json: settings.Json = False) -> None:
+    """Show every setting, its value, and which flag, variable or file it comes from; no secrets."""
+    given = given_settings(config, flags)
+    read_config, faults = read(given)
+    if faults:
+        raise ConfigError(next(iter(faults.values())))
+    rows = [
+        (".".join(place), shown(place, value), given.source(place))
+        for setting, whole in settings_of(read_config)
+        for place, value in _each(setting, whole)
+    ]
+    if as_json:
+        print_json(data={name: {"value": value, "source": source} for name, value, source in rows}, default=str)
+        return
+    table = [(name, json.dumps(value, ensure_ascii=False, default=str), source) for name, value, source in rows]
+    names, values = (max(len(row[column]) for row in table) for column in (0, 1))
+    for name, text, source in table:
+        print(f"{name:<{names}}  {text:<{min(values, WIDEST)}}  {source}")
+
+
+@app.command()
+@_with_flags
+def check(*, flags: dict[str, Any], config: settings.Config = None) -> None:
+    """Check whether a node could start with it, connecting nowhere. Exit status 1, and a sentence for each problem."""
+    found = problems(given_settings(config, flags))
+    for sentence in found:
+        typer.echo(f"capture: {sentence}", err=True)
+    if found:
+        raise typer.Exit(1)
+    print(f"{config or 'the configuration'}: fine")
+
+
+def problems(given: Given) -> list[str]:
+    """Return a sentence for each reason why a node could not start with these settings; it connects nowhere.
+
+    What depends on a setting that can't be used is not tried.
+    """
+    config, faults = read(given)
+    faulty = {place[0] for place in faults}
+    found = [*faults.values(), *lacking(config, tuple(name for name in NEEDED if name not in faulty))]
+
+    def tried(attempt: Callable[..., Any], *arguments: Any, of: tuple[str, ...], **options: Any) -> Any:
+        if not faulty.isdisjoint(of):
+            return None
+        try:
+            return attempt(*arguments, **options)
+        except (CaptureError, NattyError) as error:
+            found.append(given.blame(str(error), *of))
+        except Exception as error:  # a module of the user's may raise anything
+            found.append(given.blame(f"{' or '.join(of)} can't be used: {type(error).__name__}: {error}", *of))
+        return None
+
+    if faulty.isdisjoint(RELATED):
+        found += contradictions(config, given)
+    for kind, name in (("stream", config.stream), ("durable", config.durable)):
+        if name:
+            tried(check_name, kind, name, of=(kind,))
+    if config.archive:
+        tried(ElectionOptions, name=SWEEP.election(config.archive), of=("archive",))
+    if config.store:
+        tried(open_store, config.store, of=("store",))
+    decode = tried(decoder, config.decoder, of=("decoder",))
+    tried(partitioner, config.partition, of=("partition",))
+    made_of = {"compression": config.compression, "flatten": config.flatten}
+    tried(writer, config.format, decode=decode, **made_of, of=("format", "compression", "flatten"))
+    tried(config.keys, of=("encrypt", "key_file"))
+    unknown = _unknown_of_nats(given)
+    found += unknown
+    if not unknown:
+        tried(_try_connection, config.nats, of=("nats",))
+    if _SECRET.search(config.key_file):
+        found = [sentence.replace(config.key_file, HIDDEN) for sentence in found]
+    return [" ".join(sentence.split()) for sentence in found]
+
+
+def _unknown_of_nats(given: Given) -> list[str]:
+    found = []
+    for (_, *names), setting in given.below(("nats",)).items():
+        name = ".".join(names)
+        if name and name not in _NATS:
+            close = get_close_matches(name, _NATS, 1)
+            hint = f"; did you mean `{close[0]}`?" if close else ""
+            found.append(setting.origin.complaint(f"there is no setting {name} of nats", hint))
+    return found
+
+
+def _try_connection(nats: Mapping[str, Any]) -> None:
+    """Read what a connection is made with. NattyError."""
+    wanted = resolve({name: value for name, value in nats.items() if name != "context"}, context=nats.get("context"))
+    client_context(ca=wanted.tls_ca or None, cert=wanted.tls_cert or None, key=wanted.tls_key or None)
+
+
+def _each(setting: Place, value: Any) -> list[tuple[Place, Any]]:
+    """Return the names of a table of free names, each with its value; of anything else itself."""
+    if isinstance(value, dict) and value:
+        return [((*setting, name), one) for name, one in value.items()]
+    return [(setting, value)]
+
+
+def shown(place: Place, value: Any) -> Any:
+    """Return the value without what may be a secret."""
+    match place:
+        case ("store",):
+            return _shown_store(value)
+        case ("nats", "servers") if isinstance(value, list):
+            return [shown(place, url) for url in value]
+        case ("nats", "servers") if isinstance(value, str):
+            return _shown_servers(value)
+        case ("nats", name) if not _NATS.get(name) or isinstance(value, dict | list):
+            return HIDDEN
+        case ("spark", "properties", _):
+            return HIDDEN
+    return HIDDEN if isinstance(value, str) and _SECRET.search(value) else value
+
+
+def _shown_servers(urls: str) -> str:
+    one_by_one = re.split(r",(?=\s*\w+://)", urls)  # a comma may be part of a password
+    return ",".join(redact(url) if "//" in url else re.sub(".*@", f"{HIDDEN}@", url) for url in one_by_one)
+
+
+def _shown_store(url: str) -> str:
+    if "://" not in url or url.startswith("file://"):
+        return url
+    plain, mark, query = url.partition("?")
+    parts = [part.partition("=") for part in query.split("&") if part]
+    known = Address.__struct_fields__
+    said = "&".join(f"{name}{sign}{value if name in known else HIDDEN}" for name, sign, value in parts)
+    return redact(plain) + mark + redact(said)
