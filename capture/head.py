@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import msgspec
 
 from capture.chain import Head, HeadReader
-from capture.errors import Fenced, ManifestError
+from capture.errors import ConfigError, Fenced, ManifestError
 from natty import LeadershipLost, Natty, Term
 from natty.errors import BucketNotFoundError
+from natty.leader import ElectionOptions
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,12 @@ class Office:
     commit: str
 
     def election(self, archive: str) -> str:
-        """Return the election's name."""
-        return f"capture.{archive}{self.suffix}"
+        """Return the election's name. ConfigError if the archive's does not make one."""
+        name = f"capture.{archive}{self.suffix}"
+        try:
+            return ElectionOptions(name=name).name
+        except ValueError as error:
+            raise ConfigError(f"archive {archive!r} can't name an election: {error}") from error
 
     def reader(self, natty: Natty, archive: str) -> HeadReader:
         """Return what reads the head as last committed: for everybody but its leader."""

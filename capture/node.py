@@ -12,7 +12,7 @@ from capture.block import OpenBlocks
 from capture.commit import CommitOptions, Committer
 from capture.config import CaptureConfig
 from capture.decoders import decoder
-from capture.head import COMPACTION, SWEEP, Office
+from capture.head import COMPACTION, SWEEP
 from capture.identity import claim
 from capture.lead import Duty
 from capture.manifest import Stored
@@ -22,7 +22,7 @@ from capture.source import Source, stream_info
 from capture.spark import unavailable
 from capture.stores import Store, open_store
 from capture.writers import writer
-from natty import Natty, NattyError, RequestTimeoutError, Term, UnsupportedError
+from natty import Election, Natty, NattyError, RequestTimeoutError, Term, UnsupportedError
 from natty.leader import default_node_name
 
 log = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class Node:
         config = self.config
         spark_log = Path(config.log) / f"spark-{self.name}.log" if config.log else None
         duty = Duty(natty, self.store, config, self.name, spark_log=spark_log)
-        offices = [(SWEEP, config.lease, duty.sweep)]
+        offices = [(SWEEP.election(config.name), config.lease, duty.sweep)]
         if reason := await asyncio.to_thread(unavailable, config.spark.options()):
             log.warning(
                 "%s is no candidate for the compaction, other nodes are: %s",
@@ -124,15 +124,15 @@ class Node:
                 extra={"action": "no_spark"},
             )
         else:
-            offices.append((COMPACTION, config.compaction.lease, duty.compact))
-        return [asyncio.create_task(self._campaign(natty, *office)) for office in offices]
+            offices.append((COMPACTION.election(config.name), config.compaction.lease, duty.compact))
+        return [
+            asyncio.create_task(self._campaign(natty.election(name, lease=lease, node_name=self.name), work))
+            for name, lease, work in offices
+        ]
 
-    async def _campaign(
-        self, natty: Natty, office: Office, lease: float, work: Callable[[Term], Awaitable[None]]
-    ) -> None:
+    async def _campaign(self, election: Election, work: Callable[[Term], Awaitable[None]]) -> None:
         """Be a candidate for as long as the node runs. A duty that fails is logged and taken up again, by somebody."""
-        name = office.election(self.config.name)
-        election = natty.election(name, lease=lease, node_name=self.name)
+        name = election.options.name
         while True:
             try:
                 await election.run(work)

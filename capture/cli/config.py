@@ -28,7 +28,6 @@ from capture.writers import writer
 from natty.cli import connect
 from natty.config import Config, redact, resolve
 from natty.errors import NattyError
-from natty.leader import ElectionOptions
 from natty.stream import check_name
 from natty.tls import client_context
 
@@ -132,7 +131,7 @@ def problems(given: Given) -> list[str]:
         if name:
             tried(check_name, kind, name, of=(kind,))
     if config.archive:
-        tried(ElectionOptions, name=SWEEP.election(config.archive), of=("archive",))
+        tried(SWEEP.election, config.archive, of=("archive",))
     if config.store:
         tried(open_store, config.store, of=("store",))
     decode = tried(decoder, config.decoder, of=("decoder",))

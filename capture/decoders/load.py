@@ -18,8 +18,8 @@ def load(spec: str, what: str, known: Iterable[str]) -> Callable[..., Any]:
         raise ConfigError(f"there is no {what} {spec!r}; the known ones are {choices}")
     try:
         found = getattr(import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"the {what} {spec!r} can't be loaded: {error}") from error
+    except Exception as error:  # the user's module: whatever its import raises
+        raise ConfigError(f"the {what} {spec!r} can't be loaded: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise ConfigError(f"the {what} {spec!r} is no function but {type(found).__name__}")
     return found  # type: ignore[no-any-return]
