@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from electing import vacated_archive
 from patient import PATIENCE, PATIENT
 
 from natty import Natty
@@ -122,6 +123,7 @@ def make_stream(served):
         async def work(natty):
             await natty.election("any").prepare()  # its bucket, whose maker is warned that one server is one copy
             await natty.ensure_stream(name, subjects=[f"{name}.*"], allow_batched=True)
+            await vacated_archive(natty, name)
             async with natty.publisher(name) as publisher:
                 for number in range(messages):
                     payload = json.dumps({"n": number, "odd": number % 2 == 1}).encode()

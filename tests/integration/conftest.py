@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from electing import vacated_archive
 from patient import NEVER, PATIENCE
 from stores import azure, azurite, bare_environment, careless_s3, rclone, s3, seaweedfs  # noqa: F401
 
@@ -90,6 +91,7 @@ class Fleet:
     async def create(self, **settings):
         """Make the stream, on subjects `<name>.*`."""
         await self.natty.ensure_stream(self.stream, subjects=[f"{self.stream}.*"], allow_batched=True, **settings)
+        await vacated_archive(self.natty, self.stream)
 
     async def publish(self, payloads, token=lambda number: ("eu", "us", "asia")[number % 3]):
         """Publish payloads, each under a token of its number in this call."""

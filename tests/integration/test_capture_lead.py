@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from deposed import elected_and_asleep
+from electing import vacated_archive
 from patient import PATIENCE, PATIENT
 
 from capture.block import SealedBlock
@@ -72,8 +73,8 @@ async def other(nats_server):
 
 
 @pytest.fixture
-def archive(natty_name):
-    return natty_name("lake")
+async def archive(other, natty_name):
+    return await vacated_archive(other, natty_name("lake"))
 
 
 @pytest.mark.parametrize("office", [SWEEP, COMPACTION], ids=["sweep", "compaction"])

@@ -6,6 +6,7 @@ import contextlib
 import msgspec
 from patient import until
 
+from capture.head import COMPACTION, SWEEP
 from natty import BucketNotFoundError, LeadershipLost
 from natty.leader import BUCKET, clock
 from natty.leader.bucket import make_bucket
@@ -21,6 +22,13 @@ async def vacated(natty, name, bucket=BUCKET):
     left = Lease(id="nobody", inc="nobody", state="released", L=0.3, nonce="nobody")
     await natty.bucket(bucket).put(name, msgspec.json.encode(left))
     return name
+
+
+async def vacated_archive(natty, archive):
+    """Return the name of an archive whose last leaders, of the sweep and of the compaction, have left."""
+    for office in (SWEEP, COMPACTION):
+        await vacated(natty, office.election(archive))
+    return archive
 
 
 class Work:
