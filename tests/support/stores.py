@@ -228,8 +228,10 @@ def _install_azurite(npm: list[str], place: Path) -> None:
         for name in ("package.json", "package-lock.json"):
             shutil.copy(AZURITE / name, making)
         options = ["--ignore-scripts", "--omit=dev", "--omit=optional", "--no-audit", "--no-fund", "--fetch-retries=5"]
+        trusted = ssl.get_default_verify_paths()  # what Python trusts; Node.js has a list of its own
+        trust = {"NODE_EXTRA_CA_CERTS": trusted.cafile or trusted.openssl_cafile} | os.environ
         done = subprocess.run(
-            [*npm, "ci", *options], cwd=making, capture_output=True, text=True, timeout=INSTALL_WITHIN
+            [*npm, "ci", *options], cwd=making, env=trust, capture_output=True, text=True, timeout=INSTALL_WITHIN
         )
         if done.returncode:
             pytest.fail(f"npm could not install Azurite:\n{done.stderr[-3000:]}", pytrace=False)
