@@ -1,8 +1,8 @@
 import asyncio
-import contextlib
 import json
 
 import pytest
+from expiring import expired
 from patient import PATIENCE, PATIENT
 
 from natty import (
@@ -22,15 +22,6 @@ from natty.kv import BadKeyError, Gone
 @pytest.fixture
 async def bucket(natty, natty_name):
     return await natty.create_bucket(natty_name("kv"))
-
-
-async def expired(bucket, key, within=PATIENCE):
-    """Wait until a key has expired."""
-    async with asyncio.timeout(within):
-        with contextlib.suppress(KeyNotFoundError):
-            while True:
-                await bucket.get(key)
-                await asyncio.sleep(0.05)
 
 
 async def test_a_value_is_read_as_it_was_put(bucket):

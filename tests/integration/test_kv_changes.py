@@ -7,6 +7,7 @@ import random
 import time
 
 import pytest
+from expiring import expired
 from patient import PATIENCE
 
 from natty import (
@@ -20,15 +21,6 @@ from natty import (
 @pytest.fixture
 async def bucket(natty, natty_name):
     return await natty.create_bucket(natty_name("kv"))
-
-
-async def expired(bucket, key, within=PATIENCE):
-    """Wait until a key has expired."""
-    async with asyncio.timeout(within):
-        with contextlib.suppress(KeyNotFoundError):
-            while True:
-                await bucket.get(key)
-                await asyncio.sleep(0.05)
 
 
 async def test_an_update_needs_the_revision_that_is_there(bucket):
