@@ -66,7 +66,7 @@ def test_the_readmes_commands_exist(line):
         extras = set(re.findall(r"\[(\w+)\]", line))
         assert all(f"\n{extra} = [" in (ROOT / "pyproject.toml").read_text() for extra in extras)
     else:
-        command = COMMANDS[" ".join(words[:2])]
+        command = next(COMMANDS[name] for name in (" ".join(words[:3]), " ".join(words[:2])) if name in COMMANDS)
         options = {option for parameter in command.params for option in parameter.opts}
         assert {word for word in words if word.startswith("--")} <= options
 
