@@ -1,9 +1,10 @@
 """A node of an election as a process of its own: acts, commits, and tells what it does when, line by line.
 
-    python election_node.py <JSON: connection settings, election options, kind>
+    python election_node.py <JSON: connection settings, name, election options, kind>
 
-`kind` is "ours", "quiet" (no commits), or "ancestor": natty's loop in Go (leader.go), get, then put whatever stands
-there, and a callback that nobody stops. Lines: [event, seconds of CLOCK_BOOTTIME, token, …]; the term's
+`kind` is "ours", "quiet" (no commits), "many" (elections of these names, which tell that they were won and do nothing),
+or "ancestor": natty's loop in Go (leader.go), get, then put whatever stands there, and a callback that nobody stops.
+Lines: [event, seconds of CLOCK_BOOTTIME, token, …]; the term's
 number is the last word of those that `ours` tells of its terms.
 SIGUSR1 blocks the event loop for a while, SIGUSR2 keeps the interpreter's lock without a break.
 """
@@ -58,6 +59,20 @@ async def ours(natty, name, options, commits=True):
         await election.run(work)
 
 
+async def many(natty, names, options):
+    async def lead(name):
+        async def work(term):
+            say("elected", clock(), term.token, name)
+            await asyncio.Event().wait()
+
+        while True:
+            await natty.election(name, **options).run(work)
+
+    async with asyncio.TaskGroup() as tasks:
+        for name in names:
+            tasks.create_task(lead(name))
+
+
 async def commit(term):
     """As a node does that has not heard of the end of its term: the server has to decide."""
     try:
@@ -109,6 +124,8 @@ async def main():
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asyncio.current_task().cancel)
     async with Natty(**settings, ping_interval=0.5) as natty:
         say("ready", clock(), 0)
+        if kind == "many":
+            await many(natty, name, options)
         await (ancestor(natty, name, options) if kind == "ancestor" else ours(natty, name, options, kind == "ours"))
 
 
