@@ -59,7 +59,7 @@ async def publish_atomic(
     batch = [one if isinstance(one, AtomicMessage) else AtomicMessage(subject=one[0], data=one[1]) for one in messages]
     _check(batch)
     with tracing.sending(batch[0].subject, messages=len(batch)) as traced:
-        wire = _encode(batch, expect_last_sequence, traced)
+        wire = _encode(jetstream, batch, expect_last_sequence, traced)
         _check_sizes(wire, int(jetstream.connection.server_info["max_payload"]))
         return await _store(jetstream, batch, wire, jetstream.connection.config.timeout if timeout is None else timeout)
 
@@ -93,7 +93,9 @@ def _check(batch: list[AtomicMessage]) -> None:
         written.setdefault(one.subject, place)
 
 
-def _encode(batch: list[AtomicMessage], expect_last_sequence: int | None, traced: tracing.Inject) -> list[Outgoing]:
+def _encode(
+    jetstream: JetStream, batch: list[AtomicMessage], expect_last_sequence: int | None, traced: tracing.Inject
+) -> list[Outgoing]:
     name, wire = secrets.token_hex(16), []
     for place, one in enumerate(batch, start=1):
         headers = publish_headers(
@@ -106,7 +108,8 @@ def _encode(batch: list[AtomicMessage], expect_last_sequence: int | None, traced
         headers |= {"Nats-Batch-Id": name, "Nats-Batch-Sequence": str(place)}
         if place == len(batch):
             headers["Nats-Batch-Commit"] = "1"
-        wire.append((check_subject(one.subject), b"", encode_headers(headers), one.data))
+        subject = check_subject(jetstream.write_subject(one.subject))
+        wire.append((subject, b"", encode_headers(headers), one.data))
     return wire
 
 

@@ -24,6 +24,7 @@ from natty.errors import (
 from natty.message import Headers, check_subject, encode_headers, parse_headers
 from natty.outgoing import MESSAGE_ID, TTL
 
+OWN_API = "$JS.API"  # of the domain and account that we are connected to
 NO_MESSAGE = 10037
 TTL_DISABLED = 10166
 STREAM_EXISTS = 10058
@@ -102,10 +103,18 @@ class JetStream:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         config = connection.config
-        self.prefix = config.api_prefix or (f"$JS.{config.domain}.API" if config.domain else "$JS.API")
+        self.prefix = config.api_prefix or (f"$JS.{config.domain}.API" if config.domain else OWN_API)
 
     def __repr__(self) -> str:
         return f"JetStream({self.prefix}, {self.connection!r})"
+
+    def write_subject(self, subject: str) -> str:
+        """Return what to publish to for a message that is to be stored under `subject`.
+
+        The buckets of another domain, or of another account, are written through the prefix of its API, as they are
+        named alike in all of them; the server takes it off again.
+        """
+        return f"{self.prefix}.{subject}" if self.prefix != OWN_API and subject.startswith("$KV.") else subject
 
     def require(self, feature: str, *version: int) -> None:
         """UnsupportedError if the server is older than `version`."""
@@ -151,6 +160,7 @@ class JetStream:
         StreamNotFoundError.
         """
         check_subject(subject)
+        wire = self.write_subject(subject)
         if headers and TTL in headers:  # an older server would store it for ever
             self.require("a message's ttl", *MESSAGE_TTL)
         repeatable = bool(headers and MESSAGE_ID in headers)
@@ -162,7 +172,7 @@ class JetStream:
             remaining = max(0.001, deadline - loop.time())
             try:
                 once = min(remaining, SEND_AGAIN) if repeatable else remaining
-                return read_ack((await self.connection.request(subject, data, headers=block, timeout=once))[3], subject)
+                return read_ack((await self.connection.request(wire, data, headers=block, timeout=once))[3], subject)
             except (RequestTimeoutError, NotConnectedError):
                 if not repeatable or loop.time() + RETRY_DELAY >= deadline or self.connection.state == "closed":
                     raise

@@ -8,7 +8,7 @@ from typing import Any
 from natty.deadletter.letter import prefix_of
 from natty.errors import JetStreamError, StreamExistsError
 from natty.jetstream import JetStream
-from natty.stream import create_stream
+from natty.stream import create_replicated
 from natty.subjects import covers
 
 LETTERS = "DEAD_LETTERS"
@@ -36,11 +36,11 @@ async def ensure_streams(jetstream: JetStream, options: DeadLetterOptions) -> No
 
     StreamExistsError if one can't serve, or if another stream holds its subjects.
     """
-    replicas = options.replicas or (3 if jetstream.connection.server_info.get("cluster") else 1)
+    replicas = {"num_replicas": options.replicas} if options.replicas else {}
     prefix = prefix_of(options.letters)
     letters = {
         "subjects": [f"{prefix}.*.*.*", f"{prefix}.*.*.*.>"],
-        "num_replicas": replicas,
+        **replicas,
         "max_age": options.max_age,
         "max_bytes": options.max_bytes,
         "discard": "new",
@@ -50,7 +50,7 @@ async def ensure_streams(jetstream: JetStream, options: DeadLetterOptions) -> No
     advisories = {
         "subjects": [f"{GAVE_UP}.*.*", f"{TERMINATED}.*.*"],
         "retention": "workqueue",
-        "num_replicas": replicas,
+        **replicas,
         "max_age": ADVISORIES_AGE,
         "max_msgs_per_subject": ADVISORIES_WAITING,
     }
@@ -61,7 +61,7 @@ async def _ensure(jetstream: JetStream, name: str, settings: dict[str, Any]) -> 
     """Make the stream if it is missing, and see that it takes the subjects; return its kind of retention."""
     subjects: list[str] = settings["subjects"]
     try:
-        config = await create_stream(jetstream, name, settings)
+        config = await create_replicated(jetstream, name, settings)
     except StreamExistsError:  # with settings of its own, which are the operator's business
         config = (await jetstream.request(f"STREAM.INFO.{name}"))["config"]
     except JetStreamError as error:

@@ -6,7 +6,7 @@ from natty.errors import BucketNotFoundError
 from natty.jetstream import JetStream
 from natty.kv.bucket import Bucket
 from natty.kv.names import check_bucket
-from natty.stream import create_stream
+from natty.stream import create_replicated, create_stream
 
 MARKER_TTL = 60.0  # seconds that the note of an expired key stays
 
@@ -36,17 +36,16 @@ async def create_bucket(
         await jetstream.request(f"STREAM.INFO.{name}")
     except BucketNotFoundError:
         jetstream.require("a key-value bucket", 2, 11)
-        clustered = bool(jetstream.connection.server_info.get("cluster"))
-        wanted = bucket_settings(bucket, ttl, 3 if clustered else 1) | wanted
-    await create_stream(jetstream, name, wanted)
+        await create_replicated(jetstream, name, bucket_settings(bucket, ttl) | wanted)
+    else:
+        await create_stream(jetstream, name, wanted)
     return Bucket(jetstream, bucket)
 
 
-def bucket_settings(bucket: str, ttl: float | None, replicas: int) -> dict[str, Any]:
+def bucket_settings(bucket: str, ttl: float | None) -> dict[str, Any]:
     """Return the settings of a bucket's stream: ADR-8, with TTLs for single keys and notes of expired ones."""
     return {
         "subjects": [f"$KV.{bucket}.>"],
-        "num_replicas": replicas,
         "max_age": ttl or 0.0,
         "max_msgs_per_subject": 1,
         "discard": "new",

@@ -12,7 +12,7 @@ from natty.jetstream import JetStream
 from natty.kv.settings import bucket_settings
 from natty.leader.options import DESCRIPTION, ElectionOptions
 from natty.leader.record import observed
-from natty.stream import create_stream
+from natty.stream import create_replicated, create_stream
 
 log = logging.getLogger("natty.leader")
 
@@ -31,10 +31,10 @@ async def make_bucket(jetstream: JetStream, options: ElectionOptions) -> None:
     try:
         await jetstream.request(f"STREAM.INFO.{name}")
     except BucketNotFoundError:
-        new = bucket_settings(options.bucket, None, 3 if clustered else 1) | wanted
+        new = bucket_settings(options.bucket, None) | wanted
         new |= {"first_seq": int(time.time() * 1000), "description": options.description or DESCRIPTION}
         with suppress(StreamExistsError):  # somebody was faster, a millisecond or so apart: what counts is compared
-            await create_stream(jetstream, name, new)
+            await create_replicated(jetstream, name, new)
             made = True
     replicas = (await create_stream(jetstream, name, wanted))["num_replicas"]
     if replicas < 3:

@@ -154,7 +154,8 @@ class Driver:
         block, nonce, sent = encode_headers(headers), write.record.nonce, clock()
         data = msgspec.json.encode(write.record)
         try:
-            raw = await self._jetstream.connection.request(subject, data, headers=block, timeout=write.timeout)
+            wire = self._jetstream.write_subject(subject)
+            raw = await self._jetstream.connection.request(wire, data, headers=block, timeout=write.timeout)
             sequence = read_ack(raw[3], subject).seq
         except WrongLastSequenceError as error:
             self.failures += 1

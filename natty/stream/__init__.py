@@ -2,6 +2,7 @@
 
 from natty.stream.ensure import (
     create_consumer,
+    create_replicated,
     create_stream,
     delete_consumer,
     delete_stream,
@@ -25,6 +26,7 @@ __all__ = [
     "Risk",
     "check_name",
     "create_consumer",
+    "create_replicated",
     "create_stream",
     "delete_consumer",
     "delete_stream",

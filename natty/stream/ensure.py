@@ -18,7 +18,7 @@ from natty.errors import (
     StreamNotFoundError,
     UnsupportedError,
 )
-from natty.jetstream import STREAM_EXISTS, JetStream
+from natty.jetstream import OWN_API, STREAM_EXISTS, JetStream
 from natty.stream.names import check_name
 from natty.stream.plan import CONSUMER, STREAM, Judge, Plan, Risk, plan
 from natty.stream.settings import differing, to_wire
@@ -27,6 +27,7 @@ WITHIN = 30.0  # seconds in which a request must be answered: so long may it tak
 ONE_TRY = 2.0  # seconds before a request that got no answer is sent again
 ROUNDS = 5  # of reading, comparing and changing, while others change the same
 _CONSUMER_EXISTS = 10148
+_NOT_CLUSTERED = 10074
 _UNAVAILABLE = 10008  # the cluster has no meta leader at the moment
 _UNCHANGED: frozenset[Risk] = frozenset()
 _SAFELY = frozenset({Risk.SAFE})
@@ -48,6 +49,19 @@ async def create_stream(jetstream: JetStream, name: str, settings: Mapping[str, 
     StreamExistsError with the difference if it exists with other settings than the ones named.
     """
     return await _ensure(_Stream(jetstream, name), to_wire(settings), _UNCHANGED)
+
+
+async def create_replicated(jetstream: JetStream, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """As `create_stream`, with three replicas on a cluster, else one, unless the settings name `num_replicas`."""
+    if "num_replicas" in settings:
+        return await create_stream(jetstream, name, settings)
+    perhaps_clustered = jetstream.connection.server_info.get("cluster") or jetstream.prefix != OWN_API
+    try:
+        return await create_stream(jetstream, name, {**settings, "num_replicas": 3 if perhaps_clustered else 1})
+    except JetStreamError as error:
+        if error.err_code != _NOT_CLUSTERED:  # a server with leaf nodes calls itself a cluster, too
+            raise
+    return await create_stream(jetstream, name, {**settings, "num_replicas": 1})
 
 
 async def ensure_stream(
