@@ -59,6 +59,9 @@ every = 2.0
 min_files = 12
 max_wait = 10.0
 
+[spark]
+class_data = false   # the archive of Spark's classes would be made at this first start, which takes a minute
+
 [nats]
 servers = {servers}
 tls_ca = {ca}

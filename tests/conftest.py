@@ -1,3 +1,4 @@
+import os
 from importlib.metadata import entry_points
 
 from hypothesis import HealthCheck, settings
@@ -9,3 +10,6 @@ pytest_plugins = ["pytester"] if _loaded else ["pytester", "natty.testing.plugin
 # A property that holds is not wrong because the machine stood still meanwhile.
 settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+# Every Java that a test starts does without its second compiler: Spark is there in half the time.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")

@@ -1,4 +1,5 @@
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -6,12 +7,16 @@ from types import TracebackType
 
 from capture.compact import Group, Merged
 from capture.errors import SparkError
+from capture.spark import class_data
 from capture.spark.child import Child, Result, Run, unled
 from capture.spark.java import choose
 from capture.spark.options import SparkOptions
 from capture.spark.protocol import DEFAULT_LIMIT, Merge, MergeDone, Ping, Pong, Query, Request, Rows, View
 
+FIRST_START = "Spark starts for the first time here: an archive of its classes is made first, which takes a minute"
 NOT_INSTALLED = 'Spark is not installed here; run: pip install "natty-nats[spark]"'
+
+log = logging.getLogger(__name__)
 
 
 class SparkDriver:
@@ -87,6 +92,8 @@ class SparkDriver:
             if self._child is None:
                 if find_spec("pyspark") is None:
                     raise SparkError(NOT_INSTALLED)
+                if self._options.class_data and not class_data.is_made(choose(self._options.java)):
+                    log.warning(FIRST_START, extra={"action": "class_data"})
                 self._child = await Child.start(self._options, self._log, self._run)
             return self._child
 

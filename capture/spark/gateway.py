@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -39,27 +39,36 @@ _OPENED = (
 
 
 @contextmanager
-def running(java: Java, properties: Mapping[str, str], *, memory: str) -> Iterator[Path]:
+def running(
+    java: Java,
+    properties: Mapping[str, str],
+    *,
+    memory: str,
+    flags: Sequence[str] = (),
+    end_within: float = END_TIMEOUT,
+) -> Iterator[Path]:
     """A gateway JVM that pyspark's next session connects to; gives its scratch folder, removed at the end.
 
-    The JVM ends when its standard input does. We hold the other end, so it ends with us, killed or not.
-    Raises SparkError when it does not come up.
+    The JVM ends when its standard input does, or is killed `end_within` seconds later. We hold the other end, so it
+    ends with us, killed or not. `flags` are more options of Java. Raises SparkError when it does not come up.
     """
     scratch = Path(tempfile.mkdtemp(prefix="spark-"))  # 0700
     process = None
     try:
-        process = _start(java, {**_places(scratch), **properties}, memory, scratch)
+        process = _start(java, {**_places(scratch), **properties}, memory, flags, scratch)
         port, secret = _connection(process, scratch / "connection")
         (scratch / "properties").unlink()  # it was read; secrets may stand in it
         with _told_to_pyspark(port, secret):
             yield scratch
     finally:
         if process is not None:
-            _end(process)
+            _end(process, end_within)
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def command(java: Java, *, memory: str, properties_file: Path, jvm_options: str = "") -> list[str]:
+def command(
+    java: Java, *, memory: str, properties_file: Path, flags: Sequence[str] = (), jvm_options: str = ""
+) -> list[str]:
     """The JVM's command line."""
     return [
         str(java.path),
@@ -67,6 +76,7 @@ def command(java: Java, *, memory: str, properties_file: Path, jvm_options: str 
         f"-Xmx{memory}",
         "-XX:+UseSerialGC",  # as fast as the others here, with half their memory
         "-XX:-UsePerfData",  # no file in the shared temporary folder
+        *flags,
         *_module_options(java.version),
         f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}",
         f"-Djava.io.tmpdir={properties_file.parent}",
@@ -102,7 +112,9 @@ def _places(scratch: Path) -> dict[str, str]:
     }
 
 
-def _start(java: Java, properties: Mapping[str, str], memory: str, scratch: Path) -> "subprocess.Popen[bytes]":
+def _start(
+    java: Java, properties: Mapping[str, str], memory: str, flags: Sequence[str], scratch: Path
+) -> "subprocess.Popen[bytes]":
     file = scratch / "properties"
     file.touch(mode=0o600)
     file.write_text("".join(f"{name}={_escaped(value)}\n" for name, value in properties.items()))
@@ -110,6 +122,7 @@ def _start(java: Java, properties: Mapping[str, str], memory: str, scratch: Path
         java,
         memory=memory,
         properties_file=file,
+        flags=flags,
         jvm_options=properties.get("spark.driver.extraJavaOptions", ""),
     )
     try:
@@ -169,12 +182,12 @@ def _told_to_pyspark(port: int, secret: str) -> Iterator[None]:
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def _end(process: "subprocess.Popen[bytes]", within: float) -> None:
     if process.stdin is not None:
         with suppress(OSError):
             process.stdin.close()
     try:
-        process.wait(END_TIMEOUT)
+        process.wait(within)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -1,11 +1,12 @@
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from capture.spark import gateway
-from capture.spark.java import choose
+from capture.spark import class_data, gateway
+from capture.spark.exercise import exercise
+from capture.spark.java import Java, choose
 from capture.spark.options import SparkOptions
 
 ARROW_BATCH_ROWS = 65_536
@@ -17,9 +18,31 @@ ARROW_BATCH_BYTES = 16 * 1024 * 1024
 def start(options: SparkOptions) -> Iterator[SparkSession]:
     """A Spark session in a JVM of its own; both end with the block. One at a time in a process.
 
-    Raises SparkError when no Java is found or the JVM does not come up.
+    The first one of this Java and Spark is preceded by a short one, of which the archive of classes is made, unless
+    `options.class_data` says not to. Raises SparkError when no Java is found or the JVM does not come up.
     """
-    with gateway.running(choose(options.java), _properties(options), memory=options.driver_memory):
+    java = choose(options.java)
+
+    def record(flags: list[str]) -> None:
+        local = {**_properties(options), "spark.master": "local[1]"}
+        with _session(java, local, options.driver_memory, flags, end_within=class_data.RECORD_TIMEOUT) as spark:
+            exercise(spark)
+
+    flags = class_data.flags(java, record) if options.class_data else []
+    with _session(java, _properties(options), options.driver_memory, flags) as spark:
+        yield spark
+
+
+@contextmanager
+def _session(
+    java: Java,
+    properties: Mapping[str, str],
+    memory: str,
+    flags: list[str],
+    *,
+    end_within: float = gateway.END_TIMEOUT,
+) -> Iterator[SparkSession]:
+    with gateway.running(java, properties, memory=memory, flags=flags, end_within=end_within):
         spark = SparkSession.builder.getOrCreate()
         try:
             yield spark

@@ -20,6 +20,8 @@ _COLUMNS = {
     "payload": "BINARY",
     "error": "STRING",
     "subject_raw": "BINARY",
+    "origin_stream": "STRING",
+    "origin_sequence": "BIGINT",
 }
 
 ENVELOPE = ", ".join(f"{name} {kind}" for name, kind in _COLUMNS.items())

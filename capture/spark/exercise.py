@@ -1,0 +1,34 @@
+"""What every session does, on a few rows: the run that the archive of classes is made of."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from capture.spark.read import map_in_arrow
+from capture.spark.table import load, with_payload
+from capture.writers.envelope import SCHEMA
+
+_ROWS = [
+    {"stream": "EXERCISE", "sequence": number, "time_ns": number, "subject": "exercise", "payload": b'{"n": 1}'}
+    for number in range(1, 9)
+]
+_COUNTED = "SELECT subject, COUNT(*) AS messages, SUM(n) AS n FROM exercise GROUP BY subject ORDER BY subject"
+
+
+def exercise(spark: SparkSession) -> None:
+    """Read a block, sort it, take it through a Python worker, as a merge does; then ask it something in SQL."""
+    with tempfile.TemporaryDirectory() as folder:
+        pq.write_table(pa.Table.from_pylist(_ROWS, SCHEMA), Path(folder) / "block.parquet", compression="zstd")
+        messages = load(spark, Path(folder).as_uri(), ["block.parquet"])
+        rows = messages.coalesce(1).sortWithinPartitions("sequence", "deliveries")
+        map_in_arrow(rows, _unchanged, messages.schema).collect()
+        with_payload(messages, "n INT").createOrReplaceTempView("exercise")
+        spark.sql(_COUNTED).collect()
+
+
+def _unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
