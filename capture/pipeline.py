@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterable, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from capture.block import Groups, OpenBlocks, SealedBlock
 from capture.decoders.contract import Decoder
 from capture.record import Records, V
+from capture.slots import SLOTS, Slots
+from capture.spill import CHUNK_BYTES
 from natty.message import Batch
-
-SLOTS = 4  # commits under way at once
 
 
 async def capture(
@@ -31,13 +32,16 @@ async def capture(
     yields an empty batch now and then; blocks come of age by that. A commit that fails ends it with its error, and a
     cancellation ends it at once: what is not acknowledged by then will be delivered again.
     """
-    free = asyncio.Semaphore(slots)
+    room = Slots(blocks, slots)
 
     async def store(sealed: list[SealedBlock]) -> None:
-        for block in sealed:
-            await free.acquire()  # a slow store holds back reading, never memory
+        if blocks.spill and blocks.spill.unwritten_bytes >= (1 if sealed else CHUNK_BYTES):
+            await asyncio.to_thread(blocks.spill.write)
+        while sealed:
+            block = sealed.pop(0)
+            await room.acquire(block)  # a slow store holds back reading, never memory
             task = commits.create_task(commit(block))  # durable, visible, then acknowledged: in one function
-            task.add_done_callback(lambda _: free.release())
+            task.add_done_callback(partial(room.release, block))
 
     try:
         async with asyncio.TaskGroup() as commits:

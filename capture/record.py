@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from natty.message import Batch, RawMessage, ack_tokens, parse_headers
 
 V = TypeVar("V")
+
+SOURCED = b"Nats-Stream-Source"
+_SEQUENCE = re.compile("[0-9]{1,18}", re.ASCII)  # what 64 bits hold
 
 
 class Record(NamedTuple, Generic[V]):
@@ -94,18 +99,21 @@ class Records(Generic[V]):
         """Return the records at these indices, in this order. A `range` of step 1 is the cheap case."""
         if isinstance(indices, range) and indices.step == 1:
             return self._slice(indices.start, indices.stop)
+        if len(indices) < 2:
+            return self._alone(indices[0]) if indices else self._slice(0, 0)
+        of = itemgetter(*indices)
         return Records(
             self.stream,
-            list(map(self.sequences.__getitem__, indices)),
-            list(map(self.times_ns.__getitem__, indices)),
-            list(map(self.subjects.__getitem__, indices)),
-            list(map(self.header_blocks.__getitem__, indices)),
-            list(map(self.payloads.__getitem__, indices)),
-            list(map(self.deliveries.__getitem__, indices)),
-            list(map(self.replies.__getitem__, indices)),
-            list(map(self.values.__getitem__, indices)),
+            list(of(self.sequences)),
+            list(of(self.times_ns)),
+            list(of(self.subjects)),
+            list(of(self.header_blocks)),
+            list(of(self.payloads)),
+            list(of(self.deliveries)),
+            list(of(self.replies)),
+            list(of(self.values)),
             {new: self.errors[old] for new, old in enumerate(indices) if old in self.errors} if self.errors else {},
-            None if self.keys is None else list(map(self.keys.__getitem__, indices)),
+            None if self.keys is None else list(of(self.keys)),
         )
 
     def _slice(self, start: int, stop: int) -> Records[V]:
@@ -119,18 +127,40 @@ class Records(Generic[V]):
             self.deliveries[start:stop],
             self.replies[start:stop],
             self.values[start:stop],
-            {index - start: reason for index, reason in self.errors.items() if start <= index < stop},
+            {at - start: self.errors[at] for at in range(start, stop) if at in self.errors} if self.errors else {},
             None if self.keys is None else self.keys[start:stop],
+        )
+
+    def _alone(self, index: int) -> Records[V]:
+        """Return the records of one message: where there are thousands of keys, most have one of a batch."""
+        return Records(
+            self.stream,
+            [self.sequences[index]],
+            [self.times_ns[index]],
+            [self.subjects[index]],
+            [self.header_blocks[index]],
+            [self.payloads[index]],
+            [self.deliveries[index]],
+            [self.replies[index]],
+            [self.values[index]],
+            {0: self.errors[index]} if index in self.errors else {},
+            None if self.keys is None else [self.keys[index]],
         )
 
     def extend(self, other: Records[V]) -> None:
         """Append the records of `other`, which stays as it is. An empty one takes over the other's stream."""
         offset = len(self)
-        if other.errors:
-            self.errors.update((offset + index, reason) for index, reason in other.errors.items())
         if self.keys is not None or other.keys is not None:
             self.keys = (self.keys or [None] * offset) + (other.keys or [None] * len(other))
         self.stream = self.stream or other.stream
+        self.values += other.values
+        self.take(other)
+
+    def take(self, other: Records[Any]) -> None:
+        """Append the messages of `other` without what a decoder made of them: for records that have no values yet."""
+        if other.errors:
+            offset = len(self)
+            self.errors.update((offset + index, reason) for index, reason in other.errors.items())
         self.sequences += other.sequences
         self.times_ns += other.times_ns
         self.subjects += other.subjects
@@ -138,7 +168,6 @@ class Records(Generic[V]):
         self.payloads += other.payloads
         self.deliveries += other.deliveries
         self.replies += other.replies
-        self.values += other.values
 
 
 def text_or_none(data: bytes) -> str | None:
@@ -155,6 +184,18 @@ def header_texts(block: bytes) -> dict[str, list[str]]:
     if text_or_none(block) is None:
         return {_replaced(name): list(map(_replaced, values)) for name, values in headers.items()}
     return headers
+
+
+def origin_of(block: bytes) -> tuple[str, int] | None:
+    """Return the stream that a message was sourced from, and its sequence there; None if it was published here.
+
+    The server writes a header with both into what a stream takes from its `sources`; a mirror's keep their sequence.
+    """
+    if SOURCED not in block:
+        return None
+    stream, _, rest = parse_headers(block).get(SOURCED.decode(), [""])[0].partition(" ")
+    sequence = rest.partition(" ")[0]
+    return (_replaced(stream), int(sequence)) if stream and _SEQUENCE.fullmatch(sequence) else None
 
 
 def _replaced(text: str) -> str:

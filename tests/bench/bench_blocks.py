@@ -2,7 +2,8 @@
 
 python tests/bench/bench_blocks.py [messages]
 
-Behind the steps: what each format and compression costs, and what encryption and typed columns add.
+Behind the steps: what open blocks cost in memory and on disk, few keys and many; what each format and compression
+costs, and what encryption and typed columns add.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sized
 from typing import Any
@@ -20,6 +22,7 @@ from capture.block import Limits, OpenBlocks, SealedBlock
 from capture.cipher import Keys
 from capture.decoders import Decoding, decoder, json_as
 from capture.partitioners import grouped, partitioner
+from capture.spill import Spill
 from capture.writers import reader, writer
 from capture.writers.layers import BlockWriter
 from natty.message import Batch, RawMessage
@@ -121,6 +124,28 @@ def steps(count: int) -> None:
         print(f"  {title:30} {sum(spent.values()):6.2f} µs a message   ({shown})   {written:.0f} bytes")
 
 
+def buffers(count: int) -> None:
+    print("Open blocks, JSON text; a message")
+    decode, partition = decoder("raw"), grouped(partitioner("subject:1"))
+    for keys in (10, 10_000):
+        rest = (raw[1:] for raw in messages(count, json_payload))
+        raw = [(b"flights.k%d" % (index % keys), *one) for index, one in enumerate(rest)]
+        batches = [partition(decode(Batch(raw[start : start + BATCH]))) for start in range(0, count, BATCH)]
+        for kind in ("memory", "disk"):
+            with tempfile.TemporaryDirectory() as folder:
+                spill = Spill(folder) if kind == "disk" else None
+                blocks, sealed = OpenBlocks(Limits(max_pending=10 * count, max_open_bytes=1 << 30), spill), []
+                before = time.process_time()
+                for groups in batches:
+                    sealed += blocks.add(groups, now=0.0)
+                    if spill:
+                        spill.write()
+                added = time.process_time()
+                assert sum(len(block.records) for block in sealed + blocks.seal_all()) == count
+                adding, sealing = (added - before) / count * 1e6, (time.process_time() - added) / count * 1e6
+                print(f"  {keys:6,} keys, {kind:6}   add {adding:6.2f} µs   seal and read {sealing:6.2f} µs")
+
+
 def formats(sealed: list[SealedBlock]) -> None:
     print("Every format and compression, JSON text with two headers; a message")
     keys = Keys({"bench": os.urandom(32)})
@@ -164,6 +189,7 @@ def main(count: int) -> None:
     small, _ = blocks_of(messages(1000, json_payload), decoder("json"), "field:origin")
     cost(writer("parquet").write, small)  # what only the first block pays
     steps(count)
+    buffers(count)
     formats(blocks_of(messages(count // 4, json_payload, HEADERS), decoder("raw"), "subject:1")[0])
     typed(count // 4)
 

@@ -2,7 +2,8 @@
 
 The node is `capture run` as a process of its own: explicit acks, after blocks and entries are synced to the disk. The
 bare loop is `natty.pull` with the same acks, in this process. Both read the same stream, over mutual TLS, from the
-first message delivered to the last one acked. "peak" is the node's resident memory at its highest (VmHWM).
+first message delivered to the last one acked. "peak" is the node's resident memory at its highest (VmHWM). With 10 000
+keys each block holds some thirty messages: what is measured then is the store.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench_table import Took, loops, middle, print_machine, print_table, stopwatch
 
@@ -33,13 +34,34 @@ SUBJECTS = 10
 STREAM, DURABLE = "BENCH", "bench"
 BLOCK = 10_000  # messages of a block; as many as a subject has of them, divided without a rest
 CONSUMER = {"max_ack_pending": 250_000, "ack_wait": 120.0}  # what a node asks for by default
-FORMATS = ("ndjson", "parquet")
-WITHIN = 60.0  # seconds that a node may take
+KEYS = 10_000
+WITHIN = 300.0  # seconds that a node may take
 POLL = 0.01  # seconds
 TICKS = os.sysconf("SC_CLK_TCK")
 MEMORY = "VmHWM:"
 
 Figures = dict[str, list[Took]]
+
+
+class Run(NamedTuple):
+    """What a node is told."""
+
+    form: str
+    partition: str = "subject:1"
+    buffers: str = "memory"
+    ack: str = "explicit"
+    nodes: int = 1
+
+
+RUNS = {
+    "to ndjson": Run("ndjson"),
+    "to ndjson, ack all": Run("ndjson", ack="all"),
+    "to ndjson, two nodes": Run("ndjson", nodes=2),
+    "to ndjson, buffers on disk": Run("ndjson", buffers="disk"),
+    "to parquet": Run("parquet"),
+    f"to ndjson, {KEYS:,} keys": Run("ndjson", "subject:2"),
+    f"to ndjson, {KEYS:,} keys, on disk": Run("ndjson", "subject:2", "disk"),
+}
 
 
 async def fill(natty: Natty, messages: int) -> None:
@@ -48,22 +70,22 @@ async def fill(natty: Natty, messages: int) -> None:
     async with natty.publisher(STREAM) as publisher:
         for index in range(messages):
             text = b'{"number":%d,"text":"%b"}' % (index, chance.randbytes(45).hex().encode())
-            await publisher.publish(f"bench.s{index % SUBJECTS}.event", text.ljust(PAYLOAD_BYTES))
+            await publisher.publish(f"bench.s{index % SUBJECTS}.k{index % KEYS}", text.ljust(PAYLOAD_BYTES))
 
 
 async def info(natty: Natty) -> dict[str, Any]:
     return await natty.jetstream.request(f"CONSUMER.INFO.{STREAM}.{DURABLE}")
 
 
-async def bare(natty: Natty, messages: int) -> Took:
+async def bare(natty: Natty, messages: int, ack: str = "explicit") -> Took:
     """Consume everything and ack it, and do nothing else."""
-    await natty.ensure_consumer(STREAM, DURABLE, **CONSUMER)
+    await natty.ensure_consumer(STREAM, DURABLE, ack_policy=ack, **CONSUMER)
     pull, left = natty.pull(STREAM, DURABLE), messages
     with stopwatch(messages) as took:
         async with aclosing(pull.__aiter__()) as batches:
             async for batch in batches:
                 left -= len(batch)
-                pull.ack(batch.replies)
+                pull.ack(batch.replies if ack == "explicit" else batch.replies[-1:])
                 pull.finished(len(batch))
                 if not left:
                     pull.stop()
@@ -72,27 +94,32 @@ async def bare(natty: Natty, messages: int) -> Took:
     return took
 
 
-async def captured(natty: Natty, server: NatsServer, messages: int, form: str) -> tuple[Took, int, int, float]:
+async def captured(natty: Natty, server: NatsServer, messages: int, run: Run) -> tuple[Took, int, int, float]:
     """Capture everything with a node; return what it took, its peak memory, its blocks and their bytes a message."""
-    await natty.ensure_consumer(STREAM, DURABLE, **CONSUMER)
+    await natty.ensure_consumer(STREAM, DURABLE, ack_policy=run.ack, **CONSUMER)
     with tempfile.TemporaryDirectory(prefix="bench-capture-") as folder:
         with (Path(folder) / "node.log").open("wb") as log:
-            node = subprocess.Popen(command(server, Path(folder) / "archive", form), stdout=log, stderr=log)
+            settings = {"ACK": run.ack, "BUFFERS__KIND": run.buffers, "BUFFERS__FOLDER": folder}
+            environment = os.environ | {f"CAPTURE_{name}": value for name, value in settings.items()}
+            words = command(server, Path(folder) / "archive", run)
+            nodes = [subprocess.Popen(words, stdout=log, stderr=log, env=environment) for _ in range(run.nodes)]
         try:
-            took = await watch(natty, node, messages)
-            peak = peak_bytes(node.pid)
+            took = await watch(natty, nodes, messages)
+            peak = max(peak_bytes(node.pid) for node in nodes)
         except BaseException:
             print((Path(folder) / "node.log").read_text(), file=sys.stderr)
             raise
         finally:
-            node.send_signal(signal.SIGTERM)
-            node.wait(WITHIN)
-        blocks = [path.stat().st_size for path in (Path(folder) / "archive" / "blocks").rglob(f"*.{form}")]
+            for node in nodes:
+                node.send_signal(signal.SIGTERM)
+            for node in nodes:
+                node.wait(WITHIN)
+        blocks = [path.stat().st_size for path in (Path(folder) / "archive" / "blocks").rglob(f"*.{run.form}")]
     await natty.jetstream.request(f"CONSUMER.DELETE.{STREAM}.{DURABLE}")
     return took, peak, len(blocks), sum(blocks) / messages
 
 
-def command(server: NatsServer, archive: Path, form: str) -> list[str]:
+def command(server: NatsServer, archive: Path, run: Run) -> list[str]:
     files = server.tls_files
     assert files is not None
     options = {
@@ -103,8 +130,8 @@ def command(server: NatsServer, archive: Path, form: str) -> list[str]:
         "--stream": STREAM,
         "--durable": DURABLE,
         "--store": archive,
-        "--format": form,
-        "--partition": "subject:1",
+        "--format": run.form,
+        "--partition": run.partition,
         "--max-messages": BLOCK,
         "--max-age": 5.0,  # what redelivery would leave over
     }
@@ -112,23 +139,25 @@ def command(server: NatsServer, archive: Path, form: str) -> list[str]:
     return [sys.executable, "-m", "capture", "run", *flags]
 
 
-async def watch(natty: Natty, node: subprocess.Popen[bytes], messages: int) -> Took:
-    """Measure the node from its first message to its last ack."""
+async def watch(natty: Natty, nodes: list[subprocess.Popen[bytes]], messages: int) -> Took:
+    """Measure the nodes from their first message to their last ack."""
     took = Took(messages)
-    await until(natty, lambda state: state["delivered"]["stream_seq"] > 0, node)
-    wall, cpu = time.perf_counter(), cpu_seconds(node.pid)
-    await until(natty, lambda state: state["ack_floor"]["stream_seq"] >= messages, node)
-    took.wall, took.cpu = time.perf_counter() - wall, cpu_seconds(node.pid) - cpu
+    await until(natty, lambda state: state["delivered"]["stream_seq"] > 0, nodes)
+    wall, cpu = time.perf_counter(), sum(cpu_seconds(node.pid) for node in nodes)
+    await until(natty, lambda state: state["ack_floor"]["stream_seq"] >= messages, nodes)
+    took.wall = time.perf_counter() - wall
+    took.cpu = sum(cpu_seconds(node.pid) for node in nodes) - cpu
     return took
 
 
 async def until(
-    natty: Natty, right: Callable[[dict[str, Any]], bool], node: subprocess.Popen[bytes] | None = None
+    natty: Natty, right: Callable[[dict[str, Any]], bool], nodes: list[subprocess.Popen[bytes]] | None = None
 ) -> None:
     deadline = time.monotonic() + WITHIN
     while not right(state := await info(natty)):
-        if node is not None and node.poll() is not None:
-            raise RuntimeError(f"the node ended with status {node.returncode}")
+        for node in nodes or []:
+            if node.poll() is not None:
+                raise RuntimeError(f"the node ended with status {node.returncode}")
         if time.monotonic() > deadline:
             raise RuntimeError(f"not done within {WITHIN:g} s: {state}")
         await asyncio.sleep(POLL)
@@ -152,11 +181,12 @@ async def measure(server: NatsServer, messages: int, rounds: int) -> tuple[Figur
         await fill(natty, messages)
         for _ in range(rounds):
             figures.setdefault("bare", []).append(await bare(natty, messages))
-            for form in FORMATS:
-                took, peak, blocks, size = await captured(natty, server, messages, form)
-                figures.setdefault(form, []).append(took)
-                peaks.setdefault(form, []).append(peak)
-                print(f"{form}: {blocks} blocks, {size:.0f} bytes a message", flush=True)
+            figures.setdefault("bare, ack all", []).append(await bare(natty, messages, "all"))
+            for title, run in RUNS.items():
+                took, peak, blocks, size = await captured(natty, server, messages, run)
+                figures.setdefault(title, []).append(took)
+                peaks.setdefault(title, []).append(peak)
+                print(f"{title}: {blocks} blocks, {size:.0f} bytes a message", flush=True)
     return figures, peaks
 
 
@@ -172,13 +202,17 @@ def main(messages: int, rounds: int) -> None:
     with NatsServer(ServerOptions()) as server, asyncio.Runner(loop_factory=factory) as runner:
         figures, peaks = runner.run(measure(server, messages, rounds))
     rate, micros = middle(figures["bare"])
-    rows = [("bare consume loop", f"{rate:,.0f}", f"{micros:.1f}", "", "", "")]
-    for form in FORMATS:
-        node_rate, node_micros = middle(figures[form])
-        peak = median(peaks[form]) / 2**20
+    all_rate, all_micros = middle(figures["bare, ack all"])
+    rows = [
+        ("bare consume loop", f"{rate:,.0f}", f"{micros:.1f}", "", "", ""),
+        ("the same, ack all", f"{all_rate:,.0f}", f"{all_micros:.1f}", f"{all_rate / rate:.2f} ×", "", ""),
+    ]
+    for title in RUNS:
+        node_rate, node_micros = middle(figures[title])
+        peak = median(peaks[title]) / 2**20
         rows.append(
             (
-                f"capture to {form}",
+                f"capture {title}",
                 f"{node_rate:,.0f}",
                 f"{node_micros:.1f}",
                 f"{node_rate / rate:.2f} ×",
@@ -187,6 +221,10 @@ def main(messages: int, rounds: int) -> None:
             )
         )
     print_table("", ("", "msg/s", "CPU µs/msg", "msg/s ratio", "CPU ratio", "peak"), rows)
+    explicit, together, two = (
+        middle(figures[title])[0] for title in ("to ndjson", "to ndjson, ack all", "to ndjson, two nodes")
+    )
+    print(f"to ndjson: ack all {together / explicit:.2f} × explicit, two nodes {two / explicit:.2f} × one")
     print(f"took {time.monotonic() - began:.0f} s")
 
 

@@ -75,6 +75,8 @@ def write_block(root: Path, number: int) -> Stored:
         ],
         "error": pa.nulls(ROWS, pa.string()),
         "subject_raw": pa.nulls(ROWS, pa.binary()),
+        "origin_stream": pa.nulls(ROWS, pa.string()),
+        "origin_sequence": pa.nulls(ROWS, pa.int64()),
     }
     file = root / "blocks" / f"{number}.parquet"
     file.parent.mkdir(exist_ok=True)

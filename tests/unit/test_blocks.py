@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capture.block import RECORD_MEMORY, Groups, Limits, OpenBlocks, SealedBlock
+from capture.block import BLOCK_MEMORY, RECORD_MEMORY, Groups, Limits, OpenBlocks, SealedBlock
 from capture.errors import ConfigError
 from capture.record import Records
 
@@ -94,11 +94,35 @@ def test_the_largest_blocks_are_sealed_when_pending_is_nearly_full() -> None:
 
 
 def test_the_largest_blocks_are_sealed_when_memory_is_nearly_full() -> None:
-    blocks = OpenBlocks(Limits(max_bytes=2000, max_open_bytes=8 * (RECORD_MEMORY + 100)))
+    half = 3 * BLOCK_MEMORY + 6 * RECORD_MEMORY + 1000
+    blocks = OpenBlocks(Limits(max_bytes=2000, max_open_bytes=2 * half))
     sealed = blocks.add([group("a", 1, 2, size=100), group("b", 3, 4, 5, size=10)], now=0.0)
     assert shown(sealed) == []
     sealed = blocks.add([group("c", 6, size=1500)], now=0.0)
     assert shown(sealed) == [("c", [6], "memory")]
+    assert blocks.memory == 2 * BLOCK_MEMORY + 5 * RECORD_MEMORY + 230
+
+
+def test_blocks_of_one_message_count_for_what_a_block_takes_itself() -> None:
+    blocks = OpenBlocks(Limits(max_bytes=1000, max_open_bytes=20 * (BLOCK_MEMORY + RECORD_MEMORY)))
+    sealed = [blocks.add([group(f"key{number}", number, size=0)], now=0.0) for number in range(11)]
+    assert [len(one) for one in sealed] == [0] * 10 + [1]
+
+
+def test_beyond_max_open_the_least_recently_used_blocks_are_sealed() -> None:
+    blocks = OpenBlocks(Limits(max_open=3))
+    blocks.add([group("a", 1), group("b", 2), group("c", 3)], now=0.0)
+    assert shown(blocks.add([group("a", 4)], now=1.0)) == []
+    assert shown(blocks.add([group("d", 5), group("e", 6)], now=2.0)) == [("b", [2], "keys"), ("c", [3], "keys")]
+    assert shown(blocks.add([group("f", 7)], now=3.0)) == [("a", [1, 4], "keys")]
+    assert shown(blocks.due(32.0)) == [("d", [5], "age"), ("e", [6], "age")]
+
+
+def test_a_block_that_was_sealed_is_not_sealed_again_for_having_been_used() -> None:
+    blocks = OpenBlocks(Limits(max_open=2, max_messages=2))
+    blocks.add([group("a", 1, 2), group("b", 3)], now=0.0)
+    assert shown(blocks.add([group("a", 4), group("c", 5)], now=0.0)) == [("b", [3], "keys")]
+    assert len(blocks) == 2
 
 
 def test_seal_all_leaves_nothing_open() -> None:
@@ -153,11 +177,13 @@ def _groups(drawn: list[tuple[str, int, int, int]], next_sequence: int) -> Group
     return groups
 
 
-@given(adds, st.integers(1, 9), st.integers(1, 100), st.integers(1, 30))
+@given(adds, st.integers(1, 9), st.integers(1, 100), st.integers(1, 30), st.integers(1, 6))
 def test_between_add_and_seal_nothing_is_lost_or_invented(
-    drawn: list[list[tuple[str, int, int, int]]], max_messages: int, max_bytes: int, max_pending: int
+    drawn: list[list[tuple[str, int, int, int]]], max_messages: int, max_bytes: int, max_pending: int, max_open: int
 ) -> None:
-    limits = Limits(max_messages=max_messages, max_bytes=max_bytes, max_pending=max_pending, max_age=3.0)
+    limits = Limits(
+        max_messages=max_messages, max_bytes=max_bytes, max_pending=max_pending, max_open=max_open, max_age=3.0
+    )
     blocks = OpenBlocks(limits)
     given_: dict[int, tuple[str, int, bytes]] = {}
     sealed: list[SealedBlock] = []
@@ -167,6 +193,7 @@ def test_between_add_and_seal_nothing_is_lost_or_invented(
             given_ |= {sequence: (key, interval, b"reply.%d" % sequence) for sequence in records.sequences}
         sealed += blocks.add(groups, now=float(now))
         assert blocks.pending <= max_pending
+        assert len(blocks) <= max_open
         sealed += blocks.due(float(now))
         assert blocks.pending == len(given_) - sum(block.count for block in sealed)
         assert blocks.next_due(float(now)) is None or blocks.next_due(float(now)) > 0.0
@@ -188,6 +215,7 @@ def test_between_add_and_seal_nothing_is_lost_or_invented(
     [
         {"max_messages": 0},
         {"max_age": -1.0},
+        {"max_open": 0},
         {"max_bytes": 2 << 30, "max_open_bytes": 4 << 30},
         {"max_bytes": 100, "max_open_bytes": 50},
         {"interval": 90.0},
