@@ -77,6 +77,26 @@ def ack_tokens(reply: bytes) -> list[bytes]:
     return tokens[:9] if len(tokens) < 11 else tokens[:2] + tokens[4:11]
 
 
+class Acks:
+    """The ack subjects of many messages as columns; tokens are counted as in `ack_tokens`."""
+
+    __slots__ = ("_shift", "_tokens", "_width")
+
+    def __init__(self, replies: list[bytes]) -> None:
+        count = len(replies)
+        self._tokens = b".".join(replies).split(b".") if replies else []
+        self._width = len(self._tokens) // count if count else 9
+        self._shift = 0 if self._width < 11 else 2
+        if not all(self._tokens[at :: self._width].count(word) == count for at, word in enumerate((b"$JS", b"ACK"))):
+            rows = [ack_tokens(reply) for reply in replies]  # not all of one form
+            self._tokens = [row[index] for row in rows for index in range(9)]
+            self._width, self._shift = 9, 0
+
+    def column(self, index: int) -> list[bytes]:
+        """Return the token at this index, from 2 on, of every ack subject."""
+        return self._tokens[index + self._shift :: self._width]
+
+
 class Batch:
     """Messages that one read of the socket brought, in order of delivery; columns for those who work by batches."""
 
@@ -96,8 +116,8 @@ class Batch:
         return f"Batch({len(self)} messages, sequences {self.sequences[0]}–{self.sequences[-1]})"
 
     @cached_property
-    def _acks(self) -> list[list[bytes]]:
-        return [ack_tokens(reply) for reply in self.replies]
+    def _acks(self) -> Acks:
+        return Acks(self.replies)
 
     @property
     def subjects(self) -> list[bytes]:
@@ -122,22 +142,22 @@ class Batch:
     @property
     def streams(self) -> list[bytes]:
         """The stream each message comes from."""
-        return [tokens[2] for tokens in self._acks]
+        return self._acks.column(2)
 
     @cached_property
     def sequences(self) -> list[int]:
         """The stream sequences."""
-        return [int(tokens[5]) for tokens in self._acks]
+        return list(map(int, self._acks.column(5)))
 
     @property
     def times_ns(self) -> list[int]:
         """When the stream stored each message, in Unix nanoseconds."""
-        return [int(tokens[7]) for tokens in self._acks]
+        return list(map(int, self._acks.column(7)))
 
     @property
     def deliveries(self) -> list[int]:
         """How many times each message has been delivered, this time included."""
-        return [int(tokens[4]) for tokens in self._acks]
+        return list(map(int, self._acks.column(4)))
 
 
 class Message:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from capture.decoders.contract import Decoding, per_message
-from capture.record import header_texts, text_or_none
+from capture.record import header_texts, origin_of, text_or_none
 from natty.message import Message
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -16,7 +16,7 @@ class WholeMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message with everything that JetStream knows of it.
 
     `data` is the payload as text, or None with the payload in `data_base64` if it is no UTF-8. Subjects and headers
-    are text: what is no UTF-8 in them is replaced.
+    are text: what is no UTF-8 in them is replaced. A message that its stream took from another one has an origin there.
     """
 
     stream: str
@@ -26,6 +26,8 @@ class WholeMessage(msgspec.Struct, frozen=True, kw_only=True):
     deliveries: int
     subject: str
     headers: dict[str, list[str]]
+    origin_stream: str | None
+    origin_sequence: int | None
     data: str | None
     data_base64: str | None
 
@@ -34,6 +36,7 @@ def whole(message: Message) -> WholeMessage:
     """Return the message as a value of its own."""
     subject, _, header_block, payload = message.raw
     text = text_or_none(payload)
+    origin = origin_of(header_block)
     return WholeMessage(
         stream=message.stream,
         sequence=message.sequence,
@@ -42,6 +45,8 @@ def whole(message: Message) -> WholeMessage:
         deliveries=message.deliveries,
         subject=subject.decode("utf-8", "replace"),
         headers=header_texts(header_block),
+        origin_stream=origin and origin[0],
+        origin_sequence=origin and origin[1],
         data=text,
         data_base64=None if text is not None else b64encode(payload).decode(),
     )

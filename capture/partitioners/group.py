@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
+from typing import TypeVar
 
 from capture.block import INTERVAL, Groups
 from capture.partitioners.contract import Partitioner
@@ -11,6 +12,8 @@ UNDECODABLE = "_undecodable"
 """The key of every record that could not be decoded, whatever the partitioner."""
 
 NANOSECONDS = 1_000_000_000
+
+K = TypeVar("K", bound=Hashable)
 
 
 def grouped(partitioner: Partitioner[V], *, interval: float = INTERVAL) -> Callable[[Records[V]], Groups]:
@@ -25,18 +28,28 @@ def grouped(partitioner: Partitioner[V], *, interval: float = INTERVAL) -> Calla
         keys = partitioner(records)
         if records.errors:
             keys = [UNDECODABLE if index in records.errors else key for index, key in enumerate(keys)]
-        starts = _starts(records.times_ns, whole)
-        if len(set(starts)) == 1 and keys.count(keys[0]) == len(keys):
-            return [(key_text(keys[0]), starts[0], records)]
-        members: dict[tuple[Hashable, int], list[int]] = {}
-        for index, where in enumerate(zip(keys, starts, strict=True)):
-            if where in members:
-                members[where].append(index)
-            else:
-                members[where] = [index]
+        start = _start(records.times_ns, whole)
+        if start is None:
+            starts = [time_ns // (whole * NANOSECONDS) * whole for time_ns in records.times_ns]
+            members = _members(zip(keys, starts, strict=True))
+        elif keys.count(keys[0]) == len(keys):
+            return [(key_text(keys[0]), start, records)]
+        else:
+            members = {(key, start): indices for key, indices in _members(keys).items()}
         return [(key, start, records.select(indices)) for (key, start), indices in _named(members).items()]
 
     return partition
+
+
+def _members(keys: Iterable[K]) -> dict[K, list[int]]:
+    """Return the places of each key, in order of the first ones."""
+    members: dict[K, list[int]] = {}
+    for index, key in enumerate(keys):
+        if key in members:
+            members[key].append(index)
+        else:
+            members[key] = [index]
+    return members
 
 
 def _named(members: dict[tuple[Hashable, int], list[int]]) -> dict[tuple[str, int], list[int]]:
@@ -48,8 +61,10 @@ def _named(members: dict[tuple[Hashable, int], list[int]]) -> dict[tuple[str, in
     return named
 
 
-def _starts(times_ns: list[int], interval: int) -> list[int]:
+def _start(times_ns: list[int], interval: int) -> int | None:
+    """Return the start of the one interval that all of these times are in; None if there is none."""
+    if not times_ns:
+        return None
     width = interval * NANOSECONDS
-    if times_ns and min(times_ns) // width == (last := max(times_ns) // width):
-        return [last * interval] * len(times_ns)
-    return [time_ns // width * interval for time_ns in times_ns]
+    first = min(times_ns) // width
+    return first * interval if first == max(times_ns) // width else None

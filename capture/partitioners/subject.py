@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from capture.errors import ConfigError
@@ -8,6 +8,8 @@ from capture.record import Records
 
 SHORT = "_short"
 """The key of a subject that ends before the token."""
+MOST_KNOWN = 50_000
+"""Subjects whose token is remembered; then it is begun anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +17,7 @@ class SubjectToken:
     """The key is one token of the subject, counted from 0."""
 
     index: int
+    _known: dict[bytes, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.index < 0:
@@ -22,8 +25,13 @@ class SubjectToken:
 
     def __call__(self, records: Records[Any]) -> list[str]:
         """Return the token of each record."""
-        tokens = {subject: self._token(subject) for subject in set(records.subjects)}
-        return list(map(tokens.__getitem__, records.subjects))
+        try:
+            return list(map(self._known.__getitem__, records.subjects))
+        except KeyError:
+            if len(self._known) > MOST_KNOWN:
+                self._known.clear()
+            self._known.update({subject: self._token(subject) for subject in set(records.subjects)})
+            return list(map(self._known.__getitem__, records.subjects))
 
     def _token(self, subject: bytes) -> str:
         tokens = subject.split(b".", self.index + 1)

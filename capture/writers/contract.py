@@ -2,13 +2,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Protocol
+from io import BytesIO
+from typing import IO, Protocol, TypeAlias
 
 import pyarrow as pa
 
 from capture.block import SealedBlock
 from capture.record import Records
 from capture.writers.envelope import SCHEMA, to_table
+
+Positions: TypeAlias = Iterator[tuple[list[int], list[int]]]
+"""Sequences, and the times (Unix nanoseconds) of the same messages, some thousands at a time."""
 
 LARGE = 1 << 20  # bytes of the largest payload that the conformance check writes
 
@@ -51,8 +55,8 @@ class Format(Writer, Protocol):
         """Return the rows: the columns of `envelope.SCHEMA`, then the typed ones. It raises on what it can't read."""
         ...
 
-    def sequences(self, data: bytes) -> list[int]:
-        """Return the sequence of each row; cheaper than `read`."""
+    def positions(self, file: IO[bytes]) -> Positions:
+        """Yield the sequence and the time of each message; cheaper than `read`. It raises on what it can't read."""
         ...
 
 
@@ -64,7 +68,10 @@ def check_format(wanted: Format) -> None:
         data = wanted.write(block)
         assert isinstance(data, bytes), f"{name}: write returned {type(data).__name__}, not bytes"
         assert data == wanted.write(block), f"{name}: the same block gave other bytes the second time"
-        assert wanted.sequences(data) == block.records.sequences, f"{name}: other sequences came back"
+        places = [place for some in wanted.positions(BytesIO(data)) for place in zip(*some, strict=True)]
+        assert places == list(zip(block.records.sequences, block.records.times_ns, strict=True)), (
+            f"{name}: other sequences or times came back"
+        )
         found = wanted.read(data).select(SCHEMA.names)
         assert found.schema == SCHEMA, f"{name}: the columns are not the envelope's"
         if wanted.restorable:

@@ -6,7 +6,7 @@ from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from threading import Lock
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 
 import msgspec
 import pyarrow as pa
@@ -17,6 +17,7 @@ from capture.block import SealedBlock
 from capture.decoders.contract import Decoding, Flatten, reason
 from capture.errors import FormatError
 from capture.record import header_texts, text_or_none
+from capture.writers.contract import Positions
 from capture.writers.envelope import SCHEMA, with_envelope
 from capture.writers.headers import MESSAGE_ID
 from capture.writers.values import values_of
@@ -76,10 +77,10 @@ class CsvWriter:
         """Return one row a message. Raw headers are null, and payloads that were not kept. FormatError."""
         return with_envelope(_envelope(_first_rows(data)))
 
-    def sequences(self, data: bytes) -> list[int]:
-        """Return the sequence of each message. FormatError."""
-        found: list[int] = _first_rows(data)["sequence"].cast(pa.int64()).to_pylist()
-        return found
+    def positions(self, file: IO[bytes]) -> Positions:
+        """Yield the sequence and the time of each message. FormatError."""
+        rows = _first_rows(file.read())
+        yield rows["sequence"].cast(pa.int64()).to_pylist(), rows["time_ns"].cast(pa.int64()).to_pylist()
 
     def _rows(self, block: SealedBlock) -> Iterator[Row]:
         records = block.records

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from capture.record import Records, text_or_none
-from capture.writers.headers import TYPE, header_columns
+from capture.writers.headers import TYPE, header_columns, origin_columns
 
 VERSION = 1
 
@@ -24,6 +24,8 @@ SCHEMA = pa.schema(
         pa.field("payload", pa.binary()),
         pa.field("error", pa.string()),
         pa.field("subject_raw", pa.binary()),  # only where the subject is no UTF-8, which a server does not ask for
+        pa.field("origin_stream", pa.string()),  # of a sourced message: where it was published
+        pa.field("origin_sequence", pa.int64()),
     ]
 )
 _KINDS = [(field.name, field.type) for field in SCHEMA]
@@ -45,6 +47,7 @@ def to_table(records: Records[Any]) -> pa.Table:
         pa.array(records.payloads, pa.binary()),
         _errors(records),
         raw_subjects,
+        *origin_columns(records.header_blocks),
     ]
     return pa.Table.from_arrays(columns, schema=SCHEMA)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from capture.record import SOURCED, origin_of
 from natty.message import parse_headers
 
 MESSAGE_ID = "Nats-Msg-Id"
@@ -25,6 +26,14 @@ def header_columns(blocks: list[bytes]) -> HeaderColumns:
         return pa.nulls(len(blocks), TYPE), pa.nulls(len(blocks), pa.binary()), pa.nulls(len(blocks), pa.string())
     headers, message_ids = _by_column(blocks) or _one_by_one(blocks)
     return headers, pa.array([block or None for block in blocks], pa.binary()), message_ids
+
+
+def origin_columns(blocks: list[bytes]) -> tuple[pa.Array, pa.Array]:
+    """Return the columns origin_stream and origin_sequence of these header blocks; null where there is no origin."""
+    if not any(SOURCED in block for block in blocks):
+        return pa.nulls(len(blocks), pa.string()), pa.nulls(len(blocks), pa.int64())
+    streams, sequences = zip(*(origin_of(block) or (None, None) for block in blocks), strict=True)
+    return pa.array(streams, pa.string()), pa.array(sequences, pa.int64())
 
 
 def _by_column(blocks: list[bytes]) -> tuple[pa.Array, pa.Array] | None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from io import BytesIO
+from typing import IO
+
 import pyarrow as pa
 
 from capture.block import SealedBlock
 from capture.cipher import ENDING, Keys
-from capture.errors import CipherError
+from capture.errors import KeyMissingError
 from capture.manifest import Stored
 from capture.writers.codecs import Codec
-from capture.writers.contract import Format
+from capture.writers.contract import Format, Positions
 
 
 class BlockWriter:
@@ -57,13 +60,18 @@ class BlockWriter:
         """
         return self._plain.read(self._opened(data, described))
 
-    def sequences(self, data: bytes, described: SealedBlock | Stored) -> list[int]:
-        """Return the sequence of each row; cheaper than `read`, and raises the same."""
-        return self._plain.sequences(self._opened(data, described))
+    def positions(self, file: IO[bytes], described: SealedBlock | Stored) -> Positions:
+        """Yield the sequence and the time of each message; cheaper than `read`, and raises the same.
+
+        A plain object is read from the file as its format likes; of another one the whole is in memory.
+        """
+        if self._encrypts or self._codec:
+            file = BytesIO(self._opened(file.read(), described))
+        yield from self._plain.positions(file)
 
     def _opened(self, data: bytes, described: SealedBlock | Stored) -> bytes:
         if self._encrypts:
             if self._keys is None:
-                raise CipherError("it is encrypted, and there are no keys: name key_file, or set CAPTURE_KEYS")
+                raise KeyMissingError("it is encrypted, and there are no keys: name key_file, or set CAPTURE_KEYS")
             data = self._keys.decrypt(data, described)
         return self._codec.decompress(data) if self._codec else data

@@ -2,20 +2,30 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Iterator
-from typing import ClassVar
+from collections.abc import Iterable
+from itertools import repeat
+from typing import IO, Any, ClassVar
 
 import msgspec
 import pyarrow as pa
 
 from capture.block import SealedBlock
-from capture.record import Records, header_texts, text_or_none
+from capture.record import Records, header_texts, origin_of, text_or_none
+from capture.writers.contract import Positions
 from capture.writers.envelope import to_table
 from capture.writers.headers import MESSAGE_ID
 
+AT_ONCE = 256  # messages whose columns are made together: a block's would take twice the memory
+NOTHING: Iterable[Any] = repeat(None)
 
-class Row(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A line: the envelope's names; what is no text is in the field that ends in `_base64`, its twin is null."""
+_encoder = msgspec.json.Encoder()
+
+
+class Row(msgspec.Struct, omit_defaults=True):
+    """A line: the envelope's names; what is no text is in the field that ends in `_base64`, its twin is null.
+
+    Made by position: by name it costs three times as much.
+    """
 
     stream: str
     sequence: int
@@ -29,6 +39,8 @@ class Row(msgspec.Struct, kw_only=True, omit_defaults=True):
     payload_base64: str | None
     error: str | None
     subject_raw_base64: str | None = None
+    origin_stream: str | None = None
+    origin_sequence: int | None = None
 
 
 class NdjsonWriter:
@@ -41,7 +53,9 @@ class NdjsonWriter:
 
     def write(self, block: SealedBlock) -> bytes:
         """Return the block as lines of JSON."""
-        return msgspec.json.Encoder().encode_lines(_rows(block))
+        records = block.records
+        parts = (records.select(range(start, start + AT_ONCE)) for start in range(0, len(records), AT_ONCE))
+        return b"".join(map(_lines, parts))
 
     def read(self, data: bytes) -> pa.Table:
         """Return the rows; msgspec's DecodeError if a line is none."""
@@ -59,45 +73,56 @@ class NdjsonWriter:
             )
         )
 
-    def sequences(self, data: bytes) -> list[int]:
-        """Return the sequence of each row."""
-        return [row.sequence for row in msgspec.json.Decoder(_Sequence).decode_lines(data)]
+    def positions(self, file: IO[bytes]) -> Positions:
+        """Yield the sequence and the time of each row."""
+        rows = msgspec.json.Decoder(_Position).decode_lines(file.read())
+        yield [row.sequence for row in rows], [row.time_ns for row in rows]
 
 
-class _Sequence(msgspec.Struct):
+class _Position(msgspec.Struct):
     sequence: int
+    time_ns: int
 
 
-def _rows(block: SealedBlock) -> Iterator[Row]:
-    """Yield the lines straight from the columns: a Python object a cell by way of Arrow costs four times as much."""
-    records = block.records
-    columns = (
-        records.sequences,
-        records.times_ns,
-        records.subjects,
-        records.header_blocks,
-        records.payloads,
-        records.deliveries,
+def _lines(records: Records[Any]) -> bytes:
+    """Return the lines, column by column: most columns are missing for all of the messages."""
+    subjects, raw_subjects = _texts(records.subjects)
+    if raw_subjects is not NOTHING:
+        subjects = [subject.decode("utf-8", "replace") for subject in records.subjects]
+    payloads, raw_payloads = _texts(records.payloads)
+    headers, header_blocks, message_ids, *origin = _header_columns(records.header_blocks)
+    errors = [_error(records.errors.get(index)) for index in range(len(records))] if records.errors else NOTHING
+    facts = repeat(records.stream), records.sequences, records.times_ns, subjects
+    content = payloads, raw_payloads, errors, raw_subjects
+    rows = map(Row, *facts, headers, header_blocks, message_ids, records.deliveries, *content, *origin)
+    return _encoder.encode_lines(list(rows))  # msgspec 0.22 never lets go of an iterator, nor it of our columns
+
+
+def _texts(column: list[bytes]) -> tuple[Iterable[str | None], Iterable[str | None]]:
+    """Return a column as text and, where it is none, in base64; null stands in the other one."""
+    try:
+        return [one.decode() for one in column], NOTHING
+    except UnicodeDecodeError:
+        texts = list(map(text_or_none, column))
+        return texts, [_base64(one) if text is None else None for one, text in zip(column, texts, strict=True)]
+
+
+def _header_columns(blocks: list[bytes]) -> tuple[Iterable[Any], ...]:
+    """Return the columns headers, header_block_base64, message_id, origin_stream and origin_sequence."""
+    if not any(blocks):
+        return (NOTHING,) * 5
+    headers = [header_texts(block) if block else None for block in blocks]
+    origins = [origin_of(block) or (None, None) for block in blocks]
+    return (
+        headers,
+        [_base64(block) if block else None for block in blocks],
+        [one[MESSAGE_ID][0] if one and MESSAGE_ID in one else None for one in headers],
+        *zip(*origins, strict=True),
     )
-    for index, cells in enumerate(zip(*columns, strict=True)):
-        sequence, time_ns, subject, header_block, payload, deliveries = cells
-        headers = header_texts(header_block) if header_block else None
-        text, name = text_or_none(payload), text_or_none(subject)
-        error = records.errors.get(index)
-        yield Row(
-            stream=block.stream,
-            sequence=sequence,
-            time_ns=time_ns,
-            subject=subject.decode("utf-8", "replace") if name is None else name,
-            subject_raw_base64=_base64(subject) if name is None else None,
-            headers=headers,
-            header_block_base64=_base64(header_block) if header_block else None,
-            message_id=headers[MESSAGE_ID][0] if headers and MESSAGE_ID in headers else None,
-            deliveries=deliveries,
-            payload=text,
-            payload_base64=_base64(payload) if text is None else None,
-            error=None if error is None else error.encode("utf-8", "replace").decode(),
-        )
+
+
+def _error(reason: str | None) -> str | None:
+    return None if reason is None else reason.encode("utf-8", "replace").decode()
 
 
 def _bytes(text: str | None, encoded: str | None) -> bytes:

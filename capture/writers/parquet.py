@@ -4,7 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from threading import Lock
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 
 import msgspec
 import pyarrow as pa
@@ -14,6 +14,7 @@ from capture.block import SealedBlock
 from capture.decoders.contract import Decoding
 from capture.errors import ConfigError, FormatError
 from capture.record import Records
+from capture.writers.contract import Positions
 from capture.writers.envelope import VERSION, to_table, with_envelope
 from capture.writers.shape import schema_of
 from capture.writers.typed import Typed, typed_columns
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 COMPRESSIONS = ("none", "gzip", "snappy", "zstd")
 COMPRESSION_LEVEL = 1  # of zstd and gzip: the compaction writes the lasting file
 MOST_TOLD = 1000  # things of which the log tells: the names of fields are the publishers' choice
+POSITIONS = 65_536  # rows whose sequences and times are read at a time
 REPETITIVE = ["stream", "subject", "error"]  # a dictionary pays here; elsewhere it is built and thrown away
 SEARCHED = ["stream", "sequence", "time_ns", "subject", "message_id"]  # columns with minimum and maximum
 COUNTING = {"sequence": "DELTA_BINARY_PACKED", "time_ns": "DELTA_BINARY_PACKED"}  # next to nothing where they rise
@@ -81,10 +83,10 @@ class ParquetWriter:
             raise FormatError(f"it has format {version}; this version reads up to {VERSION}")
         return with_envelope(file.read())
 
-    def sequences(self, data: bytes) -> list[int]:
-        """Return the sequence of each row."""
-        found: list[int] = pq.read_table(pa.BufferReader(data), columns=["sequence"])["sequence"].to_pylist()
-        return found
+    def positions(self, file: IO[bytes]) -> Positions:
+        """Yield the sequence and the time of each row, some at a time: a table's file may be larger than memory."""
+        for batch in pq.ParquetFile(file).iter_batches(POSITIONS, columns=["sequence", "time_ns"]):
+            yield batch["sequence"].to_pylist(), batch["time_ns"].to_pylist()
 
     def _typed(self, block: SealedBlock) -> pa.Table:
         if self._schema is None or self._decoding is None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 
 import msgspec
 import pyarrow as pa
@@ -10,6 +10,7 @@ import pyarrow as pa
 from capture.block import SealedBlock
 from capture.errors import FormatError
 from capture.record import Records
+from capture.writers.contract import Positions
 from capture.writers.envelope import to_table
 
 MAGIC = b"CAPRAW1\n"
@@ -54,9 +55,10 @@ class RawWriter:
         """Return the rows. FormatError if the data is damaged or cut off."""
         return to_table(_records(data))
 
-    def sequences(self, data: bytes) -> list[int]:
-        """Return the sequence of each row. FormatError."""
-        return _records(data).sequences
+    def positions(self, file: IO[bytes]) -> Positions:
+        """Yield the sequence and the time of each message. FormatError."""
+        records = _records(file.read())
+        yield records.sequences, records.times_ns
 
 
 def _records(data: bytes) -> Records[Any]:

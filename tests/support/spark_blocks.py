@@ -29,6 +29,8 @@ def row(sequence, *, stream="FLIGHTS", payload=None, headers=None, **more):
         "payload": b"message %d" % sequence if payload is None else payload,
         "error": None,
         "subject_raw": None,
+        "origin_stream": None,
+        "origin_sequence": None,
         **more,
     }
 

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from natty.errors import BadSubjectError
-from natty.message import Batch, Message, ack_tokens, check_subject, encode_headers, parse_headers, status_of
+from natty.message import Acks, Batch, Message, ack_tokens, check_subject, encode_headers, parse_headers, status_of
 
 OLD = b"$JS.ACK.ORDERS.billing.3.41.17.1795000000123456789.5"
 NEW = b"$JS.ACK.hub.ACCHASH.ORDERS.billing.3.41.17.1795000000123456789.5"
@@ -40,6 +40,14 @@ def test_a_batch_has_the_same_facts_as_columns(reply):
     assert repr(batch) == "Batch(2 messages, sequences 41–41)"
     assert repr(Batch([])) == "Batch(empty)"
     assert [one.data for one in batch] == [b"1", b"2"]
+
+
+def test_a_batch_of_ack_subjects_of_several_ages_has_columns_too():
+    replies = [OLD, NEW, NEWEST, OLD.replace(b".41.17.", b".42.18.")]
+    batch = Batch([(b"a", reply, b"", b"") for reply in replies])
+    assert (batch.sequences, Acks(replies).column(6)) == ([41, 41, 41, 42], [b"17", b"17", b"17", b"18"])
+    assert (batch.streams, batch.deliveries) == ([b"ORDERS"] * 4, [3] * 4)
+    assert Batch([]).sequences == []
 
 
 def test_every_value_of_a_repeated_header_is_kept_in_order():
