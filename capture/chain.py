@@ -15,6 +15,7 @@ from typing import ClassVar, Protocol, TypeVar
 import msgspec
 
 from capture.errors import ManifestError, NotStored
+from capture.signing import Signer, split, vouch
 from capture.stores.contract import Listing, Store
 
 KEPT = 20
@@ -65,10 +66,11 @@ class Head(msgspec.Struct, frozen=True):
 class HeadPointer(Protocol):
     """Where the authority lies: a fenced entry outside the store, in NATS in production. One instance is one term's.
 
-    `token` is the term's fencing token.
+    `token` is the term's fencing token; its `signer`, if there is one, signs what the term commits.
     """
 
     token: int
+    signer: Signer | None
 
     def check(self) -> None:
         """Fenced if this term is over, as far as its holder can tell: asked before what can't be taken back."""
@@ -97,11 +99,11 @@ class _Format(msgspec.Struct):
 
 
 def decode(data: bytes, path: str, kind: type[Kind]) -> Kind:
-    """Return the document. ManifestError if it is damaged or of a newer format; `path` is for the error."""
+    """Return the document. ManifestError if it is damaged, of a newer format, or another one than lies at `path`."""
     try:
         found = msgspec.json.decode(data, type=_Format).format
         if found <= kind.FORMAT:
-            return msgspec.json.decode(data, type=kind)
+            return _in_its_place(msgspec.json.decode(data, type=kind), path)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ManifestError(f"{path} is damaged: {error}") from error
     raise ManifestError(
@@ -109,10 +111,22 @@ def decode(data: bytes, path: str, kind: type[Kind]) -> Kind:
     )
 
 
+def _in_its_place(document: Kind, path: str) -> Kind:
+    parts = document_parts(type(document), path)
+    if parts is not None and parts[:2] != (document.number, document.token):
+        raise ManifestError(
+            f"{path} holds document {document.number} of term {document.token}: it was put in another one's place"
+        )
+    return document
+
+
 async def read(store: Store, head: Head | None, kind: type[Kind]) -> Kind:
     """Return the document that the head names, or an empty one. ManifestError if it is missing or was changed."""
-    if head is None:
-        return kind()
+    return kind() if head is None else decode(await fetch(store, head), head.path, kind)
+
+
+async def fetch(store: Store, head: Head) -> bytes:
+    """Return the bytes of the document that the head names. ManifestError if it is missing or was changed."""
     try:
         data = await store.get(head.path)
     except NotStored as error:
@@ -122,7 +136,7 @@ async def read(store: Store, head: Head | None, kind: type[Kind]) -> Kind:
     found = hashlib.sha256(data).hexdigest()
     if found != head.sha256:
         raise ManifestError(f"{head.path} was changed: its SHA-256 is {found[:16]}…, the head says {head.sha256[:16]}…")
-    return decode(data, head.path, kind)
+    return data
 
 
 async def latest_offline(store: Store, kind: type[Document]) -> Head | None:
@@ -147,6 +161,8 @@ async def current(
 ) -> tuple[Head, Kind]:
     """Return the committed head and its document: what every change starts from. Fenced if the term is over.
 
+    SignatureError if the archive is signed and the term can't sign, or a document is not signed by one of its keys.
+
     A term's first call commits the document anew under its own token, or what `first` returns where there is none. If
     the store holds a later one than the head names (the last term's, which died before its commit; or a head that lost
     its last writes), that one is taken: a head that went back must never make stored objects look like leftovers. What
@@ -155,18 +171,33 @@ async def current(
     head, newest = await pointer.read(), await _newest(store, kind)
     ahead = newest is not None and newest[0][0] > (head.number if head else 0)
     if head is not None and head.token == pointer.token and not ahead:
-        return head, await read(store, head, kind)
+        return head, await _vouched(store, pointer, head, kind, unsigned_too=True)
+    known = head
     if ahead:
         head = await latest_offline(store, kind)
-        log.warning(
-            "%s is ahead of the head: it is committed now", head and head.path, extra={"action": "recover_head"}
-        )
-    document = await (first() if head is None and first is not None else read(store, head, kind))
+        log.info("%s is ahead of the head: it is committed now", head and head.path, extra={"action": "recover_head"})
+    if head is None:
+        document = kind() if first is None else await first()
+    else:
+        unsigned_too = not ahead or await _is_unsigned(store, pointer, known)
+        document = await _vouched(store, pointer, head, kind, unsigned_too=unsigned_too)
     if ahead:
         retired = [Retired(one.path, now) for one in document.retired]
         document = msgspec.structs.replace(document, retired=retired)
     head = await commit(store, pointer, head, document)
     return head, await read(store, head, kind)
+
+
+async def _is_unsigned(store: Store, pointer: HeadPointer, known: Head | None) -> bool:
+    """Tell whether signing has not begun: neither for this term, nor in the document that the head names."""
+    return pointer.signer is None or (known is not None and split(await fetch(store, known))[1] is None)
+
+
+async def _vouched(store: Store, pointer: HeadPointer, head: Head, kind: type[Kind], *, unsigned_too: bool) -> Kind:
+    """Return the document that the head names, if this term may go on from it: see `vouch`."""
+    data = await fetch(store, head)
+    vouch(pointer.signer, head.path, data, unsigned_too=unsigned_too)
+    return decode(data, head.path, kind)
 
 
 async def commit(store: Store, pointer: HeadPointer, previous: Head | None, document: Document) -> Head:
@@ -184,6 +215,8 @@ async def commit(store: Store, pointer: HeadPointer, previous: Head | None, docu
     )
     data = msgspec.json.encode(sealed)
     path = document_path(type(document), sealed.number, sealed.token)
+    if pointer.signer is not None:
+        data = pointer.signer.sign(path, data)
     await store.put(path, data)
     head = Head(sealed.number, sealed.token, path, hashlib.sha256(data).hexdigest())
     await pointer.commit(head)

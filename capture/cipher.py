@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import os
 import struct
-from base64 import b64decode
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap, aes_key_wrap
 
-from capture.errors import CipherError, ConfigError
+from capture.errors import CipherError, KeyMissingError
+from capture.keyfile import KEY_BYTES, check_keys, load_keys, parse_keys
 
 MAGIC = b"CAPENC1\n"
 ENDING = "enc"
-KEY_BYTES = 32
 NONCE_BYTES = 12
 VARIABLE = "CAPTURE_KEYS"
 LENGTH = struct.Struct(">I")
@@ -60,11 +58,7 @@ class Keys:
     """Envelope keys by their names. The first encrypts; each decrypts, so a new one is put before the others."""
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
-        if not keys:
-            raise ConfigError("there is no key: give lines of NAME:BASE64")
-        for name, key in keys.items():
-            if len(key) != KEY_BYTES:
-                raise ConfigError(f"the key {name!r} has {len(key)} bytes, not {KEY_BYTES}: openssl rand -base64 32")
+        check_keys(keys)
         self._keys = dict(keys)
 
     def __repr__(self) -> str:
@@ -79,33 +73,13 @@ class Keys:
 
         ConfigError names `where` the text is from, and never quotes it.
         """
-        keys: dict[str, bytes] = {}
-        words = (word for line in text.splitlines() for word in line.partition("#")[0].split())
-        for number, word in enumerate(words, 1):
-            name, colon, encoded = word.partition(":")
-            if not (name and colon) or name in keys:
-                raise ConfigError(f"{where}: key {number} must be NAME:BASE64, each name once")
-            try:
-                keys[name] = b64decode(encoded, validate=True)
-            except ValueError:
-                raise ConfigError(f"{where}: the key {name!r} is no base64") from None
-        try:
-            return cls(keys)
-        except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from None
+        return cls(parse_keys(text, where))
 
     @classmethod
     def load(cls, key_file: str = "", environment: Mapping[str, str] = os.environ) -> Keys | None:
         """Return the keys of the file, else of the variable CAPTURE_KEYS; None if neither is given. ConfigError."""
-        if not key_file:
-            text = environment.get(VARIABLE)
-            return cls.parse(text, VARIABLE) if text else None
-        try:
-            text = Path(key_file).read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is no text"
-            raise ConfigError(f"the key file {key_file} can't be read: {why}") from error
-        return cls.parse(text, key_file)
+        keys = load_keys(key_file, VARIABLE, environment)
+        return None if keys is None else cls(keys)
 
     def encrypt(self, data: bytes, described: object) -> bytes:
         """Return the encrypted object that holds `data`. Every call gives other bytes."""
@@ -119,11 +93,12 @@ class Keys:
         """Return what was encrypted. CipherError: no such key, a wrong one, a changed object, or another one's."""
         header, begins = read_header(data)
         if header.key_id not in self._keys:
-            raise CipherError(f"it is encrypted with the key {header.key_id!r}; the given ones are {self!r}")
+            raise KeyMissingError(f"it is encrypted with the key {header.key_id!r}; the given ones are {self!r}")
         try:
             key = aes_key_unwrap(self._keys[header.key_id], header.wrapped_key)
         except (InvalidUnwrap, ValueError) as error:
-            raise CipherError(f"the given key {header.key_id!r} is not the one that it was encrypted with") from error
+            text = f"the given key {header.key_id!r} is not the one that it was encrypted with"
+            raise KeyMissingError(text) from error
         try:
             plain = AESGCM(key).decrypt(header.nonce, memoryview(data)[begins:], data[:begins])
         except (InvalidTag, ValueError) as error:

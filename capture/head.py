@@ -6,8 +6,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from capture.chain import Head, HeadReader
+from capture.chain import Document, Head, HeadReader
 from capture.errors import ConfigError, Fenced, ManifestError
+from capture.manifest import Manifest
+from capture.recording import Recording
+from capture.signing import Signer
+from capture.table import Table
 from natty import LeadershipLost, Natty, Term
 from natty.errors import BucketNotFoundError
 from natty.leader import ElectionOptions
@@ -42,16 +46,27 @@ class Office:
 
 
 SWEEP = Office("", "manifest")
+RECORDING = Office("", "recording")  # the sweep's leader commits this one, too
 COMPACTION = Office(".compaction", "table")
+
+
+def head_readers(natty: Natty, archive: str) -> dict[type[Document], HeadReader]:
+    """Return what reads the head of each of an archive's chains: for `capture.audit`."""
+    return {
+        Manifest: SWEEP.reader(natty, archive),
+        Table: COMPACTION.reader(natty, archive),
+        Recording: RECORDING.reader(natty, archive),
+    }
 
 
 class TermHead:
     """An office's head as its leader sees it: every commit carries the term's fencing token."""
 
-    def __init__(self, term: Term, office: Office) -> None:
+    def __init__(self, term: Term, office: Office, signer: Signer | None = None) -> None:
         self._term = term
         self._office = office
         self.token = term.token
+        self.signer = signer
 
     def __repr__(self) -> str:
         return f"TermHead({self._term!r}, {self._office.commit})"

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+from capture.audit import CHAINS
+from capture.chain import Head, latest_offline
+from capture.cli import settings
+from capture.cli.archive import Offline
+from capture.config import NEEDED
+from capture.errors import CaptureError
+from capture.head import head_readers
+from capture.stores import open_store
+from natty import Natty
+from natty.cli import connect
+from natty.cli.run import run_async
+
+
+@connect.options
+def head(
+    *,
+    nats: dict[str, Any],
+    config: settings.Config = None,
+    stream: settings.Stream = None,
+    store: settings.Store = None,
+    offline: Offline = False,
+) -> None:
+    """Print the archive's heads, a line of JSON each, to be kept elsewhere: capture verify --noted compares them."""
+    wanted = settings.archive(config, {"stream": stream, "store": store}, nats, needs=("store",) if offline else NEEDED)
+
+    async def read() -> list[Head | None]:
+        if offline:
+            return [await latest_offline(open_store(wanted.store), kind) for kind in CHAINS]
+        async with Natty(**wanted.nats) as natty:
+            readers = head_readers(natty, wanted.name)
+            return [await readers[kind]() for kind in CHAINS]
+
+    found = [one for one in run_async(read()) if one is not None]
+    if not found:
+        raise CaptureError("the archive has no head yet: the first sweep makes one")
+    for one in found:
+        print(json.dumps(msgspec.to_builtins(one)))

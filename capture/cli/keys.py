@@ -1,0 +1,35 @@
+"""`capture keys`: new keys, to encrypt or to sign with, and the public ones that others verify with."""
+
+from __future__ import annotations
+
+import os
+from base64 import b64encode
+from typing import Annotated
+
+import typer
+
+from capture.cli import settings
+from capture.errors import ConfigError
+from capture.keyfile import KEY_BYTES
+from capture.signing import SIGNING_VARIABLE, SigningKeys
+
+app = typer.Typer(help="Keys to encrypt and to sign with.", no_args_is_help=True)
+
+
+@app.command()
+def new(name: Annotated[str, typer.Argument(help="The key's name: no colon, no space.")]) -> None:
+    """Print a new secret key as NAME:BASE64, a line of a key file. It is kept nowhere else."""
+    if not name or any(sign.isspace() or sign in ":#" for sign in name):
+        raise ConfigError(f"{name!r} can't name a key: no colon, no '#', no space")
+    print(f"{name}:{b64encode(os.urandom(KEY_BYTES)).decode()}")
+
+
+@app.command()
+def public(config: settings.Config = None) -> None:
+    """Print the public keys of those that manifests are signed with, as NAME:BASE64: a file for capture verify."""
+    wanted = settings.archive(config, {}, {}, needs=())
+    keys = SigningKeys.load(wanted.signing_key_file)
+    if keys is None:
+        raise ConfigError(f"there is no key to sign with: name a signing_key_file, or set {SIGNING_VARIABLE}")
+    for name, key in keys.public.lines().items():
+        print(f"{name}:{key}")

@@ -1,0 +1,203 @@
+import msgspec
+import pytest
+from archived import ARCHIVE, CONFIG, CREATED, STREAM, Archived
+from hypothesis import given
+from hypothesis import strategies as st
+
+from capture import chain
+from capture.audit import audit
+from capture.chain import KEPT, document_path
+from capture.recording import (
+    DELETED_A_SECOND,
+    HOUR,
+    Position,
+    Recording,
+    Seen,
+    StreamRecord,
+    history_path,
+    is_unaware,
+    updated,
+)
+from capture.sequences import Sequences
+from natty.stream.listing import Listing
+
+STATE = {"messages": 3, "first_seq": 1, "last_seq": 5, "num_deleted": 2, "of_a_newer_server": [1]}
+EMPTY = StreamRecord(created=CREATED)
+
+
+def consumer(name, floor, *, durable=True, **more):
+    config = {"name": name, "ack_policy": "explicit", "new": {"kept": True}} | (
+        {"durable_name": name} if durable else {}
+    )
+    position = {"consumer_seq": floor, "stream_seq": floor + 10, "last_active": "2026-11-21T03:00:00Z"}
+    return {
+        "name": name,
+        "created": CREATED,
+        "config": config,
+        "delivered": position | {"consumer_seq": floor + 1},
+        "ack_floor": position,
+        "num_pending": 7,
+        **more,
+    }
+
+
+def seen(config=None, state=None, deleted=None, consumers=(), missing=()):
+    return Seen(
+        config=config or CONFIG,
+        state=state or STATE,
+        deleted=None if deleted is None else Sequences.from_iterable(deleted),
+        consumers=Listing(list(consumers), list(missing)),
+    )
+
+
+def test_each_configuration_is_kept_word_for_word_with_the_time_and_the_sequences_of_its_change():
+    first = updated(EMPTY, seen(), 100.0)
+    again = updated(first, seen(state=STATE | {"last_seq": 8}), 110.0)
+    changed = CONFIG | {"max_age": 5}
+    last = updated(again, seen(config=changed, state=STATE | {"first_seq": 4, "last_seq": 9}), 120.0)
+    assert [(one.since, one.first_seq, one.last_seq, one.config) for one in last.configurations] == [
+        (100.0, 1, 5, CONFIG),
+        (120.0, 4, 9, changed),
+    ]
+    assert last.state == STATE | {"first_seq": 4, "last_seq": 9}
+    assert updated(last, seen(config=CONFIG), 130.0).configurations[-1].since == 130.0  # changed back
+
+
+def test_what_has_not_changed_makes_no_new_record():
+    one = updated(EMPTY, seen(deleted=[2, 3], consumers=[consumer("a", 1)]), 100.0)
+    assert updated(one, seen(deleted=[2, 3], consumers=[consumer("a", 1, num_waiting=3)]), 200.0) == one
+    assert updated(one, seen(consumers=[consumer("a", 1)]), 200.0) == one
+
+
+def test_what_was_deleted_once_stays_so():
+    one = updated(EMPTY, seen(deleted=[2, 3]), 100.0)
+    two = updated(one, seen(state=STATE | {"first_seq": 4}, deleted=[7]), 110.0)
+    assert list(Sequences.from_text(two.deleted)) == [2, 3, 7]
+    assert two.deleted_seen == 110.0
+    assert Recording(streams={"S": two}).deleted("S") == Sequences.from_iterable([2, 3, 7])
+    assert not Recording().deleted("S")
+
+
+def test_consumers_are_recorded_with_their_positions_and_ephemeral_ones_are_marked():
+    record = updated(EMPTY, seen(consumers=[consumer("d", 5), consumer("e", 1, durable=False)]), 100.0)
+    assert record.consumers["d"].config == consumer("d", 5)["config"]
+    assert record.consumers["d"].delivered == Position(6, 15)
+    assert record.consumers["d"].ack_floor == Position(5, 15)
+    assert [record.consumers[name].ephemeral for name in ("d", "e")] == [False, True]
+
+
+def test_a_consumer_that_is_gone_is_forgotten_and_one_that_nobody_answers_for_is_not():
+    record = updated(EMPTY, seen(consumers=[consumer("a", 1), consumer("b", 2)]), 100.0)
+    record = updated(record, seen(missing=["b", "unknown"]), 110.0)
+    assert list(record.consumers) == ["b"]
+    assert record.consumers["b"].ack_floor == Position(2, 12)
+
+
+def test_a_recording_survives_its_encoding():
+    record = updated(EMPTY, seen(deleted=[2], consumers=[consumer("a", 1)]), 100.0)
+    recording = Recording(archive="orders", readme=1, streams={"S": record})
+    assert msgspec.json.decode(msgspec.json.encode(recording), type=Recording) == recording
+
+
+@pytest.mark.parametrize(
+    ("known", "state", "unaware"),
+    [
+        ([], {"first_seq": 1, "last_seq": 9}, False),
+        ([], {"first_seq": 1, "last_seq": 9, "num_deleted": 1}, True),
+        ([2, 3], {"first_seq": 1, "last_seq": 9, "num_deleted": 2}, False),
+        ([2, 3], {"first_seq": 3, "last_seq": 9, "num_deleted": 2}, True),  # as many, but not the same
+        ([2, 3], {"first_seq": 4, "last_seq": 9}, False),  # the first sequence went past them
+        ([2, 3], {"first_seq": 10, "last_seq": 9}, False),  # all is deleted
+        ([], {"first_seq": 0, "last_seq": 0, "num_deleted": 1}, False),  # a stream that never held a message
+    ],
+)
+def test_the_server_is_asked_for_its_list_only_where_it_counts_others_than_are_known(known, state, unaware):
+    record = msgspec.structs.replace(EMPTY, deleted=Sequences.from_iterable(known).to_text())
+    assert is_unaware(record, state, 1e9) is unaware
+
+
+@given(st.sets(st.integers(2, 40)), st.sets(st.integers(2, 40)), st.integers(1, 41), st.integers(1, 41))
+def test_a_server_that_is_not_asked_has_deleted_nothing_else(before, more, first, next_first):
+    """Model: messages 1 to 50 but for the deleted; then the first sequence moves, and more are deleted."""
+
+    def state(first, deleted):
+        first = next(one for one in range(first, 51) if one not in deleted)
+        inside = {one for one in deleted if one > first}
+        return {"first_seq": first, "last_seq": 50, "num_deleted": len(inside)}, inside
+
+    told, known = state(first, before)
+    record = updated(EMPTY, seen(state=told, deleted=known), 1e9)
+    told, inside = state(max(first, next_first), before | more)
+    if not is_unaware(record, told, 2e9):
+        assert inside <= set(Sequences.from_text(record.deleted))
+
+
+def test_a_long_list_is_asked_for_the_more_rarely():
+    record = msgspec.structs.replace(EMPTY, deleted_seen=1000.0)
+    state = {"first_seq": 1, "last_seq": 10**8, "num_deleted": 100 * DELETED_A_SECOND}
+    assert not is_unaware(record, state, 1099.0)
+    assert is_unaware(record, state, 1100.0)
+
+
+def test_the_place_in_the_history_says_when_it_was():
+    recording = Recording(number=12, token=3, created=1_795_230_000.0)
+    assert history_path(recording) == "_history/2026-11-21/03-0000000012-3.json"
+
+
+async def test_the_last_recording_of_each_hour_stays_as_it_was_and_leads_to_the_one_before():
+    archived = Archived()
+    for minutes in (0, 20, 59.9, 60, 70, 300, 301):
+        archived.now = 1_795_230_000.0 + 60 * minutes
+        await archived.record(state=STATE | {"last_seq": minutes})
+    store, head = archived.store, archived.heads[Recording].head
+    newest = await chain.read(store, head, Recording)
+    told = []
+    earlier = newest.earlier
+    while earlier is not None:
+        recording = msgspec.json.decode(await store.get(earlier.path), type=Recording)
+        assert await store.get(earlier.path) == await store.get(document_path(Recording, recording.number, 1))
+        assert history_path(recording) == earlier.path
+        told.append(recording.streams[STREAM].state["last_seq"])
+        earlier = recording.earlier
+    assert told == [70, 59.9]
+    assert len(await archived.paths("_history/")) == 2
+
+
+async def test_old_recordings_are_removed_and_the_history_is_not():
+    archived = Archived()
+    count = KEPT + 10
+    for number in range(count):
+        archived.now += HOUR
+        await archived.record(state=STATE | {"last_seq": number})
+    assert len(await archived.paths("_recorded/")) == KEPT + 1  # the newest one is not deleted for itself
+    assert len(await archived.paths("_history/")) == count - 1
+
+
+@pytest.mark.parametrize("token", [1, 2])
+@pytest.mark.parametrize("written", [True, False], ids=["before its commit", "before the document"])
+async def test_a_leader_that_dies_after_it_wrote_the_history_leaves_nothing_that_others_mind(
+    monkeypatch, token, written
+):
+    archived = Archived()
+    await archived.record()
+    archived.now += HOUR
+    put = archived.store.put
+
+    async def dying(path, data, **options):
+        if not path.startswith("_recorded/"):
+            return await put(path, data, **options)
+        if written:
+            await put(path, data, **options)
+        raise TimeoutError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(archived.store, "put", dying)
+        with pytest.raises(TimeoutError):
+            await archived.record(state=STATE | {"last_seq": 7})
+    assert len(await archived.paths("_history/")) == 1
+    archived.token = token
+    await archived.record(state=STATE | {"last_seq": 8})
+    assert (await audit(archived.store, archived.readers, archive=ARCHIVE, deep=True)).ok
+    newest = await chain.read(archived.store, archived.heads[Recording].head, Recording)
+    assert newest.streams[STREAM].state["last_seq"] == 8
+    assert newest.earlier is not None
