@@ -2,83 +2,193 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
-from capture.chain import latest_offline
+import msgspec
+
+from capture.asked import never_asked, read_records
+from capture.audit import HeadReaders, audit
+from capture.chain import Head, latest_offline, read
 from capture.config import CaptureConfig
-from capture.errors import CaptureError
-from capture.head import COMPACTION, SWEEP
-from capture.manifest import Manifest
+from capture.errors import CaptureError, ManifestError, NotStored
+from capture.head import COMPACTION, SWEEP, head_readers
+from capture.identity import Identity, read_claim, stream_path
+from capture.manifest import Manifest, Stored
 from capture.picture import Picture, read_picture
+from capture.recording import Recording
 from capture.sequences import Sequences
 from capture.source import stream_info
 from capture.stores import Store
 from capture.sweep import read_entries
 from capture.table import Table
-from capture.verify import StreamView, Verdict, read_archive
-from natty import ConsumerNotFoundError, Natty
+from capture.verdict import Holdings, StreamView, Verdict, compare
+from capture.verify import Progress, read_archive
+from natty import ConsumerNotFoundError, Natty, StreamNotFoundError
 from natty.stream import stream_state
 
+JSON_VERSION = 1
+"""Of `Check.as_dict`. It grows when a field gets another meaning or goes, not when one is added."""
+WELL, UNCHECKED, WRONG = 0, 1, 3
+"""Exit statuses: all is well; something could not be checked; something is missing or damaged."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Check:
-    """A verdict on the sequences that were acknowledged; the ones after them are on their way."""
+    """A verdict on the sequences that were acknowledged; the ones after them are on their way.
+
+    `uncompared` says why the stream could not be compared although it was to be; `gone`, that there is no such stream
+    any more; `recorded` is when what it was compared with was recorded instead (Unix seconds). `notes` are what else an
+    operator should know.
+    """
 
     verdict: Verdict
+    held: Holdings
+    stream: str
+    store: str
+    deep: bool = True
     unacknowledged: int = 0
+    gone: bool = False
+    recorded: float = 0.0
+    uncompared: str = ""
+    notes: tuple[str, ...] = ()
+    checked_at: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def status(self) -> int:
+        """WRONG if something is missing or damaged, else UNCHECKED if something could not be checked, else WELL."""
+        if not self.verdict.ok:
+            return WRONG
+        return UNCHECKED if self.uncompared or self.verdict.unchecked else WELL
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is missing, nothing is there twice, and every object is sound."""
-        return self.verdict.ok
+        """Whether all was checked, nothing is missing, nothing is there twice, and every object is sound."""
+        return self.status == WELL
 
     def sentence(self) -> str:
         """Return the verdict for people."""
-        behind = f"; {self.unacknowledged:,} newer ones are not acknowledged yet" if self.unacknowledged else ""
-        return self.verdict.sentence() + behind
+        said = [self.verdict.sentence()]
+        if self.unacknowledged:
+            said.append(f"{self.unacknowledged:,} newer ones are not acknowledged yet")
+        if self.gone:
+            said.append(f"the stream {self.stream} is gone")
+        if self.recorded:
+            when = datetime.fromtimestamp(self.recorded, UTC)
+            said.append(f"compared with what was recorded of it at {when:%Y-%m-%d %H:%M:%S} UTC")
+        if not self.deep:
+            said.append("checksums were not checked")
+        if self.uncompared:
+            said.append(f"the stream could not be compared: {self.uncompared}")
+        return "; ".join([*said, *self.notes])
 
     def as_dict(self) -> dict[str, object]:
-        """Return the verdict for programs."""
-        return self.verdict.as_dict() | {"unacknowledged": self.unacknowledged}
+        """Return the verdict for programs: docs/verify.md describes every field."""
+        return {
+            "version": JSON_VERSION,
+            "status": self.status,
+            "stream": self.stream,
+            "store": self.store,
+            "checked_at": self.checked_at,
+            "seconds": round(self.seconds, 3),
+            "objects": self.held.objects,
+            "bytes": self.held.bytes,
+            "checksums": self.deep,
+            **self.verdict.as_dict(),
+            "ok": self.ok,
+            "unacknowledged": self.unacknowledged,
+            "stream_gone": self.gone,
+            "recorded_at": self.recorded or None,
+            "uncompared": self.uncompared,
+            "notes": list(self.notes),
+        }
 
 
-async def check(natty: Natty | None, config: CaptureConfig, store: Store, *, deep: bool = False) -> Check:
-    """Compare archive and stream by exact sets. Without `natty` only the archive itself is looked at.
+async def check(
+    natty: Natty | None,
+    config: CaptureConfig,
+    store: Store,
+    *,
+    deep: bool = True,
+    noted: Iterable[Head] = (),
+    on_progress: Progress | None = None,
+) -> Check:
+    """Compare archive and stream by exact sets. Without `natty` the archive is compared with what it has recorded.
 
-    The stream is read first, then the entries, then manifest and table: what was acknowledged is then in one of them.
+    `deep` reads every object and every document again. Documents must be signed, if the configuration names public
+    keys; `noted` heads were written down elsewhere: see `capture.audit`. What capture has acknowledged is asked for
+    first, then the archive is read, then the stream: so what was acknowledged is in the archive by then, and what left
+    the stream meanwhile is not taken for missing.
+    StreamNotFoundError if neither server nor archive knows the stream; CaptureError if it was made again.
     """
-    stream, unacknowledged = await _stream(natty, config) if natty else (None, 0)
-    entries, unreadable = await read_entries(store)
-    picture = await archive_picture(natty, config, store)
-    view = await read_archive(store, picture, deep=deep, pending_entries=entries, keys=config.keys())
-    if not config.stream and len(view.streams) > 1:
-        raise CaptureError(f"the archive holds several streams, {', '.join(view.streams)}: name one with --stream")
-    holdings = view.of(config.stream or next(iter(view.streams), ""))
-    verdict = holdings.compare(stream)
-    return Check(_with(verdict, unreadable), unacknowledged)
+    began = time.time()
+    before = await _acknowledged(natty, config, store) if natty else None
+    live = natty if before else None
+    heads = head_readers(live, config.name) if live else None
+    audited = await audit(store, heads, archive=config.name, keys=config.public_keys(), noted=noted, deep=deep)
+    recording = await _recording(store, heads)
+    held = await _holdings(live, config, store, deep, on_progress)
+    held = replace(held, problems=tuple(dict.fromkeys((*held.problems, *audited.problems))))
+    if live and before:
+        verdict = await _compared(live, config, store, held, before, recording)
+    else:
+        verdict = compare(held, await _recorded_view(config, store, recording))
+    return Check(
+        verdict=verdict,
+        held=held,
+        stream=config.stream,
+        store=store.url,
+        deep=deep,
+        unacknowledged=before.waiting if before else 0,
+        gone=natty is not None and before is None,
+        recorded=recording.created if before is None and verdict.asked else 0.0,
+        notes=audited.notes,
+        checked_at=began,
+        seconds=time.time() - began,
+    )
 
 
-def _with(verdict: Verdict, unreadable: list[str]) -> Verdict:
-    fields: dict[str, Any] = vars(verdict) | {"problems": (*verdict.problems, *unreadable)}
-    return Verdict(**fields)
+# --- the archive -----------------------------------------------------------------------------------------------------
 
 
-async def _stream(natty: Natty, config: CaptureConfig) -> tuple[StreamView, int]:
-    """Return the stream up to what its durable consumer has acknowledged, and how many messages come after that."""
-    await stream_info(natty, config.stream)
-    state = await stream_state(natty.jetstream, config.stream, deleted=True)
+async def _holdings(
+    natty: Natty | None, config: CaptureConfig, store: Store, deep: bool, on_progress: Progress | None
+) -> Holdings:
+    """Return what the archive holds of the stream; the entries are read first, then manifest and table."""
+
+    async def look() -> tuple[list[Stored], Picture]:
+        entries, unreadable[:] = await read_entries(store)
+        picture = await archive_picture(natty, config, store)
+        return [one for one in entries if one.stream == config.stream], _of_stream(picture, config.stream)
+
+    unreadable: list[str] = []
     try:
-        consumer = await natty.jetstream.request(f"CONSUMER.INFO.{config.stream}.{config.durable}")
-        floor = int(consumer["ack_floor"]["stream_seq"])
-        waiting = int(consumer["num_pending"]) + int(consumer["num_ack_pending"])
-    except ConsumerNotFoundError:
-        floor, waiting = state["last_seq"], 0
-    last = min(state["last_seq"], floor) if waiting else state["last_seq"]
-    deleted = Sequences.from_iterable(state.get("deleted") or [])
-    first = max(1, state["first_seq"])  # a stream that never held a message says 0, and that 0 is deleted
-    return StreamView(first=first, last=last, deleted=deleted), waiting
+        entries, picture = await look()
+        view = await read_archive(
+            store,
+            picture,
+            deep=deep,
+            pending_entries=entries,
+            keys=config.keys(),
+            again=look,
+            on_progress=on_progress,
+        )
+    except ManifestError as error:
+        return Holdings(problems=(str(error), *unreadable))
+    held = view.of(config.stream)
+    return replace(held, problems=(*held.problems, *unreadable))
+
+
+def _of_stream(picture: Picture, stream: str) -> Picture:
+    """Return the part of a picture that is of one stream."""
+    blocks = [one for one in picture.manifest.blocks if one.stream == stream]
+    files = [one for one in picture.table.files if one.stream == stream]
+    manifest = msgspec.structs.replace(picture.manifest, blocks=blocks)
+    return Picture(manifest, msgspec.structs.replace(picture.table, files=files))
 
 
 async def archive_picture(natty: Natty | None, config: CaptureConfig, store: Store) -> Picture:
@@ -88,3 +198,122 @@ async def archive_picture(natty: Natty | None, config: CaptureConfig, store: Sto
             store, partial(latest_offline, store, Manifest), partial(latest_offline, store, Table)
         )
     return await read_picture(store, SWEEP.reader(natty, config.name), COMPACTION.reader(natty, config.name))
+
+
+async def _recording(store: Store, heads: HeadReaders | None) -> Recording:
+    """Return what the archive has recorded, as far as that can be read: the audit says what is wrong with it."""
+    try:
+        head = await heads[Recording]() if heads else None
+        return await read(store, head or await latest_offline(store, Recording), Recording)
+    except ManifestError:
+        return Recording()
+
+
+# --- the stream ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acknowledged:
+    """How far capture was when it was asked: all up to `floor` is settled, and `waiting` messages after it are not.
+
+    `last` is the stream's last sequence, asked for before that.
+    """
+
+    last: int
+    floor: int
+    waiting: int = 0
+    delivered: int | None = None
+    acks_delete: bool = False
+
+    @property
+    def upto(self) -> int:
+        """The last sequence that must be stored."""
+        return min(self.last, self.floor) if self.waiting else self.last
+
+
+async def _acknowledged(natty: Natty, config: CaptureConfig, store: Store) -> Acknowledged | None:
+    """Return how far capture is; None if the stream is gone, and the archive knows it.
+
+    CaptureError if it was made again under its name; StreamNotFoundError if nobody knows it.
+    """
+    try:
+        known = await read_claim(store, stream_path(config.stream), Identity)
+    except (NotStored, ManifestError):  # the audit tells of a damaged one
+        known = None
+    try:
+        info = await stream_info(natty, config.stream)
+    except StreamNotFoundError:
+        if known is None:
+            raise
+        return None
+    if known and known.created != info["created"]:
+        raise CaptureError(
+            f"the archive in {store.url} is of a stream {config.stream} made at {known.created}, and the server's was"
+            f" made at {info['created']}: they have nothing in common. To check the archive alone, use --offline"
+        )
+    last, acks_delete = info["state"]["last_seq"], info["config"]["retention"] != "limits"
+    try:
+        consumer = await natty.jetstream.request(f"CONSUMER.INFO.{config.stream}.{config.durable}")
+    except ConsumerNotFoundError:
+        return Acknowledged(last=last, floor=last, acks_delete=acks_delete)
+    return Acknowledged(
+        last=last,
+        floor=consumer["ack_floor"]["stream_seq"],
+        waiting=consumer["num_pending"] + consumer["num_ack_pending"],
+        delivered=consumer["delivered"]["stream_seq"],
+        acks_delete=acks_delete,
+    )
+
+
+async def _compared(
+    natty: Natty,
+    config: CaptureConfig,
+    store: Store,
+    held: Holdings,
+    before: Acknowledged,
+    recording: Recording,
+) -> Verdict:
+    """Compare with the stream as it is now: what left it meanwhile is not missing. What seems missing is asked about.
+
+    Was it asked for at all? And did the consumer, perhaps led by another server, know of it when it said how far it is?
+    """
+    verdict = compare(held, await _view(natty, config, before, recording))
+    if not (doubted := verdict.missing - held.lost):
+        return verdict
+    unwanted = await never_asked(natty, store, config.stream, doubted)
+    if doubted.last > before.floor and (now := await _acknowledged(natty, config, store)) and now.waiting:
+        before = replace(before, waiting=max(1, before.waiting))
+    return compare(held, replace(await _view(natty, config, before, recording), unwanted=unwanted))
+
+
+async def _view(natty: Natty, config: CaptureConfig, before: Acknowledged, recording: Recording) -> StreamView:
+    state = await stream_state(natty.jetstream, config.stream, deleted=True)
+    first = max(1, state["first_seq"])  # a stream that never held a message says 0, and that 0 is deleted
+    return StreamView(
+        first=first,
+        last=before.upto,
+        deleted=Sequences.from_iterable(state.get("deleted") or [])
+        | (recording.deleted(config.stream) & Sequences.from_range(1, first - 1)),
+        delivered=before.delivered,
+        acks_delete=before.acks_delete,
+    )
+
+
+async def _recorded_view(config: CaptureConfig, store: Store, recording: Recording) -> StreamView | None:
+    """Return what was recorded of the stream; None if that was nothing, or not how far capture was."""
+    record = recording.streams.get(config.stream)
+    if record is None or (consumer := record.consumers.get(config.durable)) is None:
+        return None
+    last = min(record.state["last_seq"], consumer.ack_floor.stream_seq)
+    asked = await read_records(store, config.stream)
+    begin = min((one.start for one in asked), default=1)
+    whole = min((one.start for one in asked if not one.filter_subjects), default=last + 1 if asked else 1)
+    return StreamView(
+        first=max(1, record.state["first_seq"]),
+        last=last,
+        deleted=recording.deleted(config.stream),
+        unwanted=Sequences.from_range(1, begin - 1),
+        doubtful=Sequences.from_range(begin, whole - 1),
+        delivered=consumer.delivered.stream_seq,
+        acks_delete=record.configurations[-1].config["retention"] != "limits",
+    )

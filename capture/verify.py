@@ -1,136 +1,36 @@
+"""What an archive holds: each object is read again, hashed, opened and compared with its record."""
+
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import tempfile
+from asyncio import to_thread
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
 from hashlib import sha256
+from typing import IO
 
 from capture.cipher import Keys
-from capture.errors import CaptureError, CipherError, NotStored
+from capture.errors import CaptureError, CipherError, FormatError, KeyMissingError, NotStored
 from capture.manifest import BLOCKS, TABLE, Stored
 from capture.picture import Picture
 from capture.sequences import Sequences
 from capture.stores.contract import Store
+from capture.verdict import Holdings
 
 UNDECODABLE_KEY = "_undecodable"
 OBJECTS_AT_ONCE = 4
+CHUNK_BYTES = 8 << 20
+"""So much of an object is read at a time."""
+SPOOL_BYTES = 32 << 20
+"""A larger object lies in a temporary file while it is looked at; a block is hardly ever larger."""
 
+Progress = Callable[[int, int], None]
+"""Told how many objects were looked at, and how many there are."""
 
-# --- the verdict: pure -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class StreamView:
-    """What the stream says of itself: its first and last sequence, and which between them were deleted.
-
-    `last` may be lower than the stream's, to look only at what was acknowledged. Read it before the archive.
-    """
-
-    first: int
-    last: int
-    deleted: Sequences = field(default_factory=Sequences)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """Where every sequence is: `stored`, `undecodable` (stored raw), `deleted`, `expired` or `missing`, never two.
-
-    `waiting` are stored and not yet in the table, `beyond` stored and above the stream's last, `duplicates` rows that
-    the table holds too often, `problems` sentences about objects. `asked` is False if the stream was not looked at.
-    """
-
-    stored: Sequences
-    undecodable: Sequences
-    deleted: Sequences
-    expired: Sequences
-    missing: Sequences
-    waiting: Sequences
-    beyond: Sequences
-    duplicates: int = 0
-    problems: tuple[str, ...] = ()
-    asked: bool = True
-
-    @property
-    def ok(self) -> bool:
-        """Tell whether nothing is missing, the table holds nothing twice, and every object is sound."""
-        return not self.missing and not self.duplicates and not self.problems
-
-    def sentence(self) -> str:
-        """Return the verdict for people, in one sentence; what is wrong comes last."""
-        classes = (
-            (self.stored, "stored"),
-            (self.undecodable, "undecodable and kept raw"),
-            (self.deleted, "deleted in the stream"),
-            (self.expired, "expired in the stream"),
-        )
-        found = [f"{len(held):,} {name}" for held, name in classes if held] or ["nothing stored"]
-        if self.waiting:
-            found.append(f"{len(self.waiting):,} of them not compacted yet")
-        wrong = [f"{len(self.missing):,} MISSING ({self.missing.describe()})"] if self.missing else []
-        wrong += [f"{self.duplicates:,} twice in the table"] if self.duplicates else []
-        wrong += self.problems
-        sound = "nothing is missing" if self.asked else "every object is sound; the stream was not asked"
-        return f"{', '.join(found)}; {'; '.join(wrong) if wrong else sound}"
-
-    def as_dict(self) -> dict[str, object]:
-        """Return counts, what is missing as runs, and the problems: for JSON."""
-        counted = ("stored", "undecodable", "deleted", "expired", "missing", "waiting", "beyond")
-        return {
-            "ok": self.ok,
-            **{name: len(getattr(self, name)) for name in counted},
-            "missing_runs": [list(run) for run in self.missing.runs()],
-            "duplicates": self.duplicates,
-            "problems": list(self.problems),
-            "stream_asked": self.asked,
-        }
-
-
-def compare(
-    stream: StreamView | None,
-    stored: Sequences,
-    table: Sequences,
-    undecodable: Sequences,
-    duplicates: int,
-    problems: Iterable[str] = (),
-) -> Verdict:
-    """Say of every sequence where it is. Without a stream nothing can be missing, only damaged.
-
-    `stored` is what the archive holds in all, `undecodable` which of these are stored raw, `table` what is compacted.
-    """
-    held = stored | table
-    view = stream or StreamView(first=1, last=0)
-    inside, all_ever = Sequences.from_range(view.first, view.last), Sequences.from_range(1, view.last)
-    return Verdict(
-        stored=held - undecodable,
-        undecodable=held & undecodable,
-        deleted=(inside & view.deleted) - held,
-        expired=all_ever - inside - held,
-        missing=inside - view.deleted - held,
-        waiting=held - table,
-        beyond=held - all_ever if stream else Sequences(),
-        duplicates=duplicates,
-        problems=tuple(problems),
-        asked=stream is not None,
-    )
-
-
-# --- reading the archive ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Holdings:
-    """What the archive holds of one stream, as far as its objects are there and sound."""
-
-    stored: Sequences = field(default_factory=Sequences)
-    table: Sequences = field(default_factory=Sequences)
-    undecodable: Sequences = field(default_factory=Sequences)
-    duplicates: int = 0
-    problems: tuple[str, ...] = ()
-
-    def compare(self, stream: StreamView | None) -> Verdict:
-        """Return the verdict on these holdings."""
-        return compare(stream, self.stored, self.table, self.undecodable, self.duplicates, self.problems)
+Again = Callable[[], Awaitable[tuple[list[Stored], Picture]]]
+"""Reads the entries, and then the picture, anew."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,115 +49,269 @@ class ArchiveView:
         return [problem for one in self.streams.values() for problem in one.problems]
 
 
-@dataclass(frozen=True)
-class _Looked:
-    """One object that was looked at: what it holds, how many rows, and what is wrong with it."""
+class State(Enum):
+    """How an object was found."""
 
-    record: Stored
-    held: Sequences
-    rows: int
-    problem: str = ""
+    SOUND = "sound"  # as its record says
+    UNCHECKED = "unchecked"  # there, and nobody can say more
+    WRONG = "wrong"  # whole, but not what its record says
+    DAMAGED = "damaged"  # changed or cut off: it holds nothing
+    GONE = "gone"
+
+
+BROKEN = frozenset({State.WRONG, State.DAMAGED, State.GONE})
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One object that was looked at, and a sentence about what is wrong.
+
+    What it holds stands here only if its record says otherwise: thousands of findings are to take no memory.
+    """
+
+    state: State
+    sentence: str = ""
+    held: Sequences | None = None
+    rows: int = 0
+
+
+SOUND = Finding(State.SOUND)
 
 
 async def read_archive(
     store: Store,
     picture: Picture,
     *,
-    deep: bool = False,
+    deep: bool = True,
     pending_entries: Iterable[Stored] = (),
     keys: Keys | None = None,
+    again: Again | None = None,
+    on_progress: Progress | None = None,
 ) -> ArchiveView:
     """Return what the archive holds, by its picture and the entries that wait for the sweep.
 
-    Every object must be there with its size. `deep` reads each again: its SHA-256, and the sequence of every row,
-    against its record; encrypted ones need `keys`. What is missing or changed holds nothing. Read the pending entries
-    before the picture (see `capture.sweep.read_entries`), or one that is adopted in between is in neither.
+    Every object must be there with its size. `deep` reads each again: its SHA-256, and the sequences and times of its
+    rows, against its record; encrypted ones need `keys`. What is missing or changed holds nothing. Read the pending
+    entries before the picture (see `capture.sweep.read_entries`), or one that is adopted in between is in neither.
+
+    An object that is gone may have been compacted and removed since the picture was read: `again` tells, and what has
+    taken its place is looked at instead. Memory grows with the number of objects, not with their size.
     """
-    blocks = [*picture.blocks, *picture.unadopted(pending_entries)]
-    sizes = {one.path: one.bytes for one in await store.list(BLOCKS) + await store.list(TABLE)}
-    slots = asyncio.Semaphore(OBJECTS_AT_ONCE)
+    findings: dict[str, Finding] = {}
+    pending_entries = list(pending_entries)
+    while True:
+        adopted = [*picture.blocks, *picture.files]
+        records = [*adopted, *picture.unadopted(pending_entries)]
+        await _look_at(store, [one for one in records if one.path not in findings], findings, deep, keys, on_progress)
+        gone = {one.path for one in records if findings[one.path].state is State.GONE}
+        if not gone or again is None:
+            break
+        pending_entries, newer = await again()
+        named = {one.path for one in (*newer.blocks, *newer.files, *newer.unadopted(pending_entries))}
+        if gone <= named:
+            break
+        picture = newer
+        for path in gone & named:
+            del findings[path]
+    return ArchiveView(streams=_by_stream(records, adopted, picture, findings, deep))
 
-    async def look(record: Stored) -> _Looked:
-        if sizes.get(record.path) != record.bytes:
-            return _nothing(record, _size_problem(record, sizes.get(record.path)))
-        if not deep:
-            return _Looked(record, Sequences.from_text(record.sequences), record.count)
-        async with slots:
-            return await _read_again(store, record, keys)
 
-    looked_blocks = await asyncio.gather(*map(look, blocks))
-    looked_table = await asyncio.gather(*map(look, picture.files))
-    return ArchiveView(streams=_by_stream(looked_blocks, looked_table))
+async def _look_at(
+    store: Store,
+    records: list[Stored],
+    findings: dict[str, Finding],
+    deep: bool,
+    keys: Keys | None,
+    on_progress: Progress | None,
+) -> None:
+    """Look at a few objects at a time; one listing tells which are there at all."""
+    sizes = {one.path: one.bytes for one in await store.list(BLOCKS) + await store.list(TABLE)} if records else {}
+    waiting = iter(records)
+    before = len(findings)
+
+    async def work() -> None:
+        for record in waiting:
+            finding = _by_size(record, sizes.get(record.path))
+            if finding is SOUND and deep:
+                finding = await _read_again(store, record, keys)
+            findings[record.path] = finding
+            if on_progress is not None:
+                on_progress(len(findings), before + len(records))
+
+    async with asyncio.TaskGroup() as workers:
+        for _ in range(OBJECTS_AT_ONCE):
+            workers.create_task(work())
 
 
-def _size_problem(record: Stored, found: int | None) -> str:
+def _by_size(record: Stored, found: int | None) -> Finding:
     if found is None:
-        return f"{record.path} is missing"
-    return f"{record.path} has {found:,} bytes, not {record.bytes:,}"
+        return Finding(State.GONE, f"{record.path} is missing")
+    if found != record.bytes:
+        return Finding(State.DAMAGED, f"{record.path} has {found:,} bytes, not {record.bytes:,}")
+    if not recorded_sequences(record):
+        return Finding(State.DAMAGED, f"the record of {record.path} does not say what it holds")
+    return SOUND
 
 
-def _nothing(record: Stored, problem: str) -> _Looked:
-    return _Looked(record, Sequences(), 0, problem)
+# --- one object ------------------------------------------------------------------------------------------------------
 
 
-async def _read_again(store: Store, record: Stored, keys: Keys | None) -> _Looked:
+async def _read_again(store: Store, record: Stored, keys: Keys | None) -> Finding:
+    """Compare an object with its record: the hash first, then what it holds."""
+    with tempfile.SpooledTemporaryFile(SPOOL_BYTES) as file:
+        try:
+            digest = await _copy(store, record, file)
+        except NotStored:
+            return Finding(State.GONE, f"{record.path} is missing")
+        except CaptureError as error:
+            return Finding(State.UNCHECKED, f"{record.path} can't be read: {error}")
+        if digest != record.sha256:
+            return Finding(State.DAMAGED, f"{record.path} was changed: its SHA-256 is not the recorded one")
+        return await to_thread(_check, record, file, keys)
+
+
+async def _copy(store: Store, record: Stored, file: IO[bytes]) -> str:
+    """Copy an object into the file, piece by piece, and return its SHA-256."""
+    digest = sha256()
+
+    def take(data: bytes) -> None:
+        digest.update(data)
+        file.write(data)
+
+    for start in range(0, record.bytes, CHUNK_BYTES):
+        await to_thread(take, await store.get_range(record.path, start, CHUNK_BYTES))
+    file.seek(0)
+    return digest.hexdigest()
+
+
+def _check(record: Stored, file: IO[bytes], keys: Keys | None) -> Finding:
     try:
-        data = await store.get(record.path)
-    except NotStored:
-        return _nothing(record, f"{record.path} is missing")
-    except CaptureError as error:
-        return _nothing(record, f"{record.path} can't be read: {error}")
-    return await asyncio.to_thread(_check, record, data, keys)
-
-
-def _check(record: Stored, data: bytes, keys: Keys | None) -> _Looked:
-    """Compare an object's bytes with its record: the hash first, then what it holds."""
-    if sha256(data).hexdigest() != record.sha256:
-        return _nothing(record, f"{record.path} was changed: its SHA-256 is not the recorded one")
-    try:
-        rows = sequences_in(data, record, keys)
+        held = _positions_of(record, file, keys)
+        return _compared(record, held)
+    except KeyMissingError as error:
+        return Finding(State.UNCHECKED, f"{record.path} can't be opened: {error}")
     except CipherError as error:
-        return _nothing(record, f"{record.path} can't be opened: {error}")
+        return Finding(State.DAMAGED, f"{record.path} can't be opened: {error}")
     except Exception as error:  # whatever a reader raises on bytes that it can't read
-        return _nothing(record, f"{record.path} is no {record.format} that can be read: {error}")
-    held, recorded = Sequences.from_iterable(rows), Sequences.from_text(record.sequences)
-    problem = ""
-    if held != recorded:
-        problem = (
-            f"{record.path} does not hold what its record says: without {(recorded - held).describe()}, "
-            f"with {(held - recorded).describe()} besides"
+        return Finding(State.DAMAGED, f"{record.path} is no {record.format} that can be read: {error}")
+
+
+@dataclass(frozen=True)
+class _Positions:
+    """Where an object's rows belong: their sequences, how many rows, and the earliest and latest time (ns)."""
+
+    held: Sequences
+    rows: int
+    min_ns: int
+    max_ns: int
+
+
+def _positions_of(record: Stored, file: IO[bytes], keys: Keys | None) -> _Positions:
+    from capture.writers import reader  # here, so that the arithmetic needs no pyarrow
+
+    held, rows = Sequences(), 0
+    earliest, latest = [], []
+    for sequences, times_ns in reader(record.format, keys).positions(file, record):
+        held = held | Sequences.from_iterable(sequences)
+        rows += len(sequences)
+        if times_ns:
+            earliest.append(min(times_ns))
+            latest.append(max(times_ns))
+    if not rows:
+        raise FormatError("it has no rows")
+    return _Positions(held, rows, min(earliest), max(latest))
+
+
+def _compared(record: Stored, found: _Positions) -> Finding:
+    recorded = recorded_sequences(record)
+    if found.held != recorded:
+        sentence = (
+            f"{record.path} does not hold what its record says: without {(recorded - found.held).describe()}, "
+            f"with {(found.held - recorded).describe()} besides"
         )
-    elif len(rows) != record.count:
-        problem = f"{record.path} has {len(rows):,} rows, its record says {record.count:,}"
-    return _Looked(record, held, len(rows), problem)
+    elif found.rows != record.count:
+        sentence = f"{record.path} has {found.rows:,} rows, its record says {record.count:,}"
+    elif wrong := _wrong_facts(record, found):
+        sentence = f"{record.path} does not hold what its record says: {', '.join(wrong)}"
+    else:
+        return SOUND
+    return Finding(State.WRONG, sentence, found.held, found.rows)
 
 
-def sequences_in(data: bytes, record: Stored, keys: Keys | None = None) -> list[int]:
-    """Return the sequence of every message of an object, or raise what its reader raises."""
-    from capture.writers import reader  # here, so that the arithmetic above needs no pyarrow
-
-    return reader(record.format, keys).sequences(data, record)
-
-
-def _by_stream(blocks: Iterable[_Looked], table: Iterable[_Looked]) -> dict[str, Holdings]:
-    """Add up what every object holds. Undecodable is what lies nowhere but under the undecodable key."""
-    parts: dict[str, tuple[list[_Looked], list[_Looked]]] = defaultdict(lambda: ([], []))
-    for one in blocks:
-        parts[one.record.stream][0].append(one)
-    for one in table:
-        parts[one.record.stream][1].append(one)
-    return {stream: _added_up(*looked) for stream, looked in sorted(parts.items())}
+def _wrong_facts(record: Stored, found: _Positions) -> list[str]:
+    """Return what the record says wrongly; the times of early records are not known."""
+    facts = [("first", record.first, found.held.first), ("last", record.last, found.held.last)]
+    if record.max_ns:
+        facts += [("min_ns", record.min_ns, found.min_ns), ("max_ns", record.max_ns, found.max_ns)]
+    wrong = [f"{name} is {is_}, recorded is {said}" for name, said, is_ in facts if said != is_]
+    if found.min_ns < record.interval * 1_000_000_000:
+        wrong.append(f"a message is of {found.min_ns} ns, before its interval begins")
+    return wrong
 
 
-def _added_up(blocks: list[_Looked], table: list[_Looked]) -> Holdings:
-    everything = [*blocks, *table]
-    tabled = Sequences.union_of(one.held for one in table)
-    stored = Sequences.union_of(one.held for one in everything)
-    decoded = Sequences.union_of(one.held for one in everything if one.record.key != UNDECODABLE_KEY)
+def recorded_sequences(record: Stored) -> Sequences:
+    """Return the sequences that a record says its object holds; none if it does not say so readably."""
+    try:
+        return Sequences.from_text(record.sequences)
+    except ValueError:
+        return Sequences()
+
+
+# --- all of them -----------------------------------------------------------------------------------------------------
+
+
+def _by_stream(
+    records: list[Stored], adopted: list[Stored], picture: Picture, findings: dict[str, Finding], deep: bool
+) -> dict[str, Holdings]:
+    """Add up what every object holds."""
+    paths, removed = {one.path for one in adopted}, picture.removed
+    found: dict[str, Holdings] = {}
+    for stream in sorted({one.stream for one in records} | removed.keys()):
+        mine = [one for one in records if one.stream == stream]
+        found[stream] = _added_up(mine, paths, findings, removed.get(stream, Sequences()), deep)
+    return found
+
+
+def _added_up(
+    records: list[Stored], adopted: set[str], findings: dict[str, Finding], removed: Sequences, deep: bool
+) -> Holdings:
+    """Undecodable is what lies nowhere but under the undecodable key; proven is what was just read in full."""
+    table = [one for one in records if one.path.startswith(TABLE)]
+
+    def held(one: Stored) -> Sequences:
+        return _held(one, findings[one.path])
+
+    stored = Sequences.union_of(map(held, records))
+    tabled = Sequences.union_of(map(held, table))
+    failed = [one for one in records if findings[one.path].state in BROKEN]
+    dangling = [one for one in failed if findings[one.path].state is State.GONE and one.path not in adopted]
+    given_up = {one.path for one in dangling}
+    broken = [one for one in failed if one.path not in given_up]
+    lost = Sequences.union_of(map(recorded_sequences, broken)) - stored
+    unchecked = [one for one in records if findings[one.path].state is State.UNCHECKED]
+    proofs = (one for one in records if deep and one.path in adopted and _is_proof(one, findings[one.path]))
     return Holdings(
         stored=stored,
         table=tabled,
-        undecodable=stored - decoded,
-        duplicates=sum(one.rows for one in table) - len(tabled),
-        problems=tuple(one.problem for one in everything if one.problem),
+        undecodable=stored - Sequences.union_of(held(one) for one in records if one.key != UNDECODABLE_KEY),
+        proven=Sequences.union_of(map(recorded_sequences, proofs)),
+        removed=removed - stored - lost,
+        lost=lost,
+        dangling={findings[one.path].sentence: recorded_sequences(one) - stored - removed for one in dangling},
+        duplicates=sum(findings[one.path].rows or one.count for one in table if held(one)) - len(tabled),
+        problems=tuple(findings[one.path].sentence for one in broken),
+        unchecked=tuple(findings[one.path].sentence for one in unchecked),
+        objects=len(records),
+        bytes=sum(one.bytes for one in records),
     )
+
+
+def _held(record: Stored, finding: Finding) -> Sequences:
+    return (finding.held or Sequences()) if finding.state in BROKEN else recorded_sequences(record)
+
+
+def _is_proof(record: Stored, finding: Finding) -> bool:
+    """Tell whether the object holds its messages whole: CSV keeps no payload of what it makes rows of."""
+    from capture.writers import reader  # here, so that the arithmetic needs no pyarrow
+
+    return finding.state is State.SOUND and reader(record.format).restorable

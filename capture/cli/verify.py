@@ -1,0 +1,273 @@
+"""`capture verify` and `capture purge --captured`."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich import print_json
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from capture.chain import Head
+from capture.cli import settings
+from capture.config import CaptureConfig
+from capture.errors import CaptureError, ConfigError
+from capture.monitoring import nagios, nagios_unknown, prometheus, prometheus_failure, write_atomically
+from capture.purge import Margin, Plan, Stock, plan_purge, purgeable, take_stock
+from capture.purge import purge as purge_stream
+from capture.report import Check, check
+from capture.sequences import Sequences
+from capture.stores import open_store
+from natty import Natty, NattyError, NotConnectedError, RequestTimeoutError
+from natty.cli import connect
+from natty.cli.ask import confirm, seconds
+from natty.cli.run import run_async
+from natty.errors import ConnectError, JetStreamNotEnabledError
+
+STANDARD_OUTPUT = Path("-")
+PURGE_JSON_VERSION = 1
+UNREACHABLE = (ConnectError, NotConnectedError, RequestTimeoutError, JetStreamNotEnabledError)
+
+
+# --- verify ----------------------------------------------------------------------------------------------------------
+
+
+@connect.options
+def verify(
+    *,
+    nats: dict[str, Any],
+    config: settings.Config = None,
+    stream: settings.Stream = None,
+    store: settings.Store = None,
+    deep: Annotated[
+        bool,
+        typer.Option(
+            "--deep/--quick",
+            " /--no-checksums",
+            help="Read every object again, as it is done by default, or look only at what is there, and its size.",
+        ),
+    ] = True,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Without NATS: what the store holds, and what it recorded of the stream.")
+    ] = False,
+    public_key: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Manifests must be signed by a key of this file, lines of NAME:BASE64."),
+    ] = None,
+    noted: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What `capture head` printed earlier: all of that must still be there."),
+    ] = None,
+    as_json: settings.Json = False,
+    as_nagios: Annotated[
+        bool, typer.Option("--nagios", help="Print one line for Nagios, and exit with its status: 0, 1, 2 or 3.")
+    ] = False,
+    prometheus_file: Annotated[
+        Path | None,
+        typer.Option("--prometheus", metavar="FILE", help="Write figures for Prometheus here; - is standard output."),
+    ] = None,
+) -> None:
+    """Compare archive and stream, sequence by sequence. Exit status 3: missing or damaged; 1: not all was checked."""
+    _check_outputs(as_json, as_nagios, prometheus_file == STANDARD_OUTPUT)
+    try:
+        with _failure_published(prometheus_file, stream or ""):
+            flags = {"stream": stream, "store": store, "public_key_file": public_key and str(public_key)}
+            wanted = settings.archive(config, flags, nats)
+        with _failure_published(prometheus_file, wanted.stream):
+            checked = run_async(_verified(wanted, deep, offline, _heads(noted)))
+        status = _tell(checked, as_json, as_nagios, prometheus_file)
+    except (CaptureError, NattyError) as error:
+        if not as_nagios:
+            raise
+        status, line = nagios_unknown(str(error))
+        print(line)
+    raise typer.Exit(status)
+
+
+@contextlib.contextmanager
+def _failure_published(file: Path | None, stream: str) -> Iterator[None]:
+    """Tell Prometheus if nothing could be checked."""
+    try:
+        yield
+    except (CaptureError, NattyError):
+        if file is not None:
+            _publish(file, prometheus_failure(stream, time.time()))
+        raise
+
+
+def _check_outputs(*to_standard_output: bool) -> None:
+    if sum(to_standard_output) > 1:
+        raise typer.BadParameter("choose one of --json, --nagios and --prometheus - for standard output")
+
+
+def _tell(checked: Check, as_json: bool, as_nagios: bool, prometheus_file: Path | None) -> int:
+    """Print what was wanted, and return the exit status."""
+    if prometheus_file is not None:
+        _publish(prometheus_file, prometheus(checked))
+    if as_nagios:
+        status, line = nagios(checked)
+        print(line)
+        return status
+    if as_json:
+        print_json(data=checked.as_dict())
+    elif prometheus_file != STANDARD_OUTPUT:
+        print(checked.sentence())
+    return checked.status
+
+
+def _publish(file: Path, text: str) -> None:
+    if file == STANDARD_OUTPUT:
+        print(text, end="")
+    else:
+        write_atomically(file, text)
+
+
+def _heads(noted: Path | None) -> list[Head]:
+    if noted is None:
+        return []
+    try:
+        return [msgspec.json.decode(line, type=Head) for line in noted.read_text().splitlines() if line.strip()]
+    except OSError as error:
+        raise ConfigError(f"{noted} can't be read: {error.strerror}; check --noted") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{noted} is not what `capture head` prints: {error}; check --noted") from error
+
+
+async def _verified(config: CaptureConfig, deep: bool, offline: bool, noted: list[Head]) -> Check:
+    """Check with the server; without it, if that can't be reached, what can be checked then."""
+    store = open_store(config.store)
+    with _progress() as on_progress:
+        if not offline:
+            try:
+                async with Natty(**config.nats) as natty:
+                    return await check(natty, config, store, deep=deep, noted=noted, on_progress=on_progress)
+            except UNREACHABLE as error:
+                alone = await check(None, config, store, deep=deep, noted=noted, on_progress=on_progress)
+                if not alone.held.objects:
+                    raise
+                return replace(alone, uncompared=str(error))
+        return await check(None, config, store, deep=deep, noted=noted, on_progress=on_progress)
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """Show on standard error, on a terminal only, how many objects were looked at."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("objects", total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+# --- purge -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wanted:
+    """What the command line asks for."""
+
+    config: CaptureConfig
+    margin: Margin
+    ignore_others: bool
+
+
+@connect.options
+def purge(
+    *,
+    nats: dict[str, Any],
+    config: settings.Config = None,
+    stream: settings.Stream = None,
+    store: settings.Store = None,
+    captured: Annotated[
+        bool, typer.Option("--captured", help="What the archive provably holds: there is no other purge here.")
+    ] = False,
+    keep: Annotated[int, typer.Option(min=0, metavar="N", help="Keep at least the newest N messages.")] = 0,
+    keep_for: Annotated[
+        float | None,
+        typer.Option(parser=seconds, metavar="DURATION", help="Keep what is younger than this: 30s, 1h30m, 7d."),
+    ] = None,
+    ignore_consumers: Annotated[
+        bool, typer.Option("--ignore-consumers", help="Delete also what others have not acknowledged or copied yet.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    as_json: settings.Json = False,
+) -> None:
+    """Delete from the stream what the archive provably holds: each object is read again first. Asks before."""
+    if not captured:
+        raise typer.BadParameter("say --captured: only what the archive provably holds is deleted")
+    wanted = _Wanted(
+        config=settings.archive(config, {"stream": stream, "store": store}, nats),
+        margin=Margin(messages=keep, seconds=keep_for or 0.0),
+        ignore_others=ignore_consumers,
+    )
+    checked, plan = run_async(_planned(wanted))
+    if not as_json:
+        print(f"{checked.sentence()}\n{_sentence(wanted.config.stream, plan)}")
+    purged = None
+    if plan.messages and not dry_run:
+        confirm(_question(wanted, plan), force=force)
+        purged = run_async(_purged(wanted, checked.held.proven, plan))
+    if as_json:
+        print_json(data=_as_dict(checked, plan, purged, dry_run))
+    elif purged is not None:
+        print(f"{purged:,} messages deleted")
+
+
+async def _planned(wanted: _Wanted) -> tuple[Check, Plan]:
+    config = wanted.config
+    store = open_store(config.store)
+    with _progress() as on_progress:
+        async with Natty(**config.nats) as natty:
+            await purgeable(natty, config, store)  # what refuses does so before everything is read
+            checked = await check(natty, config, store, on_progress=on_progress)
+            return checked, plan_purge(await _stock(natty, wanted), checked.held.proven, wanted.margin.messages)
+
+
+async def _purged(wanted: _Wanted, proven: Sequences, plan: Plan) -> int:
+    """Purge what was agreed to, or less, if by now more is needed: somebody may have thought about it for an hour."""
+    config = wanted.config
+    async with Natty(**config.nats) as natty:
+        stock = await _stock(natty, wanted)
+        now = plan_purge(stock, proven, wanted.margin.messages)
+        return await purge_stream(natty, config.stream, min(now.before, plan.before), stock.filters)
+
+
+async def _stock(natty: Natty, wanted: _Wanted) -> Stock:
+    store = open_store(wanted.config.store)
+    return await take_stock(
+        natty, wanted.config, store, wanted.margin, now=time.time(), ignore_others=wanted.ignore_others
+    )
+
+
+def _sentence(stream: str, plan: Plan) -> str:
+    return f"{plan.messages:,} messages of {stream} may go, all below sequence {plan.before:,}: {plan.reason}"
+
+
+def _question(wanted: _Wanted, plan: Plan) -> str:
+    subjects = ", ".join(wanted.config.filter_subjects)
+    return (
+        f"Delete {plan.messages:,} messages of stream {wanted.config.stream}, all below sequence {plan.before:,}"
+        f"{f' on {subjects}' if subjects else ''}, for good?"
+    )
+
+
+def _as_dict(checked: Check, plan: Plan, purged: int | None, dry_run: bool) -> dict[str, object]:
+    return {
+        "version": PURGE_JSON_VERSION,
+        "stream": checked.stream,
+        "store": checked.store,
+        "before": plan.before,
+        "messages": plan.messages,
+        "reason": plan.reason,
+        "dry_run": dry_run,
+        "purged": purged,
+        "verified": checked.as_dict(),
+    }

@@ -1,0 +1,80 @@
+"""Archives of real streams without a node: what is there is stored once, and swept once, in the test's own process."""
+
+import asyncio
+import time
+
+from electing import vacated_archive
+from patient import PATIENCE
+
+from capture.block import SealedBlock
+from capture.commit import Committer
+from capture.compact import Policy, compact
+from capture.decoders import decoder
+from capture.durable import prepare
+from capture.head import COMPACTION, RECORDING, SWEEP, TermHead
+from capture.identity import claim
+from capture.partitioners import grouped, partitioner
+from capture.recording import record
+from capture.sweep import sweep
+from capture.testing import ArrowEngine
+from capture.writers import writer
+
+
+async def store_all(natty, config, store, *, leave_out=()):
+    """Store what capture's durable consumer has to deliver, and acknowledge it; `leave_out` are acknowledged only."""
+    info = await natty.jetstream.request(f"STREAM.INFO.{config.stream}")
+    await claim(store, config.name, config.stream, info["created"])
+    await prepare(natty, store, config.consumer())
+    decode, partition = decoder(config.decoder), grouped(partitioner(config.partition), interval=config.limits.interval)
+    keys = config.keys() if config.encrypt else None
+    pull = natty.pull(config.stream, config.durable)
+    committer = Committer(store, writer(config.format, compression=config.compression, keys=keys), pull)
+    waiting = (await natty.jetstream.request(f"CONSUMER.INFO.{config.stream}.{config.durable}"))["num_pending"]
+    if not waiting:
+        return
+    async for batch in pull:
+        records = decode(batch)
+        kept = [index for index, sequence in enumerate(records.sequences) if sequence not in leave_out]
+        for key, interval, some in partition(records.select(kept)) if kept else ():
+            await committer.commit(SealedBlock(config.stream, key, interval, some, "stop"))
+        pull.ack([records.replies[index] for index, one in enumerate(records.sequences) if one in leave_out])
+        pull.finished(len(batch))
+        waiting -= len(batch)
+        if waiting <= 0:
+            pull.stop()
+    await acknowledged(natty, config)
+
+
+async def acknowledged(natty, config):
+    """Wait until the server knows that nothing is unacknowledged."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            state = await natty.jetstream.request(f"CONSUMER.INFO.{config.stream}.{config.durable}")
+            if not state["num_pending"] and not state["num_ack_pending"]:
+                return
+            await asyncio.sleep(0.01)
+
+
+async def compact_once(natty, config, store):
+    """Compact whatever there is, without Spark, as the elected leader."""
+
+    async def work(term):
+        told = {"now": time.time(), "grace": config.sweep.grace}
+        reader, policy = SWEEP.reader(natty, config.name), Policy(min_files=1, max_wait=0.0)
+        return await compact(store, TermHead(term, COMPACTION), reader, ArrowEngine(), policy, **told)
+
+    await vacated_archive(natty, config.name)
+    return await natty.election(COMPACTION.election(config.name), lease=PATIENCE).run(work)
+
+
+async def sweep_once(natty, config, store):
+    """Adopt what is stored, and record the stream, as the elected leader."""
+
+    async def work(term):
+        told = {"now": time.time(), "grace": config.sweep.grace}
+        report = await sweep(store, TermHead(term, SWEEP), COMPACTION.reader(natty, config.name), **told)
+        await record(store, TermHead(term, RECORDING), natty, archive=config.name, **told)
+        return report
+
+    await vacated_archive(natty, config.name)
+    return await natty.election(SWEEP.election(config.name), lease=PATIENCE).run(work)
