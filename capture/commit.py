@@ -6,17 +6,23 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Protocol
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, Protocol
 
 from capture.block import INTERVAL, SealedBlock
 from capture.errors import AlreadyStored, ConfigError, StoreError
+from capture.hooks import Completion
+from capture.layout import Layout, Partition, hive
 from capture.manifest import Stored, block_path, encode, entry_path
 from capture.sequences import Sequences
 from capture.stores.contract import Store
-from capture.writers.contract import Writer
+
+if TYPE_CHECKING:
+    from capture.writers.contract import Writer
 
 ATTEMPTS = 5  # to put one object
 BACKOFF = 0.5  # seconds before the second attempt; doubled with every further one
@@ -26,6 +32,9 @@ GIVE_UP = 450.0
 
 The sweep takes a block that is older than its grace, and has no entry, for the leftover of a dead writer.
 """
+
+REDELIVER_AFTER = (1.0, 5.0, 15.0, 60.0)
+"""Seconds until messages that could not be stored are delivered again, by how often they were delivered so far."""
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +53,11 @@ class Acknowledger(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class CommitOptions:
-    """How blocks are stored: under whose name, in intervals of how many seconds, how often it is tried, how long."""
+    """How blocks are stored: under whose name, in intervals of how many seconds, how often it is tried, how long.
+
+    Messages that could not be stored are delivered again after `redeliver_after` seconds: the first number is for those
+    that came for the first time, the next one for the second, and so on; the last one stays. Without any, at once.
+    """
 
     node: str = ""
     interval: float = INTERVAL
@@ -52,6 +65,7 @@ class CommitOptions:
     backoff: float = BACKOFF
     max_backoff: float = MAX_BACKOFF
     give_up: float = GIVE_UP
+    redeliver_after: Sequence[float] = REDELIVER_AFTER
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
@@ -60,6 +74,8 @@ class CommitOptions:
             raise ConfigError(f"backoff {self.backoff} s must lie between 0 and max_backoff {self.max_backoff} s")
         if self.give_up <= 0:
             raise ConfigError(f"give_up must be greater than 0 s, not {self.give_up}")
+        if any(delay < 0 for delay in self.redeliver_after):
+            raise ConfigError(f"redeliver_after must hold no negative number of seconds, as {self.redeliver_after}")
 
 
 class Committer:
@@ -72,7 +88,8 @@ class Committer:
         acknowledger: Acknowledger,
         options: CommitOptions | None = None,
         *,
-        on_store: Callable[[Stored], None] | None = None,
+        layout: Layout = hive,
+        on_complete: Callable[[Completion], None] | None = None,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
@@ -80,7 +97,8 @@ class Committer:
         self._store = store
         self._writer = writer
         self._acknowledger = acknowledger
-        self._on_store = on_store
+        self._layout = layout
+        self._on_complete = on_complete
         self._clock = clock
         self._sleep = sleep
 
@@ -90,25 +108,42 @@ class Committer:
     async def commit(self, block: SealedBlock) -> Stored:
         """Store the block, make it visible by its entry, acknowledge its messages; return what was stored.
 
-        A block or entry that exists already is as good as stored: the name carries the content's hash. Raises
+        A block or entry that exists already is an earlier attempt's: each call has a name of its own. Raises
         StoreError when the store failed `attempts` times, or was so slow that the sweep may take the block for a
         leftover; the messages are then handed back to the server. Whatever else ends it, cancellation too, nothing is
         acknowledged before block and entry are durable.
         """
-        data, stored = await asyncio.to_thread(self._serialise, block)
+        began, stored, failure = time.monotonic(), None, None
+        try:
+            data, stored = await asyncio.to_thread(self._serialise, block)
+            await self._store_and_settle(block, data, stored)
+            return stored
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            if self._on_complete:
+                self._on_complete(_completion(block, stored, failure, time.monotonic() - began))
+
+    async def _store_and_settle(self, block: SealedBlock, data: bytes, stored: Stored) -> None:
         try:
             since = await self._put_block(stored.path, data)  # durable
             self._check_age(since)
-            await self._put(entry_path(stored.path), encode(stored))  # visible
-            self._check_age(since)
+            await self._put_entry(stored, since)  # visible
         except StoreError as error:
-            self._acknowledger.nak(block.records.replies)
+            self._hand_back(block)
             raise _told(error, block, self._store.url) from error
         self._acknowledger.ack(block.records.replies)
         log.debug("stored %s", stored.path, extra={"action": "stored", "count": stored.count, "reason": block.reason})
-        if self._on_store:
-            self._on_store(stored)
-        return stored
+
+    def _hand_back(self, block: SealedBlock) -> None:
+        """Ask for the block's messages again, each after a time that grows with its deliveries."""
+        ladder = self.options.redeliver_after or (0.0,)
+        by_delay: dict[float, list[bytes]] = defaultdict(list)
+        for reply, deliveries in zip(block.records.replies, block.records.deliveries, strict=True):
+            by_delay[ladder[min(deliveries, len(ladder)) - 1]].append(reply)
+        for delay, replies in by_delay.items():
+            self._acknowledger.nak(replies, delay)
 
     def _serialise(self, block: SealedBlock) -> tuple[bytes, Stored]:
         data = self._writer.write(block)
@@ -123,6 +158,8 @@ class Committer:
             block.count,
             digest,
             self._writer.suffix,
+            unique=token_hex(4),
+            folder=self._layout(Partition(block.stream, block.key, block.interval, int(self.options.interval))),
         )
         return data, Stored(
             path=path,
@@ -138,6 +175,8 @@ class Committer:
             sequences=Sequences.from_iterable(block.records.sequences).to_text(),
             node=self.options.node,
             stored_ns=int(self._clock() * 1e9),
+            min_ns=min(block.records.times_ns),
+            max_ns=max(block.records.times_ns),
         )
 
     async def _put_block(self, path: str, data: bytes) -> float:
@@ -149,6 +188,16 @@ class Committer:
         if not modified:
             raise StoreError("the sweep took the block for a leftover and removed it before its entry was written")
         return min(began, *modified)
+
+    async def _put_entry(self, stored: Stored, since: float) -> None:
+        """Make the block visible. Too late, the entry goes again: it may name a block that the sweep has removed."""
+        path = entry_path(stored.path)
+        await self._put(path, encode(stored))
+        try:
+            self._check_age(since)
+        except StoreError:
+            await self._store.delete(path)
+            raise
 
     def _check_age(self, since: float) -> None:
         if (age := self._clock() - since) > self.options.give_up:
@@ -177,6 +226,34 @@ class Committer:
         """Return the seconds to wait after this attempt: jitter keeps a fleet from returning all at once."""
         longest = min(self.options.backoff * 2.0 ** (attempt - 1), self.options.max_backoff)
         return longest * random.uniform(0.5, 1.0)
+
+
+def going_on(
+    commit: Callable[[SealedBlock], Coroutine[Any, Any, object]],
+) -> Callable[[SealedBlock], Coroutine[Any, Any, None]]:
+    """Return a commit that logs the store's failure and goes on: the messages were handed back, and come again."""
+
+    async def commit_or_go_on(block: SealedBlock) -> None:
+        try:
+            await commit(block)
+        except StoreError as error:
+            log.error("%s", error, extra={"action": "store_failed", "count": block.count})
+
+    return commit_or_go_on
+
+
+def _completion(block: SealedBlock, stored: Stored | None, error: BaseException | None, duration: float) -> Completion:
+    return Completion(
+        stream=block.stream,
+        key=block.key,
+        path=stored.path if stored else "",
+        first=block.first,
+        last=block.last,
+        count=block.count,
+        bytes=stored.bytes if stored else 0,
+        duration=duration,
+        error=error,
+    )
 
 
 def _after(attempts: int, error: StoreError) -> StoreError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,21 @@ class _Session(Client):
             self._transport._io_writer.transport.abort()
 
 
+async def _cancellable(work: Coroutine[Any, Any, None]) -> None:
+    """Await it, and end it when cancelled: its `wait_for` may swallow a cancellation, before Python 3.12, and go on."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        while not task.done():
+            task.cancel()
+            await asyncio.sleep(0)
+        if not task.cancelled():
+            task.exception()  # of what nobody waits for any more
+        raise
+    task.result()
+
+
 class SinkLink:
     """One session whose bytes go through `natty.parser` straight to sinks."""
 
@@ -113,7 +128,7 @@ class SinkLink:
         """Connect to one server, TLS and authentication included."""
         try:
             async with asyncio.timeout(self._config.connect_timeout):
-                await self._session.connect(**stock_options(self._config, url))
+                await _cancellable(self._session.connect(**stock_options(self._config, url)))
                 self.info = self._session._server_info
                 if secured := self._session.writer.get_extra_info("ssl_object"):
                     self.certificate = secured.getpeercert() or {}

@@ -8,8 +8,10 @@ import msgspec
 import pytest
 
 from capture.block import SealedBlock
-from capture.commit import CommitOptions, Committer
+from capture.commit import CommitOptions, Committer, going_on
 from capture.errors import AlreadyStored, ConfigError, StoreError, StoreFullError
+from capture.hooks import Completion
+from capture.layout import Layout, dated, hive
 from capture.manifest import Stored, entry_path
 from capture.record import Records
 from capture.sequences import Sequences
@@ -17,7 +19,7 @@ from capture.stores.memory import MemoryStore
 from capture.writers import parquet, writer
 
 
-def block(*sequences: int) -> SealedBlock:
+def block(*sequences: int, deliveries: int = 1) -> SealedBlock:
     count = len(sequences)
     records = Records(
         "FLIGHTS",
@@ -26,7 +28,7 @@ def block(*sequences: int) -> SealedBlock:
         [b"flights.EWR"] * count,
         [b""] * count,
         [b"x"] * count,
-        [1] * count,
+        [deliveries] * count,
         [b"reply.%d" % sequence for sequence in sequences],
         [None] * count,
     )
@@ -40,6 +42,7 @@ class Ledger:
         self.events = events
         self.acked: list[bytes] = []
         self.handed_back: list[bytes] = []
+        self.delays: dict[bytes, float] = {}
 
     def ack(self, replies: list[bytes]) -> None:
         self.events.append("ack")
@@ -48,6 +51,7 @@ class Ledger:
     def nak(self, replies: list[bytes], delay: float = 0.0) -> None:
         self.events.append("nak")
         self.handed_back += replies
+        self.delays |= dict.fromkeys(replies, delay)
 
 
 class Unreliable(MemoryStore):
@@ -69,10 +73,12 @@ class Unreliable(MemoryStore):
 
 
 class Setting:
-    def __init__(self, failures: int = 0, error: StoreError | None = None, **options: float) -> None:
+    def __init__(
+        self, failures: int = 0, error: StoreError | None = None, layout: Layout = hive, **options: object
+    ) -> None:
         self.events: list[str] = []
         self.slept: list[float] = []
-        self.told: list[Stored] = []
+        self.told: list[Completion] = []
         self.store = Unreliable(self.events, failures, error)
         self.ledger = Ledger(self.events)
         self.committer = Committer(
@@ -80,10 +86,15 @@ class Setting:
             writer("parquet"),
             self.ledger,
             CommitOptions(node="node-1", **options),  # type: ignore[arg-type]
-            on_store=self.told.append,
+            layout=layout,
+            on_complete=self.completed,
             clock=lambda: 5.0,
             sleep=self.sleep,
         )
+
+    def completed(self, completion: Completion) -> None:
+        self.events.append("told")
+        self.told.append(completion)
 
     async def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
@@ -92,7 +103,7 @@ class Setting:
 async def test_a_block_is_durable_then_visible_then_acknowledged() -> None:
     setting = Setting()
     await setting.committer.commit(block(1, 2))
-    assert setting.events == ["put blocks", "put _entries", "ack"]
+    assert setting.events == ["put blocks", "put _entries", "ack", "told"]
     assert setting.ledger.acked == [b"reply.1", b"reply.2"]
 
 
@@ -107,23 +118,39 @@ async def test_the_entry_says_exactly_what_the_block_holds() -> None:
     assert (stored.stream, stored.key, stored.interval) == ("FLIGHTS", "EWR", 1_792_540_800)
     assert (stored.first, stored.last, stored.count, stored.format) == (3, 9, 3, "parquet")
     assert (stored.node, stored.stored_ns) == ("node-1", 5 * 10**9)
-    assert f"FLIGHTS-3-9-3-{stored.sha256[:8]}.parquet" in stored.path
-    assert setting.told == [stored]
+    assert f"FLIGHTS-3-9-3-{stored.sha256[:8]}-" in stored.path
 
 
-async def test_a_block_that_is_stored_already_is_acknowledged() -> None:
+async def test_who_wants_to_know_is_told_of_a_stored_block_after_the_ack() -> None:
     setting = Setting()
-    first = await setting.committer.commit(block(1))
-    second = await setting.committer.commit(block(1))
-    assert first.path == second.path
-    assert setting.ledger.acked == [b"reply.1", b"reply.1"]
+    stored = await setting.committer.commit(block(3, 5, 9))
+    [told] = setting.told
+    assert (told.stream, told.key, told.path, told.bytes) == ("FLIGHTS", "EWR", stored.path, stored.bytes)
+    assert (told.first, told.last, told.count, told.error) == (3, 9, 3, None)
+    assert told.duration > 0
+
+
+@pytest.mark.parametrize("lost", ["blocks/", "_entries/"])
+async def test_what_is_stored_although_the_store_said_no_is_acknowledged(lost: str) -> None:
+    setting = Setting()
+    put = setting.store.put
+
+    async def put_and_lose_the_answer(path: str, data: bytes | Path, *, if_absent: bool = True) -> None:
+        await put(path, data, if_absent=if_absent)
+        if path.startswith(lost):
+            raise StoreError("the connection was closed")
+
+    setting.store.put = put_and_lose_the_answer  # type: ignore[method-assign]
+    await setting.committer.commit(block(1))
+    assert setting.ledger.acked == [b"reply.1"]
+    assert setting.told[0].error is None
     assert len(await setting.store.list()) == 2
 
 
 async def test_a_store_that_comes_back_is_waited_for_with_growing_pauses() -> None:
     setting = Setting(failures=3, backoff=1.0, max_backoff=2.0)
     await setting.committer.commit(block(1))
-    assert setting.events == ["failed"] * 3 + ["put blocks", "put _entries", "ack"]
+    assert setting.events == ["failed"] * 3 + ["put blocks", "put _entries", "ack", "told"]
     for pause, longest in zip(setting.slept, [1.0, 2.0, 2.0], strict=True):
         assert longest / 2 <= pause <= longest
 
@@ -132,9 +159,71 @@ async def test_after_the_last_attempt_the_messages_are_handed_back() -> None:
     setting = Setting(failures=99, attempts=3)
     with pytest.raises(StoreError, match=r"2 messages of FLIGHTS \(1–2, key 'EWR'\) could not .*tried 3 times"):
         await setting.committer.commit(block(1, 2))
-    assert setting.events == ["failed"] * 3 + ["nak"]
+    assert setting.events == ["failed"] * 3 + ["nak", "told"]
     assert setting.ledger.handed_back == [b"reply.1", b"reply.2"]
-    assert setting.told == []
+
+
+async def test_who_wants_to_know_is_told_of_a_failure_with_its_error_and_the_path_that_was_tried() -> None:
+    setting = Setting(failures=99, attempts=1)
+    with pytest.raises(StoreError) as failure:
+        await setting.committer.commit(block(1, 2))
+    [told] = setting.told
+    assert (told.error, told.key, told.count) == (failure.value, "EWR", 2)
+    assert told.path.startswith("blocks/stream=FLIGHTS/key=EWR/")
+    assert told.bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("ladder", "delays"),
+    [([], [0, 0, 0, 0]), ([2.5], [2.5] * 4), ([1.0, 5.0, 60.0], [1.0, 5.0, 60.0, 60.0])],
+    ids=["at once", "with a delay", "growing"],
+)
+async def test_what_was_handed_back_comes_again_the_later_the_more_often_it_came(
+    ladder: list[float], delays: list[float]
+) -> None:
+    setting = Setting(failures=99, attempts=1, redeliver_after=ladder)
+    for deliveries, delay in enumerate(delays, 1):
+        with pytest.raises(StoreError):
+            await setting.committer.commit(block(deliveries, deliveries=deliveries))
+        assert setting.ledger.delays[b"reply.%d" % deliveries] == delay
+
+
+async def test_the_messages_of_one_block_are_handed_back_each_by_its_own_deliveries() -> None:
+    setting = Setting(failures=99, attempts=1, redeliver_after=[1.0, 5.0])
+    mixed = block(1, 2, 3)
+    mixed.records.deliveries[:] = [1, 2, 1]
+    with pytest.raises(StoreError):
+        await setting.committer.commit(mixed)
+    assert setting.ledger.delays == {b"reply.1": 1.0, b"reply.2": 5.0, b"reply.3": 1.0}
+
+
+async def test_going_on_means_that_the_stores_failure_is_logged_and_nothing_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    setting = Setting(failures=1, attempts=1)
+    commit = going_on(setting.committer.commit)
+    await commit(block(1, 2))
+    await commit(block(1, 2))
+    assert setting.events == ["failed", "nak", "told", "put blocks", "put _entries", "ack", "told"]
+    assert [one.levelname for one in caplog.records if "2 messages of FLIGHTS" in one.message] == ["ERROR"]
+
+
+async def test_a_fault_of_ours_is_none_of_the_stores_and_ends_whoever_goes_on() -> None:
+    async def broken(_: SealedBlock) -> None:
+        raise ValueError("a fault of ours")
+
+    with pytest.raises(ValueError, match="a fault of ours"):
+        await going_on(broken)(block(1))
+
+
+async def test_a_layout_decides_where_a_block_lies_and_the_name_still_tells_what_is_in_it() -> None:
+    setting = Setting(layout=dated)
+    stored = await setting.committer.commit(block(3, 5, 9))
+    folder, _, name = stored.path.rpartition("/")
+    assert folder == "blocks/EWR/2026/10/21/00/00"
+    assert name.startswith(f"FLIGHTS-3-9-3-{stored.sha256[:8]}")
+    assert stored.key == "EWR"
+    assert entry_path(stored.path) in [one.path for one in await setting.store.list()]
 
 
 async def test_the_kind_of_a_store_error_is_kept() -> None:
@@ -149,10 +238,12 @@ async def test_what_is_no_store_error_acknowledges_and_hands_back_nothing() -> N
             raise ValueError("a fault of ours")
 
     events: list[str] = []
-    committer = Committer(Unreliable(events), Broken(), Ledger(events))
-    with pytest.raises(ValueError, match="a fault of ours"):
+    told: list[Completion] = []
+    committer = Committer(Unreliable(events), Broken(), Ledger(events), on_complete=told.append)
+    with pytest.raises(ValueError, match="a fault of ours") as fault:
         await committer.commit(block(1))
     assert events == []
+    assert [(one.path, one.bytes, one.count, one.error) for one in told] == [("", 0, 1, fault.value)]
 
 
 async def test_a_commit_cancelled_while_it_waits_for_the_store_acknowledges_nothing() -> None:
@@ -163,13 +254,15 @@ async def test_a_commit_cancelled_while_it_waits_for_the_store_acknowledges_noth
         waiting.set()
         await asyncio.Event().wait()
 
-    committer = Committer(setting.store, writer("ndjson"), setting.ledger, sleep=forever)
+    setting.committer._sleep = forever
+    committer = setting.committer
     commit = asyncio.create_task(committer.commit(block(1)))
     await waiting.wait()
     commit.cancel()
     with pytest.raises(asyncio.CancelledError):
         await commit
-    assert setting.events == ["failed"]
+    assert setting.events == ["failed", "told"]
+    assert isinstance(setting.told[0].error, asyncio.CancelledError)
 
 
 async def test_a_block_whose_entry_comes_too_late_is_given_up_because_the_sweep_may_have_removed_it() -> None:
@@ -178,7 +271,7 @@ async def test_a_block_whose_entry_comes_too_late_is_given_up_because_the_sweep_
     setting.committer._clock = lambda: next(times)
     with pytest.raises(StoreError, match=r"there for 10 s without a durable entry, more than 10 s, half of the sweep"):
         await setting.committer.commit(block(1))
-    assert setting.events == ["put blocks", "put _entries", "nak"]
+    assert setting.events == ["put blocks", "put _entries", "nak", "told"]
     assert setting.ledger.acked == []
 
 
@@ -188,18 +281,7 @@ async def test_a_block_that_took_too_long_gets_no_entry() -> None:
     setting.committer._clock = lambda: next(times)
     with pytest.raises(StoreError, match="the store is too slow"):
         await setting.committer.commit(block(1))
-    assert setting.events == ["put blocks", "nak"]
-
-
-async def test_an_equal_block_of_a_dead_writer_is_not_built_upon_when_the_sweep_may_be_about_to_remove_it() -> None:
-    setting = Setting(give_up=10.0)
-    setting.store._clock = lambda: 0.0
-    first = await setting.committer.commit(block(1))
-    await setting.store.delete(entry_path(first.path))
-    setting.committer._clock = lambda: 11.0
-    with pytest.raises(StoreError, match="there for 11 s without a durable entry"):
-        await setting.committer.commit(block(1))
-    assert setting.ledger.handed_back == [b"reply.1"]
+    assert setting.events == ["put blocks", "nak", "told"]
 
 
 async def test_an_equal_block_that_vanishes_meanwhile_is_given_up() -> None:
@@ -211,13 +293,20 @@ async def test_an_equal_block_that_vanishes_meanwhile_is_given_up() -> None:
     setting.store.put = refuse  # type: ignore[method-assign]
     with pytest.raises(StoreError, match="removed it before its entry was written"):
         await setting.committer.commit(block(1))
-    assert setting.events == ["nak"]
+    assert setting.events == ["nak", "told"]
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"attempts": 0}, {"backoff": -1.0}, {"backoff": 9.0, "max_backoff": 3.0}, {"give_up": 0.0}]
+    "wrong",
+    [
+        {"attempts": 0},
+        {"backoff": -1.0},
+        {"backoff": 9.0, "max_backoff": 3.0},
+        {"give_up": 0.0},
+        {"redeliver_after": [1.0, -1.0]},
+    ],
 )
-def test_options_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+def test_options_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         CommitOptions(**wrong)  # type: ignore[arg-type]
 

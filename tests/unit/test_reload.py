@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from capture.block import Limits
+from capture.config import CaptureConfig, load, settings
+from capture.errors import ConfigError
+from capture.record import Records
+from capture.reload import LIVE, ChangingBlocks, reloaded
+
+
+def config(**flags: Any) -> CaptureConfig:
+    named = {"stream": "S", "store": "/lake", **{name.replace("__", "."): value for name, value in flags.items()}}
+    return load(None, named, environment={})
+
+
+def test_an_equal_configuration_changes_nothing() -> None:
+    change = reloaded(config(), config())
+    assert (change.config, change.changed, change.kept) == (config(), [], [])
+
+
+def test_what_is_live_changes_and_the_rest_is_named_and_kept() -> None:
+    running = config(decoder="json", limits__max_age=5.0)
+    wanted = config(decoder="raw", durable="other", limits__max_age=7.5, limits__interval=60.0, sweep__every=3.0)
+    change = reloaded(running, wanted)
+    assert change.config == config(decoder="json", limits__max_age=7.5, sweep__every=3.0)
+    assert change.changed == ["limits.max_age = 7.5", "sweep.every = 3.0"]
+    assert change.kept == ["durable", "decoder", "limits.interval"]
+
+
+def test_every_live_setting_is_one() -> None:
+    assert {place for place, _ in settings(config())} >= LIVE
+
+
+def test_levels_of_loggers_change_as_a_whole() -> None:
+    change = reloaded(config(), config(logging__loggers={"natty": "debug", "capture.sweep": "info"}))
+    assert change.config.logging.loggers == {"natty": "debug", "capture.sweep": "info"}
+
+
+def test_a_longer_grace_is_taken_up_and_a_shorter_one_is_not() -> None:
+    change = reloaded(config(sweep__grace=900.0), config(sweep__grace=1800.0))
+    assert (change.config.sweep.grace, change.kept) == (1800.0, [])
+    change = reloaded(config(sweep__grace=900.0), config(sweep__grace=60.0, sweep__every=1.0))
+    assert (change.config.sweep.grace, change.config.sweep.every, change.kept) == (900.0, 1.0, ["sweep.grace"])
+
+
+def test_limits_that_contradict_the_running_consumer_are_refused_though_the_file_agrees_with_itself() -> None:
+    with pytest.raises(ConfigError, match=r"max_age 200.0 s must be below the consumer's ack_wait 120.0 s"):
+        reloaded(config(ack_wait=120.0), config(ack_wait=300.0, limits__max_age=200.0))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "said"),
+    [
+        ("redeliver_after", [1.0, -1.0], r"Expected `float` >= 0"),
+        ("on_store_failure", "panic", "Invalid enum value 'panic'"),
+        ("store_attempts", 0, "Expected `int` >= 1"),
+        ("drain", 0.0, r"Expected `float` > 0"),
+        ("logging.level", "loud", "Invalid enum value 'loud'"),
+        ("logging.loggers", {"natty": "loud"}, "Invalid enum value 'loud'"),
+        ("logging.summary_every", -1.0, "Expected `float` >= 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_when_they_are_read(setting: str, value: object, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        config(**{setting.replace(".", "__"): value})
+
+
+def records(*sequences: int) -> Records[None]:
+    count = len(sequences)
+    return Records(
+        "S", list(sequences), [0] * count, [b"s"] * count, [b""] * count, [b"x"] * count, [1] * count,
+        [b"r.%d" % sequence for sequence in sequences], [None] * count,
+    )  # fmt: skip
+
+
+def test_blocks_that_are_open_when_limits_change_are_sealed_and_later_ones_have_the_new_limits() -> None:
+    blocks = ChangingBlocks(Limits(max_messages=10, max_age=30.0))
+    assert blocks.add([("k", 0, records(1, 2, 3))], now=0.0) == []
+    blocks.change(Limits(max_messages=2, max_age=5.0))
+    [old] = blocks.due(now=0.0)
+    assert old.records.sequences == [1, 2, 3]
+    [full] = blocks.add([("k", 0, records(4, 5))], now=1.0)
+    assert full.records.sequences == [4, 5]
+    assert blocks.add([("k", 0, records(6))], now=2.0) == []
+    [aged] = blocks.due(now=7.0)
+    assert (aged.records.sequences, aged.reason) == ([6], "age")
+
+
+def test_equal_limits_seal_nothing() -> None:
+    blocks = ChangingBlocks(Limits())
+    blocks.add([("k", 0, records(1))], now=0.0)
+    blocks.change(Limits())
+    assert blocks.due(now=0.0) == []
+
+
+@pytest.mark.parametrize("by", ["add", "seal_all"])
+def test_what_a_change_has_sealed_is_lost_by_no_way(by: str) -> None:
+    blocks = ChangingBlocks(Limits())
+    blocks.add([("k", 0, records(1))], now=0.0)
+    blocks.change(Limits(max_messages=7))
+    sealed = blocks.seal_all() if by == "seal_all" else blocks.add([("k", 0, records(2))], now=0.0)
+    assert [one.records.sequences for one in sealed] == [[1]]
+    assert len(blocks.seal_all()) == (1 if by == "add" else 0)
