@@ -4,7 +4,7 @@ PIP := .venv/bin/python -m pip --disable-pip-version-check install --quiet
 ARGS ?=
 WORKERS ?= 2
 
-.PHONY: demo test lint bench chaos-election clean
+.PHONY: demo test lint bench chaos chaos-election clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.demo ## the main job on real flights; `make demo ARGS="--rows 20000 --keep"`
@@ -20,6 +20,9 @@ lint: .venv/.test ## style and types
 
 bench: .venv/.bench ## print the figures
 	@for file in tests/bench/bench_*.py; do echo "== $$file"; .venv/bin/python "$$file" || exit 1; done
+
+chaos: .venv/.test ## 200 kills of capture nodes over a million messages; `make chaos ARGS="--messages 50000 --kills 10"` is shorter
+	@.venv/bin/python tests/support/capture_chaos.py $(ARGS)
 
 chaos-election: .venv/.test ## ten thousand faults on elections: hours; `make chaos-election ARGS="--faults 300 --cluster"` is shorter
 	@.venv/bin/python tests/support/election_chaos.py $(ARGS)

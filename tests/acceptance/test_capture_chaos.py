@@ -1,0 +1,55 @@
+"""The short form of `make chaos`: real nodes, servers and stores over TLS, each kind of fault, and a control."""
+
+import pytest
+from capture_chaos import Options, chaos, tls_context
+from capture_chaos_faults import schedule
+from capture_chaos_nodes import Bucket, Folder
+from stores import running_seaweedfs
+
+from natty.testing import NatsServer
+
+SHORT = {"every": 0.5, "max_age": 0.4, "max_messages": 200, "ack_wait": 3.0, "lease": 0.6}
+
+
+@pytest.fixture
+def own_server(natty_tls, nats_server_binary, tmp_path):
+    with NatsServer(folder=tmp_path / "nats", tls_files=natty_tls, binary=nats_server_binary) as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(natty_tls, tmp_path):
+    with running_seaweedfs(tmp_path / "s3", natty_tls) as server:
+        yield Bucket(server, tls_context(natty_tls))
+
+
+@pytest.fixture
+def play(own_server, tmp_path, capsys):
+    async def run(store, **options):
+        outcome = await chaos([own_server], store, tmp_path, Options(**SHORT, **options))
+        with capsys.disabled():
+            print(f"\n{outcome.summary()}")
+        assert outcome.findings.messages >= outcome.options.messages
+        return outcome
+
+    return run
+
+
+async def test_nothing_is_lost_or_invented_whatever_happens_to_nodes_server_and_object_store(play, bucket):
+    outcome = await play(bucket, messages=5000, kills=6)
+    assert outcome.wrong == []
+    assert {*outcome.faults.played} == {*schedule("s3", 6, 0)}
+    assert outcome.faults.kills == 6
+
+
+async def test_nothing_is_lost_or_invented_whatever_happens_to_a_folder(play, tmp_path):
+    struck = ("full", "kill", "kill_sweep", "fail", "kill")
+    outcome = await play(Folder(tmp_path / "archive"), nodes=2, messages=2000, faults=struck)
+    assert outcome.wrong == []
+    assert sorted(outcome.faults.played.elements()) == sorted(struck)
+
+
+async def test_the_same_harness_finds_out_nodes_that_ack_before_a_block_is_durable(play, tmp_path):
+    outcome = await play(Folder(tmp_path / "archive"), nodes=2, messages=1000, faults=("kill",), broken=True)
+    assert outcome.verified == 3
+    assert any("LOST: in the stream and not in the archive" in wrong for wrong in outcome.wrong), outcome.wrong

@@ -1,0 +1,296 @@
+"""Capture nodes of real processes on real servers and stores over TLS, faults, and the proof that nothing is lost.
+
+python tests/support/capture_chaos.py --messages 1000000 --kills 200 [--store folder] [--cluster] [--spark] [--broken]
+
+`--help` names the rest.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import random
+import shutil
+import signal
+import ssl
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest.mock import patch
+
+from capture_chaos_faults import Faults, schedule
+from capture_chaos_judge import Findings, judge
+from capture_chaos_load import Load
+from capture_chaos_nodes import HASTY, PRODUCT, Bucket, Folder, Node, StuckError, environment, toml
+from patient import NEVER, PATIENCE
+from stores import running_seaweedfs
+
+from capture.config import load as load_config
+from natty import Natty, NattyError
+from natty.testing import NatsCluster, NatsServer
+
+AT_ONCE = 4  # faults
+SETTLE = 5 * PATIENCE  # seconds until everything must be stored, all being mended
+SLOWEST = 500  # messages a second that are stored then, at least
+TOLD_EVERY = 25  # faults
+ALARM = "MISSING"  # what a sweep's leader logs if something seems to be
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """A run. Seconds; `every` is from one fault to the next, on average."""
+
+    stream: str = "CHAOS"
+    messages: int = 1_000_000
+    kills: int = 200
+    nodes: int = 3
+    seed: int = 0
+    every: float = 2.0
+    max_age: float = 1.0
+    max_messages: int = 5000
+    ack_wait: float = 6.0
+    lease: float = 1.0
+    grace: float = 60.0
+    replicas: int = 1
+    ack: str = "explicit"
+    buffers: str = "memory"
+    spark: bool = False
+    faults: tuple[str, ...] = ()  # these, in this order, and not those that `kills` and `seed` give
+    broken: bool = False  # the control: nodes ack too early
+
+    def settings(self):
+        """Return capture.toml's settings, but for where NATS and the store are."""
+        return {
+            "stream": self.stream,
+            "decoder": "json",
+            "partition": "subject:1",
+            "ack": self.ack,
+            "ack_wait": self.ack_wait,
+            "lease": self.lease,
+            "store_attempts": 3,
+            "redeliver_after": [0.2, 1.0],
+            "buffers": {"kind": self.buffers},
+            "limits": {"max_age": self.max_age, "max_messages": self.max_messages},
+            "sweep": {"every": 0.5, "grace": self.grace},
+            "compaction": {"every": 5.0, "min_files": 2, "lease": 3.0},
+            "spark": {} if self.spark else {"java": "none"},
+        }
+
+
+@dataclass
+class Outcome:
+    """What was done to whom, and what was found then."""
+
+    options: Options
+    store: str
+    load: Load
+    faults: Faults
+    nodes: list[Node]
+    seconds: float = 0.0  # from the first message published to the last one acknowledged by a node
+    findings: Findings = field(default_factory=Findings)
+    verified: int | None = None  # exit status
+    wrongs: list[str] = field(default_factory=list)
+
+    @property
+    def wrong(self):
+        """Everything that is wrong, in words."""
+        said = [] if self.verified == 0 else [f"capture verify --deep ended with {self.verified}"]
+        return [*self.wrongs, *self.findings.wrongs, *said]
+
+    def summary(self):
+        """The counts, for people."""
+        found, load, played = self.findings, self.load, self.faults.played
+        statuses = sum((node.statuses for node in self.nodes), Counter())
+        ended = ", ".join(f"{count:,} with {status}" for status, count in sorted(statuses.items()))
+        words = ", ".join(f"{count:,} {kind}" for kind, count in played.most_common())
+        return (
+            f"seed {self.options.seed}, store {self.store}: {load.published:,} messages published, "
+            f"{len(load.acknowledged):,} acknowledged, {found.messages:,} in the stream\n"
+            f"  {self.faults.kills:,} kills of {len(self.nodes)} nodes, {played.total():,} faults ({words})\n"
+            f"  processes: {sum(node.started for node in self.nodes):,} started, ended {ended}\n"
+            f"  {found.blocks:,} blocks, {found.files:,} table files, {found.orphans:,} orphans of dead writers; "
+            f"{found.undecodable:,} undecodable\n"
+            f"  {found.duplicates:,} rows are there again, {found.again:,} had been delivered before\n"
+            f"  {self.seconds:.1f} s, {load.published / max(self.seconds, 0.001):,.0f} messages a second; "
+            f"wrong: {len(self.wrong)}"
+        )
+
+
+class Chaos:
+    """Nodes that capture one stream into one store, what is published to it, and what strikes them."""
+
+    def __init__(self, natty, servers, store, folder, options, say):
+        self.natty, self.options, self._say = natty, options, say
+        self._folder = folder
+        program = HASTY if options.broken else PRODUCT
+        self.nodes = [
+            Node(f"node-{number}", servers[number % len(servers)], store, folder, options.settings(), program)
+            for number in range(options.nodes)
+        ]
+        self._struck = options.faults or schedule(store.kind, options.kills, options.seed)
+        rate = options.messages / (options.every * len(self._struck))
+        self._load = Load(options.stream, seed=options.seed, messages=options.messages, rate=rate)
+        faults = Faults(natty, self.nodes, servers, store, options)
+        self.outcome = Outcome(options, store.kind, self._load, faults, self.nodes)
+        operator = options.settings() | {"store": store.url(), "nats": servers[0].connect_options()}
+        self._operator = folder / "operator.toml"
+        self._operator.write_text(toml(operator))
+        self._environment = environment(store.environment)
+
+    async def run(self):
+        """Publish, strike, mend, wait until all is stored, stop, and look at what is there."""
+        replicas = {"num_replicas": self.options.replicas}
+        await self.natty.ensure_stream(
+            self.options.stream, subjects=[f"{self.options.stream}.>"], allow_batched=True, **replicas
+        )
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                await self._play(tasks)
+        except* StuckError as stuck:
+            self.outcome.wrongs += [f"HANG: {error}" for error in stuck.exceptions]
+        else:
+            await self._look()
+        return self.outcome
+
+    async def _look(self):
+        if self.options.spark and (status := await self._capture("compact", "--all", "--wait", f"{2 * PATIENCE:g}")):
+            self.outcome.wrongs.append(f"capture compact --all ended with {status}")
+        self.outcome.findings = await judge(self.natty, load_config(self._operator, environment={}), self._load)
+        self.outcome.verified = await self._capture("verify", "--deep")
+        if self.outcome.verified == 0:
+            alarms = [line for node in self.nodes for line in node.log if ALARM in line]
+            self.outcome.wrongs += [f"a false alarm: {line}" for line in alarms]
+
+    async def _play(self, tasks):
+        for node in self.nodes:
+            tasks.create_task(node.run())
+        for node in self.nodes:
+            await node.at_work()
+        began = time.monotonic()
+        publishing = tasks.create_task(self._load.run(self.natty))
+        await self._strike(tasks)
+        self._load.ending = True
+        await publishing
+        await self._settle()
+        self.outcome.seconds = time.monotonic() - began
+        await self._stop()
+
+    async def _strike(self, tasks):
+        """Begin one fault after the other, in step with what is published; return when all are over and mended."""
+        going, options = set(), self.options
+        for index, kind in enumerate(self._struck):
+            dice = random.Random(f"{options.seed} {index}")
+            await asyncio.sleep(options.every * dice.uniform(0.3, 1.7))
+            await self._until_published(options.messages * index // len(self._struck))
+            while len(going) >= AT_ONCE:
+                _, going = await asyncio.wait(going, return_when=asyncio.FIRST_COMPLETED)
+            going.add(tasks.create_task(self.outcome.faults.play(kind, dice.choice(self.nodes), dice)))
+            if index % TOLD_EVERY == TOLD_EVERY - 1:
+                self._say(f"{index + 1} faults begun, {self._load.published:,} messages published, {self.nodes}")
+        await asyncio.gather(*going)
+
+    async def _until_published(self, count):
+        try:
+            async with asyncio.timeout(SETTLE):
+                while self._load.published < count:
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise StuckError(f"publishing stands still at {self._load.published:,}") from None
+
+    async def _settle(self):
+        """Wait until everything in the stream is acknowledged."""
+        state, stream = {}, self.options.stream
+        try:
+            async with asyncio.timeout(SETTLE + self._load.published / SLOWEST):
+                while True:
+                    with contextlib.suppress(NattyError):
+                        last = (await self.natty.jetstream.request(f"STREAM.INFO.{stream}"))["state"]["last_seq"]
+                        state = await self.natty.jetstream.request(f"CONSUMER.INFO.{stream}.capture")
+                        if state["ack_floor"]["stream_seq"] >= last and not state["num_ack_pending"]:
+                            return
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            logs = "\n".join(f"{node!r}: {node.last_lines()}" for node in self.nodes)
+            raise StuckError(f"not everything was acknowledged, all being mended: {state}\n{logs}") from None
+
+    async def _stop(self):
+        """Stop the nodes in peace."""
+        for node in self.nodes:
+            await node.at_work()
+            node.retiring = True
+            process = node.process
+            node.signal(signal.SIGTERM)
+            if status := await node.ended(process, within=4 * PATIENCE):
+                self.outcome.wrongs.append(f"{node!r}, stopped in peace, ended with {status}; {node.last_lines()}")
+
+    async def _capture(self, *command):
+        """Run a command of `capture`, without a terminal; return its exit status."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "capture", *command, "--config", str(self._operator)),
+            cwd=self._folder,
+            env=self._environment,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        said, _ = await process.communicate()
+        self._say(f"capture {' '.join(command)}: {said.decode().strip()}")
+        return process.returncode
+
+
+async def chaos(servers, store, folder, options, say=print):
+    """Play a run on these servers, in a folder of its own; return its outcome."""
+    nats = servers[0].connect_options() | {"servers": [server.url for server in servers]}
+    with patch.dict(os.environ, store.environment):
+        async with Natty(**nats, connect_timeout=PATIENCE, ping_interval=NEVER) as natty:
+            return await Chaos(natty, servers, store, folder, options, say).run()
+
+
+def tls_context(files):
+    """Return what a proxy in front of the store needs in order to speak TLS."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(files.server_cert, files.server_key)
+    return context
+
+
+def _arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--messages", type=int, default=Options.messages)
+    parser.add_argument("--kills", type=int, default=Options.kills)
+    parser.add_argument("--nodes", type=int, default=Options.nodes)
+    parser.add_argument("--seed", type=int, default=Options.seed)
+    parser.add_argument("--every", type=float, default=Options.every, help="seconds from one fault to the next")
+    parser.add_argument("--store", choices=("s3", "folder"), default="s3")
+    parser.add_argument("--cluster", action="store_true", help="three servers, of which one at a time is killed")
+    parser.add_argument("--ack", choices=("explicit", "all"), default=Options.ack)
+    parser.add_argument("--buffers", choices=("memory", "disk"), default=Options.buffers)
+    parser.add_argument("--spark", action="store_true", help="compact, too")
+    parser.add_argument("--broken", action="store_true", help="the control: nodes that ack too early")
+    return parser.parse_args()
+
+
+def main():
+    """The long run; its folder stays where something is wrong."""
+    given = vars(_arguments())
+    kind, cluster = given.pop("store"), given.pop("cluster")
+    options = Options(**given, replicas=3 if cluster else 1)
+    folder = Path(tempfile.mkdtemp(prefix="capture-chaos-"))
+    with contextlib.ExitStack() as stack:
+        kind_of_servers = NatsCluster if cluster else NatsServer
+        servers = stack.enter_context(kind_of_servers(folder=folder / "nats"))
+        files = servers.tls_files
+        store = Folder(folder / "archive")
+        if kind == "s3":
+            store = Bucket(stack.enter_context(running_seaweedfs(folder / "s3", files)), tls_context(files))
+        outcome = asyncio.run(chaos(list(servers) if cluster else [servers], store, folder, options))
+    print(outcome.summary(), *outcome.wrong, sep="\n")
+    if outcome.wrong:
+        print(f"what is left of it: {folder}")
+        return 1
+    shutil.rmtree(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,238 @@
+"""What strikes the nodes of a chaos run; each fault is played to its end, and what it broke is mended."""
+
+import asyncio
+import contextlib
+import random
+import resource
+import signal
+from collections import Counter
+from urllib.parse import unquote
+
+from capture_chaos_nodes import StuckError, nothing
+from patient import PATIENCE
+from stores_faults import HANG, LIE, LOSE_ANSWER, Say
+
+from capture.head import SWEEP
+from natty import NattyError
+
+KILLS = {"folder": {"kill": 8, "kill_sweep": 2}, "s3": {"kill": 5, "kill_put": 3, "kill_sweep": 2}}
+OTHERS = {"stop": 4, "term": 3, "cut": 2, "half_open": 2, "mute": 2, "server": 2, "fail": 2, "full": 2}
+OF_S3 = {"store": 2, "hang": 2, "lie": 2, "lose": 2}
+WITHIN = PATIENCE / 2  # seconds until a request must come that a fault waits for
+REFUSED = Say(500, "InternalError")
+FULL = Say(507, "XMinioStorageFull")
+
+
+def schedule(kind, kills, seed):
+    """Return the faults of a run with this kind of store, in order: so many kills, and three others to four of them.
+
+    Every kind of fault is there at least once; the seed decides on the rest.
+    """
+    dice = random.Random(seed)
+    others = OTHERS | (OF_S3 if kind == "s3" else {})
+
+    def some(weights, count):
+        more = dice.choices(list(weights), list(weights.values()), k=max(0, count - len(weights)))
+        return [*weights, *more]
+
+    faults = some(KILLS[kind], kills) + some(others, kills * 3 // 4)
+    dice.shuffle(faults)
+    return faults
+
+
+class Faults:
+    """Plays faults, several at a time; of those of the servers and of those of the store, one at a time each."""
+
+    def __init__(self, natty, nodes, servers, store, options):
+        self.natty, self.nodes, self.servers, self.store, self.options = natty, nodes, servers, store, options
+        self.played = Counter()
+        self._operating = asyncio.Lock()
+        self._storing = asyncio.Lock()
+
+    @property
+    def kills(self):
+        """How many nodes were killed."""
+        return sum(self.played[kind] for kind in KILLS["s3"])
+
+    async def play(self, kind, node, dice):
+        """Play one fault to its end; this node is struck where it does not matter which. StuckError."""
+        try:
+            async with asyncio.timeout(8 * PATIENCE):
+                self.played[await getattr(self, f"_{kind}")(node, dice) or kind] += 1
+        except TimeoutError:
+            raise StuckError(f"the fault {kind} did not come to its end; {node!r}: {node.last_lines()}") from None
+
+    # Nodes.
+
+    async def _kill(self, node, dice):
+        while True:
+            await node.at_work()
+            await asyncio.sleep(dice.uniform(0, 1))
+            if node.kill():
+                return "kill"
+
+    async def _kill_put(self, node, dice):
+        """Kill whoever stores the next block or entry, on one side of the network call or the other."""
+        folder = dice.choice(("blocks/", "_entries/"))
+        return await self._kill_at(lambda request: _is(request, "PUT", folder), node, dice)
+
+    async def _kill_sweep(self, node, dice):
+        """Kill the sweep's leader: at its new manifest, or when it has begun to remove the entries adopted by it."""
+        if self.store.kind == "folder":
+            return await self._kill_sweep_of_folder(node, dice)
+        which = dice.choice((("PUT", "_manifest/"), ("DELETE", "_entries/")))
+        return await self._kill_at(lambda request: _is(request, *which), node, dice)
+
+    async def _kill_at(self, wanted, node, dice):
+        answer, killed = dice.choice((REFUSED, LOSE_ANSWER)), []
+
+        def strike(sender):
+            killed.append(sender.kill())
+            return answer
+
+        await self._at_request(wanted, strike)
+        return None if any(killed) else await self._kill(node, dice)
+
+    async def _kill_sweep_of_folder(self, node, dice):
+        folder = self.store.root / "_manifest"
+        leader = await self._leader()
+        before = _newest(folder)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WITHIN):
+                while _newest(folder) == before:
+                    await asyncio.sleep(0.001)
+        return None if leader.kill() else await self._kill(node, dice)
+
+    async def _leader(self):
+        """Wait until somebody leads the sweep."""
+        while True:
+            with contextlib.suppress(NattyError):
+                name = await self.natty.get_leader(SWEEP.election(self.options.stream))
+                for node in self.nodes:
+                    if node.name == name:
+                        return node
+            await asyncio.sleep(0.1)
+
+    async def _stop(self, node, dice):
+        """Let it stand still for longer than the sweep's lease, or than the messages it has wait for their acks."""
+        await node.at_work()
+        node.signal(signal.SIGSTOP)
+        await asyncio.sleep(1.3 * dice.choice((self.options.lease, self.options.ack_wait)))
+        node.signal(signal.SIGCONT)
+
+    async def _term(self, node, dice):
+        await node.at_work()
+        process = node.process
+        node.signal(signal.SIGTERM)
+        await node.ended(process, within=4 * PATIENCE)
+
+    # The server, and the way to it.
+
+    async def _server(self, node, dice):
+        async with self._operating:
+            server = dice.choice(self.servers)
+            await asyncio.to_thread(server.kill)
+            await _a_while(dice)
+            await asyncio.to_thread(server.start)
+
+    async def _cut(self, node, dice):
+        await node.nats.cut()
+        await _a_while(dice)
+        await node.nats.restore()
+
+    async def _half_open(self, node, dice):
+        node.nats.half_open()
+        await _a_while(dice, longest=5.0)
+        await node.nats.restore()
+
+    async def _mute(self, node, dice):
+        node.nats.mute()
+
+    # The store.
+
+    async def _store(self, node, dice):
+        async with self._storing:
+            await asyncio.to_thread(self.store.server.restart, dice.uniform(0, 2))
+
+    async def _fail(self, node, dice):
+        if self.store.kind == "folder":
+            await self._limited(node, resource.RLIMIT_NOFILE, 1, dice)
+        else:
+            await self._answered(dice.choice(([node], self.nodes)), lambda request: REFUSED, dice)
+
+    async def _full(self, node, dice):
+        """Refuse what is more than some bytes: a part of an object is written then."""
+        if self.store.kind == "folder":
+            await self._limited(node, resource.RLIMIT_FSIZE, dice.choice((0, 1000)), dice)
+        else:
+            await self._answered(self.nodes, lambda request: FULL if request.method == "PUT" else None, dice)
+
+    async def _hang(self, node, dice):
+        await self._answered([node], lambda request: HANG if request.method == "PUT" else None, dice)
+
+    async def _lie(self, node, dice):
+        """Say of one block or entry that it is stored."""
+        folder = dice.choice(("blocks/", "_entries/"))
+        told = await self._at_request(lambda request: _is(request, "PUT", folder), lambda sender: LIE)
+        return "lie" if told else "nothing"
+
+    async def _lose(self, node, dice):
+        """Store something, and lose the answer."""
+        lost = await self._at_request(lambda request: request.method == "PUT", lambda sender: LOSE_ANSWER)
+        return "lose" if lost else "nothing"
+
+    async def _limited(self, node, what, most, dice):
+        await node.at_work()
+        node.limit(what, most)
+        await _a_while(dice)
+        node.limit(what, None)
+
+    async def _answered(self, nodes, fault, dice):
+        async with self._storing:
+            with _faulty(nodes, lambda node: fault):
+                await _a_while(dice, longest=4.0)
+
+    async def _at_request(self, wanted, answer):
+        """Answer the first wanted request of whatever node; return whether one came."""
+        done = asyncio.Event()
+
+        def fault_of(node):
+            def fault(request):
+                if done.is_set() or not wanted(request):
+                    return None
+                done.set()
+                return answer(node)
+
+            return fault
+
+        async with self._storing:
+            with _faulty(self.nodes, fault_of), contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WITHIN):
+                    await done.wait()
+        return done.is_set()
+
+
+@contextlib.contextmanager
+def _faulty(nodes, fault_of):
+    for node in nodes:
+        node.http.fault = fault_of(node)
+    try:
+        yield
+    finally:
+        for node in nodes:
+            node.http.fault = nothing
+
+
+async def _a_while(dice, longest=2.0):
+    await asyncio.sleep(dice.uniform(0.3, longest))
+
+
+def _is(request, method, folder):
+    return request.method == method and f"/{folder}" in unquote(request.target)
+
+
+def _newest(folder):
+    """Return the last name in a folder, "" if there is none."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        return max(path.name for path in folder.iterdir())
+    return ""

@@ -1,0 +1,31 @@
+"""`capture` with its promise broken: it acknowledges a block's messages, and stores the block only later.
+
+The control of capture_chaos.py, which must find out. The first process of a node dies in between, once.
+"""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+from capture.cli import main
+from capture.commit import Committer
+
+LATE = 0.5  # seconds
+DIED = Path("died")  # in the node's own folder
+
+commit = Committer.commit
+
+
+async def hasty_commit(self, block):
+    self._acknowledger.ack(block.records.replies)
+    await asyncio.sleep(LATE)
+    if not DIED.exists():
+        DIED.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return await commit(self, block)
+
+
+if __name__ == "__main__":
+    Committer.commit = hasty_commit
+    main()

@@ -1,0 +1,146 @@
+"""What is left after a chaos run: the stream's own copy, everything in the store, and what differs."""
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from hashlib import blake2b, sha256
+
+from capture_chaos_load import made
+
+from capture.errors import CaptureError
+from capture.manifest import BLOCKS, ENTRIES, entry_block
+from capture.report import archive_picture
+from capture.sequences import Sequences
+from capture.stores import open_store
+from capture.sweep import read_entries
+from capture.verify import UNDECODABLE_KEY
+from capture.writers.choose import read_object
+from natty.message import Batch, parse_headers
+from natty.ordered import CaughtUp, Ordered
+
+ONLY_NOW = "Nats-Expected-Stream"  # a publisher's condition; the server keeps it in the message
+SHOWN = 5  # wrongs of a kind
+HASH = re.compile(r"-\d+-\d+-\d+-([0-9a-f]{8})[^/]*$")  # in a block's name, of its bytes
+
+
+@dataclass
+class Findings:
+    """Counts, and what is wrong in words."""
+
+    messages: int = 0  # in the stream
+    blocks: int = 0
+    files: int = 0  # of the table
+    orphans: int = 0  # whole blocks of dead writers, which nothing names
+    rows: int = 0
+    duplicates: int = 0
+    again: int = 0  # rows that were delivered more than once
+    undecodable: int = 0
+    wrongs: list[str] = field(default_factory=list)
+
+    def complain(self, what, sequences):
+        """Note something wrong with some sequences or numbers, if there are any."""
+        if found := Sequences.from_iterable(sequences):
+            self.wrongs.append(f"{what}: {len(found):,} ({found.describe()})")
+
+
+async def judge(natty, config, load):
+    """Compare what was published, what the stream holds and what the archive holds, message by message."""
+    findings, store = Findings(), open_store(config.store)
+    copy = await _stream_copy(natty, load, findings)
+    entries, unreadable = await read_entries(store)
+    findings.wrongs += unreadable
+    picture = await archive_picture(natty, config, store)
+    blocks = [*picture.blocks, *picture.unadopted(entries)]
+    findings.blocks, findings.files = len(blocks), len(picture.files)
+    counts = Counter()
+    for stored in (*blocks, *picture.files):
+        try:
+            rows = read_object(await store.get(stored.path), stored)
+        except CaptureError as error:
+            findings.wrongs.append(f"an object that is named can't be read: {error}")
+        else:
+            _compare(stored, rows, copy, counts, findings)
+    findings.duplicates = findings.rows - len(counts)
+    findings.complain("LOST: in the stream and not in the archive", copy.keys() - counts.keys())
+    findings.complain("INVENTED: in the archive and not in the stream", counts.keys() - copy.keys())
+    tabled = Counter(row for stored in picture.files for row in Sequences.from_text(stored.sequences))
+    findings.complain("twice in the table", (row for row, count in tabled.items() if count > 1))
+    retired = {one.path for one in (*picture.manifest.retired, *picture.table.retired)} | {*picture.table.consumed}
+    await _look_at_objects(store, {stored.path for stored in blocks} | retired, findings)
+    return findings
+
+
+async def _stream_copy(natty, load, findings):
+    """Return {sequence: digest} of what the stream holds, having compared it with what was published."""
+    copy, numbers, changed = {}, Counter(), []
+    reader = Ordered(natty.jetstream, load.stream)
+    async for batch in reader:
+        if isinstance(batch, CaughtUp):
+            reader.stop()
+        if not isinstance(batch, Batch):
+            continue
+        columns = batch.sequences, batch.times_ns, batch.subjects, batch.header_blocks, batch.payloads
+        for sequence, *cells in zip(*columns, strict=True):
+            copy[sequence] = _digest(*cells)
+            number, unchanged = _as_published(load, *cells[1:])
+            numbers[number] += 1
+            if not unchanged:
+                changed.append(sequence)
+    findings.messages = len(copy)
+    findings.complain("the STREAM lost what it acknowledged, by numbers", load.acknowledged - numbers.keys())
+    findings.complain("the stream holds numbers that were not published", numbers.keys() - set(range(load.published)))
+    findings.complain("the stream holds numbers twice", (number for number, count in numbers.items() if count > 1))
+    findings.complain("the stream's copy is not what was published", changed)
+    return copy
+
+
+def _as_published(load, subject, block, payload):
+    """Return the number of a message, and whether it is what was published under it."""
+    headers = parse_headers(block)
+    number = int(headers["Nats-Msg-Id"][0].partition("-")[2])
+    one = made(load.seed, number)
+    headers.pop(ONLY_NOW, None)
+    wanted = {name: [value] if isinstance(value, str) else value for name, value in one.headers.items()}
+    return number, (subject, headers, payload) == (f"{load.stream}.{one.key}".encode(), wanted, one.payload)
+
+
+def _digest(time_ns, subject, block, payload):
+    lengths = b"%d %d %d\n" % (time_ns, len(subject), len(block))
+    return blake2b(lengths + subject + block + payload, digest_size=16).digest()
+
+
+def _compare(stored, rows, copy, counts, findings):
+    """Compare every row of an object with the stream's copy of it."""
+    names = "sequence", "time_ns", "subject", "header_block", "payload", "deliveries", "error"
+    differ, misplaced = [], []
+    for row in zip(*(rows[name].to_pylist() for name in names), strict=True):
+        sequence, time_ns, subject, block, payload, deliveries, error = row
+        counts[sequence] += 1
+        findings.rows += 1
+        findings.again += deliveries > 1
+        findings.undecodable += error is not None
+        if copy.get(sequence) != _digest(time_ns, subject.encode(), block or b"", payload):
+            differ.append(sequence)
+        key = UNDECODABLE_KEY if error is not None else subject.rpartition(".")[2]
+        if (stored.key, error is None) != (key, _is_json(payload)):
+            misplaced.append(sequence)
+    findings.complain(f"{stored.path} holds other bytes than the stream", differ)
+    findings.complain(f"{stored.path} holds what belongs under another key", misplaced)
+
+
+def _is_json(payload):
+    return payload[:1] == b"{"
+
+
+async def _look_at_objects(store, named, findings):
+    """Whatever is visible is whole, even what nothing names: a block's name tells the hash of its bytes."""
+    listed = [one.path for one in await store.list()]
+    blocks = [path for path in listed if path.startswith(BLOCKS)]
+    dangling = {entry_block(path) for path in listed if path.startswith(ENTRIES)} - set(blocks)
+    findings.wrongs += [f"an entry names a block that is missing: {path}" for path in sorted(dangling)[:SHOWN]]
+    for path in blocks:
+        if path not in named:
+            findings.orphans += 1
+            told = HASH.search(path)
+            if not (told and sha256(await store.get(path)).hexdigest().startswith(told[1])):
+                findings.wrongs.append(f"a part of an object is visible: {path}")
