@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 from uuid import uuid4
@@ -14,9 +14,10 @@ from capture.chain import Head, HeadPointer, HeadReader, Retired, current, old_d
 from capture.errors import CompactionError, ConfigError, ManifestError, NotSwept
 from capture.manifest import TABLE, Manifest, Stored, table_path
 from capture.picture import Picture
+from capture.retention import EVERYTHING, Retention
 from capture.sequences import Sequences
 from capture.stores.contract import Listing, Store
-from capture.table import Table, first_table, unforgotten
+from capture.table import Table, first_table, unforgotten, without
 
 SMALL = 0.75
 """A table file below this part of the target size is merged again when blocks of its bin arrive."""
@@ -78,9 +79,13 @@ class Policy:
 
 @dataclass(frozen=True, kw_only=True)
 class CompactReport:
-    """What a compaction did; all zero if nothing was due. `head` is the committed one."""
+    """What a compaction did; all zero if nothing was due. `head` is the committed one.
+
+    `expired` are table files that retention removed.
+    """
 
     head: Head
+    expired: int = 0
     groups: int = 0
     inputs: int = 0
     outputs: int = 0
@@ -100,28 +105,36 @@ def new_name() -> str:
 
 
 def plan(
-    picture: Picture, policy: Policy, *, now: float, token: int, unique: Callable[[], str] = new_name
+    picture: Picture,
+    policy: Policy,
+    *,
+    now: float,
+    token: int,
+    unique: Callable[[], str] = new_name,
+    leave: Container[str] = (),
 ) -> list[Group]:
-    """Return what to merge, oldest first; pure but for the names that `unique` gives.
+    """Return what to merge, oldest first; pure but for the names that `unique` gives. Blocks to `leave` are no input.
 
     Each (stream, sequence) is in the table once, by construction: a group leaves out what table files that it does not
     replace hold, and what an earlier group of the plan takes. Any part of a plan may be carried out without the rest.
     """
-    cuts = [cut for one in _bins(picture, policy, now) for cut in _cut(one, policy.target_bytes)]
+    blocks = [one for one in picture.blocks if one.path not in leave]
+    bins = _bins(blocks, picture.files, policy, now)
+    cuts = [cut for one in bins for cut in _cut(one, policy.target_bytes)]
     tabled = {one.path for one in picture.files}
     due = [cut for cut in cuts if any(one.path not in tabled for one in cut)]
     due.sort(key=lambda cut: (min(one.stored_ns for one in cut if one.path not in tabled), cut[0].path))
     return _exclusive(picture.files, due[: policy.max_groups], token, unique)
 
 
-def _bins(picture: Picture, policy: Policy, now: float) -> list[list[Stored]]:
+def _bins(blocks: Iterable[Stored], files: Iterable[Stored], policy: Policy, now: float) -> list[list[Stored]]:
     """Return the due bins: all blocks of a (stream, key, interval), and its table files that are small."""
-    blocks: dict[tuple[str, ...], list[Stored]] = defaultdict(list)
-    for one in picture.blocks:
+    waiting: dict[tuple[str, ...], list[Stored]] = defaultdict(list)
+    for one in blocks:
         if one.format in MERGED:
-            blocks[_bin(one)].append(one)
-    due = {name: inputs for name, inputs in blocks.items() if _is_due(inputs, policy, now)}
-    for one in picture.files:
+            waiting[_bin(one)].append(one)
+    due = {name: inputs for name, inputs in waiting.items() if _is_due(inputs, policy, now)}
+    for one in files:
         if _bin(one) in due and one.bytes < SMALL * policy.target_bytes:
             due[_bin(one)].append(one)
     return list(due.values())
@@ -271,8 +284,11 @@ async def compact(
     grace: float,
     node: str = "",
     unique: Callable[[], str] = new_name,
+    retention: Retention = EVERYTHING,
 ) -> CompactReport:
     """Merge what is due at `now` (Unix seconds), check it, commit it; remove files that no table names, after `grace`.
+
+    Before that, let go of the files that retention removes: without the engine, in a commit of its own.
 
     A sweep may commit meanwhile: its leader lets go of blocks only where a committed table names them. Fenced if this
     term is over, and CompactionError if the results don't add up; the outputs are then leftovers that a later run
@@ -285,15 +301,22 @@ async def compact(
     for path in _superfluous(picture.table, objects, now - grace):
         pointer.check()
         await store.delete(path)
-    groups = plan(picture, policy, now=now, token=pointer.token, unique=unique)
+    expired = {one.object.path for one in retention.expired([*picture.blocks, *picture.files], now)}
+    kept = without(picture.table, expired, now)
+    gone = len(picture.files) - len(kept.files)
+    if gone:
+        kept = _without_deleted(kept, objects, now - grace)
+        head = await chain.commit(store, pointer, head, msgspec.structs.replace(kept, leader=node))
+        picture = Picture(picture.manifest, await chain.read(store, head, Table))
+    groups = plan(picture, policy, now=now, token=pointer.token, unique=unique, leave=expired)
     if not groups:
-        return CompactReport(head=head)
+        return CompactReport(head=head, expired=gone)
     merged = await engine.merge(store.url, groups)
     await _check_outputs(store, merged)
     seconds = elapsed() - started
     table = _without_deleted(apply(picture, groups, merged, now=now + seconds), objects, now - grace)
     head = await chain.commit(store, pointer, head, msgspec.structs.replace(table, leader=node))
-    return _reported(head, groups, merged, seconds)
+    return _reported(head, groups, merged, seconds, gone)
 
 
 async def _taken_over(
@@ -324,9 +347,10 @@ def _superfluous(table: Table, objects: Listing, before: float) -> list[str]:
     taken over, so whoever wrote them is either deposed by now, or we are, in a run of this term that has failed.
     """
     named = {one.path for part in (table.files, table.retired) for one in part}
+    listed = {one.path for one in objects}
     old = [one.path for one in objects if one.path.startswith(TABLE) and one.modified < before]
     return [
-        *(one.path for one in table.retired if one.since < before),
+        *(one.path for one in table.retired if one.since < before and one.path in listed),
         *(path for path in old if path not in named),
         *old_documents(table, objects, before),
     ]
@@ -350,11 +374,14 @@ async def _check_outputs(store: Store, merged: Iterable[Merged]) -> None:
             )
 
 
-def _reported(head: Head, groups: Sequence[Group], merged: Sequence[Merged], seconds: float) -> CompactReport:
+def _reported(
+    head: Head, groups: Sequence[Group], merged: Sequence[Merged], seconds: float, expired: int
+) -> CompactReport:
     inputs = [one for group in groups for one in group.inputs]
     outputs = [one.output for one in merged if one.output is not None]
     return CompactReport(
         head=head,
+        expired=expired,
         groups=len(groups),
         inputs=len(inputs),
         outputs=len(outputs),

@@ -8,20 +8,29 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from capture.compact import Engine, Policy, compact
+from capture.compact import CompactReport, Engine, Policy, compact
 from capture.config import CaptureConfig
+from capture.coverage import Coverage, coverage
 from capture.errors import CaptureError, Fenced, NotSwept
-from capture.head import COMPACTION, SWEEP, TermHead
+from capture.head import COMPACTION, RECORDING, SWEEP, TermHead
+from capture.picture import Picture
+from capture.progress import Progress, read_progress
+from capture.recording import record
+from capture.retention import EVERYTHING, Retention
 from capture.schedule import next_run
 from capture.spark import SparkDriver
+from capture.state import ArchiveState, Board, StreamState, server_time
 from capture.stores import Store
-from capture.sweep import sweep
+from capture.sweep import SweepReport, sweep
+from capture.table import first_table
 from natty import LeadershipLost, Natty, NattyError, Term
 
 log = logging.getLogger(__name__)
 
 SWEPT_WITHIN = 1.0  # seconds between two looks whether the sweep's leader has made a manifest
+TOLD = 20  # paths that are published of each kind; the rest is counted
 
 
 def policy(config: CaptureConfig) -> Policy:
@@ -35,7 +44,12 @@ def policy(config: CaptureConfig) -> Policy:
     )
 
 
-@dataclass(frozen=True)
+def retention(config: CaptureConfig) -> Retention:
+    """Return the rules of what may go."""
+    return Retention(config.retention, config.limits.interval)
+
+
+@dataclass
 class Duty:
     """The leaders' work on one archive. What fails is logged and tried again in the next round; capture goes on."""
 
@@ -48,10 +62,11 @@ class Duty:
 
     async def sweep(self, term: Term) -> None:
         """Sweep for as long as the term lasts; LeadershipLost when it ends."""
-        head = TermHead(term, SWEEP)
+        sweeps, recording = Sweeps(self, term), TermHead(term, RECORDING, self.config.signer())
         while True:
             term.check()
-            await self._attempt("sweep", self._sweep(head))
+            await self._attempt("sweep", sweeps.run())
+            await self._attempt("recording of what a restore needs", self.write_recording(recording))
             await asyncio.sleep(self.config.sweep.every)
 
     async def compact(self, term: Term) -> None:
@@ -59,20 +74,20 @@ class Duty:
 
         Spark runs under the term: no process of it outlives the deadline, and none is left when this returns.
         """
-        head = TermHead(term, COMPACTION)
+        head = TermHead(term, COMPACTION, self.config.signer())
         options = self.config.spark.options()
         async with SparkDriver(options, log=self.spark_log, run=term.run_process) as engine:
             while True:
                 term.check()
                 try:
-                    await self._attempt("compaction", self._compact(head, engine))
+                    await self._attempt("compaction", self.compact_once(head, engine))
                 except NotSwept:
                     await asyncio.sleep(SWEPT_WITHIN)
                     continue
                 now = self.clock()
                 await asyncio.sleep(next_run(now, self.config.compaction.every) - now)
 
-    async def _attempt(self, what: str, work: Awaitable[None]) -> None:
+    async def _attempt(self, what: str, work: Awaitable[object]) -> None:
         try:
             await work
         except Fenced as error:
@@ -82,26 +97,161 @@ class Duty:
         except (CaptureError, NattyError) as error:
             log.error("the %s failed: %s", what, error, extra={"action": "duty_failed"})
 
-    async def _sweep(self, head: TermHead) -> None:
-        grace = self.config.sweep.grace
-        table_head = COMPACTION.reader(self.natty, self.config.name)
-        report = await sweep(self.store, head, table_head, now=self.clock(), grace=grace, node=self.node)
-        await self.store.remove_leftovers(grace, self.clock())
-        if report.adopted:
-            log.info("%s swept: %d blocks adopted", self.node, report.adopted, extra={"action": "swept"})
-        for problem in (*report.unreadable, *(f"{path} is named by an entry and missing" for path in report.dangling)):
-            log.error("the sweep left this alone, look at it: %s", problem, extra={"action": "sweep_problem"})
+    async def write_recording(self, head: TermHead) -> None:
+        """Write down what a restore will need besides messages. Fenced, CaptureError, NattyError."""
+        await record(
+            self.store,
+            head,
+            self.natty,
+            archive=self.config.name,
+            now=self.clock(),
+            grace=self.config.sweep.grace,
+            node=self.node,
+        )
 
-    async def _compact(self, head: TermHead, engine: Engine) -> None:
+    async def compact_once(self, head: TermHead, engine: Engine) -> CompactReport:
+        """Compact what is due. Fenced, NotSwept, CaptureError, NattyError."""
         done = await compact(
             self.store,
             head,
             SWEEP.reader(self.natty, self.config.name),
             engine,
             policy(self.config),
-            now=self.clock(),
+            now=await self._earlier_time() if self.config.retention else self.clock(),
             grace=self.config.sweep.grace,
             node=self.node,
+            retention=retention(self.config),
         )
+        if done.expired:
+            log.info("%s: retention removes %d table files", self.node, done.expired, extra={"action": "retention"})
         if done.outputs:
             log.info("%s compacted %d files into %d", self.node, done.inputs, done.outputs)
+        return done
+
+    async def _earlier_time(self) -> float:
+        """Return what is earlier, our time or the server's: nothing goes too early because one of them is ahead."""
+        info = await self.natty.jetstream.request(f"STREAM.INFO.{self.config.stream}")
+        return min(self.clock(), server_time(info))
+
+
+class Sweeps:
+    """The sweeps of one term, and what is remembered from one to the next."""
+
+    def __init__(self, duty: Duty, term: Term) -> None:
+        self._duty = duty
+        self._term = term
+        self._head = TermHead(term, SWEEP, duty.config.signer())
+        self._board = Board(duty.natty, duty.config.name)
+        self._since = duty.clock()
+        self._streams = {duty.config.stream}
+        self._covered: dict[tuple[int, int], dict[str, Coverage]] = {}  # of the last manifest and table
+        self._told: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"Sweeps({self._term!r})"
+
+    async def run(self) -> SweepReport:
+        """Sweep once and publish the archive's state. How far streams are captured is asked first: see `Progress`.
+
+        Fenced or LeadershipLost if the term is over; CaptureError. A state that can't be published is told of.
+        """
+        duty, config, elapsed = self._duty, self._duty.config, asyncio.get_running_loop().time
+        began = elapsed()
+        streams = sorted(self._streams)
+        asked = [await read_progress(duty.natty, duty.store, one, config.durable) for one in streams]
+        progress = [one for one in asked if one]
+        now = min([duty.clock(), *(one.now for one in progress)])
+        report = await sweep(
+            duty.store,
+            self._head,
+            COMPACTION.reader(duty.natty, config.name),
+            now=now,
+            grace=config.sweep.grace,
+            node=duty.node,
+            retention=retention(config) if progress else EVERYTHING,  # nothing goes by one clock alone
+        )
+        await duty.store.remove_leftovers(config.sweep.grace, now)
+        captured = await self._captured(report, progress)
+        state = archive_state(
+            report,
+            captured,
+            archive=config.name,
+            leader=duty.node,
+            token=self._term.token,
+            term=self._term.number,
+            since=self._since,
+            swept=now,
+            seconds=elapsed() - began,
+            every=config.sweep.every,
+        )
+        self._tell(report, captured, await self._publish(state))
+        return report
+
+    async def _captured(self, report: SweepReport, progress: list[Progress]) -> list[StreamState]:
+        """Return how far each stream is captured, as far as the server said."""
+        natty, picture = self._duty.natty, picture_of(report)
+        if picture.manifest.of_table > picture.table.number:  # what the sweep was told of the table lags behind
+            return [await one.covered(natty, None) for one in progress]
+        numbers = picture.manifest.number, picture.table.number
+        if numbers not in self._covered:
+            self._covered = {numbers: coverage([*picture.blocks, *picture.files], picture.removed)}
+        covered = self._covered[numbers]
+        self._streams |= set(covered)
+        return [await one.covered(natty, covered.get(one.stream, Coverage())) for one in progress]
+
+    async def _publish(self, state: ArchiveState) -> list[str]:
+        """Publish the state; return what went wrong with that."""
+        try:
+            published = await self._board.publish(state)
+        except NattyError as error:
+            return [f"the state is not published: {error}"]
+        return [] if published else ["a later term has published its state"]
+
+    def _tell(self, report: SweepReport, streams: list[StreamState], unpublished: list[str]) -> None:
+        """Log what was done; and what is wrong, once."""
+        adopted, expired = report.adopted, report.expired
+        if adopted or expired:
+            text = "%s swept: %d blocks adopted, %d removed by retention"
+            log.info(text, self._duty.node, adopted, expired, extra={"action": "swept"})
+        errors = [*report.unreadable, *(f"{path} is named by an entry and missing" for path in report.dangling)]
+        errors += [missing for one in streams if (missing := one.missing_sentence())]
+        notes = [gaps for one in streams if (gaps := one.gaps_sentence())]
+        for level, sentences in ((logging.ERROR, errors), (logging.WARNING, unpublished), (logging.INFO, notes)):
+            for sentence in sentences:
+                if sentence not in self._told:
+                    log.log(level, "the sweep found: %s", sentence, extra={"action": "sweep_found"})
+        self._told = {*errors, *unpublished, *notes}
+
+
+def picture_of(report: SweepReport) -> Picture:
+    """Return the archive as a sweep left it, beside the table that it was told of."""
+    return Picture(report.manifest, report.table or first_table(report.manifest))
+
+
+def archive_state(report: SweepReport, streams: list[StreamState], **said: Any) -> ArchiveState:
+    """Return the state after a sweep; `said` is what its leader says of itself."""
+    picture = picture_of(report)
+    table, removed = picture.table, [*picture.manifest.removed, *picture.table.removed]
+    return ArchiveState(
+        manifest=picture.manifest.number,
+        blocks=len(picture.blocks),
+        messages=sum(one.count for one in picture.blocks),
+        bytes=sum(one.bytes for one in picture.blocks),
+        adopted=report.adopted,
+        unadopted=len(report.dangling) + len(report.unreadable),
+        let_go=report.let_go,
+        expired=report.expired,
+        deleted=report.removed_entries + report.removed_objects,
+        dangling=report.dangling[:TOLD],
+        unreadable=report.unreadable[:TOLD],
+        table=table.number,
+        files=len(table.files),
+        rows=sum(one.count for one in table.files),
+        table_bytes=sum(one.bytes for one in table.files),
+        compacted=table.created or None,
+        compactor=table.leader,
+        removed_objects=sum(one.objects for one in removed),
+        removed_bytes=sum(one.bytes for one in removed),
+        streams=streams,
+        **said,
+    )

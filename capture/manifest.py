@@ -7,7 +7,8 @@ from typing import ClassVar
 import msgspec
 
 from capture.chain import Document
-from capture.errors import ManifestError
+from capture.errors import ManifestError, StoreError
+from capture.stores.contract import checked_path
 
 ENTRY_FORMAT = 1
 """The format of entries that this version writes; a newer one is refused by name."""
@@ -26,7 +27,8 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
 
     `interval` is its start (Unix seconds, UTC), `first`, `last` and `sequences` (`Sequences.to_text`) are stream
     sequences, `count` the rows, `sha256` that of the object's bytes, `format` "parquet" or "ndjson". `node` stored it
-    at `stored_ns` (Unix nanoseconds, its clock).
+    at `stored_ns` (Unix nanoseconds, its clock). `min_ns` and `max_ns` are when the stream stored the earliest and the
+    latest message (Unix nanoseconds); 0 where that was not recorded.
     """
 
     path: str
@@ -42,13 +44,30 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     sequences: str
     node: str = ""
     stored_ns: int = 0
+    min_ns: int = 0
+    max_ns: int = 0
     version: int = ENTRY_FORMAT
+
+
+class Removed(msgspec.Struct, frozen=True, kw_only=True):
+    """What retention has removed of a stream, in all: not missing, but not there any more.
+
+    `sequences` (`Sequences.to_text`) are those of `objects` objects of `bytes` bytes, the last of them let go at `at`
+    (Unix seconds). What other objects hold as well is there all the same. `capture.picture.Picture.removed` reads it.
+    """
+
+    stream: str
+    sequences: str
+    objects: int
+    bytes: int
+    at: float
 
 
 class Manifest(Document, frozen=True, kw_only=True):
     """The adopted blocks: those that wait for compaction, and those about to be deleted. The sweep's leader commits it.
 
     `of_table` is the number of the last table by which it let blocks go: beside an older one they would be missing.
+    `removed` is what retention has removed of the blocks, by stream.
     In format 1 the manifest told of the table, too, and retired its files. A manifest of format 2 keeps both as it
     found them until there is a `capture.table.Table`, which begins with them.
     """
@@ -59,6 +78,7 @@ class Manifest(Document, frozen=True, kw_only=True):
     blocks: list[Stored] = msgspec.field(default_factory=list)
     of_table: int = 0
     table: list[Stored] = msgspec.field(default_factory=list)
+    removed: list[Removed] = msgspec.field(default_factory=list)
 
 
 class _EntryFormat(msgspec.Struct):
@@ -71,16 +91,26 @@ def encode(entry: Stored) -> bytes:
 
 
 def decode_entry(data: bytes, path: str) -> Stored:
-    """Return the record of a stored block. ManifestError if it is damaged or of a newer format."""
+    """Return the record of a stored block. ManifestError if it is damaged, of a newer format, or not of a block."""
     try:
         found = msgspec.json.decode(data, type=_EntryFormat).version
         if found <= ENTRY_FORMAT:
-            return msgspec.json.decode(data, type=Stored)
+            return _of_block(msgspec.json.decode(data, type=Stored), path)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ManifestError(f"{path} is damaged: {error}") from error
     raise ManifestError(
         f"{path} has format {found}; this version reads up to {ENTRY_FORMAT}: use the version that wrote it"
     )
+
+
+def _of_block(entry: Stored, path: str) -> Stored:
+    """Return the entry if what it names is a block: a sweep adopts that, and deletes it one day."""
+    try:
+        if checked_path(entry.path).startswith(BLOCKS):
+            return entry
+    except StoreError as error:
+        raise ManifestError(f"{path} is damaged: {error}") from error
+    raise ManifestError(f"{path} is damaged: {entry.path} is no block's path")
 
 
 # --- where things lie (layout 1) -------------------------------------------------------------------------------------
@@ -112,6 +142,11 @@ def interval_folder(interval: int, interval_seconds: int) -> str:
     return "/".join(parts[: 1 + finer])
 
 
+def hive_folder(stream: str, key: str, interval: int, interval_seconds: int) -> str:
+    """Return the folder of a partition in the way of Hive: "stream=ORDERS/key=eu/date=2026-11-21/hour=03"."""
+    return f"stream={quote_key(stream)}/{key_folder(key)}/{interval_folder(interval, interval_seconds)}"
+
+
 def block_path(
     stream: str,
     key: str,
@@ -122,16 +157,24 @@ def block_path(
     count: int,
     sha256: str,
     suffix: str,
+    unique: str = "",
+    folder: str | None = None,
 ) -> str:
-    """Return where a block belongs: its partition, and a name that says what it holds."""
-    folder = f"stream={quote_key(stream)}/{key_folder(key)}/{interval_folder(interval, interval_seconds)}"
-    return f"{BLOCKS}{folder}/{quote_key(stream)}-{first}-{last}-{count}-{sha256[:8]}{suffix}"
+    """Return where a block belongs: its partition, or the `folder` of another layout, and what it holds in its name.
+
+    `unique` is what nobody has given before: a path that was deleted must never be one to write to again, since a
+    sweeper that stood still may be about to delete it a second time.
+    """
+    if folder is None:
+        folder = hive_folder(stream, key, interval, interval_seconds)
+    name = f"{quote_key(stream)}-{first}-{last}-{count}-{sha256[:8]}"
+    return f"{BLOCKS}{folder}{folder and '/'}{name}{unique and f'-{unique}'}{suffix}"
 
 
 def table_path(block: str, token: int, unique: str) -> str:
     """Return a new table file's path, in the same partition as a block or table file; `unique` is a UUID's hex."""
-    partition = block.partition("/")[2].rpartition("/")[0]
-    return f"{TABLE}{partition}/c-{token}-{unique}.parquet"
+    partition = "".join(block.partition("/")[2].rpartition("/")[:2])
+    return f"{TABLE}{partition}c-{token}-{unique}.parquet"
 
 
 def entry_path(block: str) -> str:

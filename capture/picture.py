@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from capture import chain
 from capture.chain import HeadReader
 from capture.errors import ManifestError
 from capture.manifest import Manifest, Stored
+from capture.retention import removed_sequences
+from capture.sequences import Sequences
 from capture.stores.contract import Store
 from capture.table import Table, first_table, waiting
 
@@ -29,6 +31,11 @@ class Picture:
     def files(self) -> list[Stored]:
         """The table's files."""
         return self.table.files
+
+    @property
+    def removed(self) -> Mapping[str, Sequences]:
+        """What retention has removed, by stream: not missing. Other objects may hold some of it all the same."""
+        return removed_sequences(self.manifest.removed, self.table.removed)
 
     @property
     def is_whole(self) -> bool:

@@ -59,6 +59,15 @@ class Sequences:
             bits |= one._bits
         return cls(bits)
 
+    @classmethod
+    def repeated_in(cls, sets: Iterable[Sequences]) -> Sequences:
+        """Return what at least two of the sets hold: one pass, too."""
+        seen, twice = BitMap64(), BitMap64()
+        for one in sets:
+            twice |= seen & one._bits
+            seen |= one._bits
+        return cls(twice)
+
     def union(self, other: Sequences) -> Sequences:
         """Return what this set or the other holds."""
         return Sequences(self._bits | other._bits)

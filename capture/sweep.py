@@ -9,6 +9,7 @@ import msgspec
 
 from capture import chain
 from capture.chain import Head, HeadPointer, HeadReader, Retired, current, old_documents
+from capture.coverage import coverage
 from capture.errors import ManifestError, NotStored
 from capture.manifest import (
     BLOCKS,
@@ -19,6 +20,8 @@ from capture.manifest import (
     entry_block,
     entry_path,
 )
+from capture.retention import EVERYTHING, Expired, Retention, recorded, removed_sequences
+from capture.sequences import Sequences
 from capture.stores.contract import Listing, Store
 from capture.table import Table
 
@@ -37,12 +40,13 @@ log = logging.getLogger(__name__)
 class SweepPlan:
     """What a sweep is to do: commit `manifest` (None: nothing changed), then delete entries, then objects.
 
-    `let_go` counts the blocks that the table has consumed; `dangling` are entries whose block is not in the store: left
-    alone, to be looked at.
+    `let_go` counts the blocks that the table has consumed, `expired` are those that retention removes; `dangling` are
+    entries whose block is not in the store, and holds what nothing else holds: left alone, to be looked at.
     """
 
     adopt: list[Stored]
     let_go: int
+    expired: list[Expired]
     remove_entries: list[str]
     remove_objects: list[str]
     manifest: Manifest | None
@@ -53,18 +57,31 @@ class SweepPlan:
 class SweepReport:
     """What a sweep did: counts, the committed head, and what an operator should look at (`dangling`, `unreadable`).
 
-    `let_go` are blocks that the table has consumed, `forgotten` those of them that are deleted by now.
+    `let_go` are blocks that the table has consumed, `expired` those that retention removes, `forgotten` those of both
+    that are deleted by now. `manifest` is the committed one, `table` the one it was made beside, if there is one.
     """
 
     head: Head
+    manifest: Manifest
+    table: Table | None = None
     adopted: int = 0
     messages: int = 0
     let_go: int = 0
+    expired: int = 0
     forgotten: int = 0
     removed_entries: int = 0
     removed_objects: int = 0
     dangling: list[str] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a sweep would do; which table files retention would remove; which blocks were let go of before."""
+
+    plan: SweepPlan
+    files: list[Expired]
+    let_go: set[str]
 
 
 def plan_sweep(
@@ -75,6 +92,7 @@ def plan_sweep(
     *,
     now: float,
     grace: float = GRACE,
+    retention: Retention = EVERYTHING,
 ) -> SweepPlan:
     """Decide what to adopt, what to let go and what to remove; pure.
 
@@ -87,16 +105,22 @@ def plan_sweep(
     known = _known(manifest)
     settled = known | consumed
     unadopted = [one for one in entries if one.path not in settled]
+    gone_blocks = [one for one in unadopted if one.path not in listed]
     adopt = sorted((one for one in unadopted if one.path in listed), key=lambda one: one.path)
     named = known | {one.path for one in adopt}
     settled |= named
-    waiting = [one for one in manifest.blocks if one.path not in consumed]
+    waiting = [*(one for one in manifest.blocks if one.path not in consumed), *adopt]
     let_go = [Retired(one.path, now) for one in manifest.blocks if one.path in consumed]
+    expired = _expired(manifest, table, waiting, retention, now)
+    gone = {one.object.path for one in expired}
+    superseded = _superseded(gone_blocks, manifest, waiting, table)
+    settled |= superseded
     kept = [one for one in manifest.retired if _is_kept(one, table, listed, now - grace)]
-    changed = adopt or let_go or len(kept) < len(manifest.retired) or (table and manifest.table)
+    changed = adopt or let_go or expired or len(kept) < len(manifest.retired) or (table and manifest.table)
     return SweepPlan(
         adopt=adopt,
         let_go=len(let_go),
+        expired=expired,
         remove_entries=sorted(one for one in listed if one.startswith(ENTRIES) and entry_block(one) in settled),
         remove_objects=[
             *old_documents(manifest, objects, now - grace),
@@ -105,16 +129,47 @@ def plan_sweep(
         ],
         manifest=msgspec.structs.replace(
             manifest,
-            blocks=[*waiting, *adopt],
-            retired=[*kept, *let_go],
+            blocks=[one for one in waiting if one.path not in gone],
+            retired=[*kept, *let_go, *(Retired(path, now) for path in sorted(gone))],
             of_table=max(manifest.of_table, table.number if table else 0),
             table=[] if table else manifest.table,
+            removed=recorded(manifest.removed, (one.object for one in expired), now),
             created=now,
         )
         if changed
         else None,
-        dangling=sorted(one.path for one in unadopted if one.path not in listed),
+        dangling=sorted(one.path for one in gone_blocks if one.path not in superseded),
     )
+
+
+def _expired(
+    manifest: Manifest, table: Table | None, blocks: list[Stored], retention: Retention, now: float
+) -> list[Expired]:
+    """Return which of these blocks retention removes: the table's files count too, and are the compaction's.
+
+    Beside a table that is older than the last one, sizes would not add up: then none.
+    """
+    if manifest.of_table > (table.number if table else 0):
+        return []
+    ours = {one.path for one in blocks}
+    files = table.files if table else manifest.table
+    return [one for one in retention.expired([*blocks, *files], now) if one.object.path in ours]
+
+
+def _superseded(entries: list[Stored], manifest: Manifest, blocks: list[Stored], table: Table | None) -> set[str]:
+    """Return the blocks whose messages are elsewhere, too, or were until retention removed them.
+
+    Their writers gave them up, without an ack, and wrote the entry when they were deleted as leftovers already.
+    """
+    if not entries:
+        return set()
+    removed = removed_sequences(manifest.removed, table.removed if table else [])
+    covered = coverage([*blocks, *(table.files if table else manifest.table)], removed)
+    return {
+        one.path
+        for one in entries
+        if (known := covered.get(one.stream)) and not Sequences.from_text(one.sequences) - known.held - known.removed
+    }
 
 
 def _known(manifest: Manifest) -> set[str]:
@@ -152,19 +207,17 @@ async def sweep(
     now: float,
     grace: float = GRACE,
     node: str = "",
+    retention: Retention = EVERYTHING,
 ) -> SweepReport:
-    """Adopt stored blocks into the manifest, let go of those that the table has consumed, remove leftovers.
+    """Adopt stored blocks into the manifest, let go of those that the table has consumed or that retention removes.
 
-    May be stopped anywhere and run again, or by two at once: nothing is deleted before the manifest that makes it
-    superfluous is committed. Fenced, with nothing deleted, if this term is over.
+    Then remove leftovers. May be stopped anywhere and run again, or by two at once: nothing is deleted before the
+    manifest that makes it superfluous is committed. Fenced, with nothing deleted, if this term is over.
     """
-    objects = await store.list(BLOCKS) + await store.list(ENTRIES)  # in this order: see plan_sweep
-    objects += await store.list(Manifest.FOLDER)
+    objects = await _listed(store)
     head, manifest = await current(store, pointer, Manifest, now)
-    compacted = await table_head()
-    table = None if compacted is None else await chain.read(store, compacted, Table)
-    entries, unreadable = await _read(store, _unknown(manifest, objects))
-    plan = plan_sweep(manifest, table, entries, objects, now=now, grace=grace)
+    table, entries, objects, unreadable = await _seen(store, manifest, table_head, objects)
+    plan = plan_sweep(manifest, table, entries, objects, now=now, grace=grace, retention=retention)
     if plan.manifest is not None:
         head = await chain.commit(store, pointer, head, msgspec.structs.replace(plan.manifest, leader=node))
 
@@ -173,7 +226,54 @@ async def sweep(
         await store.delete(path)
 
     await _each([*plan.remove_entries, *plan.remove_objects], remove)
-    return _reported(plan, head, len(manifest.retired), unreadable)
+    return _reported(plan, head, manifest, table, unreadable)
+
+
+async def preview(
+    store: Store,
+    manifest_head: HeadReader,
+    table_head: HeadReader,
+    *,
+    now: float,
+    grace: float = GRACE,
+    retention: Retention = EVERYTHING,
+) -> Preview:
+    """Return what leaders would do now; nothing is changed."""
+    objects = await _listed(store)
+    manifest = await chain.read(store, await manifest_head(), Manifest)
+    table, entries, objects, _ = await _seen(store, manifest, table_head, objects)
+    plan = plan_sweep(manifest, table, entries, objects, now=now, grace=grace, retention=retention)
+    blocks = [*(plan.manifest or manifest).blocks, *(one.object for one in plan.expired)]
+    files = {one.path: one for one in (table.files if table else manifest.table)}
+    expired = retention.expired([*blocks, *files.values()], now)
+    return Preview(plan, [one for one in expired if one.object.path in files], {one.path for one in manifest.retired})
+
+
+async def _listed(store: Store) -> Listing:
+    """List the archive; in this order: see plan_sweep."""
+    return await store.list(BLOCKS) + await store.list(ENTRIES) + await store.list(Manifest.FOLDER)
+
+
+async def _seen(
+    store: Store, manifest: Manifest, table_head: HeadReader, objects: Listing
+) -> tuple[Table | None, list[Stored], Listing, list[str]]:
+    """Return the table, the entries that are new, the objects once more, and what is wrong with unreadable entries."""
+    compacted = await table_head()
+    table = None if compacted is None else await chain.read(store, compacted, Table)
+    entries, unreadable = await _read(store, _unknown(manifest, objects))
+    return table, entries, objects + await _overtaken(store, entries, objects), unreadable
+
+
+async def _overtaken(store: Store, entries: Iterable[Stored], objects: Listing) -> Listing:
+    """Look again for blocks that were not listed, and whose entries were: most are stored by now."""
+    listed = {one.path for one in objects}
+    found: Listing = []
+
+    async def look(path: str) -> None:
+        found.extend(one for one in await store.list(path) if one.path == path)
+
+    await _each([one.path for one in entries if one.path not in listed], look)
+    return found
 
 
 def _unknown(manifest: Manifest, objects: Listing) -> list[str]:
@@ -224,14 +324,18 @@ async def _each(paths: Iterable[str], action: Callable[[str], Awaitable[None]]) 
         raise error
 
 
-def _reported(plan: SweepPlan, head: Head, retired: int, unreadable: list[str]) -> SweepReport:
-    kept = retired if plan.manifest is None else len(plan.manifest.retired) - plan.let_go
+def _reported(plan: SweepPlan, head: Head, before: Manifest, table: Table | None, unreadable: list[str]) -> SweepReport:
+    after = plan.manifest or before
+    added = plan.let_go + len(plan.expired)
     return SweepReport(
         head=head,
+        manifest=msgspec.structs.replace(after, number=head.number, token=head.token),
+        table=table,
         adopted=len(plan.adopt),
         messages=sum(one.count for one in plan.adopt),
         let_go=plan.let_go,
-        forgotten=retired - kept,
+        expired=len(plan.expired),
+        forgotten=len(before.retired) + added - len(after.retired),
         removed_entries=len(plan.remove_entries),
         removed_objects=len(plan.remove_objects),
         dangling=plan.dangling,

@@ -5,12 +5,14 @@ The seam to whatever format the table has: its files and what they replace chang
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import ClassVar
 
 import msgspec
 
-from capture.chain import Document
-from capture.manifest import TABLE, Manifest, Stored
+from capture.chain import Document, Retired
+from capture.manifest import TABLE, Manifest, Removed, Stored
+from capture.retention import recorded
 
 
 class Table(Document, frozen=True, kw_only=True):
@@ -19,6 +21,7 @@ class Table(Document, frozen=True, kw_only=True):
     `consumed` are the paths of the blocks whose rows the files hold, for as long as the manifest names them; `retired`
     are earlier files that are about to be deleted. `of_manifest` is the number of the manifest that it was last made
     of: beside an older one it may show a message twice, since it has forgotten blocks which that one still names.
+    `removed` is what retention has removed of the files, by stream.
     """
 
     FOLDER: ClassVar[str] = "_table/"
@@ -27,6 +30,7 @@ class Table(Document, frozen=True, kw_only=True):
     files: list[Stored] = msgspec.field(default_factory=list)
     consumed: list[str] = msgspec.field(default_factory=list)
     of_manifest: int = 0
+    removed: list[Removed] = msgspec.field(default_factory=list)
 
 
 def first_table(manifest: Manifest) -> Table:
@@ -50,3 +54,14 @@ def waiting(table: Table, manifest: Manifest) -> list[Stored]:
     """Return the blocks whose rows the table does not hold."""
     consumed = set(table.consumed)
     return [one for one in manifest.blocks if one.path not in consumed]
+
+
+def without(table: Table, paths: Container[str], now: float) -> Table:
+    """Return the table without those of its files that retention removes: retired, and recorded as removed."""
+    gone = [one for one in table.files if one.path in paths]
+    return msgspec.structs.replace(
+        table,
+        files=[one for one in table.files if one.path not in paths],
+        retired=[*table.retired, *(Retired(one.path, now) for one in gone)],
+        removed=recorded(table.removed, gone, now),
+    )

@@ -6,22 +6,25 @@ that stood still, and believes in its term. Time passes only between the steps, 
 
 import asyncio
 import contextlib
-import hashlib
 import json
 from collections import Counter, defaultdict
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from capture.compact import Merged, Policy, compact
+from set_engine import SetEngine, described
+
+from capture.compact import Policy, compact
 from capture.errors import AlreadyStored, CaptureError, Fenced, ManifestError, NotStored
-from capture.manifest import Stored, block_path, encode, entry_path
+from capture.manifest import block_path, encode, entry_path
 from capture.picture import read_picture
-from capture.sequences import Sequences
+from capture.retention import EVERYTHING, Retention
 from capture.stores import MemoryStore
 from capture.sweep import read_entries, sweep
 from capture.testing import HeadState, MemoryHead
 
 GRACE = 1000.0
+INTERVAL = 1000  # seconds of message time
+POLICY = Policy(min_files=1, target_bytes=60)
 TURNS = 50  # of the event loop, at most, from one step of an actor to its next one
 _actor = ContextVar("who takes this step")
 
@@ -107,50 +110,17 @@ class Believing(MemoryHead):
             raise Fenced("stored, and nobody heard of it")
 
 
-class SetEngine:
-    """Merges objects that are lists of sequences."""
-
-    def __init__(self, store):
-        self._store = store
-
-    async def merge(self, store_url, groups):
-        return [await self._merge(group) for group in groups]
-
-    async def _merge(self, group):
-        rows = [row for one in group.inputs for row in json.loads(await self._store.get(one.path))]
-        kept = Sequences.from_iterable(rows) - Sequences.from_text(group.exclude)
-        if not kept:
-            return Merged(output=None, rows_in=len(rows), duplicates=len(rows))
-        output = described(group.output, list(kept))
-        await self._store.put(group.output, json.dumps(list(kept)).encode())
-        return Merged(output=output, rows_in=len(rows), duplicates=len(rows) - len(kept))
-
-
-def described(path, sequences, stored_at=0.0):
-    data = json.dumps(sequences).encode()
-    held = Sequences.from_iterable(sequences)
-    return Stored(
-        path=path,
-        stream="S",
-        key="k",
-        interval=0,
-        first=held.first,
-        last=held.last,
-        count=len(sequences),
-        bytes=len(data),
-        sha256=hashlib.sha256(data).hexdigest(),
-        format="parquet",
-        sequences=held.to_text(),
-        stored_ns=int(stored_at * 1e9),
-    )
-
-
 class World:
-    """One archive, and everybody who works on it. `random` is the schedule."""
+    """One archive, and everybody who works on it. `random` is the schedule.
 
-    def __init__(self, random):
+    With `named_by_content` a block that is stored again has the name that it had, as in earlier versions.
+    """
+
+    def __init__(self, random, rules=(), *, named_by_content=False):
         self.now = 1e6
         self.random = random
+        self.retention = Retention(rules, INTERVAL)
+        self.named_by_content = named_by_content
         self.store = Steps(self)
         self.manifest, self.table = Lagging(self), Lagging(self)
         self.actors = []
@@ -158,7 +128,7 @@ class World:
         self.tokens = 0
         self.acked = set()
         self.copies = defaultdict(set)  # sequence -> the paths of the blocks that hold it
-        self.stored_again = set()  # sequences in blocks that were stored, deleted, and stored once more
+        self.intervals = {}  # sequence -> the interval that its message was stored in
         self.blocks = []
         self.next_sequence = 1
         self.pictures = 0
@@ -223,16 +193,20 @@ class World:
 
     async def _sweeps(self, token):
         term = Believing(self, token, self.manifest)
-        await self._rounds(lambda: sweep(self.store, term, self.table.read, now=self.now, grace=GRACE))
+        await self._rounds(term, lambda: self._sweep(term))
+
+    async def _sweep(self, term):
+        await sweep(self.store, term, self.table.read, now=self.now, grace=GRACE, retention=self.retention)
 
     async def _compacts(self, token):
-        term, policy = Believing(self, token, self.table), Policy(min_files=1, target_bytes=60)
-        engine = SetEngine(self.store)
-        await self._rounds(
-            lambda: compact(self.store, term, self.manifest.read, engine, policy, now=self.now, grace=GRACE)
-        )
+        term = Believing(self, token, self.table)
+        await self._rounds(term, lambda: self._compact(term))
 
-    async def _rounds(self, work):
+    async def _compact(self, term):
+        engine, told = SetEngine(self.store), {"now": self.now, "grace": GRACE, "retention": self.retention}
+        await compact(self.store, term, self.manifest.read, engine, POLICY, **told)
+
+    async def _rounds(self, term, work):
         while True:
             await self.step()
             try:
@@ -240,16 +214,20 @@ class World:
             except Fenced:
                 return
             except NotStored as error:
-                raise AssertionError(f"an object that was needed is gone: {error}") from error
+                if term.token == term.state.highest_token:  # whoever stood still is not promised anything
+                    raise AssertionError(f"an object that was needed is gone: {error}") from error
             except CaptureError:
                 continue
 
-    def write(self, sequences, name):
-        path = block_path("S", "k", 0, 3600, min(sequences), max(sequences), len(sequences), name, ".parquet")
+    def write(self, sequences):
+        """Store a block of messages of one interval."""
+        first, last, interval = min(sequences), max(sequences), self.intervals[sequences[0]]
+        name = f"{self.random.getrandbits(32):08x}"
+        path = block_path("S", "k", interval, INTERVAL, first, last, len(sequences), name, ".parquet")
         self.blocks.append((path, sequences))
-        self.start("writer", self._writes(path, sequences))
+        self.start("writer", self._writes(path, sequences, interval))
 
-    async def _writes(self, path, sequences):
+    async def _writes(self, path, sequences, interval):
         """Store a block as `capture.commit` does, and ack it, unless half of the grace has passed meanwhile."""
         for sequence in sequences:
             self.copies[sequence].add(path)
@@ -261,7 +239,7 @@ class World:
         if self.now - since > GRACE / 2:
             return
         with contextlib.suppress(AlreadyStored):
-            await self.store.put(entry_path(path), encode(described(path, sequences, self.now)))
+            await self.store.put(entry_path(path), encode(described(path, sequences, self.now, interval)))
         if self.now - since <= GRACE / 2 and await MemoryStore.list(self.store, path):
             self.acked.update(sequences)
 
@@ -278,14 +256,23 @@ class World:
         for one in picture.unadopted(entries):
             with contextlib.suppress(NotStored):  # its writer gave up, and never acked it
                 blocks.append(json.loads(await self.store.get(one.path)))
-        self._check(acked, files, blocks)
+        self._check(acked, files, blocks, self.removed(picture))
 
-    def _check(self, acked, files, blocks):
+    def removed(self, picture):
+        """Return what retention has removed by what is recorded; it may remove that by now."""
+        gone = set(picture.removed.get("S", ()))
+        for rule in self.retention.rules:
+            if rule.keep_bytes is None:
+                early = {row for row in gone if self.intervals[row] + INTERVAL + rule.older_than >= self.now}
+                assert not early, f"removed too early: {sorted(early)}"
+        return gone
+
+    def _check(self, acked, files, blocks, removed):
         table = Counter(row for rows in files for row in rows)
         assert not [row for row, count in table.items() if count > 1], "the table holds a message twice"
         seen = table + Counter(row for rows in blocks for row in set(rows))
-        assert acked <= set(seen), f"lost: {sorted(acked - set(seen))}"
-        twice = {row for row, count in seen.items() if count > len(self.copies[row]) and row not in self.stored_again}
+        assert acked <= set(seen) | removed, f"lost: {sorted(acked - set(seen) - removed)}"
+        twice = {row for row, count in seen.items() if count > len(self.copies[row])}
         assert not twice, f"seen more often than stored: {sorted(twice)}"
         self.pictures += 1
 
@@ -328,50 +315,42 @@ class World:
         self.trace.append("time passes")
 
     def _elect_some(self, kind):
-        if len(self.of(kind)) < 2 and not (kind == "sweeper" and self.of("again")):
+        if len(self.of(kind)) < 2:
             self.elect(kind)
 
     def _write_something(self):
-        if self.blocks and self.chance(4) and not self.of("again"):
+        if self.blocks and self.chance(4):
             self._write_again()
             return
         fresh = list(range(self.next_sequence, self.next_sequence + self.random.randint(1, 3)))
         self.next_sequence += len(fresh)
+        interval = int(self.now // INTERVAL) * INTERVAL
+        self.intervals |= dict.fromkeys(fresh, interval)
         if self.blocks and self.chance(3):  # and some that were delivered again
-            fresh += self.random.choice(self.blocks)[1]
-        self.write(sorted(set(fresh)), f"{self.random.getrandbits(32):08x}")
+            fresh += [one for one in self.random.choice(self.blocks)[1] if self.intervals[one] == interval]
+        self.write(sorted(set(fresh)))
 
     def _write_again(self):
-        """The very same block once more, as after its consumer was made anew.
-
-        Nobody sweeps meanwhile: of two who both take the first one for a leftover, the second may delete its copy.
-        """
+        """The very same block once more, as after its consumer was made anew, or its writer was killed."""
         path, sequences = self.random.choice(self.blocks)
-        self.stored_again.update(sequences)
-        self.kill(self.of("sweeper"))
-        self.start("again", self._writes(path, sequences))
+        if self.named_by_content:
+            self.start("writer", self._writes(path, sequences, self.intervals[sequences[0]]))
+        else:
+            self.write(sequences)
 
     async def settle(self):
-        """All are dead; new leaders do what is left, undisturbed. Return the rows of the table."""
+        """All are dead; new leaders do what is left, undisturbed. Return the rows of the table.
+
+        After a while they have no rules of retention any more: what is retired by then is deleted in peace.
+        """
         self.kill(list(self.actors))
         self.chance = lambda one_in: False
-        for _ in range(5):
-            self.tokens += 1
-            sweeper = Believing(self, self.tokens, self.manifest)
-            compactor = Believing(self, self.tokens, self.table)
-            policy = Policy(min_files=1, target_bytes=60)
-            for _ in range(2):
-                await sweep(self.store, sweeper, self.table.read, now=self.now, grace=GRACE)
-                await compact(
-                    self.store,
-                    compactor,
-                    self.manifest.read,
-                    SetEngine(self.store),
-                    policy,
-                    now=self.now,
-                    grace=GRACE,
-                )
-            self.now += GRACE * 1.1
+        await self._rounds_of_new_leaders(5)
+        retention, self.retention = self.retention, EVERYTHING
+        picture = await read_picture(self.store, self.manifest.read, self.table.read)
+        assert retention.expired(picture.files, self.now - GRACE * 1.1) == []
+        await self._rounds_of_new_leaders(2)
+        self.retention = retention
         picture = await read_picture(self.store, self.manifest.read, self.table.read)
         assert picture.blocks == []
         rows = Counter()
@@ -379,3 +358,13 @@ class World:
             rows.update(json.loads(await self.store.get(one.path)))
         assert set(rows.values()) <= {1}
         return picture, set(rows)
+
+    async def _rounds_of_new_leaders(self, count):
+        for _ in range(count):
+            self.tokens += 1
+            sweeper = Believing(self, self.tokens, self.manifest)
+            compactor = Believing(self, self.tokens, self.table)
+            for _ in range(2):
+                await self._sweep(sweeper)
+                await self._compact(compactor)
+            self.now += GRACE * 1.1

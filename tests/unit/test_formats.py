@@ -8,9 +8,10 @@ import random
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib import import_module
+from io import BytesIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,6 +31,7 @@ from capture.compact import Policy, plan
 from capture.config import load
 from capture.decoders import decoder
 from capture.errors import CaptureError, ConfigError, FormatError
+from capture.hooks import Completion
 from capture.manifest import Manifest, decode_entry
 from capture.node import Node
 from capture.partitioners import UNDECODABLE, grouped, partitioner
@@ -96,7 +98,8 @@ def test_what_a_restore_needs_comes_back_byte_for_byte(
         assert (row["subject_raw"] or row["subject"].encode()) == subject
         assert (row["header_block"] or b"") == headers
         assert row["payload"] == payload
-    assert reader(wanted.format, keys).sequences(data, kept) == kept.records.sequences
+    [places] = reader(wanted.format, keys).positions(BytesIO(data), kept)
+    assert places == (kept.records.sequences, kept.records.times_ns)
 
 
 @pytest.mark.parametrize("compression", ["gzip", "snappy", "zstd"])
@@ -269,13 +272,14 @@ def test_a_choice_that_is_none_is_refused(name: str, options: dict[str, str], se
 def test_what_does_not_fit_is_a_figure_of_the_node(tmp_path: Path) -> None:
     node = Node(load(None, {"stream": "S", "store": str(tmp_path), "format": "csv"}, environment={}))
     node.writer.unfit["delay"] += 2
-    stored = stored_as(b"", block((b"a", b"", b"x"), (b"a", b"", b"y")), "csv")
-    for one in (stored, msgspec.structs.replace(stored, key=UNDECODABLE)):
+    done = Completion(stream="S", key="k", path="", first=1, last=2, count=2, bytes=9, duration=0.1)
+    for one in (done, replace(done, key=UNDECODABLE), replace(done, count=7, error=OSError("away"))):
         node._count(one)
     samples = [sample for metric in NodeCollector(node).collect() for sample in metric.samples]
     shown = {(one.name, *one.labels.values()): one.value for one in samples}
     assert shown["capture_messages_total", "S"] == 4
     assert shown["capture_undecodable_total", "S"] == 2
+    assert (shown["capture_failures_total", "S"], shown["capture_handed_back_total", "S"]) == (1, 7)
     assert shown["capture_unfit_total", "S", "delay"] == 2
 
 
@@ -310,8 +314,8 @@ async def test_verify_reads_every_format_again_with_its_key(name: str, compressi
     sound = (await read_archive(store, picture, deep=True, keys=KEYS)).of("FLIGHTS")
     assert (sound.problems, len(sound.stored)) == ((), 2)
     closed = (await read_archive(store, picture, deep=True)).of("FLIGHTS")
-    assert len(closed.stored) == 0
-    assert closed.problems == (
+    assert (len(closed.stored), len(closed.proven), closed.problems) == (2, 0, ())
+    assert closed.unchecked == (
         f"{stored.path} can't be opened: it is encrypted, and there are no keys: name key_file, or set CAPTURE_KEYS",
     )
 

@@ -9,7 +9,7 @@ async def test_the_same_stream_may_be_claimed_again():
     store = MemoryStore("a")
     await claim(store, "orders", "ORDERS", "2026-11-21T03:00:00Z")
     await claim(store, "orders", "ORDERS", "2026-11-21T03:00:00Z")
-    assert [one.path for one in await store.list()] == ["_archive.json", "_streams/ORDERS.json"]
+    assert [one.path for one in await store.list()] == ["README.md", "_archive.json", "_streams/ORDERS.json"]
 
 
 async def test_a_stream_that_was_made_again_is_refused_with_both_times():

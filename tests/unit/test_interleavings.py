@@ -4,12 +4,16 @@ A seed is a schedule; more with INTERLEAVINGS=100000.
 """
 
 import asyncio
+import contextlib
+import json
 import os
 from random import Random
 
 import pytest
-from archive_world import World
+from archive_world import GRACE, World
 
+from capture.errors import AlreadyStored
+from capture.retention import Rule
 from capture.table import unforgotten
 
 SEEDS = int(os.environ.get("INTERLEAVINGS", "200"))
@@ -17,12 +21,22 @@ AT_ONCE = 20
 STEPS = 600
 
 
-async def lived(seed):
-    world = World(Random(seed))
+RULES = [
+    (),
+    (Rule(older_than=2 * GRACE),),
+    (Rule(older_than=8 * GRACE),),
+    (Rule(keep_bytes=40),),
+    (Rule(older_than=12 * GRACE, keep_bytes=20),),
+]
+
+
+async def lived(seed, kind=World, **options):
+    world = kind(Random(seed), **options)
     try:
         await world.run(STEPS)
         picture, rows = await world.settle()
-        assert world.acked <= rows, f"lost: {sorted(world.acked - rows)}"
+        removed = world.removed(picture)
+        assert world.acked <= rows | removed, f"lost: {sorted(world.acked - rows - removed)}"
         assert unforgotten(picture.table, picture.manifest) == []
         assert picture.manifest.retired == []
         left = await world.store.list("blocks/") + await world.store.list("table/")
@@ -38,5 +52,36 @@ async def lived(seed):
 def test_every_acknowledged_message_is_seen_once_and_never_lost(first):
     pictures = 0
     for seed in range(first, first + AT_ONCE):
-        pictures += asyncio.run(lived(seed)).pictures
+        pictures += asyncio.run(lived(seed, rules=RULES[seed % len(RULES)])).pictures
     assert pictures > AT_ONCE
+
+
+class Careless(World):
+    """Blocks are named by their content alone, many writers die before the entry, and many blocks are stored again."""
+
+    def __init__(self, random):
+        super().__init__(random, named_by_content=True)
+
+    async def _writes(self, path, sequences, interval):
+        if self.chance(2):
+            with contextlib.suppress(AlreadyStored):
+                await self.store.put(path, json.dumps(sequences).encode())
+            return
+        await super()._writes(path, sequences, interval)
+
+    def _write_something(self):
+        if self.blocks and self.chance(2):
+            self._write_again()
+        else:
+            super()._write_something()
+
+
+def test_blocks_that_are_named_by_their_content_alone_get_lost():
+    """Why a name is given once: a sweeper that stood still deletes what was stored in the place of a leftover."""
+    for seed in range(109, 2000):  # the first of these shows it, until the schedules change
+        try:
+            asyncio.run(lived(seed, kind=Careless))
+        except AssertionError as error:
+            if "lost" in str(error):
+                return
+    raise AssertionError("it did not happen")

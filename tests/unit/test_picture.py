@@ -4,7 +4,7 @@ import hashlib
 import json
 
 import pytest
-from archive_world import SetEngine, described
+from set_engine import SetEngine, described
 
 from capture.chain import Head, Retired
 from capture.compact import Policy, compact

@@ -1,0 +1,66 @@
+"""`capture sweep --dry-run`: which objects of an archive would go, and why."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich import print_json
+from rich.console import Console
+from rich.table import Column, Table
+
+from capture.chain import document_parts
+from capture.config import CaptureConfig
+from capture.head import COMPACTION, SWEEP
+from capture.lead import retention
+from capture.manifest import Manifest
+from capture.retention import Expired
+from capture.stores import open_store
+from capture.sweep import Preview, preview
+from natty import Natty
+
+
+async def going(config: CaptureConfig) -> list[dict[str, Any]]:
+    """Return what a sweep and a compaction would let go of or delete now: path, reason, and size where it is known."""
+    async with Natty(**config.nats) as natty:
+        seen = await preview(
+            open_store(config.store),
+            SWEEP.reader(natty, config.name),
+            COMPACTION.reader(natty, config.name),
+            now=time.time(),
+            grace=config.sweep.grace,
+            retention=retention(config),
+        )
+    return [*map(_expired, [*seen.plan.expired, *seen.files]), *_deleted(seen)]
+
+
+def _expired(one: Expired) -> dict[str, Any]:
+    return {"path": one.object.path, "why": one.reason, "messages": one.object.count, "bytes": one.object.bytes}
+
+
+def _deleted(seen: Preview) -> list[dict[str, Any]]:
+    return [{"path": path, "why": _why(path, path in seen.let_go)} for path in seen.plan.remove_objects]
+
+
+def _why(path: str, was_let_go: bool) -> str:
+    if document_parts(Manifest, path):
+        return "an old manifest"
+    return "let go before" if was_let_go else "a leftover of a writer that died"
+
+
+def show_going(found: list[dict[str, Any]], as_json: bool) -> None:
+    """Print it."""
+    if as_json:
+        print_json(data=found)
+        return
+    table = Table(Column("path", overflow="fold"), "why", "messages", "bytes")
+    for one in found:
+        counts = (f"{one[name]:,}" if name in one else "" for name in ("messages", "bytes"))
+        table.add_row(one["path"], one["why"], *counts)
+    console = Console(markup=False, highlight=False)
+    if found:
+        console.print(table)
+    removed = [one for one in found if "messages" in one]
+    size, messages = sum(one["bytes"] for one in removed), sum(one["messages"] for one in removed)
+    console.print(f"retention would remove {len(removed)} objects with {messages:,} messages, {size:,} bytes")
+    console.print(f"{len(found) - len(removed)} objects that nothing needs any more would be deleted")

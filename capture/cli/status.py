@@ -1,0 +1,248 @@
+"""`capture status`: what an archive's nodes say of it, and whether that is well."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any, NoReturn
+
+import msgspec
+import typer
+from rich import print_json
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from capture.cli import settings
+from capture.config import CaptureConfig
+from capture.errors import CaptureError
+from capture.head import COMPACTION, SWEEP
+from capture.state import BUCKET, ArchiveState, Board, Heard, StreamState, View
+from capture.streams import each
+from natty import Natty, NattyError
+from natty.cli import connect
+from natty.cli.run import run_async
+
+EXIT_TROUBLE = 3
+WATCH_EVERY = 1.0  # seconds
+
+
+@dataclass(frozen=True)
+class Status:
+    """An archive as it was found: what is published of it, and who leads as far as the elections tell."""
+
+    archive: str
+    view: View
+    sweeper: str
+    compactor: str
+
+    @property
+    def troubles(self) -> list[str]:
+        """A sentence for each thing that is wrong."""
+        return self.view.troubles(leader=self.sweeper)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for programs; ages in seconds."""
+        view = self.view
+        return {
+            "archive": self.archive,
+            "ok": not self.troubles,
+            "troubles": self.troubles,
+            "leaders": {"sweep": self.sweeper or None, "compaction": self.compactor or None},
+            "age": round(view.ago, 3),
+            "state": msgspec.to_builtins(view.state),
+            "nodes": [
+                msgspec.to_builtins(one.node) | {"age": round(one.ago, 3), "late": one.is_late} for one in view.nodes
+            ],
+        }
+
+
+@connect.options
+def status(
+    *,
+    nats: dict[str, Any],
+    config: settings.Config = None,
+    stream: settings.Stream = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again as it changes, until stopped.")] = False,
+    as_json: settings.Json = False,
+) -> None:
+    """Show what the nodes publish of an archive: who leads, what is stored, what lacks. Exit status 3: it lacks."""
+    wanted = settings.archive(config, {"stream": stream}, nats, needs=("stream",))
+    if watch:
+        run_async(_watch(wanted, as_json=as_json))
+    found = run_async(_once(wanted))
+    if as_json:
+        print_json(data=_data(found))
+    else:
+        _console().print(pages(found))
+    if any(one.troubles for one in found):
+        raise typer.Exit(EXIT_TROUBLE)
+
+
+async def _once(config: CaptureConfig) -> list[Status]:
+    async with Natty(**config.nats) as natty:
+        return await look(natty, each(config))
+
+
+async def _watch(config: CaptureConfig, *, as_json: bool) -> None:
+    """Show it until interrupted: in place on a terminal, else whenever it has changed."""
+    async with Natty(**config.nats) as natty:
+        if as_json:
+            await _look_on(natty, config, _changes(lambda found: print(json.dumps(_data(found)), flush=True)))
+        elif not sys.stdout.isatty():
+            await _look_on(natty, config, _changes(lambda found: _console().print(pages(found))))
+        with Live(console=_console(), auto_refresh=False) as live:
+            await _look_on(natty, config, lambda found: live.update(pages(found), refresh=True))
+
+
+async def _look_on(natty: Natty, config: CaptureConfig, show: Callable[[list[Status]], None]) -> NoReturn:
+    """Show it every second. Where the server does not answer, say so and go on."""
+    while True:
+        try:
+            show(await look(natty, each(config)))
+        except NattyError as error:
+            typer.echo(f"capture: the server does not answer: {error}", err=True)
+        await asyncio.sleep(WATCH_EVERY)
+
+
+def _changes(show: Callable[[list[Status]], None]) -> Callable[[list[Status]], None]:
+    """Return what shows it if something besides ages has changed."""
+    shown: list[Any] = []
+
+    def show_changed(found: list[Status]) -> None:
+        now = [
+            (one.view.state, [heard.node for heard in one.view.nodes], one.sweeper, one.compactor, bool(one.troubles))
+            for one in found
+        ]
+        if now != shown:
+            shown[:] = now
+            show(found)
+
+    return show_changed
+
+
+async def look(natty: Natty, configs: Sequence[CaptureConfig]) -> list[Status]:
+    """Return what is published of each archive. CaptureError if nothing is of one; NattyError."""
+    return [await _look(natty, one) for one in configs]
+
+
+async def _look(natty: Natty, config: CaptureConfig) -> Status:
+    view, sweeper, compactor = await asyncio.gather(
+        Board(natty, config.name).read(),
+        natty.get_leader(SWEEP.election(config.name)),
+        natty.get_leader(COMPACTION.election(config.name)),
+    )
+    if view.state is None and not view.nodes:
+        raise CaptureError(
+            f"nothing is published of archive {config.name} in bucket {BUCKET}: no node has run yet, or with another"
+            " name, account or server"
+        )
+    return Status(config.name, view, sweeper or "", compactor or "")
+
+
+def _data(found: list[Status]) -> Any:
+    return found[0].as_dict() if len(found) == 1 else [one.as_dict() for one in found]
+
+
+# --- for people ------------------------------------------------------------------------------------------------------
+
+
+def _console() -> Console:
+    return Console(markup=False, highlight=False)
+
+
+def pages(found: list[Status]) -> RenderableType:
+    """Return the pages of several archives, one below the other."""
+    return Group(*map(page, found))
+
+
+def page(status: Status) -> RenderableType:
+    """Return an archive's state as text and tables, what is wrong last."""
+    parts: list[RenderableType] = [Text(f"archive {status.archive}", style="bold")]
+    if status.view.state is not None:
+        parts.append(_archive(status, status.view.state))
+        parts.append(_streams(status.view.state.streams))
+    parts.append(_nodes(status.view.nodes))
+    troubles = status.troubles
+    parts += [Text(f"• {trouble}", style="red") for trouble in troubles]
+    parts.append(Text("something is wrong" if troubles else "all is well", style="red" if troubles else "green"))
+    return Group(*parts)
+
+
+def _archive(status: Status, state: ArchiveState) -> Table:
+    table = Table(show_header=False, box=None)
+    leads = f"{status.sweeper or 'nobody'}, since {_time(state.since)}, token {state.token}"
+    if status.sweeper != state.leader:
+        leads = f"{status.sweeper or 'nobody'}; the last sweep was {state.leader}'s"
+    table.add_row("leads the sweep", leads)
+    table.add_row("leads the compaction", status.compactor or "nobody")
+    swept = f"{_age(status.view.ago)} ago, took {state.seconds:.1f} s, adopted {state.adopted:,} blocks"
+    table.add_row("last sweep", swept)
+    blocks = f"{state.blocks:,} blocks, {state.messages:,} messages, {_size(state.bytes)}"
+    table.add_row(f"manifest {state.manifest}", f"{blocks} wait for the compaction; {state.unadopted:,} not adopted")
+    compacted = ""
+    if state.compacted is not None:
+        compacted = f"; compacted {_age(time.time() - state.compacted)} ago by {state.compactor or 'nobody'}"
+    files = f"{state.files:,} files, {state.rows:,} messages, {_size(state.table_bytes)}"
+    table.add_row(f"table {state.table}", files + compacted)
+    if state.removed_objects:
+        table.add_row("retention", f"has removed {state.removed_objects:,} objects, {_size(state.removed_bytes)}")
+    return table
+
+
+def _streams(streams: list[StreamState]) -> Table:
+    captured = ("last", "acked", "pending", "unacked", "lag")
+    table = Table("stream", *captured, "held", "overlaps", "removed", "gaps", "missing")
+    for one in streams:
+        counts = (one.last, one.acked, one.pending, one.unacked)
+        lag = "" if one.lag is None else _age(one.lag)
+        missing = "?" if one.missing is None else f"{one.missing:,}"
+        rest = (one.held, one.overlaps, one.removed, one.gaps)
+        table.add_row(one.stream, *(f"{n:,}" for n in counts), lag, *(f"{n:,}" for n in rest), missing)
+    return table
+
+
+def _nodes(nodes: list[Heard]) -> Table:
+    table = Table("node", "version", "since", "messages", "blocks", "size", "pending", "oldest", "heard")
+    for one in nodes:
+        node, stored = one.node, one.node.stored
+        table.add_row(
+            node.node,
+            node.version,
+            _time(node.since),
+            f"{stored.get('messages', 0):,}",
+            f"{stored.get('blocks', 0):,}",
+            _size(stored.get("bytes", 0)),
+            f"{node.pending:,}",
+            "" if node.oldest is None else _age(node.oldest),
+            Text(f"{_age(one.ago)} ago", style="red" if one.is_late else ""),
+        )
+    return table
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _age(seconds: float) -> str:
+    """Return seconds for people: "0.4 s", "12 s", "3 min", "5 h", "2 d"."""
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0.0, seconds):.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+def _size(count: int) -> str:
+    """Return bytes for people: "512 B", "1.2 MB"."""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

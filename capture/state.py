@@ -1,0 +1,282 @@
+"""The state that an archive's nodes publish in NATS: for `capture status`, the status page, and whoever watches."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, TypeVar
+
+import msgspec
+
+from capture.errors import FormatError
+from natty import Bucket, BucketNotFoundError, KeyNotFoundError, Natty, NattyError
+
+BUCKET = "capture_state"
+DESCRIPTION = "what capture's nodes say of themselves"
+FORMAT = 1
+NODE_TTL = 3600.0  # seconds that the last word of a node that died is kept
+GOODBYE = 2.0  # seconds that a node which stops has to take its entry away
+LATE = 3.0  # times that something is said in: then it is late
+ALLOWANCE = 5.0  # seconds that it may be late besides
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class StreamState(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a stream is captured.
+
+    `first` and `last` are the stream's sequences, all up to `acked` is acknowledged; `pending` messages are not
+    delivered yet, `unacked` ones are; the oldest of both was stored in the stream `lag` seconds ago (None: there is
+    none). `held` messages are in the archive, `overlaps` of them in several objects, and `removed` were, until
+    retention let them go. `gaps` are sequences up to `acked` that are not (see docs/sweep.md); `missing` those of them
+    that the stream still has (None: that can't be told, since not all of its subjects are captured).
+    """
+
+    stream: str
+    first: int
+    last: int
+    acked: int
+    pending: int
+    unacked: int
+    lag: float | None = None
+    held: int = 0
+    overlaps: int = 0
+    removed: int = 0
+    gaps: int = 0
+    gaps_are: str = ""
+    missing: int | None = None
+    missing_are: str = ""
+
+    def missing_sentence(self) -> str:
+        """Return what is missing, for people; "" if nothing is."""
+        if not self.missing:
+            return ""
+        return f"{self.missing:,} acknowledged messages of {self.stream} are MISSING ({self.missing_are})"
+
+    def gaps_sentence(self) -> str:
+        """Return how many sequences no object holds, and how many several do, for people; "" if there are none."""
+        found = [f"{self.gaps:,} sequences are in no object ({self.gaps_are})"] if self.gaps else []
+        found += [f"{self.overlaps:,} are in several"] if self.overlaps else []
+        return f"{self.stream}: {', '.join(found)}" if found else ""
+
+
+class ArchiveState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the sweep's leader says of an archive after each sweep. Times are Unix seconds, sizes bytes.
+
+    `leader` leads since `since` under `token`; `term` is the term's number, which decides whose word is newer. It has
+    swept at `swept`, in `seconds`, and does so every `every` seconds. `blocks` wait for the compaction. The last
+    sweep has `adopted` new ones, could not adopt `unadopted`, let go of `let_go` and of `expired` by retention, and
+    deleted `deleted` objects. `dangling` entries have no block, `unreadable` ones can't be read. The table is that of
+    `compacted`, by `compactor`. `retained` is what retention has removed so far, in objects and bytes.
+    """
+
+    archive: str
+    leader: str
+    token: int
+    term: int
+    since: float
+    swept: float
+    seconds: float
+    every: float
+    manifest: int
+    blocks: int
+    messages: int
+    bytes: int
+    adopted: int = 0
+    unadopted: int = 0
+    let_go: int = 0
+    expired: int = 0
+    deleted: int = 0
+    dangling: list[str] = []
+    unreadable: list[str] = []
+    table: int = 0
+    files: int = 0
+    rows: int = 0
+    table_bytes: int = 0
+    compacted: float | None = None
+    compactor: str = ""
+    removed_objects: int = 0
+    removed_bytes: int = 0
+    streams: list[StreamState] = []
+    format: int = FORMAT
+
+
+class NodeState(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node says of itself, every `every` seconds: since when it runs (Unix seconds), and what it has stored.
+
+    `stored` counts messages, blocks, bytes. `pending` messages are in open blocks, the oldest of which is open for
+    `oldest` seconds (None: there is none).
+    """
+
+    node: str
+    version: str
+    since: float
+    every: float
+    stored: dict[str, int] = {}
+    pending: int = 0
+    oldest: float | None = None
+    format: int = FORMAT
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A node's last word, and how many seconds ago it was published, by the server's clock."""
+
+    node: NodeState
+    ago: float
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the node should have been heard again by now: it died, hangs, or has no connection."""
+        return self.ago > LATE * self.node.every + ALLOWANCE
+
+
+@dataclass(frozen=True)
+class View:
+    """What is published of an archive: its state (None: nobody has swept it yet) and how old that is; its nodes."""
+
+    state: ArchiveState | None
+    ago: float
+    nodes: list[Heard]
+
+    def troubles(self, *, leader: str) -> list[str]:
+        """Return a sentence for each thing that is wrong; `leader` leads the sweep as far as the election tells."""
+        found = [] if leader else ["nobody leads the sweep: what is stored is not adopted"]
+        if self.state is None:
+            return [*found, "the archive was never swept"]
+        if self.ago > LATE * self.state.every + ALLOWANCE:
+            found.append(f"the last sweep was {self.ago:.0f} s ago, and one is due every {self.state.every:g} s")
+        found += [missing for one in self.state.streams if (missing := one.missing_sentence())]
+        found += [f"{path} is named by an entry, and not there" for path in self.state.dangling]
+        found += [f"an entry can't be read: {text}" for text in self.state.unreadable]
+        return found + [
+            f"{one.node.node} was not heard of for {one.ago:.0f} s, and says something every {one.node.every:g} s"
+            for one in self.nodes
+            if one.is_late
+        ]
+
+
+class Board:
+    """Where an archive's state is published: keys of a bucket that all archives of an account share.
+
+    Raises NattyError where the server does not answer, or lets this user make or write no bucket.
+    """
+
+    def __init__(self, natty: Natty, archive: str) -> None:
+        self._natty = natty
+        self._archive = archive
+
+    def __repr__(self) -> str:
+        return f"Board({BUCKET!r}, {self._archive!r})"
+
+    async def publish(self, state: ArchiveState) -> bool:
+        """Publish the archive's state; False, and it stays as it is, if a later term's is there."""
+        data = msgspec.json.encode(state)
+
+        def change(value: bytes | None) -> bytes | None:
+            return value if _term_of(value) > state.term else data
+
+        entry = await self._written(lambda: self._bucket.modify(f"archive.{self._archive}", change))
+        return entry is not None and entry.value == data
+
+    async def announce(self, node: NodeState) -> None:
+        """Publish what a node says of itself, kept for an hour."""
+        await self._written(lambda: self._bucket.put(self._key(node.node), msgspec.json.encode(node), ttl=NODE_TTL))
+
+    async def withdraw(self, node: str) -> None:
+        """Take a node's entry away: it stops."""
+        await self._bucket.delete(self._key(node))
+
+    async def read(self) -> View:
+        """Return what is published. Empty if nobody ever published anything. FormatError."""
+        try:
+            info = await self._natty.jetstream.request(f"STREAM.INFO.KV_{BUCKET}")
+            names = await self._bucket.keys(f"node.{self._archive}.*")
+            found = await asyncio.gather(*(self._read(name, NodeState) for name in names))
+            state = await self._read(f"archive.{self._archive}", ArchiveState)
+        except BucketNotFoundError:
+            return View(None, 0.0, [])
+        now = server_time(info)
+        nodes = [Heard(node, max(0.0, now - at)) for node, at in filter(None, found)]
+        return View(state[0] if state else None, max(0.0, now - state[1]) if state else 0.0, nodes)
+
+    @property
+    def _bucket(self) -> Bucket:
+        return self._natty.bucket(BUCKET)
+
+    def _key(self, node: str) -> str:
+        quoted = re.sub(r"[^-_a-zA-Z0-9]", lambda found: "".join(f"={byte:02X}" for byte in found[0].encode()), node)
+        return f"node.{self._archive}.{quoted}"
+
+    async def _read(self, key: str, kind: type[T]) -> tuple[T, float] | None:
+        """Return what is published under a key, and when (Unix seconds, the server's clock); None if nothing is."""
+        try:
+            entry = await self._bucket.get(key)
+        except KeyNotFoundError:
+            return None
+        try:
+            return msgspec.json.decode(entry.value, type=kind), entry.time_ns / 1e9
+        except msgspec.DecodeError as error:
+            raise FormatError(f"key {key} of bucket {BUCKET} can't be read by this version: {error}") from error
+
+    async def _written(self, write: Callable[[], Awaitable[T]]) -> T:
+        try:
+            return await write()
+        except BucketNotFoundError:
+            await self._natty.create_bucket(BUCKET, description=DESCRIPTION)
+            return await write()
+
+
+def software_version() -> str:
+    """Return this software's version; "" where it runs from a folder that is not installed."""
+    try:
+        return version("natty-nats")
+    except PackageNotFoundError:
+        return ""
+
+
+class _Term(msgspec.Struct):
+    term: int = 0
+
+
+def _term_of(value: bytes | None) -> int:
+    try:
+        return msgspec.json.decode(value or b"{}", type=_Term).term
+    except msgspec.DecodeError:
+        return 0
+
+
+def server_time(info: dict[str, Any]) -> float:
+    """Return when the server gave this answer about a stream or a consumer, by its clock (Unix seconds)."""
+    return datetime.fromisoformat(info["ts"]).timestamp()
+
+
+async def announcing(board: Board, state: Callable[[], NodeState]) -> None:
+    """Publish what a node says of itself, again and again, until cancelled; then take it away.
+
+    A server that can't be reached, or does not let us, is told of once.
+    """
+    failed = False
+    try:
+        while True:
+            now = state()
+            try:
+                await board.announce(now)
+                failed = False
+            except NattyError as error:
+                if not failed:
+                    log.warning("the state of %s is not published: %s", now.node, error, extra={"action": "state"})
+                failed = True
+            await asyncio.sleep(now.every)
+    finally:
+        with contextlib.suppress(NattyError, TimeoutError):
+            async with asyncio.timeout(GOODBYE):
+                await board.withdraw(state().node)

@@ -1,0 +1,315 @@
+"""What leaders and nodes publish, on a real server; and what of it a deposed leader can't."""
+
+import asyncio
+import itertools
+import logging
+
+import msgspec
+import pytest
+from deposed import elected_and_asleep
+from electing import vacated_archive
+from patient import PATIENCE, PATIENT, until
+
+from capture.block import SealedBlock
+from capture.commit import CommitOptions, Committer
+from capture.compact import Policy, compact
+from capture.config import CaptureConfig, Sweeping
+from capture.head import COMPACTION, SWEEP, TermHead
+from capture.lead import Duty, Sweeps
+from capture.record import Records
+from capture.retention import Rule
+from capture.state import BUCKET, NODE_TTL, ArchiveState, Board, NodeState, announcing, server_time
+from capture.stores import open_store
+from capture.testing import ArrowEngine
+from capture.writers import writer
+from natty import BucketNotFoundError, Natty, NattyError
+
+OFFICE = 30.0  # seconds
+DAY = 86_400
+STATE = ArchiveState(
+    archive="",
+    leader="old",
+    token=1,
+    term=1,
+    since=0.0,
+    swept=0.0,
+    seconds=0.0,
+    every=10.0,
+    manifest=1,
+    blocks=0,
+    messages=0,
+    bytes=0,
+)
+
+
+@pytest.fixture
+async def archive(natty, natty_name):
+    return await vacated_archive(natty, natty_name("lake"))
+
+
+@pytest.fixture
+async def stream(natty, natty_name):
+    """A stream of ten messages that a durable is to get."""
+    name = natty_name("ORDERS")
+    await natty.ensure_stream(name, subjects=[f"{name}.>"])
+    await natty.ensure_consumer(name, "capture")
+    for number in range(10):
+        await natty.publish(f"{name}.eu", b"%d" % number)
+    return name
+
+
+class Captured:
+    """A stream whose messages are stored, block by block, and acknowledged as a node does it."""
+
+    def __init__(self, natty, stream, archive, folder, **settings):
+        self.natty, self.stream, self.store = natty, stream, open_store(str(folder))
+        self.config = CaptureConfig(
+            stream=stream, store=str(folder), archive=archive, sweep=Sweeping(every=0.2), **settings
+        )
+        self.duty = Duty(natty, self.store, self.config, "node-1")
+
+    async def ack(self, count):
+        """Acknowledge so many messages."""
+        taken = 0
+        pull = self.natty.pull(self.stream, "capture", max_messages=count)
+        async for batch in pull:
+            pull.ack(batch.replies[: count - taken])
+            pull.finished(len(batch))
+            if (taken := taken + len(batch)) >= count:
+                pull.stop()
+        async with asyncio.timeout(PATIENCE):  # the server takes them in when it likes
+            while (await self.info())["ack_floor"]["stream_seq"] < count:
+                await asyncio.sleep(0.02)
+
+    async def info(self):
+        return await self.natty.jetstream.request(f"CONSUMER.INFO.{self.stream}.capture")
+
+    async def block(self, *sequences, age=0.0):
+        """Store a block, its messages so many seconds old by the server's clock."""
+        at = (await self.server_time()) - age
+        count = len(sequences)
+        columns = [int(at * 1e9)] * count, [b"s"] * count, [b""] * count, [b"{}"] * count, [1] * count
+        records = Records(self.stream, list(sequences), *columns, [b"reply"] * count, [None] * count)
+        block = SealedBlock(self.stream, "eu", int(at // 3600) * 3600, records, "age")
+        return await Committer(self.store, writer("parquet"), Ignored(), CommitOptions(node="node-1")).commit(block)
+
+    async def server_time(self):
+        return server_time(await self.natty.jetstream.request(f"STREAM.INFO.{self.stream}"))
+
+    async def lead(self, work, office=SWEEP):
+        async with asyncio.timeout(PATIENCE):
+            name = office.election(self.config.name)
+            return await self.natty.election(name, lease=OFFICE, node_name="node-1").run(work)
+
+    async def swept(self):
+        """Sweep once as the leader; return the published state."""
+        await self.lead(lambda term: Sweeps(self.duty, term).run())
+        return (await self.view()).state
+
+    async def view(self):
+        return await Board(self.natty, self.config.name).read()
+
+
+class Ignored:
+    def ack(self, replies):
+        pass
+
+    def nak(self, replies, delay=0.0):
+        pass
+
+
+@pytest.fixture
+def captured(natty, stream, archive, tmp_path):
+    return lambda **settings: Captured(natty, stream, archive, tmp_path / "lake", **settings)
+
+
+async def test_each_sweep_publishes_what_is_stored_and_what_lacks(captured):
+    archive = captured()
+    assert (await archive.view()).state is None
+    await archive.block(2, 3)
+    await archive.block(3, 5, 6)
+    await archive.ack(8)
+    state = await archive.swept()
+    assert (state.archive, state.leader, state.adopted, state.unadopted) == (archive.config.name, "node-1", 2, 0)
+    assert (state.manifest, state.blocks, state.messages, state.files) == (2, 2, 5, 0)
+    assert state.token > 0
+    (found,) = state.streams
+    assert (found.first, found.last, found.acked, found.pending + found.unacked) == (1, 10, 8, 2)
+    assert (found.held, found.overlaps, found.gaps, found.gaps_are) == (4, 1, 3, "4, 7–8")
+    assert (found.missing, found.missing_are) == (3, "4, 7–8")
+    assert found.lag is not None
+    view = await archive.view()
+    assert view.ago < PATIENCE
+    assert view.troubles(leader="node-1") == [f"3 acknowledged messages of {archive.stream} are MISSING (4, 7–8)"]
+
+
+async def test_what_the_stream_has_deleted_or_purged_is_a_gap_and_not_missing(natty, captured):
+    archive = captured()
+    await archive.block(1, 2, 5)
+    await archive.ack(5)
+    await natty.jetstream.request(f"STREAM.MSG.DELETE.{archive.stream}", {"seq": 4})
+    (found,) = (await archive.swept()).streams
+    assert (found.gaps, found.missing_are) == (2, "3")
+    await natty.jetstream.request(f"STREAM.PURGE.{archive.stream}", {"seq": 5})
+    (found,) = (await archive.swept()).streams
+    assert (found.gaps_are, found.missing, found.missing_are) == ("3–4", 0, "")
+
+
+async def test_of_a_stream_of_which_not_every_subject_is_captured_nothing_is_called_missing(natty, captured):
+    archive = captured()
+    await natty.delete_consumer(archive.stream, "capture")
+    await natty.ensure_consumer(archive.stream, "capture", filter_subjects=[f"{archive.stream}.eu"])
+    await archive.block(1, 3)
+    await archive.ack(5)
+    (found,) = (await archive.swept()).streams
+    assert (found.gaps, found.missing) == (3, None)
+
+
+async def test_what_is_wrong_is_logged_once_and_again_when_it_changes(captured, caplog):
+    caplog.set_level(logging.INFO, "capture.lead")
+    archive = captured()
+    lost = await archive.block(1, 2)
+    await archive.ack(3)
+    await archive.store.delete(lost.path)
+
+    def told():
+        return [one.getMessage() for one in caplog.records if getattr(one, "action", "") == "sweep_found"]
+
+    async def work(term):
+        sweeps = Sweeps(archive.duty, term)
+        for _ in range(3):
+            await sweeps.run()
+        assert told() == [f"the sweep found: {lost.path} is named by an entry and missing"]
+        await archive.block(3)
+        for _ in range(2):
+            await sweeps.run()
+        assert told()[1:] == []  # nothing before the first that is held is a gap
+        await archive.block(1)
+        for _ in range(2):
+            await sweeps.run()
+
+    await archive.lead(work)
+    assert told()[1:] == [
+        f"the sweep found: 1 acknowledged messages of {archive.stream} are MISSING (2)",
+        f"the sweep found: {archive.stream}: 1 sequences are in no object (2)",
+    ]
+    assert (await archive.view()).state.dangling == [lost.path]
+
+
+async def test_a_deposed_leader_does_not_overwrite_its_successors_state(natty, nats_server, captured):
+    archive = captured()
+    election = natty.election(SWEEP.election(archive.config.name), lease=0.6, node_name="old")
+    old = await elected_and_asleep(election)
+    board = Board(natty, archive.config.name)
+    assert await board.publish(msgspec.structs.replace(STATE, term=old.number, token=old.token))
+    async with Natty(**nats_server.connect_options(), **PATIENT) as other:
+        archive.natty = archive.duty.natty = other
+        newer = await archive.swept()
+        assert newer.term > old.number
+        assert not await board.publish(msgspec.structs.replace(STATE, term=old.number, token=10**9))
+        assert (await archive.view()).state == newer
+        assert await board.publish(msgspec.structs.replace(newer, manifest=99))
+        assert (await archive.view()).state.manifest == 99
+
+
+async def test_a_state_that_can_not_be_published_stops_no_sweep_and_is_told_of(captured, caplog, monkeypatch):
+    archive = captured()
+    one = await archive.block(1)
+
+    async def refused(board, state):
+        raise NattyError("you may not")
+
+    monkeypatch.setattr(Board, "publish", refused)
+    await archive.swept()
+    assert "the sweep found: the state is not published: you may not" in caplog.text
+    assert await archive.store.list("_entries/") == []
+    assert await archive.store.list(one.path) != []
+
+
+async def test_retention_by_age_and_size_removes_blocks_and_files_and_is_published(natty, captured):
+    archive = captured(retention=[Rule(key="eu", older_than=DAY)])
+    old, young = await archive.block(1, 2, age=2 * DAY), await archive.block(3)
+    await archive.ack(3)
+    state = await archive.swept()
+    assert (state.adopted, state.expired, state.blocks, state.removed_objects) == (2, 1, 1, 1)
+    assert state.removed_bytes == old.bytes
+    (found,) = state.streams
+    assert (found.held, found.removed, found.gaps, found.missing) == (1, 2, 0, 0)
+    assert await archive.store.list(old.path) != []  # for as long as the grace
+
+    async def work(term):
+        head, manifest = TermHead(term, COMPACTION), SWEEP.reader(natty, archive.config.name)
+        told = {"now": await archive.server_time(), "grace": 900.0, "node": "node-1"}
+        await compact(archive.store, head, manifest, ArrowEngine(), Policy(min_files=1, max_wait=0.0), **told)
+        duty = Duty(natty, archive.store, msgspec.structs.replace(archive.config, retention=[Rule(keep_bytes=1)]), "")
+        return await duty.compact_once(head, ArrowEngine())
+
+    assert (await archive.lead(work, COMPACTION)).expired == 1
+    state = await archive.swept()
+    assert (state.files, state.removed_objects, state.compactor) == (0, 2, "")
+    (found,) = state.streams
+    assert (found.held, found.removed, found.missing) == (0, 3, 0)
+    assert young.count == 1
+
+
+async def test_a_leader_whose_clock_is_ahead_removes_nothing_too_early(captured):
+    archive = captured(retention=[Rule(older_than=DAY)])
+    archive.duty.clock = lambda: 4e9
+    await archive.block(1)
+    leftover = "blocks/leftover"
+    await archive.store.put(leftover, b"x")
+    state = await archive.swept()
+    assert (state.expired, state.blocks) == (0, 1)
+    assert await archive.store.list(leftover) != []
+
+
+async def test_a_node_is_heard_of_while_it_runs_and_not_when_it_has_stopped(natty, archive):
+    board = Board(natty, archive)
+    messages = itertools.count()
+
+    def state():
+        return NodeState(node="a.b/ü 1", version="1", since=5.0, every=0.05, stored={"messages": next(messages)})
+
+    talking = asyncio.create_task(announcing(board, state))
+    async with asyncio.timeout(PATIENCE):
+        while not (view := await board.read()).nodes or view.nodes[0].node.stored["messages"] < 3:
+            await asyncio.sleep(0.02)
+    (heard,) = view.nodes
+    assert (heard.node.node, heard.node.since) == ("a.b/ü 1", 5.0)
+    (key,) = await natty.bucket(BUCKET).keys(f"node.{archive}.*")
+    assert (await natty.bucket(BUCKET).get(key)).ttl == NODE_TTL
+    talking.cancel()
+    await asyncio.gather(talking, return_exceptions=True)
+    assert (await board.read()).nodes == []
+
+
+async def test_an_archive_whose_name_begins_like_anothers_has_its_own_nodes(natty, archive):
+    for name, node in ((archive, "b"), (f"{archive}.b", "c")):
+        await Board(natty, name).announce(NodeState(node=node, version="", since=0.0, every=1.0))
+    assert [one.node.node for one in (await Board(natty, archive).read()).nodes] == ["b"]
+    assert [one.node.node for one in (await Board(natty, f"{archive}.b").read()).nodes] == ["c"]
+
+
+async def test_whoever_is_first_makes_the_bucket(natty, archive):
+    await natty.delete_bucket(BUCKET)
+    board = Board(natty, archive)
+    assert ((await board.read()).state, (await board.read()).nodes) == (None, [])
+    with pytest.raises(BucketNotFoundError):
+        await natty.status(BUCKET)
+    await asyncio.gather(*(board.announce(NodeState(node=n, version="", since=0.0, every=1.0)) for n in "abc"))
+    assert {one.node.node for one in (await board.read()).nodes} == set("abc")
+
+
+async def test_a_node_that_can_not_be_heard_says_so_once_and_goes_on(natty, archive, caplog, monkeypatch):
+    board, tries = Board(natty, archive), []
+
+    async def refused(board, node):
+        tries.append(node)
+        raise NattyError("you may not")
+
+    monkeypatch.setattr(Board, "announce", refused)
+    talking = asyncio.create_task(announcing(board, lambda: NodeState(node="a", version="", since=0.0, every=0.01)))
+    await until(lambda: len(tries) > 3)
+    talking.cancel()
+    await asyncio.gather(talking, return_exceptions=True)
+    assert caplog.text.count("the state of a is not published: you may not") == 1

@@ -1,0 +1,110 @@
+"""What `capture status` finds and shows, and `capture sweep --dry-run`."""
+
+import io
+import json
+
+import msgspec
+import pytest
+from archive_states import NODE, STATE
+from patient import PATIENCE
+from rich.console import Console
+
+from capture.cli.going import show_going
+from capture.cli.status import look, pages
+from capture.config import CaptureConfig
+from capture.errors import CaptureError, FormatError
+from capture.head import SWEEP
+from capture.state import BUCKET, Board, StreamState
+from natty.leader import BUCKET as ELECTIONS
+from natty.leader import Lease
+
+
+@pytest.fixture
+def published(natty, natty_name):
+    """Return a function that publishes a state by hand, a leader in office or not, and returns what is found."""
+
+    async def publish(*, led=True, **found):
+        archive = natty_name("lake")
+        stream = StreamState(stream=archive, first=1, last=1000, acked=900, pending=60, unacked=40, lag=2.0, **found)
+        board = Board(natty, archive)
+        await board.publish(msgspec.structs.replace(STATE, archive=archive, streams=[stream]))
+        await board.announce(NODE)
+        if led:
+            await natty.election("any").prepare()
+            lease = Lease(id="node-1", inc="one", state="held", L=5 * PATIENCE, nonce="one")
+            await natty.bucket(ELECTIONS).put(SWEEP.election(archive), msgspec.json.encode(lease))
+        (status,) = await look(natty, [CaptureConfig(stream=archive)])
+        return status
+
+    return publish
+
+
+def shown(status):
+    file = io.StringIO()
+    Console(file=file, width=200, markup=False).print(pages([status]))
+    return file.getvalue()
+
+
+async def test_the_status_is_a_page_for_people(published):
+    status = await published(held=880, gaps=20, missing=0, overlaps=5, removed=30)
+    assert status.troubles == []
+    page = shown(status)
+    for text in (
+        f"archive {status.archive}",
+        "node-1, since 2026-09-21",
+        "token 7",
+        "manifest 41",
+        "3 blocks, 1,234 messages, 56.8 kB wait for the compaction",
+        "6 files, 70,000 messages, 8.9 MB; compacted",
+        "by node-2",
+        "has removed 9 objects, 1.0 MB",
+        "4,321",
+        "all is well",
+    ):
+        assert text in page
+    (row,) = [line for line in page.splitlines() if line.startswith(f"│ {status.archive}")]
+    assert [cell.strip() for cell in row.split("│")[2:-1]] == [
+        *("1,000", "900", "60", "40", "2.0 s", "880", "5", "30", "20", "0"),
+    ]
+
+
+async def test_what_is_missing_is_said(published):
+    status = await published(gaps=2, missing=2, missing_are="5, 7")
+    assert status.troubles == [f"2 acknowledged messages of {status.archive} are MISSING (5, 7)"]
+    assert "something is wrong" in shown(status)
+    data = json.loads(json.dumps(status.as_dict()))
+    assert (data["ok"], data["leaders"]) == (False, {"sweep": "node-1", "compaction": None})
+    assert data["state"]["streams"][0]["missing"] == 2
+    assert (data["nodes"][0]["node"], data["nodes"][0]["late"]) == ("node-1", False)
+
+
+async def test_an_archive_that_nobody_leads_is_not_well(published):
+    status = await published(led=False)
+    assert status.troubles == ["nobody leads the sweep: what is stored is not adopted"]
+    assert "nobody; the last sweep was node-1's" in shown(status)
+
+
+async def test_an_archive_of_which_nothing_is_published_is_told_in_one_sentence(natty):
+    with pytest.raises(CaptureError, match="nothing is published of archive NOWHERE in bucket capture_state"):
+        await look(natty, [CaptureConfig(stream="NOWHERE")])
+
+
+async def test_a_state_that_can_not_be_read_is_told_by_its_key(natty, published):
+    status = await published()
+    await natty.put(BUCKET, f"archive.{status.archive}", b'{"archive": 5}')
+    with pytest.raises(FormatError, match=f"key archive.{status.archive} of bucket capture_state can't be read"):
+        await look(natty, [CaptureConfig(stream=status.archive)])
+
+
+def test_what_would_go_is_shown_with_its_sum(capsys):
+    going = [
+        {"path": "blocks/a", "why": "rule 1, older_than", "messages": 1200, "bytes": 34_000},
+        {"path": "blocks/[/b]", "why": "a leftover of a writer that died"},
+    ]
+    show_going(going, as_json=False)
+    out = capsys.readouterr().out
+    assert "blocks/[/b]" in out
+    assert "retention would remove 1 objects with 1,200 messages, 34,000 bytes" in out
+    assert "1 objects that nothing needs any more would be deleted" in out
+    show_going(going, as_json=True)
+    assert json.loads(capsys.readouterr().out) == going

@@ -1,0 +1,28 @@
+"""A state of an archive as its leader would publish it, and of a node; both are never late."""
+
+from capture.state import ArchiveState, NodeState
+
+STATE = ArchiveState(
+    archive="",
+    leader="node-1",
+    token=7,
+    term=1000,
+    since=1_790_000_000.0,
+    swept=1_790_000_100.0,
+    seconds=0.25,
+    every=1e6,
+    manifest=41,
+    blocks=3,
+    messages=1234,
+    bytes=56_789,
+    adopted=2,
+    table=5,
+    files=6,
+    rows=70_000,
+    table_bytes=8_900_000,
+    compacted=1_790_000_050.0,
+    compactor="node-2",
+    removed_objects=9,
+    removed_bytes=1_000_000,
+)
+NODE = NodeState(node="node-1", version="1.2", since=1_790_000_000.0, every=1e6, stored={"messages": 4321}, pending=17)

@@ -1,0 +1,299 @@
+import asyncio
+
+import msgspec
+import pytest
+from set_engine import SetEngine, described
+
+from capture.chain import Retired, commit
+from capture.compact import Policy, compact
+from capture.manifest import Manifest, Stored, encode, entry_path
+from capture.picture import read_picture
+from capture.retention import Retention, Rule, recorded, removed_sequences
+from capture.sequences import Sequences
+from capture.stores import MemoryStore, ObjectInfo
+from capture.sweep import plan_sweep, preview, sweep
+from capture.table import Table
+from capture.testing import HeadState, MemoryHead
+
+NOW, GRACE = 100_000.0, 1_000.0
+HOUR = 3600
+YOUNG = 97_200  # an interval that no rule of an hour lets go yet
+OLD = Rule(older_than=HOUR)
+
+
+def stored(first, last=None, *, stream="S", key="k", interval=0, size=100, latest=0.0, folder="blocks"):
+    last = first if last is None else last
+    return Stored(
+        path=f"{folder}/{stream}/{key}/{interval}-{first}-{last}.parquet",
+        stream=stream,
+        key=key,
+        interval=interval,
+        first=first,
+        last=last,
+        count=last - first + 1,
+        bytes=size,
+        sha256="",
+        format="parquet",
+        sequences=Sequences.from_range(first, last).to_text(),
+        max_ns=int(latest * 1e9),
+    )
+
+
+# --- what the leaders do ---------------------------------------------------------------------------------------------
+
+RETENTION = Retention([OLD], HOUR)
+
+
+def listing(*blocks):
+    return [ObjectInfo(one.path, 1, NOW) for one in blocks]
+
+
+def test_the_sweep_retires_and_records_expired_blocks_in_one_manifest_and_deletes_nothing_yet():
+    old, young = stored(1, 3), stored(4, interval=YOUNG)
+    planned = plan_sweep(
+        Manifest(blocks=[old, young]), None, [], listing(old, young), now=NOW, grace=GRACE, retention=RETENTION
+    )
+    assert [one.object for one in planned.expired] == [old]
+    assert planned.manifest.blocks == [young]
+    assert planned.manifest.retired == [Retired(old.path, NOW)]
+    assert planned.manifest.removed == recorded([], [old], NOW)
+    assert planned.remove_objects == []
+    later = {"now": NOW + GRACE + 1, "grace": GRACE, "retention": RETENTION}
+    assert plan_sweep(planned.manifest, None, [], listing(old, young), **later).remove_objects == [old.path]
+
+
+def test_a_late_block_of_an_expired_interval_is_adopted_and_removed_at_once_and_counts_as_removed():
+    late = stored(7)
+    objects = [*listing(late), ObjectInfo(entry_path(late.path), 1, NOW)]
+    planned = plan_sweep(Manifest(), None, [late], objects, now=NOW, grace=GRACE, retention=RETENTION)
+    assert (planned.adopt, planned.manifest.blocks) == ([late], [])
+    assert planned.manifest.retired == [Retired(late.path, NOW)]
+    assert planned.remove_entries == [entry_path(late.path)]
+    assert list(removed_sequences(planned.manifest.removed)["S"]) == [7]
+
+
+def test_the_tables_files_count_but_are_not_the_sweeps_to_remove():
+    block, file = stored(2, interval=HOUR), stored(1, folder="table")
+    rule = Retention([Rule(keep_bytes=150)], HOUR)
+
+    def planned(manifest, table):
+        return plan_sweep(manifest, table, [], listing(block), now=NOW, grace=GRACE, retention=rule)
+
+    assert planned(Manifest(blocks=[block]), Table(number=1, files=[file])).expired == []  # the file is older
+    newer = stored(1, interval=2 * HOUR, folder="table")
+    assert [one.object for one in planned(Manifest(blocks=[block]), Table(number=1, files=[newer])).expired] == [block]
+    lagging = Manifest(blocks=[block], of_table=2)
+    assert planned(lagging, Table(number=1, files=[newer])).expired == []
+
+
+class NoEngine:
+    async def merge(self, store_url, groups):
+        raise AssertionError(f"nothing was to be merged: {groups}")
+
+
+class Archive:
+    """Two leaders beside a store; blocks and files hold lists of sequences."""
+
+    def __init__(self):
+        self.now = NOW
+        self.store = MemoryStore(clock=lambda: self.now)
+        self.manifest, self.table = HeadState(), HeadState()
+        self.retention = RETENTION
+
+    async def block(self, *sequences, interval):
+        path = f"blocks/{interval}-{sequences[0]}-{sequences[-1]}"
+        record = described(path, list(sequences), interval=interval)
+        await self.store.put(path, msgspec.json.encode(sequences))
+        await self.store.put(entry_path(path), encode(record))
+        return record
+
+    async def sweep(self, token=1):
+        told = {"now": self.now, "grace": GRACE, "retention": self.retention}
+        return await sweep(self.store, MemoryHead(token, self.manifest), self.table.read, **told)
+
+    async def compact(self, engine=None):
+        told = {"now": self.now, "grace": GRACE, "retention": self.retention}
+        head, engine = MemoryHead(1, self.table), engine or SetEngine(self.store)
+        return await compact(self.store, head, self.manifest.read, engine, Policy(min_files=1), **told)
+
+    async def picture(self):
+        return await read_picture(self.store, self.manifest.read, self.table.read)
+
+    async def paths(self, prefix):
+        return [one.path for one in await self.store.list(prefix)]
+
+
+async def test_the_compaction_removes_expired_files_without_an_engine_in_a_commit_before_any_deletion():
+    archive = Archive()
+    archive.retention = Retention()
+    for interval in (0, YOUNG):
+        await archive.block(interval + 1, interval + 2, interval=interval)
+    await archive.sweep()
+    await archive.compact()
+    archive.retention = RETENTION
+    old, young = sorted((await archive.picture()).files, key=lambda one: one.first)
+    report = await archive.compact(NoEngine())
+    assert (report.expired, report.groups) == (1, 0)
+    picture = await archive.picture()
+    assert picture.files == [young]
+    assert picture.table.retired == [Retired(old.path, NOW)]
+    assert list(picture.removed["S"]) == [1, 2]
+    assert await archive.paths("table/") == sorted([old.path, young.path])
+    archive.now += GRACE + 1
+    await archive.compact(NoEngine())
+    assert await archive.paths("table/") == [young.path]
+    assert (await archive.compact(NoEngine())).expired == 0
+
+
+async def test_an_expired_block_is_not_merged_first():
+    archive = Archive()
+    archive.retention = Retention()
+    old, young = await archive.block(1, interval=0), await archive.block(2, interval=YOUNG)
+    await archive.sweep()
+    archive.retention = RETENTION
+    report = await archive.compact()
+    assert report.inputs == 1
+    assert (await archive.picture()).table.consumed == [young.path]
+    await archive.sweep()
+    assert (await archive.picture()).manifest.retired[-1].path == old.path
+
+
+async def test_a_deleted_retired_file_is_not_deleted_again_in_every_run():
+    archive = Archive()
+    await commit(archive.store, MemoryHead(1, archive.table), None, Table(retired=[Retired("table/gone", 1.0)]))
+    await archive.sweep()
+    deleted = []
+    delete = archive.store.delete
+
+    async def noting(path):
+        deleted.append(path)
+        await delete(path)
+
+    archive.store.delete = noting
+    await archive.compact(NoEngine())
+    assert deleted == []
+
+
+async def test_a_preview_says_what_would_go_and_changes_nothing():
+    archive = Archive()
+    archive.retention = Retention()
+    tabled = await archive.block(1, interval=0)
+    await archive.sweep()
+    await archive.compact()
+    await archive.sweep()  # lets go of the block
+    waiting = await archive.block(2, interval=0)
+    kept = await archive.block(3, interval=YOUNG)
+    await archive.store.put("blocks/leftover", b"")
+    archive.now += GRACE + 1
+    before = await archive.store.list()
+    told = {"now": archive.now, "grace": GRACE, "retention": RETENTION}
+    seen = await preview(archive.store, archive.manifest.read, archive.table.read, **told)
+    assert await archive.store.list() == before
+    assert [one.object for one in seen.plan.expired] == [waiting]
+    assert seen.plan.adopt == [waiting, kept]
+    assert [one.object.first for one in seen.files] == [1]
+    assert sorted(seen.plan.remove_objects) == sorted([tabled.path, "blocks/leftover"])
+    assert seen.let_go == {tabled.path}
+
+
+class Dying(MemoryStore):
+    """A store whose process is killed at its n-th write, before or after that is done."""
+
+    left, after = -1, False
+
+    async def _count(self, done):
+        self.left -= 1
+        if self.left == 0 and not self.after:
+            done.close()
+            raise KilledError
+        await done
+        if self.left == 0:
+            raise KilledError
+
+    async def put(self, path, data, *, if_absent=True):
+        await self._count(super().put(path, data, if_absent=if_absent))
+
+    async def delete(self, path):
+        await self._count(super().delete(path))
+
+
+class KilledError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("after", [False, True])
+async def test_leaders_that_are_killed_anywhere_remove_and_record_the_same_and_count_it_once(after):
+    async def lived(killed_at):
+        archive = Archive()
+        archive.store = Dying(clock=lambda: archive.now)
+        archive.retention = Retention()
+        for interval in (0, 3600, YOUNG):
+            await archive.block(interval + 1, interval + 2, interval=interval)
+        await archive.sweep()
+        await archive.compact()
+        await archive.block(3, interval=0)
+        archive.retention = RETENTION
+        archive.store.left, archive.store.after = killed_at, after
+        died = False
+        for _ in range(3):
+            for work in (archive.sweep, archive.compact):
+                try:
+                    await work()
+                except KilledError:
+                    died = True
+                    await work()
+            archive.now += GRACE + 1
+        picture = await archive.picture()
+        counts = [(one.objects, one.sequences) for one in (*picture.manifest.removed, *picture.table.removed)]
+        left = await archive.paths("blocks/") + await archive.paths("_entries/")
+        files = [one.path.rpartition("/")[0] for one in picture.files]
+        assert {one.path for one in await archive.store.list("table/")} == {one.path for one in picture.files}
+        return (counts, left, files, [one.sequences for one in picture.files]), died
+
+    expected, _ = await lived(-1)
+    assert [objects for objects, _ in expected[0]] == [1, 2]
+    assert expected[1] == []
+    number, died = 0, True
+    while died:
+        number += 1
+        found, died = await lived(number)
+        assert found == expected, f"killed at write {number}"
+    assert number > 10
+
+
+class Yielding(MemoryStore):
+    """A store whose every call lets others run."""
+
+    async def put(self, path, data, *, if_absent=True):
+        await asyncio.sleep(0)
+        await super().put(path, data, if_absent=if_absent)
+
+    async def get(self, path):
+        await asyncio.sleep(0)
+        return await super().get(path)
+
+    async def list(self, prefix=""):
+        await asyncio.sleep(0)
+        return await super().list(prefix)
+
+
+def test_two_sweepers_at_once_count_what_they_remove_once():
+    async def run(delay):
+        archive = Archive()
+        archive.store = Yielding(clock=lambda: archive.now)
+        archive.retention = Retention()
+        await archive.block(1, 2, interval=0)
+        await archive.sweep()
+        archive.retention = RETENTION
+
+        async def late():
+            for _ in range(delay):
+                await asyncio.sleep(0)
+            return await archive.sweep(token=2)
+
+        await asyncio.gather(archive.sweep(), late(), return_exceptions=True)
+        (removed,) = (await archive.picture()).manifest.removed
+        assert (removed.objects, removed.bytes) == (1, len("[1, 2]"))
+
+    for delay in range(30):
+        asyncio.run(run(delay))

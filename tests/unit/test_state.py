@@ -1,0 +1,79 @@
+import msgspec
+import pytest
+
+from capture.cli.status import _age, _size
+from capture.state import ArchiveState, Heard, NodeState, StreamState, View
+
+STATE = ArchiveState(
+    archive="A",
+    leader="one",
+    token=7,
+    term=1000,
+    since=0.0,
+    swept=0.0,
+    seconds=0.1,
+    every=10.0,
+    manifest=3,
+    blocks=2,
+    messages=20,
+    bytes=2000,
+)
+NODE = NodeState(node="one", version="1", since=0.0, every=10.0)
+
+
+def view(ago=1.0, nodes=(), **state):
+    return View(msgspec.structs.replace(STATE, **state), ago, [Heard(NODE, heard) for heard in nodes])
+
+
+def stream(**found):
+    return StreamState(stream="S", first=1, last=9, acked=9, pending=0, unacked=0, **found)
+
+
+def test_all_is_well_while_somebody_leads_sweeps_in_time_and_nothing_is_missing():
+    fine = view(ago=30.0, nodes=[0.0, 35.0], streams=[stream(gaps=3, gaps_are="1–3", overlaps=2, missing=0)])
+    assert fine.troubles(leader="one") == []
+    assert view(streams=[stream(gaps=3, missing=None)]).troubles(leader="one") == []
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        (view(ago=36.0), "the last sweep was 36 s ago, and one is due every 10 s"),
+        (view(nodes=[36.0]), "one was not heard of for 36 s, and says something every 10 s"),
+        (view(streams=[stream(missing=2, missing_are="4, 7")]), "2 acknowledged messages of S are MISSING (4, 7)"),
+        (view(dangling=["blocks/x"]), "blocks/x is named by an entry, and not there"),
+        (view(unreadable=["_entries/x is damaged"]), "an entry can't be read: _entries/x is damaged"),
+        (View(None, 0.0, [Heard(NODE, 1.0)]), "the archive was never swept"),
+    ],
+)
+def test_each_thing_that_is_wrong_has_its_sentence(found, sentence):
+    assert found.troubles(leader="one") == [sentence]
+
+
+def test_that_nobody_leads_comes_first():
+    assert view(ago=99.0).troubles(leader="")[0] == "nobody leads the sweep: what is stored is not adopted"
+
+
+def test_gaps_and_overlaps_are_told_in_one_sentence():
+    assert stream(gaps=3, gaps_are="1–3", overlaps=2).gaps_sentence() == (
+        "S: 3 sequences are in no object (1–3), 2 are in several"
+    )
+    assert stream().gaps_sentence() == stream().missing_sentence() == ""
+
+
+def test_ages_and_sizes_are_for_people():
+    assert [_age(seconds) for seconds in (-1.0, 0.44, 12.3, 180.0, 8_000.0, 200_000.0)] == [
+        "0.0 s",
+        "0.4 s",
+        "12 s",
+        "3 min",
+        "2 h",
+        "2 d",
+    ]
+    assert [_size(count) for count in (0, 999, 1500, 2_500_000, 3 * 10**13)] == [
+        "0 B",
+        "999 B",
+        "1.5 kB",
+        "2.5 MB",
+        "30.0 TB",
+    ]
