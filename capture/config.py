@@ -2,18 +2,36 @@ from __future__ import annotations
 
 import os
 from collections.abc import Container, Iterator, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from capture.block import INTERVAL, MAX_AGE, MAX_BYTES, MAX_MESSAGES, MAX_OPEN_BYTES, MAX_PENDING, Limits
+from capture.block import (
+    INTERVAL,
+    MAX_AGE,
+    MAX_BYTES,
+    MAX_MESSAGES,
+    MAX_OPEN,
+    MAX_OPEN_BYTES,
+    MAX_PENDING,
+    NEARLY_FULL,
+    Limits,
+)
 from capture.cipher import VARIABLE, Keys
+from capture.commit import ATTEMPTS, REDELIVER_AFTER
+from capture.durable import ALL, TOGETHER, Durable
 from capture.errors import ConfigError
 from capture.origins import Given, Origin, Place, gather, tree, variable
+from capture.retention import Rule
+from capture.signing import SIGNING_VARIABLE, PublicKeys, Signer, load_signer
+from capture.slots import SLOTS
 from capture.spark.options import SparkOptions
+from capture.spill import MAX_DISK_BYTES, Spill
 from capture.stores import Address, store_url
+from capture.streams import Own, each
 
 CONFIG_VARIABLE = "CAPTURE_CONFIG"  # the file itself
 NEEDED = ("stream", "store")  # what has no default
@@ -23,7 +41,9 @@ SHORTEST_LEASE = 0.3  # seconds, as in natty.leader
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]  # neither infinite nor "not a number"
 Lease = Annotated[float, msgspec.Meta(ge=SHORTEST_LEASE, le=1e9)]
+Duration = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # seconds, or none
 Count = Annotated[int, msgspec.Meta(ge=1)]
+Level = Literal["error", "warning", "info", "debug"]
 
 
 class Sealing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,6 +52,7 @@ class Sealing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_messages: Count = MAX_MESSAGES
     max_bytes: Count = MAX_BYTES
     max_age: Seconds = MAX_AGE
+    max_open: Count = MAX_OPEN
     max_open_bytes: Count = MAX_OPEN_BYTES
     max_pending: Count = MAX_PENDING
     interval: Seconds = INTERVAL
@@ -39,6 +60,18 @@ class Sealing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def limits(self) -> Limits:
         """Return them checked against one another."""
         return Limits(**msgspec.structs.asdict(self))
+
+
+class Buffers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the content of blocks is until they are stored: `[buffers]` in the file."""
+
+    kind: Literal["memory", "disk"] = "memory"
+    folder: str = ""  # on a local disk; the system's for temporary files by default
+    max_disk_bytes: Annotated[int, msgspec.Meta(ge=1 << 20)] = MAX_DISK_BYTES
+
+    def spill(self) -> Spill | None:
+        """Return the buffers on disk; None if they are in memory. SpillError if the folder can't be written."""
+        return Spill(self.folder, self.max_disk_bytes) if self.kind == "disk" else None
 
 
 class Sweeping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,10 +99,20 @@ class Spark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     driver_memory: str = "1g"
     java: str | None = None
     properties: dict[str, str] = {}
+    class_data: bool = True  # keep an archive of Spark's classes in the user's cache: sessions start in half the time
 
     def options(self) -> SparkOptions:
         """Return them for the driver."""
         return SparkOptions(**msgspec.structs.asdict(self))
+
+
+class Logging(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `capture run` logs: `[logging]` in the file."""
+
+    level: Level = "warning"
+    format: Literal["text", "json"] = "text"
+    loggers: dict[str, Level] = {}  # by name, for instance "natty.connection"; those below it follow
+    summary_every: Duration = 60.0  # seconds between two lines of figures, level info, while there is work; 0: none
 
 
 class CaptureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,26 +125,59 @@ class CaptureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     node: str = ""
     decoder: str = "raw"
     partition: str = "time"
+    layout: str = "hive"  # of the blocks' folders; "dated" or "module:function"
     format: str = "parquet"
     compression: str = ""  # none, gzip, snappy or zstd; Parquet's is zstd by default, that of the others none
     flatten: str = ""  # "module:function" makes rows of a value, for csv
     encrypt: bool = False  # blocks, with the first of the keys
     key_file: str = ""  # lines of NAME:BASE64; the variable CAPTURE_KEYS if there is none
+    signing_key_file: str = ""  # the same, to sign manifests with; the variable CAPTURE_SIGNING_KEYS if there is none
+    public_key_file: str = ""  # the public ones, to verify with
     ack_wait: Seconds = 120.0  # the durable is made with it
     max_ack_pending: int = 250_000
+    slots: Count = SLOTS  # blocks that are stored at once
     filter_subjects: list[str] = []
+    start: int | str = ALL  # of a durable that is made now: "all", "new", a sequence, or a time
+    ack: Literal["explicit", "all"] = "explicit"  # "all": one acknowledgement for all before it, by one node alone
+    streams: list[str] | dict[str, Own] = []  # several, each an archive below the store; names, or [streams.NAME]
+    keep_going: bool = False  # when one of several streams fails
     lease: Lease = 2.0  # seconds, of the sweep's leader
     log: str = ""  # a folder for Spark's log; none by default
+    drain: Seconds = 30.0  # that a stop leaves to the stores under way
+    store_attempts: Count = ATTEMPTS  # to put an object; then the messages of its block are handed back
+    redeliver_after: tuple[Duration, ...] = REDELIVER_AFTER  # seconds, by how often they were delivered; [] is at once
+    on_store_failure: Literal["go_on", "stop"] = "go_on"  # when messages were handed back; a stop has exit status 1
+    on_store_complete: str = ""  # "module:function", called after each attempt to store a block
     nats: dict[str, Any] = {}
     limits: Sealing = Sealing()
+    buffers: Buffers = Buffers()
     sweep: Sweeping = Sweeping()
     compaction: Compacting = Compacting()
+    retention: list[Rule] = []  # what may go, by age or by size; the first rule that matches decides
     spark: Spark = Spark()
+    logging: Logging = Logging()
 
     @property
     def name(self) -> str:
         """The archive's name."""
         return self.archive or self.stream
+
+    def block_limits(self) -> Limits:
+        """Return when blocks are sealed. ConfigError. Where acks go in order, no block may hold them back for long."""
+        limits = self.limits.limits()
+        return replace(limits, max_behind=int(NEARLY_FULL * limits.max_pending)) if self.ack == TOGETHER else limits
+
+    def consumer(self) -> Durable:
+        """Return the durable consumer that a node reads. ConfigError."""
+        return Durable(
+            stream=self.stream,
+            name=self.durable,
+            ack_wait=self.ack_wait,
+            max_ack_pending=self.max_ack_pending,
+            start=self.start,
+            ack=self.ack,
+            filter_subjects=tuple(self.filter_subjects),
+        )
 
     def keys(self) -> Keys | None:
         """Return the envelope keys that are given, to read with; the first one encrypts. ConfigError."""
@@ -109,6 +185,14 @@ class CaptureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if self.encrypt and keys is None:
             raise ConfigError(f"encrypt is on and there is no key: name a key_file, or set {VARIABLE}")
         return keys
+
+    def signer(self) -> Signer | None:
+        """Return what signs the archive's documents, if a key is given. ConfigError."""
+        return load_signer(self.name, self.signing_key_file)
+
+    def public_keys(self) -> PublicKeys | None:
+        """Return the keys whose signatures are trusted, if they are given. ConfigError."""
+        return PublicKeys.load(self.public_key_file) if self.public_key_file else None
 
 
 def load(
@@ -134,7 +218,7 @@ def given_settings(
     path: Path | None, flags: Mapping[str, Any] | None = None, *, environment: Mapping[str, str] = os.environ
 ) -> Given:
     """Return what `load` starts from: each setting with its origin. ConfigError if the file can't be read."""
-    return gather(path, flags or {}, environment, reserved={CONFIG_VARIABLE, VARIABLE})
+    return gather(path, flags or {}, environment, reserved={CONFIG_VARIABLE, VARIABLE, SIGNING_VARIABLE})
 
 
 def read(given: Given) -> tuple[CaptureConfig, dict[Place, str]]:
@@ -162,7 +246,8 @@ def read(given: Given) -> tuple[CaptureConfig, dict[Place, str]]:
 def lacking(config: CaptureConfig, needs: tuple[str, ...] = NEEDED) -> list[str]:
     """Return a sentence for each setting without a default that was not given."""
     said = "no {0} is named: give --{0}, CAPTURE_{1} or {0} in capture.toml"
-    return [said.format(name, name.upper()) for name in needs if not getattr(config, name)]
+    named = {"stream": config.stream or config.streams}
+    return [said.format(name, name.upper()) for name in needs if not named.get(name, getattr(config, name))]
 
 
 def contradictions(config: CaptureConfig, given: Given) -> list[str]:
@@ -171,6 +256,11 @@ def contradictions(config: CaptureConfig, given: Given) -> list[str]:
         config.limits.limits().check_consumer(ack_wait=config.ack_wait, max_ack_pending=config.max_ack_pending)
     except ConfigError as error:
         return [given.blame(str(error), *RELATED)]
+    try:
+        for one in each(config):
+            one.consumer()
+    except ConfigError as error:
+        return [given.blame(str(error), "stream", "streams", "start")]
     return []
 
 

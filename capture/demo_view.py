@@ -95,7 +95,7 @@ class View:
         kept = [
             ("files", f"{store}/table (Parquet, sorted by sequence)"),
             ("try next", f"{program()} ls --store '{store}'"),
-            ("", f"{program()} verify --offline --deep --config '{config}'"),
+            ("", f"{program()} verify --offline --config '{config}'"),
             ("", f"{program()} sql --config '{config}' \"SELECT subject, COUNT(*) FROM messages GROUP BY subject\""),
         ]
         gone = [("files", "removed; --keep keeps them"), ("try next", f"{program()} demo --keep")]

@@ -13,12 +13,24 @@ class StoreError(CaptureError):
     """The store failed; nothing was acknowledged, so nothing is lost."""
 
 
+class NotDrained(CaptureError):
+    """Not all that was read could be stored before the stop's deadline; it was handed back."""
+
+
 class StoreFullError(StoreError):
     """The store is full: free space or choose another store, then start again."""
 
 
 class StoreUnreadableError(StoreError):
     """The store can't be read or written: check its permissions."""
+
+
+class SpillError(CaptureError):
+    """The disk of the buffers failed; nothing in them was acknowledged, so nothing is lost."""
+
+
+class NotAlone(CaptureError):
+    """Somebody else reads a consumer whose acknowledgements count for all messages before them."""
 
 
 class AlreadyStored(CaptureError):
@@ -43,6 +55,18 @@ class FormatError(CaptureError):
 
 class CipherError(CaptureError):
     """An encrypted object can't be opened with the keys that are given."""
+
+
+class KeyMissingError(CipherError):
+    """The key that an object is encrypted with was not given: nothing can be said of what is in it."""
+
+
+class SignatureError(CaptureError):
+    """A document of the archive is not signed as it must be."""
+
+
+class PurgeRefused(CaptureError):
+    """The stream can't be purged safely; nothing was deleted."""
 
 
 class SparkError(CaptureError):

@@ -3,24 +3,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
+import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
-from capture.block import OpenBlocks
-from capture.commit import CommitOptions, Committer
+from capture.commit import CommitOptions, Committer, going_on
 from capture.config import CaptureConfig
 from capture.decoders import decoder
+from capture.durable import TOGETHER, prepare
+from capture.errors import CaptureError, NotDrained
 from capture.head import COMPACTION, SWEEP
+from capture.hooks import Completion, Hook, hook
 from capture.identity import claim
+from capture.layout import layout
 from capture.lead import Duty
-from capture.manifest import Stored
 from capture.partitioners import UNDECODABLE, grouped, partitioner
 from capture.pipeline import capture
+from capture.reload import ChangingBlocks, reloaded
 from capture.source import Source, stream_info
 from capture.spark import unavailable
+from capture.state import Board, NodeState, announcing, software_version
+from capture.stopping import Stopping, reloading
 from capture.stores import Store, open_store
+from capture.summary import read_backlog, summarise
+from capture.underway import UnderWay
 from capture.writers import writer
 from natty import Election, Natty, NattyError, RequestTimeoutError, Term, UnsupportedError
 from natty.leader import default_node_name
@@ -29,17 +37,39 @@ log = logging.getLogger(__name__)
 
 START_TIMEOUT = 60.0  # seconds that a server may take to answer when the node starts
 RETRY_DUTY = 5.0  # seconds before a leader's failed duty is taken up again
+RELOAD = {"action": "reload"}
 
 
 class Node:
     """One process of the fleet: it captures always, and sweeps or compacts while it leads the one or the other."""
 
-    def __init__(self, config: CaptureConfig) -> None:
+    def __init__(
+        self,
+        config: CaptureConfig,
+        *,
+        on_store_complete: Callable[[Completion], Any] | None = None,
+        load: Callable[[], CaptureConfig] | None = None,
+        on_reload: Callable[[CaptureConfig], None] | None = None,
+    ) -> None:
+        """`on_store_complete` is called as `capture.hooks.Hook` says, in the place of the configured one.
+
+        `load` reads the configuration anew at SIGHUP, which does what it ever does without; `on_reload` is told then.
+        """
         self.config = config
         self.name = config.node or default_node_name()
         self.store: Store = open_store(config.store)
         self.stored: Counter[str] = Counter()
         self.natty: Natty | None = None  # from when it is connected
+        self._load, self._on_reload = load, on_reload
+        self._stopping = Stopping()
+        self._hook = hook(config.on_store_complete) if on_store_complete is None else on_store_complete
+        self._layout = layout(config.layout)
+        self._blocks = ChangingBlocks(config.block_limits(), config.buffers.spill())
+        self._duty: Duty | None = None
+        self._settled = 0  # messages that were stored, or handed back before it was told to stop
+        self._unstored = 0  # the rest of what was read by then
+        self._under_way = UnderWay()
+        self._since = time.time()
         self._decode = decoder(config.decoder)
         self._partition = grouped(partitioner(config.partition), interval=config.limits.interval)
         self.writer = writer(
@@ -56,19 +86,62 @@ class Node:
     async def run(self) -> None:
         """Run until SIGTERM or SIGINT: then what was read is stored and acked, and office is left.
 
-        Raises NattyError when the stream or the server is missing, StoreError when a block could not be stored.
+        Told to while it starts, it ends without having begun. A second signal ends the process at once.
+        Raises NattyError when the stream or the server is missing; StoreError when a block could not be stored, if the
+        configuration says so; NotDrained when not all was stored that was read before the stop.
         """
-        async with Natty(**{"name": f"capture {self.name}", **self.config.nats}) as natty:
-            self.natty = natty
-            await self._prepare(natty)
-            campaigns = await self._campaigns(natty)
-            try:
-                await self._capture(natty)
-            finally:
-                for campaign in campaigns:
-                    campaign.cancel()
-                await asyncio.gather(*campaigns, return_exceptions=True)
+        with reloading(self.reload) if self._load else contextlib.nullcontext():
+            async with self._stopping.scope(), Natty(**{"name": f"capture {self.name}", **self.config.nats}) as natty:
+                await self._work(natty)
+        self._conclude()
+
+    async def run_beside(self, natty: Natty) -> None:
+        """Run over a connection that other nodes of this process use, too, until `stop`; it raises as `run` does."""
+        if not self._stopping.told:
+            async with self._stopping.scope(()):
+                await self._work(natty)
+            self._conclude()
+
+    def stop(self) -> None:
+        """Stop as at SIGTERM. Idempotent."""
+        self._stopping.tell()
+
+    async def _work(self, natty: Natty) -> None:
+        self.natty = natty
+        await self._prepare(natty)
+        tasks = [
+            *await self._campaigns(natty),
+            asyncio.create_task(self._summarise(natty)),
+            asyncio.create_task(announcing(Board(natty, self.config.name), self.state)),
+        ]
+        try:
+            await self._capture(natty)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _conclude(self) -> None:
         log.info("%s stopped: %d messages in %d blocks", self.name, self.stored["messages"], self.stored["blocks"])
+        if self._unstored:
+            raise NotDrained(
+                f"{self._unstored} messages that were read could not be stored within the {self.config.drain:g} s that "
+                f"a stop may take: none of them was acknowledged, they were handed back and will be delivered again"
+            )
+
+    def state(self) -> NodeState:
+        """Return what the node says of itself."""
+        limits, due = self._blocks.limits, self._blocks.next_due(time.monotonic())
+        open_for = None if due is None else limits.max_age - due
+        return NodeState(
+            node=self.name,
+            version=software_version(),
+            since=self._since,
+            every=self.config.sweep.every,
+            stored=dict(self.stored),
+            pending=self._blocks.pending + self._under_way.messages,
+            oldest=max((age for age in (open_for, self._under_way.longest) if age is not None), default=None),
+        )
 
     async def _prepare(self, natty: Natty) -> None:
         """Make what is missing. A server that does not answer yet, as while its leaders are elected, is waited for."""
@@ -84,37 +157,85 @@ class Node:
 
     async def _claim(self, natty: Natty) -> None:
         stream = await stream_info(natty, self.config.stream)
-        await claim(self.store, self.config.name, self.config.stream, stream["created"])
-        await natty.ensure_consumer(
-            self.config.stream,
-            self.config.durable,
-            ack_wait=self.config.ack_wait,
-            max_ack_pending=self.config.max_ack_pending,
-            filter_subjects=self.config.filter_subjects or None,
-        )
+        await claim(self.store, self.config.name, self.config.stream, stream["created"], self.config.signer())
+        await prepare(natty, self.store, self.config.consumer())
 
     async def _capture(self, natty: Natty) -> None:
         config = self.config
-        source = Source(natty, config.stream, config.durable, ack_wait=config.ack_wait)
-        options = CommitOptions(node=self.name, interval=config.limits.interval, give_up=config.sweep.grace / 2)
-        committer = Committer(self.store, self.writer, source, options, on_store=self._count)
-        async with source:
-            with _stopped_by_signals(source.stop):
-                log.info("%s captures %s into %s", self.name, config.stream, self.store.url)
-                await capture(
-                    source, self._decode, self._partition, OpenBlocks(config.limits.limits()), committer.commit
-                )
+        source = Source(natty, config.stream, config.durable, ack_wait=config.ack_wait, together=config.ack == TOGETHER)
+        options = CommitOptions(
+            node=self.name,
+            interval=config.limits.interval,
+            give_up=config.sweep.grace / 2,
+            attempts=config.store_attempts,
+            redeliver_after=config.redeliver_after,
+        )
+        told = Hook(self._hook) if self._hook else contextlib.nullcontext()
+        async with told as hook, source:
 
-    def _count(self, stored: Stored) -> None:
-        self.stored.update(blocks=1, messages=stored.count, bytes=stored.bytes)
-        if stored.key == UNDECODABLE:
-            self.stored[UNDECODABLE] += stored.count
+            def completed(completion: Completion) -> None:
+                self._count(completion)
+                if hook:
+                    hook(completion)
+
+            committer = Committer(self.store, self.writer, source, options, layout=self._layout, on_complete=completed)
+            commit = committer.commit if config.on_store_failure == "stop" else going_on(committer.commit)
+            watched = self._under_way.watched(commit)
+
+            def stop() -> float:
+                log.info("%s stops within %g s: it stores what it has read", self.name, self.config.drain)
+                source.stop()
+                return self.config.drain
+
+            try:
+                with self._stopping.draining(stop):
+                    log.info("%s captures %s into %s", self.name, config.stream, self.store.url)
+                    await capture(source, self._decode, self._partition, self._blocks, watched, slots=config.slots)
+            finally:
+                self._unstored = source.read - self._settled if self._stopping.told else 0
+
+    def _count(self, completion: Completion) -> None:
+        if completion.error is None:
+            self.stored.update(blocks=1, messages=completion.count, bytes=completion.bytes)
+            if completion.key == UNDECODABLE:
+                self.stored[UNDECODABLE] += completion.count
+        else:
+            self.stored.update(failures=1, handed_back=completion.count)
+        if completion.error is None or not self._stopping.told:
+            self._settled += completion.count
+
+    def reload(self) -> None:
+        """Go on with what may change in a running node. A configuration that can't be used changes nothing."""
+        assert self._load is not None
+        try:
+            change = reloaded(self.config, self._load())
+        except CaptureError as error:
+            log.error("nothing was reloaded, the old configuration stays: %s", error, extra={"action": "reload"})
+            return
+        self.config = change.config
+        self._blocks.change(change.config.block_limits())
+        if self._duty:
+            self._duty.config = change.config
+        if self._on_reload:
+            self._on_reload(change.config)
+        log.info("%s reloaded: %s", self.name, ", ".join(change.changed) or "nothing to change", extra=RELOAD)
+        if change.kept:
+            log.warning("%s needs a restart to change %s", self.name, ", ".join(change.kept), extra=RELOAD)
+
+    async def _summarise(self, natty: Natty) -> None:
+        config = self.config
+        await summarise(
+            self.name,
+            self.stored,
+            lambda: self.config.logging.summary_every,
+            lambda: read_backlog(natty, config.stream, config.durable),
+        )
 
     async def _campaigns(self, natty: Natty) -> list[asyncio.Task[None]]:
         """Be a candidate for both offices, or for the sweep alone where Spark can't run."""
         config = self.config
         spark_log = Path(config.log) / f"spark-{self.name}.log" if config.log else None
-        duty = Duty(natty, self.store, config, self.name, spark_log=spark_log)
+        duty = self._duty = Duty(natty, self.store, config, self.name, spark_log=spark_log)
         offices = [(SWEEP.election(config.name), config.lease, duty.sweep)]
         if reason := await asyncio.to_thread(unavailable, config.spark.options()):
             log.warning(
@@ -144,15 +265,3 @@ class Node:
             except Exception:
                 log.exception("the work of the leader of %s failed", name, extra={"action": "duty_failed"})
             await asyncio.sleep(RETRY_DUTY)
-
-
-@contextlib.contextmanager
-def _stopped_by_signals(stop: object) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)  # type: ignore[arg-type]
-    try:
-        yield
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)

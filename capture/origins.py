@@ -12,7 +12,12 @@ from capture.errors import ConfigError
 
 ENVIRONMENT = "CAPTURE_"  # CAPTURE_STREAM, CAPTURE_LIMITS__MAX_AGE: settings; two underscores are the dot
 DEFAULT = "default"
-_FLAGS = {("node",): "--node-name", ("nats", "servers"): "--server"}
+_FLAGS = {
+    ("node",): "--node-name",
+    ("nats", "servers"): "--server",
+    ("logging", "level"): "--log-level",
+    ("logging", "format"): "--log-format",
+}
 """The flags that are not named like their setting."""
 
 Place = tuple[str, ...]

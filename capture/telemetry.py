@@ -10,42 +10,58 @@ from prometheus_client.registry import Collector
 
 from capture.node import Node
 from capture.partitioners import UNDECODABLE
-from natty import httpd, telemetry
+from capture.several import Several
+from natty import Natty, httpd, telemetry
 
 
 class NodeCollector(Collector):
-    """Reads a node's figures when it is asked: the hot path counts nothing for it."""
+    """Reads the figures of a process's nodes when it is asked: the hot path counts nothing for it."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, running: Node | Several) -> None:
+        self._running = running
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what a scrape gets: the node's figures, then those of its client. No label is a subject."""
-        node, stream = self._node, self._node.config.stream
+        """Yield what a scrape gets: the figures by stream, then those of the client. No label is a subject."""
+        nodes = _nodes(self._running)
         for what, text in (
             ("messages", "Messages stored and acknowledged."),
             ("blocks", "Blocks stored."),
             ("bytes", "Bytes of the stored blocks."),
+            ("failures", "Attempts to store a block that failed, or that a stop has ended."),
+            ("handed_back", "Messages of such blocks; they are delivered again."),
             (UNDECODABLE, "Messages among them that were stored raw, since they could not be decoded."),
         ):
             counter = CounterMetricFamily(f"capture_{what.strip('_')}", text, labels=["stream"])
-            counter.add_metric([stream], node.stored[what])
+            for node in nodes:
+                counter.add_metric([node.config.stream], node.stored[what])
             yield counter
         unfit = CounterMetricFamily("capture_unfit", "Values that fitted no column.", labels=["stream", "column"])
-        for column, count in list(node.writer.unfit.items()):
-            unfit.add_metric([stream, column], count)
+        for node in nodes:
+            for column, count in list(node.writer.unfit.items()):
+                unfit.add_metric([node.config.stream, column], count)
         yield unfit
-        if node.natty is not None:
-            yield from telemetry.collector(node.natty).collect()
+        if natty := _client(nodes):
+            yield from telemetry.collector(natty).collect()
 
 
-def serve(node: Node, address: str) -> AbstractAsyncContextManager[int]:
+def serve(running: Node | Several, address: str) -> AbstractAsyncContextManager[int]:
     """Meanwhile, serve `/metrics`, `/livez` and `/readyz` on "host:port" (":9100" is every address).
 
     natty's ConfigError if the address is none, or can't be had.
     """
-    return httpd.serving(address, telemetry.pages(lambda: _not_ready(node), NodeCollector(node)))
+    return httpd.serving(address, telemetry.pages(lambda: _not_ready(running), NodeCollector(running)))
 
 
-def _not_ready(node: Node) -> list[str]:
-    return ["not connected yet"] if node.natty is None else telemetry.not_ready(node.natty)
+def _nodes(running: Node | Several) -> list[Node]:
+    return [running] if isinstance(running, Node) else running.nodes
+
+
+def _client(nodes: list[Node]) -> Natty | None:
+    return next((node.natty for node in nodes if node.natty), None)
+
+
+def _not_ready(running: Node | Several) -> list[str]:
+    natty = _client(_nodes(running))
+    failing = {} if isinstance(running, Node) else running.failing
+    reasons = ["not connected yet"] if natty is None else telemetry.not_ready(natty)
+    return reasons + [f"stream {stream} failed: {why}" for stream, why in failing.items()]

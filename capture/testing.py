@@ -11,6 +11,7 @@ from capture.compact import Group, Merged
 from capture.errors import CompactionError, Fenced
 from capture.manifest import Stored
 from capture.sequences import Sequences
+from capture.signing import Signer
 from capture.stores import Store, open_store
 
 
@@ -32,8 +33,9 @@ class MemoryHead:
     As in NATS, a term takes over by its first read or commit: from then on earlier ones are refused.
     """
 
-    def __init__(self, token: int = 1, state: HeadState | None = None) -> None:
+    def __init__(self, token: int = 1, state: HeadState | None = None, signer: Signer | None = None) -> None:
         self.token = token
+        self.signer = signer
         self.state = HeadState() if state is None else state
 
     def check(self) -> None:

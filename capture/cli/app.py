@@ -4,10 +4,13 @@ from typing import Annotated
 
 import typer
 
-from capture.cli import config
-from capture.cli.archive import compact, ls, sql, sweep, verify
+from capture.cli import config, keys
+from capture.cli.archive import compact, ls, sql, sweep
 from capture.cli.demo import demo
+from capture.cli.head import head
 from capture.cli.node import run
+from capture.cli.status import status
+from capture.cli.verify import purge, verify
 from capture.errors import CaptureError
 from natty.cli.run import LogFormat, LogLevel, configure_logging, main_of, version_of
 from natty.errors import NattyError
@@ -17,23 +20,24 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-for command in (run, sweep, compact, verify, ls, sql, demo):
+for command in (run, status, sweep, compact, verify, purge, head, ls, sql, demo):
     app.command()(command)
 app.add_typer(config.app, name="config", help="The configuration.")
+app.add_typer(keys.app, name="keys", help="Keys to encrypt and to sign with.")
 
 
 @app.callback()
 def options(
     log_level: Annotated[
-        LogLevel, typer.Option(case_sensitive=False, help="What is logged: this and worse.")
-    ] = LogLevel.WARNING,
-    log_format: Annotated[LogFormat, typer.Option(help="How it is logged.")] = LogFormat.TEXT,
+        LogLevel | None, typer.Option(case_sensitive=False, help="What is logged: this and worse; warning by default.")
+    ] = None,
+    log_format: Annotated[LogFormat | None, typer.Option(help="How it is logged; text by default.")] = None,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=version_of("capture"), is_eager=True)
     ] = False,
 ) -> None:
     """Continuous capture of JetStream streams into files that Spark compacts."""
-    configure_logging(log_level, log_format)
+    configure_logging(log_level or LogLevel.WARNING, log_format or LogFormat.TEXT)
 
 
 main = main_of(app, "capture", CaptureError, NattyError)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any
 
@@ -13,23 +12,20 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from capture.cli import settings
-from capture.compact import compact as compact_archive
+from capture.cli.going import going, show_going
 from capture.config import CaptureConfig
 from capture.errors import CaptureError
-from capture.head import COMPACTION, SWEEP, Office, TermHead
+from capture.head import COMPACTION, RECORDING, SWEEP, Office, TermHead
 from capture.identity import claim
-from capture.lead import policy
-from capture.report import archive_picture, check
+from capture.lead import Duty, Sweeps
+from capture.report import archive_picture
 from capture.source import stream_info
 from capture.spark import SparkDriver, View
 from capture.stores import open_store
-from capture.sweep import sweep as sweep_archive
 from natty import Natty, Term
 from natty.cli import connect
 from natty.cli.run import run_async
 from natty.leader import default_node_name
-
-EXIT_VERIFY_FAILED = 3
 
 Offline = Annotated[bool, typer.Option("--offline", help="Without NATS: what the store holds last.")]
 Wait = Annotated[float, typer.Option(help="Seconds to wait for the leadership: more than its lease.")]
@@ -44,10 +40,14 @@ def sweep(
     stream: settings.Stream = None,
     store: settings.Store = None,
     wait: Wait = 10.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would go, table files too.")] = False,
     as_json: settings.Json = False,
 ) -> None:
     """Adopt stored blocks into the manifest once, as the elected leader. Running nodes do it by themselves."""
     wanted = settings.archive(config, {"stream": stream, "store": store}, nats)
+    if dry_run:
+        show_going(run_async(going(wanted)), as_json)
+        return
 
     async def once() -> Any:
         async with _claimed(wanted) as natty:
@@ -86,28 +86,20 @@ def compact(
 
 def _sweep(natty: Natty, config: CaptureConfig) -> Work:
     async def work(term: Term) -> Any:
-        table_head = COMPACTION.reader(natty, config.name)
-        store, head = open_store(config.store), TermHead(term, SWEEP)
-        return await sweep_archive(store, head, table_head, now=time.time(), grace=config.sweep.grace, node=term.node)
+        duty = Duty(natty, open_store(config.store), config, term.node)
+        report = await Sweeps(duty, term).run()
+        await duty.write_recording(TermHead(term, RECORDING, config.signer()))
+        return report
 
     return work
 
 
 def _compact(natty: Natty, config: CaptureConfig) -> Work:
     async def work(term: Term) -> Any:
-        manifest_head = SWEEP.reader(natty, config.name)
-        store, head = open_store(config.store), TermHead(term, COMPACTION)
+        duty = Duty(natty, open_store(config.store), config, term.node)
+        head = TermHead(term, COMPACTION, config.signer())
         async with SparkDriver(config.spark.options(), run=term.run_process) as engine:
-            return await compact_archive(
-                store,
-                head,
-                manifest_head,
-                engine,
-                policy(config),
-                now=time.time(),
-                grace=config.sweep.grace,
-                node=term.node,
-            )
+            return await duty.compact_once(head, engine)
 
     return work
 
@@ -117,7 +109,7 @@ async def _claimed(config: CaptureConfig) -> AsyncIterator[Natty]:
     """Connect, and make sure that the store is this archive's."""
     async with Natty(**config.nats) as natty:
         stream = await stream_info(natty, config.stream)
-        await claim(open_store(config.store), config.name, config.stream, stream["created"])
+        await claim(open_store(config.store), config.name, config.stream, stream["created"], config.signer())
         yield natty
 
 
@@ -146,35 +138,6 @@ async def _once_elected(
             f" nothing was done within {wait:g} s. Stop the nodes first to do it by hand, or use --wait"
         )
     return await running
-
-
-@connect.options
-def verify(
-    *,
-    nats: dict[str, Any],
-    config: settings.Config = None,
-    stream: settings.Stream = None,
-    store: settings.Store = None,
-    deep: Annotated[
-        bool, typer.Option("--deep", help="Read every file again, not only what is recorded of it.")
-    ] = False,
-    offline: Offline = False,
-    as_json: settings.Json = False,
-) -> None:
-    """Compare archive and stream, sequence by sequence. Exit status 3 if anything is missing or damaged."""
-    wanted = settings.archive(config, {"stream": stream, "store": store}, nats)
-
-    async def run() -> Any:
-        async with _client(wanted, offline) as natty:
-            return await check(natty, wanted, open_store(wanted.store), deep=deep)
-
-    verdict = run_async(run())
-    if as_json:
-        print_json(data=verdict.as_dict())
-    else:
-        print(verdict.sentence())
-    if not verdict.ok:
-        raise typer.Exit(EXIT_VERIFY_FAILED)
 
 
 def ls(
@@ -226,15 +189,6 @@ def sql(
     for row in answer.rows:
         table.add_row(*map(str, row))
     Console().print(table)
-
-
-@contextlib.asynccontextmanager
-async def _client(config: CaptureConfig, offline: bool) -> AsyncIterator[Natty | None]:
-    if offline:
-        yield None
-        return
-    async with Natty(**config.nats) as natty:
-        yield natty
 
 
 def _show(report: Any, as_json: bool) -> None:

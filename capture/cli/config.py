@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+import msgspec
 import typer
 from rich import print_json
 
@@ -21,6 +22,8 @@ from capture.config import settings as settings_of
 from capture.decoders import decoder
 from capture.errors import CaptureError, ConfigError
 from capture.head import SWEEP
+from capture.hooks import hook
+from capture.layout import layout
 from capture.origins import Given, Place
 from capture.partitioners import partitioner
 from capture.stores import Address, open_store
@@ -130,21 +133,27 @@ def problems(given: Given) -> list[str]:
     for kind, name in (("stream", config.stream), ("durable", config.durable)):
         if name:
             tried(check_name, kind, name, of=(kind,))
+    for name in config.streams:
+        tried(check_name, "stream", name, of=("streams",))
     if config.archive:
         tried(SWEEP.election, config.archive, of=("archive",))
     if config.store:
         tried(open_store, config.store, of=("store",))
     decode = tried(decoder, config.decoder, of=("decoder",))
     tried(partitioner, config.partition, of=("partition",))
+    tried(layout, config.layout, of=("layout",))
+    tried(hook, config.on_store_complete, of=("on_store_complete",))
     made_of = {"compression": config.compression, "flatten": config.flatten}
     tried(writer, config.format, decode=decode, **made_of, of=("format", "compression", "flatten"))
     tried(config.keys, of=("encrypt", "key_file"))
+    tried(config.signer, of=("signing_key_file",))
+    tried(config.public_keys, of=("public_key_file",))
     unknown = _unknown_of_nats(given)
     found += unknown
     if not unknown:
         tried(_try_connection, config.nats, of=("nats",))
-    if _SECRET.search(config.key_file):
-        found = [sentence.replace(config.key_file, HIDDEN) for sentence in found]
+    for key_file in filter(_SECRET.search, (config.key_file, config.signing_key_file)):
+        found = [sentence.replace(key_file, HIDDEN) for sentence in found]
     return [" ".join(sentence.split()) for sentence in found]
 
 
@@ -168,8 +177,8 @@ def _try_connection(nats: Mapping[str, Any]) -> None:
 def _each(setting: Place, value: Any) -> list[tuple[Place, Any]]:
     """Return the names of a table of free names, each with its value; of anything else itself."""
     if isinstance(value, dict) and value:
-        return [((*setting, name), one) for name, one in value.items()]
-    return [(setting, value)]
+        return [((*setting, name), msgspec.to_builtins(one)) for name, one in value.items()]
+    return [(setting, msgspec.to_builtins(value))]
 
 
 def shown(place: Place, value: Any) -> Any:

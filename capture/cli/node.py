@@ -1,18 +1,34 @@
 from __future__ import annotations
 
+import gc
+import os
+import signal
+import sys
+import threading
+from collections.abc import Coroutine
 from typing import Annotated, Any
 
 import typer
 
-from capture.cli import settings
-from capture.errors import ConfigError
+from capture.cli import logs, settings
+from capture.config import CaptureConfig
+from capture.errors import CaptureError, ConfigError
 from capture.node import Node
+from capture.several import Several
+from capture.stopping import STOPS
+from natty import NattyError
 from natty.cli import connect
-from natty.cli.run import run_async
+from natty.cli.run import EXIT_ERROR, run_async
+
+COLLECT_AFTER = 100_000, 50, 100
+"""When the collector of cycles runs (`gc.set_threshold`): messages are many, in no cycle, and it looks at them all."""
+
+THREADS_END_WITHIN = 5.0  # seconds that a thread may go on, when the node has ended
 
 
 @connect.options
 def run(
+    invoked: typer.Context,
     *,
     nats: dict[str, Any],
     config: settings.Config = None,
@@ -34,7 +50,7 @@ def run(
         str | None, typer.Option(help="Serve /metrics, /livez and /readyz here, HOST:PORT; needs the extra metrics.")
     ] = None,
 ) -> None:
-    """Capture a stream until stopped; sweep, and compact, while this node is elected to it."""
+    """Capture a stream, or several, until stopped; sweep, and compact, while this node is elected to it."""
     flags = {
         "stream": stream,
         "store": store,
@@ -46,12 +62,64 @@ def run(
         "compression": compression,
         "limits.max_age": max_age,
         "limits.max_messages": max_messages,
+        **logs.flags(invoked),
     }
-    node = Node(settings.archive(config, flags, nats))
-    run_async(_served(node, metrics) if metrics else node.run())
+
+    def load() -> list[CaptureConfig]:
+        return settings.archives(config, flags, nats)
+
+    wanted = load()
+    logs.configure(wanted[0].logging)
+
+    def on_reload(changed: CaptureConfig) -> None:
+        logs.configure(changed.logging)
+
+    node: Node | Several
+    if len(wanted) > 1:
+        node = Several(wanted, load=load, on_reload=on_reload)
+    else:
+        node = Node(wanted[0], load=lambda: load()[0], on_reload=on_reload)
+    last = _LastResort()
+    gc.set_threshold(*COLLECT_AFTER)
+    try:
+        run_async(last.after(_served(node, metrics) if metrics else node.run()))
+    finally:
+        last.cancel()
 
 
-async def _served(node: Node, address: str) -> None:
+class _LastResort:
+    """Ends the process where a thread that hangs in the store would keep it: nothing else ends such a thread."""
+
+    def __init__(self) -> None:
+        self._status, self._said = 0, ""
+        self._timer = threading.Timer(THREADS_END_WITHIN, self._end)
+        self._timer.daemon = True
+
+    async def after(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do the work; from its end on the process has THREADS_END_WITHIN seconds until `cancel`, or until a signal."""
+        try:
+            await work
+        except BaseException as error:
+            self._status = EXIT_ERROR
+            if isinstance(error, CaptureError | NattyError):
+                self._said = f"capture: {error}\n"
+            raise
+        finally:
+            for number in STOPS:
+                signal.signal(number, signal.SIG_DFL)
+            self._timer.start()
+
+    def cancel(self) -> None:
+        """Let the process end by itself."""
+        self._timer.cancel()
+
+    def _end(self) -> None:
+        sys.stderr.write(self._said)
+        sys.stderr.flush()
+        os._exit(self._status)
+
+
+async def _served(node: Node | Several, address: str) -> None:
     try:
         from capture.telemetry import serve
     except ImportError as error:

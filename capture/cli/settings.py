@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from capture.config import CaptureConfig, load
+from capture.streams import each, only
 
 Config = Annotated[Path | None, typer.Option("--config", "-c", envvar="CAPTURE_CONFIG", help="capture.toml.")]
 Stream = Annotated[str | None, typer.Option(help="The stream [env CAPTURE_STREAM].")]
@@ -22,6 +23,19 @@ def archive(
     *,
     needs: tuple[str, ...] = ("stream", "store"),
 ) -> CaptureConfig:
-    """Return the configuration of a command: its flags win over the environment and the file. ConfigError."""
+    """Return the configuration of a command: its flags win over the environment and the file. ConfigError.
+
+    Where there are several streams, it is that of the one that is named. A command that needs nothing gets it as it is.
+    """
+    found = _loaded(config, flags, nats, needs)
+    return only(found) if needs else found
+
+
+def archives(config: Path | None, flags: dict[str, Any], nats: dict[str, Any]) -> list[CaptureConfig]:
+    """Return the configuration of each stream that is to be captured. ConfigError."""
+    return each(_loaded(config, flags, nats, ("stream", "store")))
+
+
+def _loaded(config: Path | None, flags: dict[str, Any], nats: dict[str, Any], needs: tuple[str, ...]) -> CaptureConfig:
     given = flags | {f"nats.{name}": value for name, value in nats.items()}
     return load(config, given, needs=needs)

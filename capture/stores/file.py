@@ -34,6 +34,7 @@ class FileStore:
         self.url = self.root.as_uri()
         self._scratch = self.root / SCRATCH
         self._durable: set[Path] = set()
+        self._tried = False
 
     async def put(self, path: str, data: bytes | Path, *, if_absent: bool = True) -> None:
         """As in the contract: returns after the file and every new folder above it were synced to the disk."""
@@ -72,14 +73,26 @@ class FileStore:
     def _put(self, path: str, target: Path, data: bytes | Path, if_absent: bool) -> None:
         with self._translated(f"writing {path}"):
             if if_absent and target.exists():  # spares writing what the link would refuse
+                self._try_writing()
                 self._refuse(path, target)
-            self._make_folder(self._scratch)
-            part = self._scratch / uuid4().hex
-            try:
-                _write_synced(part, data)
+            with self._written(data) as part:
                 self._publish(path, part, target, if_absent)
-            finally:
-                part.unlink(missing_ok=True)
+
+    def _try_writing(self) -> None:
+        """Say once, and early, that nothing can be written: a node whose archive is there learns that at its start."""
+        if not self._tried:
+            with self._written(b""):
+                self._tried = True
+
+    @contextlib.contextmanager
+    def _written(self, data: bytes | Path) -> Iterator[Path]:
+        self._make_folder(self._scratch)
+        part = self._scratch / uuid4().hex
+        try:
+            _write_synced(part, data)
+            yield part
+        finally:
+            part.unlink(missing_ok=True)
 
     def _publish(self, path: str, part: Path, target: Path, if_absent: bool) -> None:
         """Give the written file its name; a folder that another process removed as empty in between is made again."""

@@ -1,9 +1,10 @@
-"""What several commands ask and read: a yes before destruction, headers, the lines of standard input."""
+"""What several commands ask and read: a yes before destruction, durations, headers, the lines of standard input."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 import threading
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ import typer
 from natty.errors import ConfigError
 
 _READ_BYTES = 64 * 1024
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _AHEAD = 4  # reads that wait to be published
 
 
@@ -23,6 +25,15 @@ def confirm(question: str, *, force: bool) -> None:
     if not sys.stdin.isatty():
         raise ConfigError(f"{question} There is no terminal to ask on: give --force")
     typer.confirm(question, abort=True)
+
+
+def seconds(text: str) -> float:
+    """Return the seconds of a duration as people write it: 500ms, 30s, 1h30m, 7d. Usage error if it is none."""
+    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", f"{text}s" if re.fullmatch(r"[\d.]+", text) else text)
+    total = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if "".join(map("".join, parts)) not in (text, f"{text}s") or total <= 0:
+        raise typer.BadParameter(f"{text!r} is no duration; write 30s, 1h30m or 7d")
+    return total
 
 
 def headers_of(given: list[str]) -> dict[str, str | list[str]]:

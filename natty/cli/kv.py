@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 import sys
 from contextlib import aclosing
 from datetime import UTC, datetime
@@ -17,11 +16,9 @@ from rich.table import Table
 
 from natty import Bucket, Natty
 from natty.cli import connect
-from natty.cli.ask import confirm
+from natty.cli.ask import confirm, seconds
 from natty.cli.run import run_async
 from natty.kv import Entry, Gone, PictureComplete, list_buckets
-
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 app = typer.Typer(help="Key-value buckets.", no_args_is_help=True)
 
@@ -33,19 +30,11 @@ class Storage(StrEnum):
     MEMORY = "memory"
 
 
-def _seconds(text: str) -> float:
-    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", f"{text}s" if re.fullmatch(r"[\d.]+", text) else text)
-    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
-    if "".join(map("".join, parts)) not in (text, f"{text}s") or seconds <= 0:
-        raise typer.BadParameter(f"{text!r} is no duration; write 30s, 1h30m or 7d")
-    return seconds
-
-
 BucketName = Annotated[str, typer.Argument(metavar="BUCKET", help="The bucket.")]
 Key = Annotated[str, typer.Argument(help="The key.")]
 Value = Annotated[str | None, typer.Argument(help="The value; without it, standard input is stored as it is.")]
 Revision = Annotated[int | None, typer.Option(min=1, help="Only if the key is at this revision.")]
-Ttl = Annotated[float | None, typer.Option(parser=_seconds, metavar="DURATION", help="How long the key lives.")]
+Ttl = Annotated[float | None, typer.Option(parser=seconds, metavar="DURATION", help="How long the key lives.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Do not ask.")]
 
@@ -58,7 +47,7 @@ def add(
     bucket: BucketName,
     history: Annotated[int | None, typer.Option(min=1, max=64, help="Values of a key that are kept.")] = None,
     ttl: Annotated[
-        float | None, typer.Option(parser=_seconds, metavar="DURATION", help="How long every key lives.")
+        float | None, typer.Option(parser=seconds, metavar="DURATION", help="How long every key lives.")
     ] = None,
     replicas: Annotated[int | None, typer.Option(min=1, max=5, help="On how many servers; 3 on a cluster.")] = None,
     description: Annotated[str | None, typer.Option(help="What it is for.")] = None,

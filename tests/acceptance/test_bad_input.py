@@ -184,7 +184,8 @@ main()
 def test_a_disk_that_fills_up(shell, make_stream, captured, natty_name, tmp_path, disk):
     stream = make_stream(natty_name("full_disk"), 20_000)
     run = ["run", "--stream", stream, "--store", "disk/lake", "--max-messages", "20000", "--max-age", "100"]
-    done = shell.finish(shell.execute(disk(tmp_path / "disk", 48_000, UNHURRIED, *run, "--decoder", "json")))
+    command = disk(tmp_path / "disk", 48_000, UNHURRIED, *run, "--decoder", "json")
+    done = shell.finish(shell.execute(command, CAPTURE_ON_STORE_FAILURE="stop"))
     assert done.status == 1
     assert "is full (No space left on device;" in done.complaint
     assert "free space there or choose another store, then start again" in done.complaint

@@ -105,5 +105,5 @@ def test_show_tells_what_it_can_not_read(shell, tmp_path):
 @pytest.mark.parametrize("command", [show, check])
 def test_the_flags_of_a_node_are_taken_too(command):
     node, ours = (set(inspect.signature(one).parameters) for one in (run, command))
-    assert node - ours == {"metrics"}
+    assert node - ours == {"metrics", "invoked"}
     assert set(inspect.signature(connect.options(lambda *, nats: None)).parameters) <= ours

@@ -51,8 +51,9 @@ def test_the_demo_proves_what_it_promises_and_leaves_nothing_running(shell, tmp_
     assert gone(processes_of, folder) == {}
     assert gone(processes_of, shell.folder) == {}
     assert sorted(path.name for path in folder.iterdir()) == ["archive", "capture.toml", "logs", "nats", "tls"]
-    verified = shell.capture("verify", "--offline", "--deep", "--config", folder / "capture.toml")
-    assert (verified.status, verified.out) == (0, "3,000 stored; every object is sound; the stream was not asked\n")
+    verified = shell.capture("verify", "--offline", "--config", folder / "capture.toml")
+    assert verified.status == 0
+    assert verified.out.startswith("3,000 stored; nothing is missing; compared with what was recorded of it at 20")
     again = shell.capture("demo", "--rows", "10", "--folder", folder)
     assert again.status == 1
     assert f"capture: {folder} is not empty; name another --folder, or remove it first" in again.complaint

@@ -4,6 +4,7 @@ import random
 
 import pyarrow as pa
 import pytest
+from dying import DIES
 from patient import NEVER, PATIENCE
 
 from capture.block import Limits, OpenBlocks
@@ -20,27 +21,6 @@ from capture.stores import MemoryStore, open_store
 from capture.sweep import sweep
 from capture.testing import ArrowEngine, HeadState, MemoryHead
 from capture.writers import parquet, writer
-
-DIES = """
-import asyncio, os, signal, sys
-from pathlib import Path
-from capture.config import load
-from capture.node import Node
-
-config, prefix, at = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-node, puts = Node(load(config)), 0
-put = node.store.put
-
-async def put_and_die(path, data, **options):
-    global puts
-    await put(path, data, **options)
-    puts += path.startswith(prefix)
-    if puts == at:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-node.store.put = put_and_die
-asyncio.run(node.run())
-"""
 
 READS = """
 import sys
@@ -187,7 +167,7 @@ async def test_nodes_killed_at_any_moment_lose_nothing_and_every_message_is_in_t
 async def test_a_node_whose_store_is_full_says_so_once_hands_back_and_another_gets_everything(fleet):
     sizes = [400] * 10 + [30_000] * 50  # one of the large ones alone makes a block too large
     payloads = [random.Random(number).randbytes(size) for number, size in enumerate(sizes)]
-    config = fleet.configure(decoder="raw", limits__max_age=0.5, ack_wait=NEVER)
+    config = fleet.configure(decoder="raw", limits__max_age=0.5, ack_wait=NEVER, on_store_failure="stop")
     await fleet.publish(payloads, token=lambda number: "eu" if number < 10 else "us")
     full = fleet.start("full", config, script=SMALL_FILES)
     assert await fleet.ended(full) == 1

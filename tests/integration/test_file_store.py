@@ -9,6 +9,8 @@ import pytest
 from full_disk import WAYS
 from patient import PATIENCE
 
+from capture.errors import AlreadyStored, StoreUnreadableError
+from capture.identity import claim
 from capture.stores import FileStore
 
 FILL = """
@@ -153,3 +155,19 @@ def test_writers_survive_that_another_process_removes_empty_folders(tmp_path):
     for one in writers:
         assert one.communicate(timeout=2 * PATIENCE)[1] == ""
         assert one.returncode == 0
+
+
+async def test_a_store_that_can_be_read_and_not_written_is_told_at_the_start_though_the_archive_is_there(tmp_path):
+    await claim(FileStore(tmp_path), "a", "S", "today")
+    await claim(FileStore(tmp_path), "a", "S", "today")
+    (tmp_path / ".tmp").rmdir()
+    (tmp_path / ".tmp").write_text("as good as read-only")
+    with pytest.raises(StoreUnreadableError, match=r"check that .* permissions to read and write it"):
+        await claim(FileStore(tmp_path), "a", "S", "today")
+
+
+async def test_an_object_that_exists_is_refused_without_leaving_anything_behind(tmp_path):
+    await FileStore(tmp_path).put("a", b"1")
+    with pytest.raises(AlreadyStored):
+        await FileStore(tmp_path).put("a", b"2")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [".tmp", "a"]

@@ -56,6 +56,14 @@ class StoreServer:
     process: subprocess.Popen[bytes]
     plain_port: int = 0  # where the same server speaks plain HTTP
     folder: Path = field(default_factory=Path)
+    again: Callable[[], subprocess.Popen[bytes]] | None = None  # starts it anew, with what it has stored
+
+    def restart(self, down: float = 0.0) -> None:
+        """Kill it, and start it again after so many seconds, on the same ports. It blocks."""
+        assert self.again is not None
+        kill(self.process)
+        time.sleep(down)
+        self.process = self.again()
 
     def url(self, prefix: str | None = None, **settings: object) -> str:
         """A store below a prefix that nobody else uses, or this one."""
@@ -152,11 +160,13 @@ def running_seaweedfs(folder: Path, tls: TLSFiles) -> Iterator[StoreServer]:
             return False
         return True
 
-    process = Program([program("weed"), "mini", *options], folder, environment).start(stores)
+    weed = Program([program("weed"), "mini", *options], folder, environment)
+    server = StoreServer("s3", endpoint, tls.ca, environment, weed.start(stores), plain_port=ports["s3"], folder=folder)
+    server.again = lambda: weed.start(stores)
     try:
-        yield StoreServer("s3", endpoint, tls.ca, environment, process, plain_port=ports["s3"], folder=folder)
+        yield server
     finally:
-        kill(process)
+        kill(server.process)
     for port in (*ports.values(), ports["admin"] + 10_000):
         for left in Path(tempfile.gettempdir()).glob(f"seaweedfs-*-{port}.sock"):
             left.unlink(missing_ok=True)

@@ -10,6 +10,8 @@ import msgspec
 
 from capture.block import OpenBlocks
 from capture.decoders import Decoder, json_as, keyed, per_message
+from capture.hooks import Completion, Hook
+from capture.layout import Partition, resolved_by
 from capture.partitioners import grouped, per_record
 from capture.pipeline import capture
 from capture.record import Record
@@ -54,6 +56,18 @@ def of_invoice(record: Record[Invoice]) -> str:
     return record.value.number
 
 
+def folder(partition: Partition) -> str:
+    return f"{partition.folder}/{partition.dated}"
+
+
+def told(completion: Completion) -> None:
+    print(completion.path, completion.duration)
+
+
+async def told_later(completion: Completion) -> bool:
+    return completion.error is None
+
+
 def a_list(record: Record[Order]) -> list[str]:
     return []
 
@@ -63,12 +77,16 @@ async def accepted(source: AsyncIterable[Batch], commit: Any) -> None:
     with_key: Decoder[Order] = keyed(order_with_key)
     for one in (decode, with_key, json_as(Order)):
         await capture(source, one, grouped(per_record(of_order)), OpenBlocks(), commit)
+    resolved_by(folder)
+    Hook(told), Hook(told_later)
 
 
 async def refused(source: AsyncIterable[Batch], commit: Any) -> None:
     per_message(no_message)  # type: ignore[arg-type]  # a decoder takes a message
     keyed(order_with_a_list)  # type: ignore[arg-type]  # a key is hashable
     per_record(a_list)  # type: ignore[arg-type]
+    resolved_by(told)  # type: ignore[arg-type]  # a layout returns a folder
+    Hook(folder)  # type: ignore[arg-type]  # a hook takes a completion
     wrong: Decoder[Invoice] = per_message(order)  # type: ignore[arg-type]  # it returns orders
     of_order(wrong(Batch([]))[0])  # type: ignore[arg-type]  # and these are invoices
     await capture(  # type: ignore[misc]
