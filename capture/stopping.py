@@ -67,15 +67,16 @@ class Stopping:
 @contextlib.contextmanager
 def reloading(reload: Callable[[], None]) -> Iterator[None]:
     """Meanwhile, SIGHUP calls `reload`, as often as it comes."""
-    loop = asyncio.get_running_loop()
     if RELOADS is None:
         yield
         return
+    loop, before = asyncio.get_running_loop(), signal.getsignal(RELOADS)
     loop.add_signal_handler(RELOADS, reload)
     try:
         yield
     finally:
         loop.remove_signal_handler(RELOADS)
+        signal.signal(RELOADS, before)  # nohup had it ignored
 
 
 @contextlib.contextmanager

@@ -249,10 +249,8 @@ class Connection:
         self._out.append(message)
 
     def _too_large(self, message: Outgoing) -> PayloadTooLargeError:
-        size, subject = len(message[2]) + len(message[3]), message[0].decode()
-        return PayloadTooLargeError(
-            f"a message of {size} bytes on {subject} is over the server's max_payload of {self._max_payload}"
-        )
+        size, limit = len(message[2]) + len(message[3]), f"the server's max_payload of {self._max_payload}"
+        return PayloadTooLargeError(f"a message of {size} bytes on {message[0].decode()} is over {limit}")
 
     def send_many(self, messages: list[Outgoing]) -> None:
         """Publish several, in order; as `send`. If one of them is too large, none is sent."""
@@ -265,26 +263,34 @@ class Connection:
             asyncio.get_running_loop().call_soon(self._flush)
         self._out += messages
 
-    def _flush(self) -> None:
+    def send_to_each(self, subjects: list[bytes], data: bytes) -> None:
+        """Publish the same few bytes on many subjects, in order and at once: acks. As `send`."""
+        if self.state != "connected":
+            raise ConnectionClosedError if self.state == "closed" else NotConnectedError
+        if (link := self._flush()) is not None and subjects:
+            link.publish_to_each(subjects, data)
+
+    def _flush(self) -> Link | None:
+        """Write what waits, and return the session it went to; None, and it is lost, where none is up."""
         out, self._out = self._out, []
-        if out and self.connected and self._link is not None:
-            self._link.publish(out)
+        link = self._link if self.connected else None
+        if out and link is not None:
+            link.publish(out)
+        return link
 
     async def drained(self) -> None:
         """Return when the socket can take more: wait here between large sends. NotConnectedError."""
-        self._flush()
-        if self._link is None or not self.connected:
+        if (link := self._flush()) is None:
             raise NotConnectedError
         try:
-            await self._link.drained()
+            await link.drained()
         except OSError as error:
             raise NotConnectedError(f"the connection was lost: {error}") from error
 
     async def flush(self, timeout: float | None = None) -> None:
         """Return when the server has taken all that was sent. RequestTimeoutError; may be cancelled at any moment."""
         await self.ready(timeout)
-        self._flush()
-        link = self._link
+        link = self._flush()
         assert link is not None
         try:
             async with asyncio.timeout(self.config.timeout if timeout is None else timeout):
@@ -299,18 +305,16 @@ class Connection:
         subscription = Subscription(self, self._next_sid, subject.encode(), sink, queue.encode())
         self._next_sid += 1
         self._subscriptions[b"%d" % subscription.sid] = subscription
-        if self.connected and self._link is not None:
-            self._flush()
-            self._link.subscribe(subscription.sid, subscription.subject, subscription.queue)
+        if (link := self._flush()) is not None:
+            link.subscribe(subscription.sid, subscription.subject, subscription.queue)
         return subscription
 
     def _unsubscribe(self, subscription: Subscription, last: Sink | None) -> None:
         known = self._subscriptions.pop(b"%d" % subscription.sid, None)
-        if known and self.connected and self._link is not None:
-            self._flush()
-            self._link.unsubscribe(subscription.sid)
+        if known and (link := self._flush()) is not None:
+            link.unsubscribe(subscription.sid)
             if last is not None:
-                task = asyncio.create_task(self._retire(subscription, last, self._link))
+                task = asyncio.create_task(self._retire(subscription, last, link))
                 self._retiring.add(task)
                 task.add_done_callback(self._retiring.discard)
 
@@ -379,9 +383,9 @@ class Connection:
             self._close_now()
 
     async def _take_leave(self) -> None:
-        if self.connected and self._link is not None:
+        if (link := self._flush()) is not None:
             for subscription in self._subscriptions.values():
-                self._link.unsubscribe(subscription.sid)
+                link.unsubscribe(subscription.sid)
             await self.flush()
             await self.flush()  # what sinks have answered to the last messages
 

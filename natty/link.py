@@ -29,6 +29,10 @@ class Link(Protocol):
         """Send messages, in order."""
         ...
 
+    def publish_to_each(self, subjects: list[bytes], data: bytes) -> None:
+        """Send the same on each of these subjects, in order. There is one at least."""
+        ...
+
     def subscribe(self, sid: int, subject: bytes, queue: bytes) -> None:
         """Subscribe under this id."""
         ...

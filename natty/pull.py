@@ -136,16 +136,16 @@ class Pull:
 
     def ack(self, replies: list[bytes]) -> None:
         """Acknowledge messages, joined into one write. NotConnectedError: they will come again."""
-        self._connection.send_many([(reply, b"", b"", b"+ACK") for reply in replies])
+        self._connection.send_to_each(replies, b"+ACK")
 
     def nak(self, replies: list[bytes], delay: float = 0.0) -> None:
         """Hand messages back, to be delivered again after `delay` seconds."""
         answer = b'-NAK {"delay": %d}' % int(delay * NANOSECONDS) if delay > 0 else b"-NAK"
-        self._connection.send_many([(reply, b"", b"", answer) for reply in replies])
+        self._connection.send_to_each(replies, answer)
 
     def in_progress(self, replies: list[bytes]) -> None:
         """Restart `ack_wait` of messages: work on them goes on."""
-        self._connection.send_many([(reply, b"", b"", b"+WPI") for reply in replies])
+        self._connection.send_to_each(replies, b"+WPI")
 
     def keep_waiting(self) -> None:
         """Restart `ack_wait` of what arrived and was not yielded yet."""

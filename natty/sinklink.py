@@ -193,6 +193,11 @@ class SinkLink:
             )
         )
 
+    def publish_to_each(self, subjects: list[bytes], data: bytes) -> None:
+        """Write the same on each subject: joined without a step of Python's for each."""
+        end = b" %d\r\n%b\r\n" % (len(data), data)
+        self._write(b"PUB " + (end + b"PUB ").join(subjects) + end)
+
     def subscribe(self, sid: int, subject: bytes, queue: bytes) -> None:
         """Subscribe under this id."""
         self._write(b"SUB %b %b %d\r\n" % (subject, queue, sid))

@@ -80,6 +80,10 @@ class StockLink:
         for message in messages:
             self._commands.put_nowait(partial(self._publish, *message))
 
+    def publish_to_each(self, subjects: list[bytes], data: bytes) -> None:
+        """Send the same on each subject."""
+        self.publish([(subject, b"", b"", data) for subject in subjects])
+
     async def _publish(self, subject: bytes, reply: bytes, head: bytes, data: bytes) -> None:
         headers = {name: values[-1] for name, values in parse_headers(head).items()} if head else None
         await self._client.publish(subject.decode(), data, reply=reply.decode(), headers=headers)

@@ -293,7 +293,7 @@ class Supply:
         replies = [raw[1] for raw in messages if raw[1]]
         try:
             if replies:
-                self._connection.send_many([(reply, b"", b"", answer) for reply in replies])
+                self._connection.send_to_each(replies, answer)
         except NotConnectedError:
             logger.info("%d messages were not handed back: no connection; they come after ack_wait", len(replies))
 

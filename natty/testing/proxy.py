@@ -42,6 +42,7 @@ class Proxy:
         self._scheme = scheme
         self._options = connect_options or {}
         self._listener: asyncio.Server | None = None
+        self._opening = asyncio.Lock()
         self._links: set[_Link] = set()
         self._gate = _Gate()
         self._dead = False
@@ -135,8 +136,9 @@ class Proxy:
             link.mute = True
 
     async def _listen(self) -> None:
-        if self._listener is None:
-            self._listener = await asyncio.start_server(self._accept, self.host, self.port, limit=CHUNK_BYTES)
+        async with self._opening:  # by two who restore at the same time
+            if self._listener is None:
+                self._listener = await asyncio.start_server(self._accept, self.host, self.port, limit=CHUNK_BYTES)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link = _Link(self._gate, reader, writer)

@@ -52,7 +52,7 @@ def test_from_blocks_to_answers_and_back_to_a_file_that_was_lost(shell, archive)
     compacted = as_json(shell.capture("compact", *options, *BY_HAND, "--all", "--json", within=3 * PATIENCE))
     assert (compacted["groups"], compacted["rows_in"], compacted["duplicates"]) == (2, MESSAGES, 0)
     again = shell.capture("compact", *options, *BY_HAND)
-    assert (again.status, again.out[:9]) == (0, "groups: 0")
+    assert (again.status, "groups 0" in " ".join(again.out.replace(":", " ").split())) == (0, True)
 
     verdict = as_json(shell.capture("verify", *options, "--json"))
     assert {name: verdict[name] for name in ("ok", "stored", "missing", "waiting", "duplicates", "problems")} == {

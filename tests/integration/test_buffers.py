@@ -122,7 +122,7 @@ async def test_a_killed_node_leaves_no_buffer_behind_and_the_next_one_gets_every
     assert list(folder.iterdir()) == []  # they have no names
     killed.kill()
     await fleet.ended(killed)
-    node = fleet.start("node-2", fleet.configure(limits__max_age=0.5, **settings))
+    node = fleet.start("node-2", fleet.configure(ack_wait=2.0, limits__max_age=0.5, **settings))
     await fleet.until_all_acked(len(payloads))
     assert list(folder.iterdir()) == []
     assert await fleet.stop(node) == 0

@@ -207,6 +207,12 @@ async def test_a_proxy_passes_tls_through(natty_proxy):
     await close(connection)
 
 
+async def test_a_cut_proxy_may_be_restored_by_several_at_once(natty_proxy):
+    await natty_proxy.cut()
+    await asyncio.gather(natty_proxy.restore(), natty_proxy.restore())
+    await close(await connect(natty_proxy.options))
+
+
 async def test_a_cut_proxy_closes_connections_and_refuses_new_ones_until_restored(natty_proxy):
     lost = asyncio.Event()
 

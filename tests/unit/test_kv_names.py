@@ -45,7 +45,7 @@ def test_a_bucket_is_named_and_shown():
 
 @pytest.mark.parametrize(("ttl", "age", "window"), [(None, 0.0, 120.0), (5.0, 5.0, 5.0), (3600.0, 3600.0, 120.0)])
 def test_the_duplicate_window_is_never_longer_than_the_age(ttl, age, window):
-    settings = bucket_settings("b", ttl, 1)
+    settings = bucket_settings("b", ttl)
     assert (settings["max_age"], settings["duplicate_window"]) == (age, window)
 
 

@@ -38,6 +38,17 @@ async def test_a_stock_parser_that_fails_is_noticed(monkeypatch):
     assert "the self-test failed: TypeError" in await sink_path_fault()
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_same_on_several_subjects_is_on_the_wire_as_one_message_after_the_other(count):
+    link, written = SinkLink(Config()), []
+    link._write = written.append
+    subjects = [b"$JS.ACK.S.C.1.%d.1.0.0" % number for number in range(count)]
+    link.publish([(subject, b"", b"", b"+ACK") for subject in subjects])
+    link.publish_to_each(subjects, b"+ACK")
+    assert written[0].replace(b"  ", b" ") == written[1]  # one is blank for a reply that is not there
+    assert written[0].count(b"+ACK") == count
+
+
 def test_an_info_that_is_no_json_object_is_a_protocol_error():
     assert decode_info(b' {"version": "2.15.1"}') == {"version": "2.15.1"}
     for text in (b"nonsense", b"[]"):
