@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from math import ceil
 
@@ -44,7 +45,9 @@ def expecting(stream: str, block: bytes) -> bytes:
     return block[:-2] + line.partition(b"\r\n")[2] if block else line
 
 
-@lru_cache(maxsize=4096)
-def address(patterns: tuple[str, ...], subject: str) -> tuple[bytes, bool]:
-    """Return the subject as it goes over the wire, and whether a stream's subjects cover it. BadSubjectError."""
-    return check_subject(subject), covers(patterns, subject)
+def addresses(patterns: tuple[str, ...]) -> Callable[[str], tuple[bytes, bool]]:
+    """Return what tells of a subject how it goes over the wire, and whether a stream's subjects cover it.
+
+    It raises BadSubjectError, and remembers the last few thousand subjects.
+    """
+    return lru_cache(maxsize=4096)(lambda subject: (check_subject(subject), covers(patterns, subject)))

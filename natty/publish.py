@@ -14,7 +14,7 @@ from natty.ingest import APPEND, BATCH_UNKNOWN, END, FAST_INGEST, START, flow_pr
 from natty.jetstream import JetStream, in_process, read_ack
 from natty.message import Headers, RawMessage, encode_headers, status_of
 from natty.observed import PUBLISHER
-from natty.outgoing import address, expecting, publish_headers
+from natty.outgoing import addresses, expecting, publish_headers
 from natty.window import PublisherOptions, Waiting
 
 logger = logging.getLogger("natty.publish")
@@ -67,6 +67,7 @@ class Publisher:
         self._repairing = asyncio.Lock()
         self._broken = ""
         self._room = self.options.window  # lowered where the server slows fast ingest down
+        self._most_bytes = self.options.window_bytes
 
     def __repr__(self) -> str:
         path = "fast ingest" if self._fast else "window"
@@ -86,6 +87,7 @@ class Publisher:
             raise PublishError(f"stream {self.stream} does not offer fast ingest: set allow_batched on it")
         self._offered = self._fast = offered and self.options.path != "window"
         self.subjects = tuple(config.get("subjects") or ())
+        self._address = addresses(self.subjects)
         self._connection.listeners.append(self._on_event)
         self._connection.refusals.append(self._on_refusal)
         self._connection.observed.add(self, PUBLISHER, self.stream)
@@ -117,13 +119,14 @@ class Publisher:
 
     async def publish(self, subject: str, data: bytes, *, msg_id: str = "", headers: Headers | None = None) -> None:
         """Take one message; waits while the window is full, or the connection lost. The outcome shows in `flush`."""
-        wire_subject, ours = address(self.subjects, subject)
+        wire_subject, ours = self._address(subject)
         if self._traced is not None:
             headers = self._traced(subject, headers)
         block = encode_headers(publish_headers(headers, msg_id=msg_id)) if headers or msg_id else b""
         if not ours:
             block = expecting(self.stream, block)  # it may belong to another stream, which must not take it
-        if not self._may_send():
+        crowded = len(self._waiting) >= self._room or self._waiting_bytes >= self._most_bytes
+        if (crowded or self._broken or self._ended or self._settling) and not self._may_send():
             await self._until(self._may_send)
         self._number += 1
         message = self._waiting[self._number] = Waiting(wire_subject, block, data, msg_id)
@@ -140,7 +143,7 @@ class Publisher:
 
     def _may_send(self) -> bool:
         """Whether the next message can go: there is room, and what was sent before is not in question."""
-        full = len(self._waiting) >= self._room or self._waiting_bytes >= self.options.window_bytes
+        full = len(self._waiting) >= self._room or self._waiting_bytes >= self._most_bytes
         return not (full or self._broken or self._ended or self._settling) or not self._waiting
 
     async def flush(self) -> None:
@@ -149,11 +152,8 @@ class Publisher:
         self._be_fast_again()
         if self.failures:
             first, count = self.failures[0], len(self.failures)
-            raise PublishError(
-                f"{count} of {count + self.stored} messages were not stored; the first: {first}",
-                subject=first.subject,
-                msg_id=first.msg_id,
-            )
+            text = f"{count} of {count + self.stored} messages were not stored; the first: {first}"
+            raise PublishError(text, subject=first.subject, msg_id=first.msg_id)
 
     def _be_fast_again(self) -> None:
         """Use fast ingest again, once the messages that were refused or in doubt are dealt with."""
@@ -173,7 +173,7 @@ class Publisher:
         loop = asyncio.get_running_loop()
         last_change, settled = loop.time(), self.stored + self.failed
         while not done():
-            full = self._waiting_bytes >= self.options.window_bytes  # the server's next ack may be far off
+            full = self._waiting_bytes >= self._most_bytes  # the server's next ack may be far off
             if (ending or full) and self._fast and not self._broken and self._waiting:
                 self._end_batch()
             self._progress.clear()
@@ -233,9 +233,17 @@ class Publisher:
         self._subscription = self._connection.subscribe(inbox.decode() + ".>", lambda raw: sink(inbox, raw))
 
     def _try_to_send(self, number: int, message: Waiting) -> None:
-        reply, headers = self._reply(number), message.headers
-        if self._fast and number - self._base == 1:  # the whole batch goes where its first message does
-            headers = expecting(self.stream, headers)
+        headers = message.headers
+        if self._fast:
+            if self._ended:  # a batch was ended, and all of it is stored: this message begins the next one
+                self._open_inbox()
+                self._base = number - 1
+            place, operation = number - self._base, APPEND
+            if place == 1:  # the whole batch goes where its first message does
+                headers, operation = expecting(self.stream, headers), START
+            reply = b"%b%d.%d.$FI" % (self._flow_prefix, place, operation)
+        else:
+            reply = b"%b.%d" % (self._inbox, number)
         try:
             self._connection.put((message.subject, reply, headers, message.data))
             message.in_doubt = True
@@ -244,16 +252,6 @@ class Publisher:
         except NattyError as error:  # too large: what follows takes its place
             self._fail(number, str(error))
             self._number -= number == self._number
-
-    def _reply(self, number: int) -> bytes:
-        """Return where the answer to a message goes."""
-        if self._fast:
-            if self._ended:  # a batch was ended, and all of it is stored: this message begins the next one
-                self._open_inbox()
-                self._base = number - 1
-            place = number - self._base
-            return b"%b%d.%d.$FI" % (self._flow_prefix, place, START if place == 1 else APPEND)
-        return b"%b.%d" % (self._inbox, number)
 
     def _look_after(self, number: int) -> None:
         """See to what waits, nobody being in `publish` or `flush`: ask for its acks, send it again, or give it up."""

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from natty.errors import PublishError
 
 
@@ -22,8 +24,7 @@ class PublisherOptions:
             raise ValueError(f"window is {self.window}; at least one message must be on its way")
 
 
-@dataclass(slots=True)
-class Waiting:
+class Waiting(msgspec.Struct, gc=False):
     """A message that a publisher has taken, and that is neither stored nor failed."""
 
     subject: bytes
