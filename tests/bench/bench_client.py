@@ -1,7 +1,8 @@
 """natty beside nats-py and natsrpy on a real server, plain and TLS: `python tests/bench/bench_client.py [rounds]`.
 
 The stream is on disk and a message has 128 bytes. A round runs every path once, ours and theirs in turn; the figures
-are the medians of the rounds, the ratios are ours to theirs. Busy machines distort messages a second more than CPU.
+are the medians of the rounds, the ratios are ours to theirs, and a goal is held against both: by messages a second the
+server counts too, which shares the processors with the client; by CPU the client alone. Busy machines distort CPU less.
 natsrpy (Rust under Python) has no settings for TLS, so it is measured without only, on asyncio as its users run it.
 """
 
@@ -30,7 +31,7 @@ OURS, THEIRS = 100_000, 15_000  # messages of one measurement: about as long for
 ROUNDS = 3
 FETCH = 1000
 WINDOW = 4000  # nats-py's own, and the goal is against it
-CONSUME_GOAL, INGEST_GOAL, WINDOW_GOAL = 10, 7, 4  # times nats-py's messages a second
+CONSUME_GOAL, INGEST_GOAL, WINDOW_GOAL = 10, 7, 4  # times nats-py
 
 TASKS = 1000  # that await natsrpy's acks at the same time: it has no publishing in the background
 RUST_PUBLISH = f"natsrpy publish, {TASKS} tasks"
@@ -225,8 +226,8 @@ async def measure(server: NatsServer, rounds: int) -> Figures:
     return figures
 
 
-def show(title: str, figures: Figures) -> list[tuple[str, float, int]]:
-    """Print the table of a server and a loop; return what has a goal: (path, ratio, goal)."""
+def show(title: str, figures: Figures) -> list[tuple[str, float, float, int]]:
+    """Print the table of a server and a loop; return what has a goal: (path, ratio by messages, by CPU, goal)."""
     rows, goals = [], []
     for pair in (*CONSUME.values(), *PUBLISH.values()):
         rate, micros = middle(figures[pair.ours])
@@ -235,18 +236,17 @@ def show(title: str, figures: Figures) -> list[tuple[str, float, int]]:
             if rival not in figures:
                 continue
             their_rate, their_micros = middle(figures[rival])
-            ratio, verdict = rate / their_rate, ""
+            ratio, by_cpu = rate / their_rate, their_micros / micros
             if rival == pair.theirs:
-                verdict = f"≥ {pair.goal}: {'reached' if ratio >= pair.goal else 'NOT REACHED'}"
-                goals.append((f"{title}: {pair.ours}", ratio, pair.goal))
+                goals.append((f"{title}: {pair.ours}", ratio, by_cpu, pair.goal))
             rows.append(
                 (
                     f"· {rival}",
                     f"{their_rate:,.0f}",
                     f"{their_micros:.1f}",
                     f"{ratio:.1f} ×",
-                    f"{their_micros / micros:.1f} ×",
-                    verdict,
+                    f"{by_cpu:.1f} ×",
+                    f"≥ {pair.goal}" if rival == pair.theirs else "",
                 )
             )
     print_table(title, ("", "msg/s", "CPU µs/msg", "ours, msg/s", "ours, CPU", "goal"), rows)
@@ -266,12 +266,13 @@ def main(rounds: int) -> None:
             for loop, factory in loops().items():
                 with asyncio.Runner(loop_factory=factory) as runner:
                     goals += show(f"{name}, {loop}", runner.run(measure(server, rounds)))
-    missed = [f"  {path}: {ratio:.1f} × of {goal} ×" for path, ratio, goal in goals if ratio < goal]
-    print(
-        f"\n{len(goals) - len(missed)} of {len(goals)} goals reached{', not these:' if missed else '.'}",
-        *missed,
-        sep="\n",
-    )
+    for name, column in (("client CPU", 2), ("messages a second", 1)):
+        missed = [goal for goal in goals if goal[column] < goal[3]]
+        print(
+            f"\nby {name} {len(goals) - len(missed)} of {len(goals)} goals reached{', not these:' if missed else '.'}"
+        )
+        for goal in missed:
+            print(f"  {goal[0]}: {goal[column]:.1f} × of {goal[3]} ×")
     print(f"took {time.monotonic() - began:.0f} s")
 
 
