@@ -11,7 +11,7 @@ demo: .venv/.demo ## the main job on real flights; `make demo ARGS="--rows 20000
 	@.venv/bin/capture demo $(ARGS)
 
 test: .venv/.test ## the whole suite; `make test ARGS="tests/unit" WORKERS=0`
-	@.venv/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@.venv/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 lint: .venv/.test ## style and types
 	.venv/bin/ruff check .

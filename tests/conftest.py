@@ -13,9 +13,3 @@ settings.load_profile("patient")
 
 # Every Java that a test starts does without its second compiler: Spark is there in half the time.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
-
-
-def pytest_collection_modifyitems(items):
-    """Put files with long tests first: at the end no worker is alone with one of them."""
-    long = {item.path for item in items if item.get_closest_marker("spark") or item.get_closest_marker("timeout")}
-    items.sort(key=lambda item: item.path not in long)
