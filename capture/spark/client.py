@@ -1,5 +1,6 @@
 import asyncio
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -93,7 +94,8 @@ class SparkDriver:
                 if find_spec("pyspark") is None:
                     raise SparkError(NOT_INSTALLED)
                 if self._options.class_data and not class_data.is_made(choose(self._options.java)):
-                    log.warning(FIRST_START, extra={"action": "class_data"})
+                    level = logging.WARNING if sys.stderr.isatty() else logging.INFO  # somebody waits, or nobody
+                    log.log(level, FIRST_START, extra={"action": "class_data"})
                 self._child = await Child.start(self._options, self._log, self._run)
             return self._child
 

@@ -18,6 +18,7 @@ from capture.recording import record
 from capture.sweep import sweep
 from capture.testing import ArrowEngine
 from capture.writers import writer
+from natty import Batch
 
 
 async def store_all(natty, config, store, *, leave_out=()):
@@ -32,16 +33,18 @@ async def store_all(natty, config, store, *, leave_out=()):
     waiting = (await natty.jetstream.request(f"CONSUMER.INFO.{config.stream}.{config.durable}"))["num_pending"]
     if not waiting:
         return
+    arrived = []
     async for batch in pull:
-        records = decode(batch)
+        arrived += batch.raw
+        pull.finished(len(batch))
+        if len(arrived) < waiting:  # a block a key, in however many pieces the messages come
+            continue
+        records = decode(Batch(arrived))
         kept = [index for index, sequence in enumerate(records.sequences) if sequence not in leave_out]
         for key, interval, some in partition(records.select(kept)) if kept else ():
             await committer.commit(SealedBlock(config.stream, key, interval, some, "stop"))
         pull.ack([records.replies[index] for index, one in enumerate(records.sequences) if one in leave_out])
-        pull.finished(len(batch))
-        waiting -= len(batch)
-        if waiting <= 0:
-            pull.stop()
+        pull.stop()
     await acknowledged(natty, config)
 
 
