@@ -2,14 +2,14 @@ import asyncio
 
 import msgspec
 import pytest
+from retaining import stored
 from set_engine import SetEngine, described
 
 from capture.chain import Retired, commit
 from capture.compact import Policy, compact
-from capture.manifest import Manifest, Stored, encode, entry_path
+from capture.manifest import Manifest, encode, entry_path
 from capture.picture import read_picture
 from capture.retention import Retention, Rule, recorded, removed_sequences
-from capture.sequences import Sequences
 from capture.stores import MemoryStore, ObjectInfo
 from capture.sweep import plan_sweep, preview, sweep
 from capture.table import Table
@@ -19,24 +19,6 @@ NOW, GRACE = 100_000.0, 1_000.0
 HOUR = 3600
 YOUNG = 97_200  # an interval that no rule of an hour lets go yet
 OLD = Rule(older_than=HOUR)
-
-
-def stored(first, last=None, *, stream="S", key="k", interval=0, size=100, latest=0.0, folder="blocks"):
-    last = first if last is None else last
-    return Stored(
-        path=f"{folder}/{stream}/{key}/{interval}-{first}-{last}.parquet",
-        stream=stream,
-        key=key,
-        interval=interval,
-        first=first,
-        last=last,
-        count=last - first + 1,
-        bytes=size,
-        sha256="",
-        format="parquet",
-        sequences=Sequences.from_range(first, last).to_text(),
-        max_ns=int(latest * 1e9),
-    )
 
 
 # --- what the leaders do ---------------------------------------------------------------------------------------------

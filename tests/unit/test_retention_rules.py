@@ -3,10 +3,11 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from retaining import stored
 
 from capture.config import load
 from capture.errors import ConfigError
-from capture.manifest import Manifest, Removed, Stored
+from capture.manifest import Manifest, Removed
 from capture.picture import Picture
 from capture.retention import Retention, Rule, recorded, removed_sequences
 from capture.sequences import Sequences
@@ -16,24 +17,6 @@ NOW, GRACE = 100_000.0, 1_000.0
 HOUR = 3600
 YOUNG = 97_200  # an interval that no rule of an hour lets go yet
 OLD = Rule(older_than=HOUR)
-
-
-def stored(first, last=None, *, stream="S", key="k", interval=0, size=100, latest=0.0, folder="blocks"):
-    last = first if last is None else last
-    return Stored(
-        path=f"{folder}/{stream}/{key}/{interval}-{first}-{last}.parquet",
-        stream=stream,
-        key=key,
-        interval=interval,
-        first=first,
-        last=last,
-        count=last - first + 1,
-        bytes=size,
-        sha256="",
-        format="parquet",
-        sequences=Sequences.from_range(first, last).to_text(),
-        max_ns=int(latest * 1e9),
-    )
 
 
 def gone(objects, *rules, now=NOW, interval=HOUR):
