@@ -4,14 +4,17 @@ PIP := .venv/bin/python -m pip --disable-pip-version-check install --quiet
 ARGS ?=
 WORKERS ?= 2
 
-.PHONY: demo test lint bench chaos chaos-election clean
+.PHONY: demo test test-long lint bench chaos chaos-election clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.demo ## the main job on real flights; `make demo ARGS="--rows 20000 --keep"`
 	@.venv/bin/capture demo $(ARGS)
 
-test: .venv/.test ## the whole suite; `make test ARGS="tests/unit" WORKERS=0`
+test: .venv/.test ## the suite; `make test ARGS="tests/unit" WORKERS=0`
 	@.venv/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+
+test-long: .venv/.test ## what takes minutes: Spark on a cluster, clients of the table, chaos
+	@.venv/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m long $(ARGS)
 
 lint: .venv/.test ## style and types
 	.venv/bin/ruff check .

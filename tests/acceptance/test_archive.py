@@ -36,6 +36,7 @@ def as_json(done):
 
 
 @pytest.mark.spark
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_from_blocks_to_answers_and_back_to_a_file_that_was_lost(shell, archive):
     options = ("--config", "capture.toml")

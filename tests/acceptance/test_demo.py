@@ -67,6 +67,7 @@ MOMENTS = {
 
 
 @pytest.mark.spark
+@pytest.mark.long
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_ctrl_c_at_any_moment_leaves_no_process_and_no_file(shell, tmp_path, processes_of, moment):
     scratch = tmp_path / "scratch"

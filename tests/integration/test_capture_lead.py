@@ -192,6 +192,7 @@ def _command(pid):
 
 
 @pytest.mark.spark
+@pytest.mark.long
 @pytest.mark.timeout(600)
 async def test_the_leaders_work_ends_with_its_term_and_leaves_no_spark(
     natty_proxy, other, archive, tmp_path, renewed_often

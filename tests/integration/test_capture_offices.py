@@ -76,6 +76,7 @@ def descendants(pid):
 
 
 @pytest.mark.spark
+@pytest.mark.long
 @pytest.mark.timeout(900)
 async def test_a_leader_that_is_frozen_keeps_no_spark_and_its_successor_goes_on(fleet):
     options = {"compaction.min_files": 1, "compaction.max_wait": 0.0, "compaction.every": 0.5, "compaction.lease": 4.0}

@@ -20,7 +20,7 @@ from capture.spark.write import write_and_report
 from capture.writers.envelope import SCHEMA
 from capture.writers.ndjson import NdjsonWriter
 
-pytestmark = [pytest.mark.spark, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -21,7 +21,7 @@ from capture.spark import SparkDriver, SparkOptions, class_data, scratch
 from capture.spark.java import choose
 from natty.leader.guard import kill, members
 
-pytestmark = [pytest.mark.spark, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

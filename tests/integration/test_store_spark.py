@@ -9,7 +9,7 @@ from stores import SECRET
 from capture.spark import SparkDriver, SparkOptions, View
 from capture.stores import FileStore, open_store
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 
 async def copied(source, target):
