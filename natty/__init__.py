@@ -7,11 +7,14 @@ from natty.consume import ConsumeOptions, Consumption
 from natty.deadletter import DeadLetterOptions, DeadLetters, Letter, LetterBox, LetterFilter, LetterNotFoundError
 from natty.errors import (
     AuthorizationError,
+    BadGroupError,
     BucketNotFoundError,
     ConfigError,
     ConnectError,
     ConsumerExistsError,
     ConsumerNotFoundError,
+    GroupExistsError,
+    GroupNotFoundError,
     JetStreamError,
     JetStreamNotEnabledError,
     KeyExistsError,
@@ -41,6 +44,7 @@ from natty.window import PublisherOptions
 __all__ = [
     "AtomicMessage",
     "AuthorizationError",
+    "BadGroupError",
     "Batch",
     "Bucket",
     "BucketNotFoundError",
@@ -57,6 +61,8 @@ __all__ = [
     "ElectionOptions",
     "Entry",
     "Gone",
+    "GroupExistsError",
+    "GroupNotFoundError",
     "JetStream",
     "JetStreamError",
     "JetStreamNotEnabledError",

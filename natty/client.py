@@ -13,6 +13,7 @@ from natty.connection import Connection
 from natty.consume import ConsumeOptions, Consumption
 from natty.deadletter import LETTERS, LetterBox
 from natty.errors import PublishError
+from natty.groups import ElasticGroup, StaticGroup
 from natty.handler import Handler
 from natty.jetstream import JetStream, PubAck
 from natty.kv import Bucket, Entry, Gone, Handles, Watch
@@ -167,6 +168,14 @@ class Natty:
     def pull(self, stream: str, durable: str, **options: Any) -> Pull:
         """Return the bare pull loop, batch by batch, for those who ack in bulk. Options: `PullOptions`."""
         return Pull(self.jetstream, stream, durable, PullOptions(**options))
+
+    def group(self, stream_name: str, name: str) -> ElasticGroup:
+        """Return an elastic group of a stream, to join and to administer; nothing is asked yet. See docs/groups.md."""
+        return ElasticGroup(self.jetstream, stream_name, name)
+
+    def static_group(self, stream_name: str, name: str) -> StaticGroup:
+        """Return a static group of a stream whose subjects begin with a partition; nothing is asked yet."""
+        return StaticGroup(self.jetstream, stream_name, name)
 
     async def create_stream(self, name: str, **settings: Any) -> dict[str, Any]:
         """Make the stream if there is none; StreamExistsError if it has other settings. See `stream.create_stream`."""

@@ -137,6 +137,18 @@ class RevisionConflictError(NattyError):
         self.current = current
 
 
+class GroupNotFoundError(NattyError):
+    """There is no such consumer group."""
+
+
+class GroupExistsError(NattyError):
+    """A consumer group of this name exists with other settings, or something else has a name that it needs."""
+
+
+class BadGroupError(NattyError):
+    """A consumer group can't be like that: its record, or what it is to become, breaks a rule."""
+
+
 class LeadershipLost(NattyError):
     """This node is not the leader any more: its lease ran out or was taken over."""
 

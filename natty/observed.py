@@ -27,6 +27,10 @@ PULL = Kind(
 HANDLER = Kind(("stream", "consumer"), ("handled", "failed", "retried", "buried"))
 PUBLISHER = Kind(("stream",), ("stored", "failed", "duplicates"))
 ELECTION = Kind(("election",), ("elected",))
+GROUP = Kind(
+    ("stream", "group", "member"),
+    ("rebalances", "handed_over", "lost", "hand_over_seconds", "work.cut_short", "work.overran"),
+)
 
 
 class Observed:

@@ -8,6 +8,7 @@ from natty.errors import ConnectionClosedError, UnsupportedError
 from natty.jetstream import JetStream
 from natty.message import Batch, RawMessage
 from natty.observed import PULL
+from natty.pin import Pin
 from natty.stream import NANOSECONDS
 from natty.supply import PullCounts, Supply
 
@@ -53,11 +54,12 @@ class Pull:
         *,
         recreate: Callable[[], Awaitable[object]] | None = None,
         on_stop: Callable[[], None] = lambda: None,
+        pin: Pin | None = None,
     ) -> None:
         self.stream, self.durable = stream, durable
         self.options = options or PullOptions()
         self._connection = jetstream.connection
-        self._supply = Supply(jetstream, stream, durable, self.options, self._receive, recreate)
+        self._supply = Supply(jetstream, stream, durable, self.options, self._receive, recreate, pin)
         self._on_stop = on_stop
         self._arrived: list[RawMessage] = []
         self._wake = asyncio.Event()
@@ -123,6 +125,10 @@ class Pull:
             self._stopping = True
             self._wake.set()
             self._on_stop()
+
+    def renew(self) -> None:
+        """Take back what was asked for and ask anew, as after a lost pin."""
+        self._supply.renew()
 
     def finished(self, messages: int, size_bytes: int | None = None) -> None:
         """Give credit back: this many messages need no memory any more.

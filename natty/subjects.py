@@ -18,3 +18,14 @@ def _covers(pattern: list[str], subject: list[str]) -> bool:
         if place >= len(subject) or subject[place] == ">" or token not in ("*", subject[place]):
             return False
     return len(pattern) == len(subject)
+
+
+def overlap(one: str, other: str) -> bool:
+    """Return whether there is a subject that both patterns stand for."""
+    mine, theirs = one.split("."), other.split(".")
+    for a, b in zip(mine, theirs, strict=False):
+        if ">" in (a, b):
+            return True
+        if "*" not in (a, b) and a != b:
+            return False
+    return len(mine) == len(theirs)

@@ -23,6 +23,7 @@ from natty.errors import (
 )
 from natty.jetstream import JetStream
 from natty.message import RawMessage, parse_headers, status_of
+from natty.pin import PIN_REFUSED, Pin
 from natty.stream import NANOSECONDS
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Supply:
         options: PullOptions,
         deliver: Callable[[list[RawMessage]], None],
         recreate: Callable[[], Awaitable[object]] | None,
+        pin: Pin | None = None,
     ) -> None:
         self.credit = Credit(options.max_messages, options.max_bytes)
         self.counts = PullCounts()
@@ -87,6 +89,7 @@ class Supply:
         self._options = options
         self._deliver = deliver
         self._recreate = recreate
+        self._pin = pin
         self._expires, self._heartbeat = options.expires, options.heartbeat
         self._changed = asyncio.Event()
         self._session = _Session(b"")
@@ -108,7 +111,7 @@ class Supply:
 
     async def heal(self) -> None:
         """Keep asking until cancelled. ConsumerNotFoundError, StreamNotFoundError: gone for good."""
-        self._renew()
+        self.renew()
         while True:
             self._changed.clear()
             with suppress(TimeoutError):
@@ -135,17 +138,19 @@ class Supply:
     def _look_after(self, now: float) -> None:
         if self._retry_at:
             if now >= self._retry_at:
-                self._renew()
+                self.renew()
         elif self.credit.asked_messages and now >= self._silent_at:
             logger.warning("%s missed two heartbeats: asking anew", self._name, extra={"action": "renew"})
-            self._renew()
+            self.renew()
 
-    def _renew(self) -> None:
+    def renew(self) -> None:
         """Begin a session: a new inbox, nothing asked for yet. The previous inbox stays open for another heartbeat."""
         if self.ended:
             return
         if self._session.subscription is not None:
             self.counts.renewals += 1
+            if self._pin and self._pin.id:
+                self._pin.on_renewed()
             end = partial(self._session.subscription.close, last=self.hand_back)
             asyncio.get_running_loop().call_later(self._heartbeat, end)
         session = self._session = _Session(self._connection.new_inbox())
@@ -165,12 +170,15 @@ class Supply:
         """Send what requests the credit allows, if any."""
         if self.ended or self._retry_at or not self._connection.connected:
             return
-        while request := self.credit.request():
-            body: dict[str, int] = {
+        pin = self._pin
+        while not (pin and not pin.id and self.credit.asked_messages) and (request := self.credit.request()):
+            body: dict[str, int | str] = {
                 "batch": request.batch,
                 "expires": int(self._expires * NANOSECONDS),
                 "idle_heartbeat": int(self._heartbeat * NANOSECONDS),
             }
+            if pin:  # one request until we are pinned: the server keeps those without our id waiting then
+                body |= pin.fields()
             if request.max_bytes:
                 body["max_bytes"] = request.max_bytes
             self._connection.send(self._subject, msgspec.json.encode(body), reply=self._session.inbox)
@@ -198,6 +206,8 @@ class Supply:
         data = messages if firsts == len(messages) else [raw for raw in messages if raw[1]]
         current = session is self._session
         if data:
+            if self._pin and current:
+                self._pin.delivered(data[0])
             self._take(data, len(data) - firsts, current=current)
         if current and len(data) != len(messages):
             for raw in messages:
@@ -226,6 +236,8 @@ class Supply:
         left = parse_headers(raw[2])
         if status == 100:
             self._hear()
+        elif self._pin and (status == PIN_REFUSED or "Nats-Pending-Messages" not in left):
+            self._refused(status, self._pin)
         elif "Nats-Pending-Messages" in left:
             messages, size = (int(left[f"Nats-Pending-{what}"][0]) for what in ("Messages", "Bytes"))
             self.credit.ended(messages, size, too_small=status == 409 and text.lower() == TOO_LARGE)
@@ -236,6 +248,14 @@ class Supply:
                 logger.warning("%s: the server ended a request: %d %s", self._name, status, text)
             self._retry_at = math.inf
             self._changed.set()
+
+    def _refused(self, status: int, pin: Pin) -> None:
+        """Ask anew without the id that is not ours any more; what else happened is for whoever holds the pin to see."""
+        if status == PIN_REFUSED:
+            pin.forget()
+            self.renew()
+        else:
+            pin.on_refused()
 
     async def _look_at_consumer(self) -> None:
         """Find out why requests are refused: is it gone, has it narrower limits? Then try again, after a pause."""
@@ -282,7 +302,7 @@ class Supply:
     def on_event(self, event: str) -> None:
         """Take note of what the connection tells."""
         if event == "connected":
-            self._renew()
+            self.renew()
         elif event == "disconnected":
             self._expect()
         self._changed.set()
@@ -298,7 +318,12 @@ class Supply:
             logger.info("%d messages were not handed back: no connection; they come after ack_wait", len(replies))
 
     async def drain(self) -> None:
-        """Stay until the server sends no more of what was asked for: what it sends to nobody waits for `ack_wait`."""
+        """Stay until the server sends no more of what was asked for: what it sends to nobody waits for `ack_wait`.
+
+        Not with a pin: its owner settles what is open before it lets go, and others wait for that meanwhile.
+        """
+        if self._pin:
+            return
         loop = asyncio.get_running_loop()
         deadline, before = loop.time() + DRAIN_TIMEOUT, -1
         while 0 < self.credit.asked_messages != before and self._connection.connected and loop.time() < deadline:

@@ -17,7 +17,7 @@ from natty.client import Natty
 from natty.errors import ConfigError
 from natty.httpd import Answer, Pages, serving
 from natty.leader import Term
-from natty.observed import ELECTION, HANDLER, PUBLISHER, PULL, Kind, Labels, Observed
+from natty.observed import ELECTION, GROUP, HANDLER, PUBLISHER, PULL, Kind, Labels, Observed
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -57,6 +57,12 @@ TOTALS = (
     _Total("natty_handler_dead_letters", "Failed messages that became dead letters.", HANDLER, {"": "buried"}),
     _Total("natty_publish_messages", "Messages of publishers.", PUBLISHER, {"stored": "stored", "failed": "failed"}),
     _Total("natty_publish_duplicates", "Of the stored ones, those stored before.", PUBLISHER, {"": "duplicates"}),
+    _Total("natty_group_rebalances", "Changes of a member's partitions.", GROUP, {"": "rebalances"}),
+    _Total("natty_group_hand_overs", "Consumers given up for other partitions.", GROUP, {"": "handed_over"}),
+    _Total("natty_group_hand_over_seconds", "Time in which they were given up.", GROUP, {"": "hand_over_seconds"}),
+    _Total("natty_group_lost", "Consumers and leaders of consumers that were lost.", GROUP, {"": "lost"}),
+    _Total("natty_group_cut_short", "Handlers stopped before their lease ended.", GROUP, {"": "work.cut_short"}),
+    _Total("natty_group_overran", "Handlers still running when it had ended.", GROUP, {"": "work.overran"}),
     _Total("natty_leader_terms", "Times that this node was elected.", ELECTION, {"": "elected"}),
 )
 NOW = (
@@ -67,6 +73,8 @@ NOW = (
         lambda p: p.stalled,
     ),
     _Now("natty_publish_waiting", "Messages taken and neither stored nor failed.", PUBLISHER, lambda p: p.waiting),
+    _Now("natty_group_pinned", "1 where this instance gets its member's messages.", GROUP, lambda m: m.pinned),
+    _Now("natty_group_partitions", "Partitions of the member.", GROUP, lambda m: len(m.partitions)),
     _Now("natty_leader", "1 while this node is the elected leader.", ELECTION, lambda election: _leads(election.term)),
 )
 

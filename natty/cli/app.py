@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from natty.cli import consumer, dlq, kv, leader, stream, tls
+from natty.cli import consumer, dlq, group, kv, leader, stream, tls
 from natty.cli.bench import bench
 from natty.cli.doctor import doctor
 from natty.cli.pub import pub, request
@@ -19,6 +19,7 @@ app = typer.Typer(
 app.add_typer(tls.app, name="tls", help="Certificates for development and tests.")
 app.add_typer(dlq.app, name="dlq", help="Dead letters.")
 app.add_typer(kv.app, name="kv", help="Key-value buckets.")
+app.add_typer(group.app, name="group", help="Partitioned consumer groups.")
 app.add_typer(leader.app, name="leader", help="Elections.")
 app.add_typer(stream.app, name="stream", help="Streams, and streams as code.")
 app.add_typer(consumer.app, name="consumer", help="Consumers.")

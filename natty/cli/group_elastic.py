@@ -1,0 +1,141 @@
+"""What only `natty group elastic` has: making a group, and changing who is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+import typer
+from rich import print_json
+
+from natty import Natty
+from natty.cli import connect
+from natty.cli.group_shared import (
+    Group,
+    Json,
+    Partitions,
+    Stream,
+    mappings_of,
+    named,
+    partitioning_filter,
+    show_record,
+)
+from natty.cli.run import run_async
+from natty.groups import ElasticRecord, PartitioningFilter
+from natty.groups.elastic import Change, ElasticAdmin
+
+Members = Annotated[list[str], typer.Argument(help="Names of members.")]
+Limit = typer.Option(min=-1, help="The work queue takes no more than this until members acknowledge; 0 for no limit.")
+
+
+def add_elastic(app: typer.Typer) -> None:
+    """Add the commands that only elastic groups have."""
+
+    @app.command()
+    @connect.options
+    def create(
+        *,
+        nats: dict[str, Any],
+        stream: Stream,
+        group: Group,
+        partitions: Partitions,
+        filters: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--filter",
+                metavar="SUBJECT[:1,2]",
+                help="Only these subjects, and which of their `*` are the key, else all of it; may be repeated.",
+            ),
+        ] = None,
+        max_buffered_msgs: Annotated[int, Limit] = 0,
+        max_buffered_bytes: Annotated[int, Limit] = 0,
+        as_json: Json = False,
+    ) -> None:
+        """Make a group, without members; they are added later. Making it again changes nothing."""
+        keyed = [partitioning_filter(one) for one in filters] if filters else None
+        limits = {"max_messages": max_buffered_msgs, "max_bytes": max_buffered_bytes}
+        record = run_async(_create(nats, stream, group, partitions, keyed, limits))
+        show_record("elastic", stream, group, record, as_json)
+
+    @app.command()
+    @connect.options
+    def add(*, nats: dict[str, Any], stream: Stream, group: Group, members: Members, as_json: Json = False) -> None:
+        """Add members; the partitions are balanced anew."""
+        change = run_async(_change(nats, stream, group, lambda admin: admin.add(*members)))
+        _show(change, members, "added", "a member already", as_json)
+
+    @app.command()
+    @connect.options
+    def drop(*, nats: dict[str, Any], stream: Stream, group: Group, members: Members, as_json: Json = False) -> None:
+        """Drop members; the partitions are balanced anew over the others."""
+        change = run_async(_change(nats, stream, group, lambda admin: admin.drop(*members)))
+        _show(change, members, "dropped", "no member", as_json)
+
+    @named(app, "create-mapping", "createmapping", "cm")
+    @connect.options
+    def create_mapping(
+        *,
+        nats: dict[str, Any],
+        stream: Stream,
+        group: Group,
+        mappings: Annotated[list[str], typer.Argument(metavar="MEMBER:P,P...", help="Each member's partitions.")],
+        as_json: Json = False,
+    ) -> None:
+        """Give partitions to members by hand, each partition to one, in place of whatever is listed."""
+        wanted = mappings_of(mappings)
+        change = run_async(_change(nats, stream, group, lambda admin: admin.set_mappings(wanted)))
+        _show_mapped(change, as_json)
+
+    @named(app, "delete-mapping", "deletemapping", "dm")
+    @connect.options
+    def delete_mapping(*, nats: dict[str, Any], stream: Stream, group: Group, as_json: Json = False) -> None:
+        """Take the mappings back; the group is idle then, until members are added."""
+        change = run_async(_change(nats, stream, group, lambda admin: admin.delete_mappings()))
+        _show_mapped(change, as_json)
+
+
+async def _create(
+    settings: dict[str, Any],
+    stream: str,
+    group: str,
+    partitions: int,
+    filters: list[PartitioningFilter] | None,
+    limits: dict[str, int],
+) -> ElasticRecord:
+    async with Natty(**settings) as natty:
+        return await ElasticAdmin(natty.jetstream, stream, group).create(partitions, filters, **limits)
+
+
+async def _change(
+    settings: dict[str, Any], stream: str, group: str, change: Callable[[ElasticAdmin], Awaitable[Change]]
+) -> Change:
+    async with Natty(**settings) as natty:
+        return await change(ElasticAdmin(natty.jetstream, stream, group))
+
+
+def _show(change: Change, named: list[str], verb: str, otherwise: str, as_json: bool) -> None:
+    """Print who was added or dropped, and who of those named was not; then who is listed now."""
+    done = change.added or change.dropped
+    record = change.after
+    if as_json:
+        listed = {"members": list(record.members), "without_partition": list(record.without_partition)}
+        print_json(data={verb: done, **listed})
+        return
+    if done:
+        print(f"{verb} {', '.join(done)}")
+    if others := [name for name in dict.fromkeys(named) if name not in done]:
+        print(f"{otherwise}: {', '.join(others)}")
+    print(f"members: {', '.join(record.members) or 'none'}")
+    if record.without_partition:
+        print(f"without a partition, as there are only {record.partitions}: {', '.join(record.without_partition)}")
+
+
+def _show_mapped(change: Change, as_json: bool) -> None:
+    mapped = {one.member: list(one.partitions or ()) for one in change.after.mappings}
+    if as_json:
+        print_json(data={"changed": change.after != change.before, "mappings": mapped})
+        return
+    for member, partitions in mapped.items():
+        print(f"{member}: {', '.join(map(str, partitions)) or 'none'}")
+    if not mapped:
+        print("nothing is mapped")

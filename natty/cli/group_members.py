@@ -1,0 +1,248 @@
+"""`natty group … consume|prompt|auto|lag|watch`: taking part in a group, and looking at one at work."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich import print_json
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from natty import Message, Natty
+from natty.cli import connect
+from natty.cli.ask import seconds
+from natty.cli.group_shared import Group, Json, Member, Stream, admin_of, named
+from natty.cli.run import run_async
+from natty.errors import NattyError
+from natty.groups.admin import Kind, MemberState
+from natty.groups.autojoin import TTL
+from natty.groups.lag import lag
+from natty.groups.member import Membership
+from natty.shutdown import stopped_by_signals
+
+Sleep = Annotated[str, typer.Option("--sleep", help="Work on each message for so long.")]
+AckWait = Annotated[str, typer.Option("--ack-wait", help="When a dead instance's messages go to another one.")]
+Pending = Annotated[
+    int, typer.Option("--max-ack-pending", min=1, help="Unfinished messages of the member; `cg consume` has 1.")
+]
+_HELP = "the commands of `natty group`, without its first words; static, elastic, processing-time DURATION, exit"
+
+
+def add_commands(app: typer.Typer, kind: Kind) -> None:
+    """Add what members do, and what shows them at work, to the commands of a kind of group."""
+
+    @named(app, "consume", "join")
+    @connect.options
+    def consume(
+        *,
+        nats: dict[str, Any],
+        stream: Stream,
+        group: Group,
+        member: Member,
+        sleep: Sleep = "20ms",
+        ack_wait: AckWait = "2s",
+        max_ack_pending: Pending = 1,
+    ) -> None:
+        """Read as a member until interrupted or the group is deleted; print a JSON line a message."""
+        options = {"ack_wait": seconds(ack_wait), "max_ack_pending": max_ack_pending}
+        run_async(_consume(nats, kind, stream, group, member, seconds(sleep), options))
+
+    @app.command()
+    @connect.options
+    def prompt(*, nats: dict[str, Any], sleep: Sleep = "20ms") -> None:
+        """Take commands from a prompt, or from standard input, one a line."""
+        _prompt(app, kind, nats, sleep)
+
+    @app.command(name="lag")
+    @connect.options
+    def lag_(*, nats: dict[str, Any], stream: Stream, group: Group, as_json: Json = False) -> None:
+        """Show how many messages wait in each partition, and whose they are."""
+        rows, _ = run_async(_look_once(nats, kind, stream, group))
+        if as_json:
+            print_json(data=rows)
+        else:
+            Console().print(_table_of_lag(rows))
+
+    @app.command()
+    @connect.options
+    def watch(
+        *,
+        nats: dict[str, Any],
+        stream: Stream,
+        group: Group,
+        every: Annotated[str, typer.Option("--every", help="Look again after so long.")] = "1s",
+        count: Annotated[int | None, typer.Option(min=1, help="End after so many looks.")] = None,
+        as_json: Json = False,
+    ) -> None:
+        """Show members, their partitions, who is pinned and what waits, until interrupted."""
+        run_async(_watch(nats, kind, stream, group, seconds(every), count, as_json=as_json))
+
+    if kind == "elastic":
+        _add_auto(app)
+
+
+def _add_auto(app: typer.Typer) -> None:
+    @app.command()
+    @connect.options
+    def auto(
+        *,
+        nats: dict[str, Any],
+        stream: Stream,
+        group: Group,
+        sleep: Sleep = "20ms",
+        ack_wait: AckWait = "5s",
+        ttl: Annotated[
+            str, typer.Option("--ttl", help="Without a sign of life its partitions go after this.")
+        ] = f"{TTL:g}s",
+    ) -> None:
+        """Read as a member without a name, which comes and goes by itself; print a JSON line a message."""
+        options = {"ack_wait": seconds(ack_wait), "ttl": seconds(ttl)}
+        run_async(_consume(nats, "elastic", stream, group, None, seconds(sleep), options))
+
+
+async def _consume(
+    settings: dict[str, Any],
+    kind: Kind,
+    stream: str,
+    name: str,
+    member: str | None,
+    sleep: float,
+    options: dict[str, Any],
+) -> None:
+    async with Natty(**settings) as natty:
+
+        async def handle(message: Message) -> None:
+            await asyncio.sleep(sleep)
+            line = {"member": membership.member, "subject": message.subject, "sequence": message.sequence}
+            print(json.dumps(line | {"deliveries": message.deliveries}), flush=True)
+
+        membership: Membership
+        if kind == "elastic":
+            membership = natty.group(stream, name).join(member, handle, **options)
+        else:
+            membership = natty.static_group(stream, name).join(member or "", handle, **options)
+        async with membership:
+            print(f"reading as {membership.member}", file=sys.stderr, flush=True)
+            with stopped_by_signals(membership.leave):
+                await membership.ended()
+
+
+async def _look(natty: Natty, kind: Kind, stream: str, group: str) -> tuple[list[dict[str, Any]], list[MemberState]]:
+    admin = admin_of(natty, kind, stream, group)
+    members = await admin.members()
+    waiting = await lag(natty.jetstream, admin)
+    owners = {partition: one.name for one in members for partition in one.partitions}
+    rows = [{"partition": number, "member": owners.get(number, ""), "lag": waiting[number]} for number in waiting]
+    return rows, members
+
+
+async def _look_once(
+    settings: dict[str, Any], kind: Kind, stream: str, group: str
+) -> tuple[list[dict[str, Any]], list[MemberState]]:
+    async with Natty(**settings) as natty:
+        return await _look(natty, kind, stream, group)
+
+
+async def _watch(
+    settings: dict[str, Any], kind: Kind, stream: str, group: str, every: float, count: int | None, *, as_json: bool
+) -> None:
+    looks = 0
+    async with Natty(**settings) as natty:
+        with Live(console=Console(), auto_refresh=False) as live:
+            while True:
+                rows, members = await _look(natty, kind, stream, group)
+                state = [_state(one, rows) for one in members]
+                if as_json:
+                    live.console.print(json.dumps({"members": state, "partitions": rows}), soft_wrap=True)
+                else:
+                    live.update(_table_of_members(state), refresh=True)
+                looks += 1
+                if looks == count:
+                    return
+                await asyncio.sleep(every)
+
+
+def _state(member: MemberState, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    waiting = sum(row["lag"] for row in rows if row["partition"] in member.partitions)
+    return {
+        "member": member.name,
+        "partitions": list(member.partitions),
+        "pinned": member.pinned,
+        "instances": member.waiting,
+        "unacked": member.unacked,
+        "lag": waiting,
+    }
+
+
+def _table_of_members(members: list[dict[str, Any]]) -> Table:
+    table = Table("member", "partitions", "pinned", "pulls", "unacked", "lag")
+    for one in members:
+        numbers = ",".join(map(str, one["partitions"])) or "none"
+        table.add_row(one["member"], numbers, one["pinned"][:8] or "nobody", *(str(one[name]) for name in _COUNTS))
+    return table
+
+
+_COUNTS = ("instances", "unacked", "lag")
+
+
+def _table_of_lag(rows: list[dict[str, Any]]) -> Table:
+    table = Table("partition", "member", "lag")
+    for row in rows:
+        table.add_row(str(row["partition"]), row["member"] or "nobody", str(row["lag"]))
+    return table
+
+
+def _prompt(app: typer.Typer, kind: Kind, nats: dict[str, Any], sleep: str) -> None:
+    """Run lines as commands of this kind of group. An error is told, and the prompt goes on."""
+    from natty.cli.group import elastic, static  # here: that file hooks this one in
+
+    apps: dict[str, typer.Typer] = {"static": static, "elastic": elastic}
+    flags = [word for name, value in nats.items() for word in (_FLAGS[name], str(value))]
+    while True:
+        print(f"[{kind}]> ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        words = shlex.split(line)
+        if not line or words[:1] in (["exit"], ["quit"]):
+            return
+        match words:
+            case []:
+                continue
+            case ["?" | "help"]:
+                print(_HELP)
+            case ["static" | "elastic" as other]:
+                kind = "static" if other == "static" else "elastic"
+            case ["processing-time", duration]:
+                sleep = duration
+            case [command, *_]:
+                more = ["--sleep", sleep] if command in ("consume", "join", "auto") else []
+                _run(apps[kind], [*words, *more, *flags])
+
+
+_FLAGS = {
+    "servers": "--server",
+    "context": "--context",
+    "creds": "--creds",
+    "user": "--user",
+    "tls_ca": "--tlsca",
+    "tls_cert": "--tlscert",
+    "tls_key": "--tlskey",
+}
+
+
+def _run(app: typer.Typer, words: list[str]) -> None:
+    try:
+        app(words, prog_name="natty group", standalone_mode=False)
+    except (NattyError, typer.Abort) as error:
+        print(error or "aborted", file=sys.stderr)
+    except typer.Exit:
+        return
+    except Exception as error:
+        if (show := getattr(error, "show", None)) is None:
+            raise
+        show()

@@ -1,0 +1,254 @@
+"""What `natty group static` and `natty group elastic` have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich import print_json
+from rich.console import Console
+from rich.table import Table
+
+from natty import Natty
+from natty.cli import connect
+from natty.cli.ask import confirm
+from natty.cli.run import run_async
+from natty.errors import BadGroupError, GroupNotFoundError
+from natty.groups import ElasticRecord, PartitioningFilter, Record
+from natty.groups.admin import GroupAdmin, Kind, MemberState, list_groups
+from natty.groups.elastic import ElasticAdmin
+from natty.groups.static import StaticAdmin
+
+C = TypeVar("C", bound=Callable[..., Any])
+Admin = GroupAdmin[Any]
+ADMINS: dict[Kind, type[Admin]] = {"static": StaticAdmin, "elastic": ElasticAdmin}
+
+Stream = Annotated[str, typer.Argument(help="The stream whose messages the group shares.")]
+Group = Annotated[str, typer.Argument(help="The group's name.")]
+Partitions = Annotated[
+    int, typer.Argument(min=1, metavar="PARTITIONS", help="How many partitions: at most so many members have work.")
+]
+Member = Annotated[str, typer.Argument(help="The member's name.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Force = Annotated[bool, typer.Option("--force", "-f", help="Do not ask.")]
+
+
+def named(app: typer.Typer, name: str, *aliases: str) -> Callable[[C], C]:
+    """Give a command its name, and the other names that `cg` knows it by, which help does not list."""
+
+    def register(command: C) -> C:
+        app.command(name)(command)
+        for alias in aliases:
+            app.command(alias, hidden=True)(command)
+        return command
+
+    return register
+
+
+def add_shared(app: typer.Typer, kind: Kind) -> None:
+    """Add the commands that static and elastic groups have both."""
+
+    @named(app, "ls", "list")
+    @connect.options
+    def ls(*, nats: dict[str, Any], stream: Stream, as_json: Json = False) -> None:
+        """List a stream's groups."""
+        names = run_async(_list(nats, kind, stream))
+        if as_json:
+            print_json(data=names)
+        else:
+            print(*names, sep="\n", end="\n" if names else "")
+
+    @named(app, "info")
+    @connect.options
+    def info(*, nats: dict[str, Any], stream: Stream, group: Group, as_json: Json = False) -> None:
+        """Show a group: its settings, its members and their partitions, and who is active."""
+        record, members, buffered = run_async(_info(nats, kind, stream, group))
+        facts = {"stream": stream, "group": group, "kind": kind, **facts_of(record)}
+        if isinstance(record, ElasticRecord):
+            facts |= {"buffered": buffered}
+        if as_json:
+            print_json(data=facts | {"members": [fields_of(one) for one in members]})
+            return
+        _show_facts(facts)
+        if members:
+            _show_members(members)
+
+    @named(app, "rm", "delete")
+    @connect.options
+    def rm(*, nats: dict[str, Any], stream: Stream, group: Group, force: Force = False) -> None:
+        """Delete a group; its members end. What the stream holds stays."""
+        confirm(f"Delete {run_async(_doomed(nats, kind, stream, group))}?", force=force)
+        left = run_async(_delete(nats, kind, stream, group))
+        print(f"deleted {group} of {stream}")
+        for one in left:
+            print(f"{one} is not the group's: it is left as it is")
+
+    @named(app, "member-info", "memberinfo", "minfo")
+    @connect.options
+    def member_info(
+        *, nats: dict[str, Any], stream: Stream, group: Group, member: Member, as_json: Json = False
+    ) -> None:
+        """Show whether somebody is a member, and whether an instance reads as it."""
+        state = run_async(_member(nats, kind, stream, group, member))
+        if as_json:
+            print_json(data=fields_of(state))
+            return
+        has = f"partitions {_numbers(state.partitions)}" if state.partitions else "no partition"
+        print(f"{member} is {'a member' if state.listed else 'not a member'} of {group}; {has}; {_activity(state)}")
+
+    @named(app, "step-down", "stepdown", "sd")
+    @connect.options
+    def step_down(*, nats: dict[str, Any], stream: Stream, group: Group, member: Member) -> None:
+        """Have another instance of a member take over; one that is alone stays."""
+        run_async(_step_down(nats, kind, stream, group, member))
+        print(f"the instance of {member} that is pinned was asked to step down")
+
+
+def admin_of(natty: Natty, kind: Kind, stream: str, group: str) -> Admin:
+    """Return the administration of a group. BadGroupError for names that can't be."""
+    return ADMINS[kind](natty.jetstream, stream, group)
+
+
+def facts_of(record: Record) -> dict[str, Any]:
+    """Return a group's settings for JSON, its members left out."""
+    facts: dict[str, Any] = {"partitions": record.partitions, "filters": list(record.subjects)}
+    if isinstance(record, ElasticRecord):
+        keyed = record.partitioning_filters()
+        filters = [{"filter": one.filter, "wildcards": list(one.wildcards or ())} for one in keyed]
+        facts |= {"filters": filters, "max_messages": record.max_messages, "max_bytes": record.max_bytes}
+    return facts | {"assigned": "balanced" if record.members else "mapped" if record.mappings else "to nobody"}
+
+
+def fields_of(state: MemberState) -> dict[str, Any]:
+    """Return a member's state for JSON."""
+    return {**asdict(state), "active": state.active}
+
+
+def show_record(kind: Kind, stream: str, group: str, record: Record, as_json: bool) -> None:
+    """Print a group that was just made."""
+    facts = {"stream": stream, "group": group, "kind": kind, **facts_of(record)}
+    if as_json:
+        print_json(data=facts | {"members": list(record.member_names)})
+    else:
+        _show_facts(facts | {"members": ", ".join(record.member_names) or "none yet"})
+
+
+def partitioning_filter(text: str) -> PartitioningFilter:
+    """Return a filter written as `SUBJECT` or `SUBJECT:1,2`, the numbers of the wildcards that are the key.
+
+    Usage error for what follows the last colon and is none. `SUBJECT:` is a subject with a colon in it.
+    """
+    subject, colon, numbers = text.rpartition(":")
+    if not colon:
+        return PartitioningFilter(text)
+    return PartitioningFilter(subject, numbers_of(numbers, text, "SUBJECT:1,2") if numbers else None)
+
+
+def mappings_of(texts: list[str]) -> dict[str, tuple[int, ...]]:
+    """Return mappings written as `MEMBER:0,1,2`. Usage error for one that isn't, or for a member named twice."""
+    found: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        member, colon, numbers = text.rpartition(":")
+        if not colon or not member:
+            raise typer.BadParameter(f"{text!r} is no mapping; write MEMBER:0,1,2")
+        if member in found:
+            raise typer.BadParameter(f"{member!r} is mapped twice: name it once with all its partitions")
+        found[member] = numbers_of(numbers, text, "MEMBER:0,1,2") if numbers else ()
+    return found
+
+
+def numbers_of(text: str, whole: str, form: str) -> tuple[int, ...]:
+    """Return numbers that are separated by commas. Usage error naming the form."""
+    try:
+        return tuple(int(one) for one in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"{whole!r} can't be read; write {form}") from None
+
+
+def _numbers(partitions: Iterable[int]) -> str:
+    return ", ".join(map(str, partitions))
+
+
+def _activity(state: MemberState) -> str:
+    if not state.active:
+        return "nobody reads as it" + (", and its consumer is still there" if state.exists else "")
+    return f"{state.waiting} open pulls, " + (f"{state.pinned} is pinned" if state.pinned else "nobody is pinned yet")
+
+
+def _show_facts(facts: dict[str, Any]) -> None:
+    table = Table(show_header=False, box=None)
+    for name, value in facts.items():
+        table.add_row(f"{name.replace('_', ' ')}:", _fact(name, value))
+    Console(markup=False, highlight=False).print(table)
+
+
+def _fact(name: str, value: Any) -> str:
+    if name == "filters":
+        return ", ".join(map(_filter, value)) or ">"
+    if name in ("max_messages", "max_bytes") and value <= 0:
+        return "no limit"
+    return "its work queue is missing: make the group again" if value is None else str(value)
+
+
+def _filter(one: str | dict[str, Any]) -> str:
+    if isinstance(one, str):
+        return one
+    key = f"wildcards {_numbers(one['wildcards'])}" if one["wildcards"] else "the whole subject"
+    return f"{one['filter']} by {key}"
+
+
+def _show_members(members: list[MemberState]) -> None:
+    table = Table("member", "partitions", "active", "pinned", "waiting", "unacked", "pending", box=None)
+    for one in members:
+        active = "yes" if one.active else "no"
+        counts = map(str, (one.waiting, one.unacked, one.pending)) if one.exists else "---"
+        table.add_row(one.name, _numbers(one.partitions) or "none", active, one.pinned or "-", *counts)
+    Console(markup=False, highlight=False).print(table)
+
+
+async def _list(settings: dict[str, Any], kind: Kind, stream: str) -> list[str]:
+    async with Natty(**settings) as natty:
+        return await list_groups(natty.jetstream, kind, stream)
+
+
+async def _info(
+    settings: dict[str, Any], kind: Kind, stream: str, group: str
+) -> tuple[Record, list[MemberState], int | None]:
+    async with Natty(**settings) as natty:
+        admin = admin_of(natty, kind, stream, group)
+        record = await admin.read()
+        buffered = await admin.buffered() if isinstance(admin, ElasticAdmin) else None
+        return record, await admin.members(), buffered
+
+
+async def _doomed(settings: dict[str, Any], kind: Kind, stream: str, group: str) -> str:
+    """Return what would be deleted. GroupNotFoundError if there is nothing."""
+    async with Natty(**settings) as natty:
+        admin = admin_of(natty, kind, stream, group)
+        buffered = await admin.buffered() if isinstance(admin, ElasticAdmin) else None
+        try:
+            listed = f" with {len((await admin.read()).member_names)} members"
+        except BadGroupError:
+            listed = ", whose record can't be read,"
+        except GroupNotFoundError:
+            if buffered is None:
+                raise
+            listed = ", of which only the work queue is left,"
+        return f"{admin}{listed}" + (f" and {buffered} messages that nobody has acknowledged" if buffered else "")
+
+
+async def _delete(settings: dict[str, Any], kind: Kind, stream: str, group: str) -> list[str]:
+    async with Natty(**settings) as natty:
+        return await admin_of(natty, kind, stream, group).delete()
+
+
+async def _member(settings: dict[str, Any], kind: Kind, stream: str, group: str, member: str) -> MemberState:
+    async with Natty(**settings) as natty:
+        return await admin_of(natty, kind, stream, group).member(member)
+
+
+async def _step_down(settings: dict[str, Any], kind: Kind, stream: str, group: str, member: str) -> None:
+    async with Natty(**settings) as natty:
+        await admin_of(natty, kind, stream, group).step_down(member)

@@ -1,0 +1,166 @@
+"""Members that come and go by themselves: each registers under a key with a time to live, an elected one divides.
+
+The elected leader of the group edits the record, by compare-and-set, when a registration appears, ends, or runs out. A
+member's lease never lasts longer than its registration, so that the leader may take the consumer of a dead one away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from contextlib import aclosing, suppress
+from types import TracebackType
+from typing import Any, Self
+
+from natty.errors import KeyNotFoundError, NattyError, RevisionConflictError
+from natty.groups.elastic import ElasticAdmin
+from natty.groups.joining import JoinOptions
+from natty.groups.member import Membership
+from natty.groups.place import Place
+from natty.groups.reading import DRIFT
+from natty.groups.shares import AUTOMATIC, planned
+from natty.handler import Handler
+from natty.jetstream import JetStream
+from natty.kv import Bucket, Entry, Gone, PictureComplete, create_bucket
+from natty.leader import Election, ElectionOptions, Term, clock
+
+logger = logging.getLogger("natty.groups")
+
+MEMBERS_BUCKET = "natty-group-members"
+TTL = 5.0  # seconds
+TOGETHER = 0.05  # seconds in which several members that come or go make one change
+LEASE = 1.5  # seconds, of the group's leader
+
+
+class AutoMembership(Membership):
+    """An instance without a name of its own: `async with group.join(handler=handler) as membership`.
+
+    `ttl`, in whole seconds: after this time without a sign of life its partitions go to the others. Each automatic
+    member is one instance; a standby would be a member with partitions, too.
+    """
+
+    def __init__(self, jetstream: JetStream, admin: ElasticAdmin, handler: Handler, ttl: float, options: JoinOptions):
+        member = f"{AUTOMATIC}{secrets.token_hex(4)}"
+        super().__init__(jetstream, "elastic", (admin.stream, admin.name), member, handler, options)
+        self.ttl = max(1.0, float(round(ttl)))
+        self.election = Election(jetstream, ElectionOptions(name=election_name(admin), lease=LEASE, node_name=member))
+        self.alone = True
+        self._admin = admin
+        self._registered = Bucket(jetstream, MEMBERS_BUCKET)
+        self._registration = f"{admin.key}.{member}"
+        self._valid_until = 0.0
+        self._known: set[str] = set()
+        self._jobs: list[asyncio.Task[None]] = []
+        self.limit = lambda: self._valid_until
+
+    async def __aenter__(self) -> Self:
+        """Register and join; raises as `Membership.__aenter__`."""
+        await self._admin.read()
+        await create_bucket(self._jetstream, MEMBERS_BUCKET)
+        await super().__aenter__()
+        entry = await self._register()
+        self._jobs = [asyncio.create_task(job) for job in (self._stay_registered(entry), self._campaign())]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave: finish, give the partitions up, and let the leader divide them anew."""
+        try:
+            await super().__aexit__(kind, error, trace)
+        finally:
+            for job in self._jobs:
+                job.cancel()
+            await asyncio.gather(*self._jobs, return_exceptions=True)
+            with suppress(NattyError):
+                await self._registered.delete(self._registration)
+
+    async def _register(self) -> Entry:
+        sent = clock()
+        revision = await self._registered.put(self._registration, b"{}", ttl=self.ttl)
+        self._valid_until = sent + self.ttl * (1 - DRIFT)
+        return Entry(self._registration, b"{}", revision)
+
+    async def _stay_registered(self, entry: Entry) -> None:
+        while True:
+            await asyncio.sleep(self.ttl / 4)
+            sent = clock()
+            try:
+                entry = await self._registered.refresh(entry, ttl=self.ttl, timeout=self.ttl / 2)
+                self._valid_until = sent + self.ttl * (1 - DRIFT)
+            except (KeyNotFoundError, RevisionConflictError):  # it ran out, or its bucket was lost
+                with suppress(NattyError):
+                    entry = await self._register()
+            except NattyError as error:
+                logger.warning("%r: could not stay registered: %s", self, error, extra={"action": "registration"})
+
+    async def _campaign(self) -> None:
+        while True:
+            try:
+                await self.election.run(self._lead)
+            except NattyError as error:
+                logger.warning("%r: %s", self, error, extra={"action": "lead"})
+                await asyncio.sleep(LEASE)
+
+    async def _lead(self, term: Term) -> None:
+        """Divide the partitions, whenever a member comes or goes or somebody else changes the record."""
+        changed = asyncio.Event()
+        live: set[str] = set()
+        async with asyncio.TaskGroup() as watching:
+            watching.create_task(self._follow_members(live, changed))
+            watching.create_task(self._follow_record_of(changed))
+            while True:
+                await changed.wait()
+                await asyncio.sleep(TOGETHER)
+                changed.clear()
+                term.check()
+                try:
+                    await self._divide(live)
+                except NattyError as error:
+                    logger.warning("the partitions of %s could not be divided: %s", self._admin, error)
+                    await asyncio.sleep(LEASE)
+                    changed.set()
+
+    async def _follow_members(self, live: set[str], changed: asyncio.Event) -> None:
+        complete = False
+        async with aclosing(self._registered.watch(f"{self._admin.key}.*").__aiter__()) as events:
+            async for event in events:
+                if isinstance(event, PictureComplete):
+                    complete = True
+                else:
+                    name = event.key.removeprefix(f"{self._admin.key}.")
+                    (live.discard if isinstance(event, Gone) else live.add)(name)
+                if complete:
+                    changed.set()
+
+    async def _follow_record_of(self, changed: asyncio.Event) -> None:
+        async with aclosing(self._bucket.watch(self._key, updates_only=True).__aiter__()) as events:
+            async for event in events:
+                if isinstance(event, Entry):
+                    changed.set()
+
+    async def _divide(self, live: set[str]) -> None:
+        """Give the partitions to who is there, and take the consumers of who is not any more away."""
+        listed = await self._admin.read()
+        named = {name for name in listed.members if not name.startswith(AUTOMATIC)}
+        for name in named - live:  # kept when the partitions are mapped, too
+            await self._registered.put(f"{self._admin.key}.{name}", b"{}")
+        change = await self._admin.change(lambda record: planned(record, live | named))
+        gone = [name for name in change.dropped if name.startswith(AUTOMATIC)]
+        for name in gone:
+            await self._place_of(name).delete()
+        if change.before != change.after:
+            text = "%s: %d members share the partitions (%d came, %d went)"
+            facts = (self._admin, len(live | named), len(change.added), len(change.dropped))
+            logger.info(text, *facts, extra={"action": "divided"})
+
+    def _place_of(self, member: str) -> Place:
+        group: tuple[str, str] = (self._admin.stream, self._admin.name)
+        settings: dict[str, Any] = {}
+        return Place(self._jetstream, "elastic", group, member, settings)
+
+
+def election_name(admin: ElasticAdmin) -> str:
+    """Return the name of the election of an automatic group's leader."""
+    return f"group.{admin.key}"

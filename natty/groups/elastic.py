@@ -1,0 +1,249 @@
+"""Elastic groups: a work queue takes the stream's messages and gives them a partition; members come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from natty.errors import (
+    BadGroupError,
+    BucketNotFoundError,
+    GroupExistsError,
+    JetStreamError,
+    StreamNotFoundError,
+)
+from natty.groups import rules
+from natty.groups.admin import GroupAdmin
+from natty.groups.names import check_member, work_queue
+from natty.groups.partitions import MemberMapping, PartitioningFilter
+from natty.groups.records import ElasticRecord
+from natty.groups.settings import PARTITION_OF_WHOLE_SUBJECT, PINNED_CONSUMERS, transforms, work_queue_settings
+from natty.jetstream import STREAM_EXISTS
+from natty.stream import delete_stream
+
+_BAD_TRANSFORM = (10146, 10147)  # one that it can't read, two that take the same subjects
+
+
+@dataclass(frozen=True)
+class Change:
+    """A group's record before and after a change; they are equal, and nothing was written, if it changed nothing."""
+
+    before: ElasticRecord
+    after: ElasticRecord
+
+    @property
+    def added(self) -> list[str]:
+        """Who is listed now and wasn't."""
+        return [name for name in self.after.member_names if not self.before.lists(name)]
+
+    @property
+    def dropped(self) -> list[str]:
+        """Who was listed and isn't now."""
+        return [name for name in self.before.member_names if not self.after.lists(name)]
+
+
+class ElasticAdmin(GroupAdmin[ElasticRecord]):
+    """An elastic group. Changes are made by compare-and-set, tried again when somebody else was faster.
+
+    They raise RevisionConflictError after twenty lost races, and write nothing where nothing changes: every write makes
+    members that are written in Go start again.
+    """
+
+    kind = "elastic"
+
+    @property
+    def consumed_stream(self) -> str:
+        """The group's work queue."""
+        return work_queue(self.stream, self.name)
+
+    def consumer_name(self, member: str) -> str:
+        """Return the name of a member's consumer: its own."""
+        return member
+
+    def decode(self, value: bytes) -> ElasticRecord:
+        """Read a record. BadGroupError."""
+        return ElasticRecord.decode(value)
+
+    async def create(
+        self,
+        partitions: int,
+        filters: Iterable[PartitioningFilter] | None = None,
+        *,
+        max_messages: int = 0,
+        max_bytes: int = 0,
+    ) -> ElasticRecord:
+        """Make the group, without members, if there is none; return its record.
+
+        Without `filters` it reads all of the stream, by whole subjects. At a limit, 0 for none, the work queue takes no
+        more until members have acknowledged some. What may fail is tried before the record is written, so that no half
+        made group is left; after an interruption, the same call completes it.
+        GroupExistsError if it exists with other settings, or if another stream has the work queue's name; BadGroupError
+        for what can't work, told before anything is made; StreamNotFoundError; UnsupportedError.
+        """
+        wanted = ElasticRecord(
+            partitions=partitions,
+            filters=None if filters is None else tuple(filters),
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+        )
+        wanted.check()
+        rules.check_subjects(wanted.subjects)
+        rules.check_limits(max_messages, max_bytes)
+        self._jetstream.require("a partitioned group", *PINNED_CONSUMERS)
+        if not all(one.wildcards for one in wanted.partitioning_filters()):
+            self._jetstream.require("a partition by the whole subject", *PARTITION_OF_WHOLE_SUBJECT)
+        source = await self._source()
+        await self._prepare_bucket()
+        queue = await self._queue()
+        if (there := await self._find()) is not None:
+            self._compare(wanted, there)
+            if queue is None:
+                await self._make_work_queue(there, source)
+            elif not self._is_work_queue(queue) or queue["sources"][0]["subject_transforms"] != transforms(there):
+                raise self._taken()
+            return there
+        await self._make_work_queue(wanted, source)
+        try:
+            return await self._store(wanted)
+        except (GroupExistsError, BadGroupError):  # somebody made another group meanwhile
+            if queue is None:
+                await delete_stream(self._jetstream, self.consumed_stream)
+            raise
+
+    async def delete(self) -> list[str]:
+        """Delete the group and its work queue with what is buffered in it; its members end.
+
+        Also what an interrupted creation or deletion has left. Only a stream that is this group's work queue is
+        deleted: another one of that name is returned.
+        """
+        queue = await self._queue()
+        ours = queue is not None and self._is_work_queue(queue)
+        if not await self._delete_record() and not ours:
+            raise self._missing()
+        if ours:
+            await delete_stream(self._jetstream, self.consumed_stream)
+        return [f"stream {self.consumed_stream}"] if queue is not None and not ours else []
+
+    async def add(self, *members: str) -> Change:
+        """List more members, after the ones that are there. BadGroupError if partitions are mapped, or for no name.
+
+        BadNameError for a name that no consumer can have. More members than partitions are taken: the last by name
+        wait, with no partition, until others are dropped (`Change.after.without_partition`).
+        """
+        names = [check_member(name) for name in dict.fromkeys(members)]
+        if not names:
+            raise BadGroupError("nobody was named: name one member at least")
+        return await self.change(
+            lambda record: replace(
+                self._unmapped(record),
+                members=(*record.members, *(name for name in names if name not in record.members)),
+            )
+        )
+
+    async def drop(self, *members: str) -> Change:
+        """List these members no more; others stay as they are. BadGroupError if partitions are mapped, or for no name.
+
+        What a dropped member has not acknowledged goes to the one that gets its partitions.
+        """
+        if not members:
+            raise BadGroupError("nobody was named: name one member at least")
+        return await self.change(
+            lambda record: replace(
+                self._unmapped(record), members=tuple(name for name in record.members if name not in members)
+            )
+        )
+
+    async def set_mappings(self, mappings: Mapping[str, Sequence[int]]) -> Change:
+        """Give partitions to members by hand, instead of balancing them. Every partition needs exactly one member.
+
+        BadGroupError, BadNameError; nothing is written then.
+        """
+        if not mappings:
+            raise BadGroupError("nothing was mapped: name one member at least, with its partitions")
+        wanted = tuple(MemberMapping(check_member(name), tuple(mappings[name])) for name in mappings)
+        parts = {one.member: set(one.partitions or ()) for one in wanted}
+
+        def mapped(record: ElasticRecord) -> ElasticRecord:
+            if {one.member: set(one.partitions or ()) for one in record.mappings} == parts:
+                return record  # in another order at most
+            return replace(record, members=(), mappings=wanted)
+
+        return await self.change(mapped)
+
+    async def delete_mappings(self) -> Change:
+        """Take all mappings back: the group is idle then, until members are added."""
+        return await self.change(lambda record: replace(record, mappings=()))
+
+    async def change(self, edit: Callable[[ElasticRecord], ElasticRecord]) -> Change:
+        """Store what `edit` makes of the record, if that is another one; only members and mappings may change.
+
+        It is called again with a newer record whenever somebody else was faster, so it must do nothing but compute.
+        """
+        last: list[Change] = []
+
+        def changed(value: bytes | None) -> bytes:
+            if value is None:
+                raise self._missing()
+            before = self._decoded(value)
+            after = edit(before)
+            after.check()
+            last[:] = [Change(before, after)]
+            return value if after == before else after.encode()
+
+        try:
+            await self._bucket.modify(self.key, changed)
+        except BucketNotFoundError as error:
+            raise self._missing() from error
+        return last[0]
+
+    async def buffered(self) -> int | None:
+        """Return how many messages are in the work queue, acknowledged by nobody; None if it is missing."""
+        try:
+            answer = await self._jetstream.request(f"STREAM.INFO.{self.consumed_stream}")
+        except StreamNotFoundError:
+            return None
+        return int(answer["state"]["messages"])
+
+    def _unmapped(self, record: ElasticRecord) -> ElasticRecord:
+        if record.mappings:
+            raise BadGroupError(
+                f"{self} has its partitions mapped: change the mappings, or delete them first"
+                f" (natty group elastic delete-mapping {self.stream} {self.name})"
+            )
+        return record
+
+    async def _make_work_queue(self, record: ElasticRecord, source: Mapping[str, Any]) -> None:
+        """Make the stream that the group reads. One that is there with just these settings will do."""
+        config = work_queue_settings(self.stream, self.name, record, source)
+        try:
+            await self._jetstream.request(f"STREAM.CREATE.{self.consumed_stream}", config)
+        except JetStreamError as error:
+            if error.err_code == STREAM_EXISTS:
+                raise self._taken() from error
+            if error.err_code in _BAD_TRANSFORM:
+                raise BadGroupError(f"{self}: the server does not take these filters: {error}") from error
+            raise
+
+    def _taken(self) -> GroupExistsError:
+        return GroupExistsError(
+            f"{self} needs a work queue named {self.consumed_stream}, and there is another stream of that name: choose"
+            " another name for the group; if it is left of an earlier one, delete that first"
+            f" (natty group elastic rm {self.stream} {self.name})"
+        )
+
+    async def _queue(self) -> dict[str, Any] | None:
+        try:
+            return dict((await self._jetstream.request(f"STREAM.INFO.{self.consumed_stream}"))["config"])
+        except StreamNotFoundError:
+            return None
+
+    def _is_work_queue(self, config: Mapping[str, Any]) -> bool:
+        """Whether a stream is a group's: a work queue that takes this stream's messages and partitions them."""
+        sources = config.get("sources") or []
+        return (
+            config["retention"] == "workqueue"
+            and not config.get("subjects")
+            and [one["name"] for one in sources] == [self.stream]
+            and rules.partitions_all(sources[0].get("subject_transforms") or [])
+        )

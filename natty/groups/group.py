@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from typing import Any
+
+from natty.groups.autojoin import TTL, AutoMembership
+from natty.groups.elastic import ElasticAdmin
+from natty.groups.joining import JoinOptions
+from natty.groups.member import Membership
+from natty.groups.static import StaticAdmin
+from natty.handler import Handler
+
+
+class ElasticGroup(ElasticAdmin):
+    """An elastic group of a stream: `async with group.join("m1", handler)`, and what administers it."""
+
+    def join(
+        self, member: str | None = None, handler: Handler | None = None, *, ttl: float = TTL, **options: Any
+    ) -> Membership:
+        """Return an instance of a member, to be used with `async with`; the member need not be listed yet.
+
+        Without a name it is a member that comes and goes by itself: its share of the partitions is given to it, and
+        taken back when it leaves or gives no sign of life for `ttl` seconds. Options: `JoinOptions`. It raises as
+        `Membership.__aenter__` says. TypeError without a handler.
+        """
+        if handler is None:
+            raise TypeError("join() was given no handler: pass one, `join(handler=…)` for a member without a name")
+        if member is None:
+            return AutoMembership(self._jetstream, self, handler, ttl, JoinOptions(**options))
+        group = (self.stream, self.name)
+        return Membership(self._jetstream, self.kind, group, member, handler, JoinOptions(**options))
+
+
+class StaticGroup(StaticAdmin):
+    """A static group of a stream: `async with group.join("m1", handler)`, and what administers it."""
+
+    def join(self, member: str, handler: Handler, **options: Any) -> Membership:
+        """Return an instance of a listed member, to be used with `async with`. Options: `JoinOptions`."""
+        group = (self.stream, self.name)
+        return Membership(self._jetstream, self.kind, group, member, handler, JoinOptions(**options))

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from natty.groups.settings import ACK_WAIT
+from natty.groups.work import WorkOptions
+
+MAX_ACK_PENDING = 500  # Go's `cg` uses 1: an instance beside it must be given the same
+
+
+class State(StrEnum):
+    """What an instance is doing."""
+
+    JOINING = "joining"
+    OUTSIDE = "outside"  # its member is not listed, or has no partition
+    WAITING = "waiting"  # for its consumer: a partition is still another member's, or the server does not answer
+    STANDBY = "standby"  # another instance of this member is pinned, or nobody is yet
+    TAKING_OVER = "taking over"  # pinned, and what its predecessor had begun is not settled yet
+    ACTIVE = "active"
+    HANDING_OVER = "handing over"  # finishing what runs
+    ENDED = "ended"
+
+
+@dataclass(frozen=True)
+class MemberEvent:
+    """Something that happened to an instance: `kind` is a `State`, "partitions", "cut short" or "overran"."""
+
+    kind: str
+    partitions: tuple[int, ...]
+    time: float = field(default_factory=time.time)  # Unix seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinOptions(WorkOptions):
+    """How an instance takes part. Instances of one name must agree on `ack_wait`, `max_ack_pending`, `consumer`.
+
+    `ack_wait`: seconds after which a dead instance's messages and its pin go to another one. Handlers may take longer.
+    """
+
+    ack_wait: float = ACK_WAIT
+    max_ack_pending: int = MAX_ACK_PENDING  # unfinished messages of this member
+    max_bytes: int = 32 * 1024 * 1024  # of them, held here
+    shutdown_timeout: float = (
+        10.0  # seconds that running handlers have to finish when partitions or pin are handed over
+    )
+    consumer: dict[str, Any] = field(default_factory=dict)  # other settings of the consumer, by the server's names
+    on_event: Callable[[MemberEvent], None] | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The consumer's settings that are the user's."""
+        return {"ack_wait": self.ack_wait, "max_ack_pending": self.max_ack_pending, **self.consumer}

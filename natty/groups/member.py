@@ -1,0 +1,382 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
+from types import TracebackType
+from typing import Any, Self
+
+from natty.errors import (
+    BadGroupError,
+    BucketNotFoundError,
+    ConsumerExistsError,
+    GroupNotFoundError,
+    KeyNotFoundError,
+    NattyError,
+)
+from natty.groups.instance import Do, Instance, Own, Step
+from natty.groups.joining import MAX_ACK_PENDING, JoinOptions, MemberEvent, State
+from natty.groups.names import ELASTIC_BUCKET, STATIC_BUCKET, record_key
+from natty.groups.place import Place, seen
+from natty.groups.reading import Reading
+from natty.groups.records import ElasticRecord, Record, StaticRecord
+from natty.groups.settings import Timings
+from natty.groups.work import Work
+from natty.handler import Handler
+from natty.jetstream import JetStream
+from natty.kv import Bucket, Entry, Event, Gone, PictureComplete
+from natty.observed import GROUP, HANDLER
+from natty.stream import NANOSECONDS
+
+logger = logging.getLogger("natty.groups")
+
+ASK_AGAIN = 0.3  # seconds before a server that did not answer is asked again
+EVENTS_HELD = 1000
+
+
+class Membership:
+    """One instance of a member: `async with group.join("m1", handler) as membership`.
+
+    Several instances of one name are each other's standbys: the server gives the messages to one of them. The handler
+    is called for one message of a key at a time, in stream order. What is lost (consumer, pin, server, connection) is
+    found again by comparing with the server's view. `handed_over` counts, and `hand_over_seconds` adds up, the times
+    that we gave our consumer up; `rebalances` counts changes of our partitions.
+    """
+
+    def __init__(
+        self,
+        jetstream: JetStream,
+        kind: str,
+        group: tuple[str, str],
+        member: str,
+        handler: Handler,
+        options: JoinOptions,
+    ) -> None:
+        self.member, self.options = member, options
+        self.state = State.JOINING
+        self.rebalances = self.handed_over = self.lost = 0
+        self.hand_over_seconds = 0.0
+        self.record: Record | None = None
+        self.limit: Callable[[], float] = lambda: float("inf")  # when a lease ends at the latest, see `autojoin`
+        self.alone = False  # whether there can be no other instance of this name
+        self._jetstream, self._handler = jetstream, handler
+        self._place = Place(jetstream, kind, group, member, options.settings)
+        self._elastic = self._place.elastic
+        self.source, self.group = group
+        self.stream, self.consumer = self._place.stream, self._place.consumer
+        self._bucket = Bucket(jetstream, ELASTIC_BUCKET if self._elastic else STATIC_BUCKET)
+        self._key = record_key(*group)
+        self._wake = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._cause: BaseException | None = None
+        self._leaving = self._deleted = False
+        self._reading: Reading | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._readers: list[asyncio.Queue[MemberEvent]] = []
+
+    def __repr__(self) -> str:
+        return f"Membership({self.source}/{self.group}, {self.member}, {self.state}, partitions {[*self.partitions]})"
+
+    @property
+    def partitions(self) -> tuple[int, ...]:
+        """The partitions that the record gives to this member."""
+        return self.record.partitions_of(self.member) if self.record is not None else ()
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the server has this instance pinned, as far as it knows."""
+        return self._reading is not None and self._reading.pinned
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What handlers have done: `handled`, `failed`, `retried`, `buried`, `repeated`, `cut_short`, `overran`.
+
+        `overran` counts handlers that were still running when our lease had ended: only after a pause of this process
+        longer than the ack wait can another instance have run the same key at the same time.
+        """
+        names = ("handled", "failed", "retried", "buried", "repeated", "cut_short", "overran")
+        return {name: getattr(self.work, name) for name in names}
+
+    async def __aenter__(self) -> Self:
+        """Join. GroupNotFoundError if there is no such group.
+
+        BadGroupError for a record that can't be used, and for a static group that does not list this member.
+        """
+        self.work = Work(self._jetstream, self.group, self.member, self._handler, self.options)
+        self._instance = Instance(
+            self.options.ack_wait, elastic=self._elastic, tick=Timings(self.options.ack_wait).reconcile / 2
+        )
+        await self._read_record()
+        observed = self._jetstream.connection.observed
+        observed.add(self.work, HANDLER, self.stream, self.consumer)
+        observed.add(self, GROUP, self.source, self.group, self.member)
+        self._jetstream.connection.listeners.append(self._on_connection)
+        self._tasks = [
+            asyncio.create_task(job, name=f"natty group {self._key} {self.member}")
+            for job in (self._follow_record(), self._reconcile())
+        ]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave: running handlers finish, their acks are sent, the pin is given up."""
+        self._leaving = True
+        self._wake.set()
+        try:
+            await asyncio.gather(self._tasks[1], return_exceptions=True)
+        finally:
+            await self._stop()
+
+    async def ended(self) -> None:
+        """Return when the membership has ended: the group was deleted, or `leave` was called. Raises what ended it."""
+        await self._ended.wait()
+        if self._cause is not None:
+            raise self._cause
+
+    def leave(self) -> None:
+        """End the membership, as leaving the block does; `ended` returns when that is done."""
+        self._leaving = True
+        self._wake.set()
+
+    async def events(self) -> AsyncGenerator[MemberEvent, None]:
+        """Yield what happens from now on, until the membership ends. A slow reader loses the oldest of 1000."""
+        queue: asyncio.Queue[MemberEvent] = asyncio.Queue(EVENTS_HELD)
+        self._readers.append(queue)
+        try:
+            while True:
+                event = await queue.get()
+                yield event
+                if event.kind == State.ENDED:
+                    return
+        finally:
+            self._readers.remove(queue)
+
+    async def step_down(self) -> None:
+        """Let a standby take over; alone we are pinned again. Running handlers have an ack wait to finish."""
+        await self._place.unpin()
+
+    async def _read_record(self) -> None:
+        try:
+            self._take((await self._bucket.get(self._key)).value)
+        except (KeyNotFoundError, BucketNotFoundError) as error:
+            raise GroupNotFoundError(f"there is no group {self.group} of stream {self.source}") from error
+        if not self._elastic and not (self.record and self.record.lists(self.member)):
+            raise BadGroupError(f"static group {self.group} of {self.source} does not list member {self.member}")
+
+    def _take(self, value: bytes) -> None:
+        """Take in a revision of the record. BadGroupError if what must not change has changed."""
+        record: Record = ElasticRecord.decode(value) if self._elastic else StaticRecord.decode(value)
+        before = self.record
+        if before is not None and not _may_follow(before, record):
+            raise BadGroupError(
+                f"group {self.group} of {self.source} was changed in what never may: leave it and join again"
+            )
+        partitions, self.record = self.partitions, record
+        self._assign(record.filters_of(self.member))
+        if before is not None and partitions != self.partitions:
+            self.rebalances += 1
+            self._tell("partitions")
+
+    def _assign(self, filters: list[str]) -> None:
+        self._instance.assign(filters)
+        self._wake.set()
+
+    async def _follow_record(self) -> None:
+        """Follow the record until it is deleted. One that vanishes with its bucket may come back: we wait for it."""
+        try:
+            there = False
+            async with aclosing(self._bucket.watch(self._key).__aiter__()) as changes:
+                async for change in changes:
+                    if isinstance(change, Entry):
+                        there = True
+                        self._take(change.value)
+                    elif _says_deleted(change) or (isinstance(change, PictureComplete) and not there):
+                        self._deleted = True
+                        self._end(None)
+                        return
+                    elif isinstance(change, Gone):
+                        self._assign([])
+        except NattyError as error:
+            self._end(error)
+
+    def _end(self, cause: BaseException | None) -> None:
+        self._cause = cause
+        self._leaving = True
+        self._wake.set()
+
+    def _on_connection(self, event: str) -> None:
+        if event == "closed":
+            self.leave()
+        self._wake.set()
+
+    async def _reconcile(self) -> None:
+        """Compare with the server's view and do the next step, whenever something happened or it is time."""
+        while not self._leaving:
+            self._wake.clear()
+            try:
+                again = await self._do(*(await self._decide()))
+            except NattyError as error:
+                logger.warning("%r: %s", self, error, extra={"action": "reconcile"})
+                again = ASK_AGAIN
+            self._show()
+            if again != 0.0 and not self._leaving:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(again):
+                        await self._wake.wait()
+        try:
+            await self._leave()
+        finally:
+            self._show(State.ENDED)
+            self._ended.set()
+
+    async def _decide(self) -> tuple[Step, dict[str, Any] | None]:
+        reading = self._reading
+        own = Own(reading.created, pinned=reading.pinned) if reading is not None else Own()
+        if self._work_broke():
+            return Step(Do.FAIL), None
+        info = await self._place.look()
+        if reading is not None and reading.refused:
+            seen_elsewhere = info if info is not None and info["created"] != reading.created else None
+            info = seen_elsewhere  # even if it is there: the server has ended our requests, so begin anew
+        return self._instance.decide(time.monotonic(), None if info is None else seen(info), own), info
+
+    def _work_broke(self) -> bool:
+        if self.work.fault is not None:
+            self._end(self.work.fault)
+        return self.work.fault is not None
+
+    async def _do(self, step: Step, info: dict[str, Any] | None) -> float | None:
+        """Do it; return when to look again."""
+        match step.do:
+            case Do.CREATE:
+                if await self._place.make(self._instance.filters):
+                    self._instance.made()
+                else:
+                    self._instance.overlapped(time.monotonic())
+                return 0.0
+            case Do.DELETE:
+                await self._place.delete()
+            case Do.READ:
+                assert info is not None
+                self._begin(info)
+                return self._instance.tick
+            case Do.CLOSE:
+                await self._close()
+            case Do.DRAIN:
+                await self._drain()
+            case Do.FAIL:
+                text = f"consumer {self.consumer} of {self.stream} reads other partitions than the group's record says"
+                self._end(self.work.fault or ConsumerExistsError(f"{text}: delete it; its position is then lost"))
+        return step.again
+
+    def _begin(self, info: dict[str, Any]) -> None:
+        config = info["config"]
+        timings = Timings(config["ack_wait"] / NANOSECONDS)
+        wanted = self.options.settings
+        if timings.ack_wait != wanted["ack_wait"] or config.get("max_ack_pending") != wanted["max_ack_pending"]:
+            text = "consumer %s of %s was made with ack_wait %g s and max_ack_pending %s: these are used"
+            facts = (self.consumer, self.stream, timings.ack_wait, config.get("max_ack_pending"))
+            logger.warning(text, *facts, extra={"action": "adopted"})
+        self._instance.made()
+        limits = [one for one in (self.options.max_ack_pending, config.get("max_ack_pending", 0)) if one > 0]
+        self._reading = Reading(
+            self._jetstream,
+            (self.stream, self.consumer, info["created"]),
+            timings,
+            self.work,
+            (min(limits, default=MAX_ACK_PENDING), self.options.max_bytes),
+            changed=self._on_reading,
+            limit=lambda: self.limit(),
+        )
+
+    def _on_reading(self) -> None:
+        self._show()
+        if self._reading is not None and self._reading.refused:
+            self._wake.set()
+
+    async def _close(self) -> None:
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            self.lost += reading.refused
+            await reading.close()
+
+    async def _drain(self) -> None:
+        reading = self._reading
+        assert reading is not None
+        self._show(State.HANDING_OVER)
+        began = time.monotonic()
+        await reading.drain(self.options.shutdown_timeout)
+        self._instance.drained(reading.created)
+        self._reading = None
+        self.handed_over += 1
+        self.hand_over_seconds += time.monotonic() - began
+
+    async def _leave(self) -> None:
+        """Finish what runs, then give up the consumer if nobody else pulls, else the pin."""
+        reading = self._reading
+        if self._deleted and not self._elastic:
+            await self._close()
+            await self._place.delete()
+        if reading is None or self._deleted:
+            return
+        self._show(State.HANDING_OVER)
+        pin = reading.pin
+        await reading.drain(self.options.shutdown_timeout)
+        self._reading = None
+        with suppress(NattyError):
+            info = await self._place.look()
+            if info is None or not pin or seen(info).pinned != pin:
+                return
+            if self._elastic and (self.alone or not info["num_waiting"]):
+                await self._place.delete()
+            else:
+                await self.step_down()
+
+    async def _stop(self) -> None:
+        self._jetstream.connection.listeners.remove(self._on_connection)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._close()
+        await self.work.close(self.options.shutdown_timeout)
+        self._jetstream.connection.observed.retire(self.work)
+        self._jetstream.connection.observed.retire(self)
+        self._ended.set()
+
+    def _show(self, state: State | None = None) -> None:
+        """Tell the state if it is another one."""
+        state = state or self._state()
+        if state is not self.state:
+            self.state = state
+            self._tell(state)
+
+    def _state(self) -> State:
+        reading = self._reading
+        if reading is None:
+            return State.WAITING if self._instance.filters else State.OUTSIDE
+        if reading.stint is None:
+            return State.STANDBY
+        return State.ACTIVE if reading.stint.open else State.TAKING_OVER
+
+    def _tell(self, kind: str) -> None:
+        event = MemberEvent(str(kind), self.partitions)
+        logger.info("%r: %s", self, kind, extra={"action": "group", "event": str(kind)})
+        for queue in self._readers:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(event)
+        if self.options.on_event is not None:
+            self.options.on_event(event)
+
+
+def _says_deleted(change: Event) -> bool:
+    return isinstance(change, Gone) and change.reason in ("deleted", "purged", "expired")
+
+
+def _may_follow(before: Record, after: Record) -> bool:
+    if isinstance(before, ElasticRecord) and isinstance(after, ElasticRecord):
+        return before.fixed == after.fixed
+    return before == after

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from natty.errors import ConsumerNotFoundError, JetStreamError, StreamNotFoundError
+from natty.groups.instance import Seen
+from natty.groups.names import PRIORITY_GROUP, check_member, static_consumer, work_queue
+from natty.groups.settings import elastic_consumer, static_member_consumer
+from natty.jetstream import JetStream
+
+ANSWER_WITHIN = 2.0  # seconds
+_OVERLAP = 10100
+_EXISTS = 10148
+
+
+class Place:
+    """A member's consumer on the server, whether there is one or not: looked at, made, deleted, unpinned."""
+
+    def __init__(
+        self, jetstream: JetStream, kind: str, group: tuple[str, str], member: str, settings: dict[str, Any]
+    ) -> None:
+        self.elastic = kind == "elastic"
+        self.source, self.group = group
+        self.member = check_member(member)
+        self.settings = settings
+        self.stream = work_queue(*group) if self.elastic else self.source
+        self.consumer = member if self.elastic else static_consumer(self.group, member)
+        self._jetstream = jetstream
+
+    def __repr__(self) -> str:
+        return f"Place({self.stream}/{self.consumer})"
+
+    async def look(self) -> dict[str, Any] | None:
+        """Return what the server tells about it; None if there is none."""
+        try:
+            return await self._ask("INFO")
+        except ConsumerNotFoundError:
+            return None
+
+    async def make(self, filters: Sequence[str]) -> bool:
+        """Make it, or leave it as it is where somebody else was faster.
+
+        Return False if another member's consumer still reads one of these partitions.
+        """
+        if self.elastic:
+            config = elastic_consumer(self.member, list(filters), self.settings)
+        else:
+            config = static_member_consumer(self.group, self.member, list(filters), self.settings)
+        try:
+            await self._ask("CREATE", {"stream_name": self.stream, "config": config, "action": "create"})
+        except JetStreamError as error:
+            if error.err_code == _OVERLAP:
+                return False
+            if error.err_code != _EXISTS:
+                raise
+        return True
+
+    async def delete(self) -> None:
+        """Delete it; a missing one is no error."""
+        with suppress(ConsumerNotFoundError, StreamNotFoundError):
+            await self._ask("DELETE")
+
+    async def unpin(self) -> None:
+        """Have the server pin whoever waits longest. ConsumerNotFoundError."""
+        await self._ask("UNPIN", {"group": PRIORITY_GROUP})
+
+    async def _ask(self, verb: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        subject = f"CONSUMER.{verb}.{self.stream}.{self.consumer}"
+        return await self._jetstream.request(subject, body, timeout=ANSWER_WITHIN)
+
+
+def seen(info: dict[str, Any]) -> Seen:
+    """Return what matters of what the server tells about a consumer."""
+    config = info["config"]
+    group: dict[str, str] = next(iter(info.get("priority_groups") or []), {})
+    return Seen(
+        info["created"],
+        tuple(config.get("filter_subjects") or [config.get("filter_subject", "")]),
+        pinned=group.get("pinned_client_id", ""),
+        unfinished=info["num_ack_pending"],
+        waiting=info["num_waiting"],
+    )

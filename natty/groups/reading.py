@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import aclosing, suppress
+from itertools import count
+from typing import Any
+
+import msgspec
+
+from natty.credit import size_of
+from natty.errors import ConsumerNotFoundError, NattyError, NoRespondersError, NotConnectedError
+from natty.groups.names import PRIORITY_GROUP
+from natty.groups.place import seen
+from natty.groups.settings import Timings
+from natty.groups.stint import Stint
+from natty.groups.work import Work, by_sequence, delivery_of, identity_of
+from natty.jetstream import JetStream
+from natty.leader import clock
+from natty.message import Batch, status_of
+from natty.pin import PIN_REFUSED, Pin
+from natty.pull import Pull, PullOptions
+from natty.receipts import Receipts
+from natty.stream import NANOSECONDS
+
+logger = logging.getLogger("natty.groups")
+
+DRIFT = 0.02  # how far the server's clock and ours may differ in rate
+STOP_BEFORE = 0.1  # of the ack wait: handlers are stopped so long before the lease ends
+KEEP_EVERY = 1.0  # seconds at most between two requests that keep the pin
+ANSWER = 0.05  # seconds within which the server answers to a request that keeps the pin
+QUIET = 0.025  # seconds between two looks at what is not yet acknowledged
+FLUSH_TIMEOUT = 2.0
+
+
+class Reading:
+    """What we read from one incarnation of a member's consumer: as its pinned instance, or as a standby.
+
+    While we are pinned, a request that can't bring a message is sent every second at least, whatever the
+    handlers do. That the server accepted it with our pin makes the lease: no other instance gets our messages until
+    the ack wait after we sent it. Handlers start only within it, and are stopped before it ends unrenewed.
+    """
+
+    def __init__(
+        self,
+        jetstream: JetStream,
+        place: tuple[str, str, str],
+        timings: Timings,
+        work: Work,
+        credit: tuple[int, int],
+        *,
+        changed: Callable[[], None],
+        limit: Callable[[], float] = lambda: float("inf"),
+    ) -> None:
+        self.stream, self.consumer, self.created = place
+        self.stint: Stint | None = None
+        self.refused = False  # the server ended our requests: the consumer is gone, or has a new leader
+        self._jetstream, self._timings, self._work = jetstream, timings, work
+        self._changed, self._limit = changed, limit
+        self._lease = min(timings.ack_wait, timings.pinned_ttl) * (1 - DRIFT)
+        self._pin = Pin(PRIORITY_GROUP, self._pin_changed, self._on_refused, self._on_renewed)
+        options = PullOptions(
+            max_messages=credit[0],
+            max_bytes=credit[1],
+            expires=timings.pull_expires,
+            heartbeat=timings.pull_heartbeat,
+        )
+        self._pull = Pull(jetstream, self.stream, self.consumer, options, pin=self._pin)
+        self._receipts = Receipts(self._pull)
+        self._pinned = asyncio.Event()
+        self._tasks = [
+            asyncio.create_task(job, name=f"natty group {self.stream}/{self.consumer}")
+            for job in (self._read(), self._keep_pinned(), self._keep_waiting())
+        ]
+
+    def __repr__(self) -> str:
+        return f"Reading({self.stream}/{self.consumer}, {self.stint or 'standby'})"
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the server has us pinned, as far as we know."""
+        return bool(self._pin.id)
+
+    @property
+    def pin(self) -> str:
+        """Our pin id, "" for none."""
+        return self._pin.id
+
+    @property
+    def active(self) -> bool:
+        """Whether handlers may start."""
+        return self.stint is not None and self.stint.may_start()
+
+    async def close(self) -> None:
+        """Stop reading and let go of what has not begun. Handlers that run go on."""
+        await self._end_reading()
+        await self._cancel(self._tasks)
+
+    async def drain(self, timeout: float) -> None:
+        """Stop reading, let what runs finish, and return when the server has its acks; we stay pinned meanwhile."""
+        await self._end_reading()
+        await self._work.finish(timeout)
+        self._receipts.send()
+        with suppress(NattyError):
+            await self._jetstream.connection.flush(FLUSH_TIMEOUT)
+            await self._settled()
+        await self._cancel(self._tasks)
+
+    async def _end_reading(self) -> None:
+        self._pull.stop()
+        if self.stint is not None:
+            self._work.release(self.stint, hand_back=not self.refused)
+        await asyncio.gather(self._tasks[0], return_exceptions=True)
+
+    async def _cancel(self, tasks: list[asyncio.Task[None]]) -> None:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _settled(self) -> None:
+        """Return when the server has taken in what we acknowledged: its count of what is open stands still."""
+        before = -1
+        while (now := int((await self._info())["num_ack_pending"])) not in (0, before):
+            before = now
+            await asyncio.sleep(QUIET)
+
+    async def _info(self) -> dict[str, Any]:
+        return await self._jetstream.request(f"CONSUMER.INFO.{self.stream}.{self.consumer}", timeout=FLUSH_TIMEOUT)
+
+    async def _read(self) -> None:
+        async with aclosing(self._pull.__aiter__()) as batches:
+            async for batch in batches:
+                self._arrived(batch)
+
+    def _arrived(self, batch: Batch) -> None:
+        """Work on what was delivered in this stint; what is late of another one goes back."""
+        stint = self.stint
+        ours = [raw for raw in batch.raw if stint is not None and stint.mark in raw[2]]
+        if len(ours) < len(batch):
+            others = [raw for raw in batch.raw if stint is None or stint.mark not in raw[2]]
+            with suppress(NotConnectedError):
+                self._pull.nak([raw[1] for raw in others])
+            self._pull.finished(len(others), size_of(others))
+        if stint is not None and stint.open:
+            self._work.add(stint, ours)
+        elif stint is not None:
+            stint.early += ours
+
+    def _pin_changed(self) -> None:
+        """We are pinned, or not any more."""
+        if self.stint is not None:
+            stint, self.stint = self.stint, None
+            in_time = stint.lasts()
+            with suppress(NotConnectedError):
+                self._pull.nak([raw[1] for raw in stint.early] if in_time else [])
+            self._pull.finished(len(stint.early), size_of(stint.early))
+            self._work.release(stint, hand_back=in_time)
+            if not in_time:
+                self._fence(stint)
+        self._pinned.clear()
+        if self._pin.id and not self._pull.stopping:
+            self.stint = Stint(self, self._pin.id, self._receipts, STOP_BEFORE * self._timings.ack_wait)
+            self._pinned.set()
+        self._changed()
+
+    def _on_renewed(self) -> None:
+        """The session is another one: make sure again that all that is open has come to us."""
+        if self.stint is not None:
+            self.stint.interrupt()
+
+    def _on_refused(self) -> None:
+        self.refused = True
+        self._pull.stop()
+        if self.stint is not None:
+            self._work.release(self.stint, hand_back=False)
+        self._changed()
+
+    async def _keep_pinned(self) -> None:
+        while True:
+            await self._pinned.wait()
+            stint = self.stint
+            if stint is None:
+                continue
+            kept = await self._keep(stint)
+            await asyncio.sleep(min(self._timings.ack_wait / (5 if kept else 50), KEEP_EVERY if kept else ANSWER))
+
+    async def _keep(self, stint: Stint) -> bool:
+        """Ask with our pin for a message of a byte: none is that small. Return whether handlers may start.
+
+        Such a request restarts the pin's time. That the server took it says nothing yet: with nothing to deliver it
+        does so from anybody while nobody is pinned. Who is, it tells afterwards; an id is never given twice.
+        """
+        expires = min(ANSWER, self._timings.ack_wait / 10)
+        body = {"batch": 1, "max_bytes": 1, "expires": int(expires * NANOSECONDS), **self._pin.fields()}
+        sent = clock()
+        try:
+            answer = await self._jetstream.connection.request(
+                f"{self._jetstream.prefix}.CONSUMER.MSG.NEXT.{self.stream}.{self.consumer}",
+                msgspec.json.encode(body),
+                timeout=self._timings.ack_wait / 2,
+            )
+            info = await self._info()
+        except (NoRespondersError, ConsumerNotFoundError):
+            self._on_refused()
+            return False
+        except NattyError:
+            return False
+        if self.stint is not stint:
+            return False
+        if status_of(answer[2])[0] == PIN_REFUSED or seen(info).pinned != stint.pin:
+            self._pin.forget()
+            if not self._pull.stopping:
+                self._pull.renew()
+            return False
+        stint.extend(min(sent + self._lease, self._limit()))
+        if not stint.watched:
+            self._watch_lease(stint)
+        if not stint.open and not stint.over:
+            self._take_over(stint, info["num_ack_pending"], info["delivered"]["consumer_seq"])
+        return stint.may_start() or stint.over
+
+    def _watch_lease(self, stint: Stint) -> None:
+        """Stop the handlers shortly before the lease ends; it is extended all the time, as a rule.
+
+        After it, as when this process was stopped for long, we ask first: nobody else may have wanted the pin.
+        """
+        stint.watched = False
+        if (left := stint.remaining()) > 0:
+            stint.watched = True
+            asyncio.get_running_loop().call_later(left, self._watch_lease, stint)
+        elif not stint.lasts() and self.stint is stint:
+            self._tasks.append(asyncio.create_task(self._after_pause(stint)))
+        else:
+            self._fence(stint)
+
+    async def _after_pause(self, stint: Stint) -> None:
+        if not await self._keep(stint):
+            self._fence(stint)
+
+    def _fence(self, stint: Stint) -> None:
+        if self._work.fence(stint):
+            logger.warning("%s/%s: the lease of our pin ended unrenewed", self.stream, self.consumer)
+            self._changed()
+
+    def _take_over(self, stint: Stint, unfinished: int, delivered: int) -> None:
+        """Begin if nothing is open that our predecessor was given: it was finished, or has come to us.
+
+        So many messages were unfinished after so many deliveries: of those we look which ones we have, as more may have
+        come since the server counted. All that arrived is begun in stream order.
+        """
+        replies = (*self._work.in_hand(self), *(raw[1] for raw in stint.early))
+        if unfinished > len({identity_of(reply) for reply in replies if delivery_of(reply) <= delivered}):
+            return
+        early, stint.early = stint.early, []
+        if len(once := by_sequence(early)) < len(early):
+            self._pull.finished(len(early) - len(once))
+        stint.begin()
+        self._work.add(stint, once)
+        self._changed()
+
+    async def _keep_waiting(self) -> None:
+        """Restart the ack wait of all that we hold."""
+        for times in count(1):
+            await asyncio.sleep(self._timings.ack_wait / 3)
+            if times % 4 == 0:
+                self._work.age()
+            with suppress(NotConnectedError):
+                self._pull.keep_waiting()
+                early = self.stint.early if self.stint is not None else []
+                self._pull.in_progress([*self._work.in_hand(self), *(raw[1] for raw in early)])

@@ -1,0 +1,269 @@
+"""The records of pcgroups 0.2: what a group is, as JSON in its bucket, read and written as Go's library does.
+
+What a change does not touch goes back byte by byte. Members written in Go end when `partitioning_filters` changes from
+null to an empty list or the reverse, and compare what they started with to every later revision.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+
+from natty.errors import BadGroupError
+from natty.groups import rules
+from natty.groups.partitions import (
+    EVERYTHING,
+    MemberMapping,
+    PartitioningFilter,
+    assigned,
+    assignment,
+    partition_filters,
+)
+
+T = TypeVar("T")
+_ESCAPED = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+_OF_0_1 = "filter"  # the field by which records of pcgroups 0.1 are known
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record(ABC):
+    """What static and elastic groups have in common. An attribute `partitions` is Go's `max_members`."""
+
+    partitions: int
+    members: tuple[str, ...] = ()
+    mappings: tuple[MemberMapping, ...] = ()
+    unknown: Mapping[str, bytes] = field(default_factory=dict, compare=False, repr=False)  # fields of others, as read
+
+    @property
+    @abstractmethod
+    def subjects(self) -> tuple[str, ...]:
+        """The group's filters, without partition tokens; none for the whole stream."""
+
+    @abstractmethod
+    def encode(self) -> bytes:
+        """Return the record as Go's library writes it."""
+
+    @property
+    @abstractmethod
+    def fixed(self) -> dict[str, Any]:
+        """What never changes in a group's life, by name, to be compared: what means the same is the same here."""
+
+    def differences(self, other: Record) -> list[str]:
+        """Return what another record of this kind has otherwise in what never changes, a readable line for each."""
+        theirs = other.fixed
+        return [f"{name} is {theirs[name]}, wanted {mine}" for name, mine in self.fixed.items() if theirs[name] != mine]
+
+    @property
+    def member_names(self) -> tuple[str, ...]:
+        """Everybody who is listed, in the record's order."""
+        return tuple(dict.fromkeys((*self.members, *(one.member for one in self.mappings))))
+
+    @property
+    def without_partition(self) -> tuple[str, ...]:
+        """Who is listed and has nothing to read: more members than partitions, or mapped to none."""
+        having = self.assignment()
+        return tuple(member for member in self.member_names if not having.get(member))
+
+    def lists(self, member: str) -> bool:
+        """Return whether the member is listed, with partitions or without."""
+        return member in self.member_names
+
+    def assignment(self) -> dict[str, tuple[int, ...]]:
+        """Return who has which partitions."""
+        return assignment(self.members, self.mappings, self.partitions)
+
+    def partitions_of(self, member: str) -> tuple[int, ...]:
+        """Return a member's partitions."""
+        return assigned(self.members, self.mappings, self.partitions, member)
+
+    def filters_of(self, member: str) -> list[str]:
+        """Return the filters of a member's consumer, in the order that every implementation gives them."""
+        return partition_filters(self.partitions_of(member), self.subjects, mapped=not self.members)
+
+    def check(self) -> None:
+        """BadGroupError if a rule of pcgroups is broken, with the number or the name that breaks it."""
+        rules.check_partitions(self.partitions)
+        rules.check_members(self.partitions, self.members, self.mappings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaticRecord(Record):
+    """A static group: never changed once it is there."""
+
+    filters: tuple[str, ...] = ()
+
+    @property
+    def subjects(self) -> tuple[str, ...]:
+        """The group's filters, without partition tokens; none for the whole stream."""
+        return self.filters
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """What never changes: everything. The order of members and mappings means nothing."""
+        return {
+            "partitions": self.partitions,
+            "filters": list(self.filters),
+            "members": sorted(self.members),
+            "mappings": {one.member: sorted(one.partitions or ()) for one in self.mappings},
+        }
+
+    def encode(self) -> bytes:
+        """Return the record as Go's library writes it."""
+        return _object(
+            {
+                "max_members": _go(self.partitions),
+                "filters": _list(self.filters),
+                "members": _list(self.members),
+                "member_mappings": _list(self.mappings),
+            },
+            self.unknown,
+        )
+
+    @classmethod
+    def decode(cls, value: bytes) -> StaticRecord:
+        """Read a record. BadGroupError if it is none, or breaks a rule."""
+        fields = _Fields(value)
+        record = cls(
+            partitions=fields.take("max_members", int, 0),
+            filters=fields.take("filters", tuple[str, ...], ()),
+            members=fields.take("members", tuple[str, ...], ()),
+            mappings=fields.take("member_mappings", tuple[MemberMapping, ...], ()),
+            unknown=fields.rest(),
+        )
+        record.check()
+        return record
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElasticRecord(Record):
+    """An elastic group: its members and mappings change, all else never does.
+
+    `filters` None and empty mean the same, and are written as they were read. A limit of 0 or less is none.
+    """
+
+    filters: tuple[PartitioningFilter, ...] | None = None
+    max_messages: int = 0
+    max_bytes: int = 0
+    filters_as_read: bytes = field(default=b"", compare=False, repr=False)
+
+    @property
+    def subjects(self) -> tuple[str, ...]:
+        """The group's filters, without partition tokens; none for the whole stream."""
+        return tuple(one.filter for one in self.filters or ())
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """What never changes: all but members and mappings. Null and empty are one, and so are limits that are none."""
+        return {
+            "partitions": self.partitions,
+            "filters": [(one.filter, list(one.wildcards or ())) for one in self.filters or ()],
+            "max_messages": max(self.max_messages, 0),
+            "max_bytes": max(self.max_bytes, 0),
+        }
+
+    def partitioning_filters(self) -> tuple[PartitioningFilter, ...]:
+        """Return the group's filters, the one for everything if it names none."""
+        return self.filters or (EVERYTHING,)
+
+    def check(self) -> None:
+        """BadGroupError if a rule of pcgroups is broken, with the number or the name that breaks it."""
+        super().check()
+        rules.check_filters(self.filters or ())
+
+    def encode(self) -> bytes:
+        """Return the record as Go's library writes it, what was read and not changed byte by byte."""
+        filters = None if self.filters is None else list(self.filters)
+        return _object(
+            {
+                "max_members": _go(self.partitions),
+                "partitioning_filters": self.filters_as_read or _go(filters),
+                "max_buffered_msg": _go(self.max_messages) if self.max_messages else b"",
+                "max_buffered_bytes": _go(self.max_bytes) if self.max_bytes else b"",
+                "members": _list(self.members),
+                "member_mappings": _list(self.mappings),
+            },
+            self.unknown,
+        )
+
+    @classmethod
+    def decode(cls, value: bytes) -> ElasticRecord:
+        """Read a record. BadGroupError if it is none, breaks a rule, or is one of pcgroups 0.1."""
+        fields = _Fields(value)
+        as_read = fields.raw("partitioning_filters")
+        record = cls(
+            partitions=fields.take("max_members", int, 0),
+            filters=fields.take("partitioning_filters", tuple[PartitioningFilter, ...] | None, None),
+            max_messages=fields.take("max_buffered_msg", int, 0),
+            max_bytes=fields.take("max_buffered_bytes", int, 0),
+            members=fields.take("members", tuple[str, ...], ()),
+            mappings=fields.take("member_mappings", tuple[MemberMapping, ...], ()),
+            filters_as_read=as_read,
+            unknown=fields.rest(),
+        )
+        record.check()
+        return record
+
+
+class _Fields:
+    """The fields of a record, by the names that Go reads them under: it does not tell cases apart."""
+
+    def __init__(self, value: bytes) -> None:
+        try:
+            found = msgspec.json.decode(value, type=dict[str, msgspec.Raw])
+        except msgspec.DecodeError as error:
+            raise BadGroupError(
+                f"the group's record is no JSON object ({error}): delete the group, and make it again"
+            ) from error
+        self._raw = {name: bytes(raw) for name, raw in found.items()}
+        if self.raw(_OF_0_1):
+            raise BadGroupError(
+                "the group's record is of pcgroups 0.1, which nothing later can read: delete the group with the program"
+                " that made it, and make it again"
+            )
+
+    def raw(self, name: str) -> bytes:
+        """Return a field as it stands in the record, b"" if it doesn't."""
+        return next((raw for one, raw in reversed(self._raw.items()) if one.casefold() == name), b"")
+
+    def take(self, name: str, kind: type[T] | Any, missing: T) -> T:
+        """Return a field's value, null and absence alike as `missing`, and count it as known."""
+        raw = self.raw(name)
+        self._raw = {one: other for one, other in self._raw.items() if one.casefold() != name}
+        try:
+            value: T | None = msgspec.convert(_folded(msgspec.json.decode(raw or b"null")), kind | None)
+        except msgspec.ValidationError as error:
+            raise BadGroupError(f"{name} of the group's record can't be read: {error}") from error
+        return missing if value is None else value
+
+    def rest(self) -> dict[str, bytes]:
+        """Return the fields that nobody took, as they stand in the record."""
+        return self._raw
+
+
+def _folded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name.casefold(): _folded(one) for name, one in value.items()}
+    return [_folded(one) for one in value] if isinstance(value, list) else value
+
+
+def _object(known: Mapping[str, bytes], unknown: Mapping[str, bytes]) -> bytes:
+    """Return a JSON object; a field without a value is left out."""
+    fields = [(name, raw) for name, raw in (*known.items(), *unknown.items()) if raw]
+    return b"{" + b",".join(_go(name) + b":" + raw for name, raw in fields) + b"}"
+
+
+def _list(values: Iterable[Any]) -> bytes:
+    found = list(values)
+    return _go(found) if found else b""
+
+
+def _go(value: Any) -> bytes:
+    """Return JSON as Go's encoder writes it: what could be mistaken for HTML or JavaScript is escaped."""
+    text = msgspec.json.encode(value).decode()
+    for character, escaped in _ESCAPED.items():
+        text = text.replace(character, escaped)
+    return text.encode()

@@ -1,0 +1,135 @@
+"""The bucket, the work queue and the consumers of pcgroups 0.2, setting by setting, and the timings that go with them.
+
+Nothing may be added to them: Go's library compares, and refuses what differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from natty.errors import BadGroupError
+from natty.groups.names import PRIORITY_GROUP, static_consumer, work_queue
+from natty.groups.partitions import destination
+from natty.groups.records import ElasticRecord
+from natty.stream import to_wire
+
+ACK_WAIT = 5.0  # seconds, where none is given
+PINNED_CONSUMERS = (2, 11)  # server version
+PARTITION_OF_WHOLE_SUBJECT = (2, 12)
+SHORTEST_PIN = 1.0  # seconds, and the shortest time that a pull is open
+RECONCILE_AFTER = 0.5  # seconds beyond the ack wait
+_OURS = ("name", "durable_name", "filter_subjects", "priority_policy", "priority_groups", "priority_timeout")
+_IMPOSSIBLE = ("filter_subject", "deliver_subject", "deliver_group", "flow_control", "idle_heartbeat")
+_DEFAULTS: dict[str, Any] = {
+    "deliver_policy": "all",
+    "ack_policy": "explicit",
+    "replay_policy": "instant",
+    "max_ack_pending": 1,
+    "num_replicas": 0,
+}
+
+
+@dataclass(frozen=True)
+class Timings:
+    """What follows from the ack wait, seconds. Members of one name must agree on it, whatever they are written in."""
+
+    ack_wait: float = ACK_WAIT
+
+    @property
+    def pinned_ttl(self) -> float:
+        """After this time without a pull the pinned instance is replaced by a standby."""
+        return max(self.ack_wait, SHORTEST_PIN)
+
+    @property
+    def inactive_threshold(self) -> float:
+        """After this time without a pull the server removes an elastic member's consumer."""
+        return self.ack_wait
+
+    @property
+    def pull_expires(self) -> float:
+        """How long a pull is open."""
+        return max(self.ack_wait / 2, SHORTEST_PIN)
+
+    @property
+    def pull_heartbeat(self) -> float:
+        """How often the server says that a pull is still open."""
+        return self.pull_expires / 2
+
+    @property
+    def reconcile(self) -> float:
+        """How often a member compares itself with the server."""
+        return self.ack_wait + RECONCILE_AFTER
+
+
+def bucket_settings() -> dict[str, Any]:
+    """Return the settings of a bucket of records, those that Go's library gives it; all but the replicas."""
+    return {
+        "max_msgs_per_subject": 1,
+        "discard": "new",
+        "allow_rollup_hdrs": True,
+        "deny_delete": True,
+        "allow_direct": True,
+        "duplicate_window": 120.0,
+    }
+
+
+def work_queue_settings(stream: str, group: str, record: ElasticRecord, source: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration of an elastic group's stream; `source` is that of the stream whose messages it takes."""
+    return {
+        "name": work_queue(stream, group),
+        "retention": "workqueue",
+        "discard": "new",
+        "storage": source["storage"],
+        "num_replicas": source["num_replicas"],
+        "max_msgs": record.max_messages,
+        "max_bytes": record.max_bytes,
+        "allow_direct": True,
+        "sources": [{"name": stream, "subject_transforms": transforms(record)}],
+    }
+
+
+def transforms(record: ElasticRecord) -> list[dict[str, str]]:
+    """Return what gives the messages of an elastic group their partition token."""
+    return [{"src": one.filter, "dest": destination(one, record.partitions)} for one in record.partitioning_filters()]
+
+
+def elastic_consumer(member: str, filters: list[str], settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the configuration of an elastic member's consumer, as on the wire; `settings` are the user's, in seconds.
+
+    To be made with `action: create`, else another one's is overwritten. BadGroupError for what no member can have.
+    """
+    given = _given(settings)
+    for name, only in (("deliver_policy", "all"), ("ack_policy", "explicit")):
+        if given[name] != only:
+            raise BadGroupError(f"{name} {given[name]!r} is not possible in an elastic group, only {only!r} is")
+    threshold = {"inactive_threshold": given["ack_wait"]}
+    return {"name": member, **to_wire(given | threshold), **_pinned(filters, given["ack_wait"])}
+
+
+def static_member_consumer(
+    group: str, member: str, filters: list[str], settings: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the configuration of a static member's consumer; as `elastic_consumer`."""
+    given = _given(settings)
+    name = static_consumer(group, member)
+    return {"name": name, "durable_name": name, **to_wire(given), **_pinned(filters, given["ack_wait"])}
+
+
+def _given(settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    given = _DEFAULTS | {name: value for name, value in (settings or {}).items() if value is not None}
+    if refused := sorted(set(given) & {*_OURS, *_IMPOSSIBLE}):
+        raise BadGroupError(f"{', '.join(refused)} of a member's consumer can't be chosen: leave it out")
+    if not given.get("ack_wait", 0) > 0:
+        given["ack_wait"] = ACK_WAIT
+    return given
+
+
+def _pinned(filters: list[str], ack_wait: float) -> dict[str, Any]:
+    pinned = {
+        "priority_policy": "pinned_client",
+        "priority_timeout": Timings(ack_wait).pinned_ttl,
+        "priority_groups": [PRIORITY_GROUP],
+    }
+    return {"filter_subjects": filters, **to_wire(pinned)}

@@ -1,0 +1,57 @@
+"""How an automatic group divides its partitions: evenly, and moving as few of them as that allows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from natty.groups.partitions import MemberMapping, balanced
+from natty.groups.records import ElasticRecord
+
+AUTOMATIC = "auto-"  # how the names of members begin that come and go by themselves
+
+
+def shares(owned: Mapping[str, Sequence[int]], members: Iterable[str], partitions: int) -> dict[str, tuple[int, ...]]:
+    """Return each member's partitions: no two differ by more than one, and the fewest possible change their owner.
+
+    Who owns most may have one more. More members than partitions: some have none.
+    """
+    order = sorted(set(members), key=lambda name: (-len(owned.get(name, ())), name))
+    size, more = divmod(partitions, len(order))
+    quota = {name: size + (place < more) for place, name in enumerate(order)}
+    kept = {name: sorted(owned.get(name, ()))[: quota[name]] for name in order}
+    free = sorted(set(range(partitions)).difference(*kept.values()))
+    for name in sorted(order):
+        missing = quota[name] - len(kept[name])
+        kept[name] += free[:missing]
+        free = free[missing:]
+    return {name: tuple(sorted(kept[name])) for name in sorted(order)}
+
+
+def moved(before: Mapping[str, Sequence[int]], after: Mapping[str, Sequence[int]], members: Iterable[str]) -> int:
+    """Return how many partitions of these members go to somebody else."""
+    return sum(len(set(before.get(name, ())) - set(after.get(name, ()))) for name in set(members))
+
+
+def planned(record: ElasticRecord, members: Iterable[str]) -> ElasticRecord:
+    """Return the record with its partitions divided over these members; the same one where that is so already.
+
+    Balanced as every implementation does it, so that anybody may add members; mapped where that moves fewer
+    partitions. Where both move as many, the record stays in its form: to change it would restart all members. Members
+    written in Go can't be mapped in a group of several filters, so then it is always balanced.
+    """
+    names = sorted(set(members))
+    if not names:
+        return record
+    owned = record.assignment()
+    even, least = balanced(names, record.partitions), shares(owned, names, record.partitions)
+    for_go = len(record.filters or ()) > 1 and not all(name.startswith(AUTOMATIC) for name in names)
+    more = moved(owned, even, names) - moved(owned, least, names)
+    if for_go or more < 0 or (more == 0 and not record.mappings):
+        return record if set(record.members) == set(names) else replace(record, members=tuple(names), mappings=())
+    if {name: parts for name, parts in least.items() if parts} == {name: p for name, p in owned.items() if p}:
+        mapped_already = bool(record.mappings) and set(owned) <= set(names)
+        if mapped_already:
+            return record
+    mappings = tuple(MemberMapping(name, parts) for name, parts in least.items() if parts)
+    return replace(record, members=(), mappings=mappings)

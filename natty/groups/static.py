@@ -1,0 +1,108 @@
+"""Static groups: members read the stream itself, whose subjects begin with a partition; nothing changes later."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+
+from natty.errors import BadGroupError, GroupExistsError, NattyError
+from natty.groups import rules
+from natty.groups.admin import GroupAdmin
+from natty.groups.names import PRIORITY_GROUP, check_member, static_consumer
+from natty.groups.partitions import MemberMapping
+from natty.groups.records import StaticRecord
+from natty.groups.settings import PINNED_CONSUMERS
+from natty.stream import delete_consumer
+
+
+class StaticAdmin(GroupAdmin[StaticRecord]):
+    """A static group."""
+
+    kind = "static"
+
+    @property
+    def consumed_stream(self) -> str:
+        """The stream itself."""
+        return self.stream
+
+    def consumer_name(self, member: str) -> str:
+        """Return the name of a member's durable consumer."""
+        return static_consumer(self.name, member)
+
+    def decode(self, value: bytes) -> StaticRecord:
+        """Read a record. BadGroupError."""
+        return StaticRecord.decode(value)
+
+    async def create(
+        self,
+        partitions: int,
+        filters: Iterable[str] = (),
+        *,
+        members: Sequence[str] = (),
+        mappings: Mapping[str, Sequence[int]] | None = None,
+    ) -> StaticRecord:
+        """Make the group if there is none, and return its record. No consumer is made: members do that.
+
+        Either `members`, over which the partitions are balanced, or `mappings` of each member to its partitions.
+        `filters` are subjects without the partition, none for all of the stream; mapped members have none: Go reads
+        whole partitions there, and more than one filter can't work.
+        GroupExistsError if it exists with other settings, or if consumers have the names of its members' already: they
+        would begin where those are. BadGroupError for what can't work; StreamNotFoundError; UnsupportedError.
+        """
+        mapped = tuple(MemberMapping(name, tuple(given)) for name, given in (mappings or {}).items())
+        wanted = StaticRecord(partitions=partitions, filters=tuple(filters), members=tuple(members), mappings=mapped)
+        wanted.check()
+        rules.check_subjects(wanted.filters)
+        rules.check_listing(partitions, wanted.members)
+        if mapped and wanted.filters:
+            raise BadGroupError("mapped members read their partitions whole, whatever the filters: leave them out")
+        for name in wanted.member_names:
+            check_member(name)
+        self._jetstream.require("a partitioned group", *PINNED_CONSUMERS)
+        rules.check_partitioned(self.stream, await self._source(), partitions)
+        await self._prepare_bucket()
+        if (there := await self._find()) is not None:
+            self._compare(wanted, there)
+            return there
+        found = await asyncio.gather(*(self._consumer(name) for name in wanted.member_names))
+        if taken := [one["name"] for one in found if one is not None]:
+            raise GroupExistsError(
+                f"{self} would use consumers that are there already and not its own: {', '.join(taken)}. Choose another"
+                " name for the group; if they are left of an earlier one, delete them first"
+            )
+        return await self._store(wanted)
+
+    async def delete(self) -> list[str]:
+        """Delete the group and the consumers of its members, and of no others; its members end.
+
+        A consumer of such a name that no member made is left, and returned. NattyError names those that could not be
+        deleted: the group is gone then all the same.
+        """
+        try:
+            names = (await self.read()).member_names
+        except BadGroupError:  # what can't be read can be deleted, and names nobody
+            names = ()
+        await self._delete_record()
+        results = await asyncio.gather(*(self._delete_consumer(name) for name in names), return_exceptions=True)
+        failed = []
+        for name, result in zip(names, results, strict=True):
+            if isinstance(result, NattyError):
+                failed.append(f"{self.consumer_name(name)} ({result})")
+            elif isinstance(result, BaseException):
+                raise result
+        if failed:
+            raise NattyError(
+                f"{self} is deleted, and these consumers of stream {self.stream} are left: {'; '.join(failed)}."
+                " Delete them by hand"
+            )
+        return [f"consumer {self.consumer_name(name)}" for name, result in zip(names, results, strict=True) if result]
+
+    async def _delete_consumer(self, member: str) -> bool:
+        """Delete a member's consumer; return whether there is one that no member made."""
+        found = await self._consumer(member)
+        if found is None:
+            return False
+        if found["config"].get("priority_groups") != [PRIORITY_GROUP]:
+            return True
+        await delete_consumer(self._jetstream, self.stream, self.consumer_name(member))
+        return False

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import asyncio
+
+from natty.leader import clock
+from natty.message import RawMessage
+from natty.receipts import Receipts
+
+
+class Stint:
+    """The time for which we are pinned on one incarnation of our consumer: handlers may start while it lasts.
+
+    `until` is the end of the lease: no other instance gets our messages before. It counts from before the request was
+    sent that the server accepted with our pin, by a clock that runs on while this process is stopped.
+    """
+
+    def __init__(self, reads: object, pin: str, receipts: Receipts, margin: float) -> None:
+        self.reads, self.pin, self.receipts = reads, pin, receipts
+        self.mark = pin.encode()  # in the headers of each message that is delivered in it
+        self.watched = False  # whether a timer will stop its handlers
+        self.until = 0.0
+        self._margin = margin  # seconds before its end in which handlers are stopped, and none is started
+        self.open = False  # whether all that our predecessor had begun is settled, or came to us
+        self.over = False
+        self.early: list[RawMessage] = []  # what arrived before it was open
+        self._changed = asyncio.Event()
+
+    def __repr__(self) -> str:
+        state = "over" if self.over else f"{self.until - clock():.2f} s left" if self.open else "taking over"
+        return f"Stint({self.pin}, {state})"
+
+    def may_start(self) -> bool:
+        """Return whether a handler may be started now."""
+        return self.open and not self.over and self.remaining() > 0
+
+    def remaining(self) -> float:
+        """Return for how many seconds handlers may run, as things stand."""
+        return self.until - self._margin - clock()
+
+    def lasts(self) -> bool:
+        """Return whether the lease has not ended: nobody else has our messages yet."""
+        return clock() < self.until
+
+    async def changed(self) -> None:
+        """Return when that may have changed."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    def extend(self, until: float) -> None:
+        """The server has accepted our pin: the lease lasts until then."""
+        self.until = max(self.until, until)
+        self._changed.set()
+
+    def begin(self) -> None:
+        """Let handlers start."""
+        self.open = True
+        self._changed.set()
+
+    def interrupt(self) -> None:
+        """Let none start until it has begun again: what was on its way to us may come late."""
+        self.open = False
+
+    def end(self) -> None:
+        """Let none start any more."""
+        self.over = True
+        self._changed.set()

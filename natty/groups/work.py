@@ -1,0 +1,339 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Hashable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, cast
+
+from natty import tracing
+from natty.bodies import BodyError
+from natty.connection import Connection
+from natty.deadletter import BURIED, DeadLetterOptions, DeadLetters
+from natty.deadletter.box import RETRY_FOR
+from natty.errors import NattyError
+from natty.groups.stint import Stint
+from natty.handler import FromThreads, Handler, caller, is_async
+from natty.jetstream import JetStream
+from natty.lanes import Lanes, OrderedBy, Turn, key_by
+from natty.message import Message, RawMessage
+from natty.workers import Workers
+
+logger = logging.getLogger("natty.groups")
+
+PARTITION = "partition"
+_RETRY_FOR = RETRY_FOR.encode()
+
+
+class PartitionedMessage(Message):
+    """A message of a group: its subject is the one that it was published on, its `partition` the token before that."""
+
+    __slots__ = ()
+
+    @property
+    def subject(self) -> str:
+        """The subject without the partition token."""
+        return self._raw[0].partition(b".")[2].decode() or self._raw[0].decode()
+
+    @property
+    def partition(self) -> str:
+        """The partition that it is in."""
+        return self._raw[0].partition(b".")[0].decode()
+
+
+class _Turn(Turn):
+    """A message, the stint in which it came, and what names it in every incarnation of its consumer."""
+
+    __slots__ = ("cut", "identity", "stint", "task")
+
+    def __init__(self, message: Message, key: Hashable, stint: Stint, identity: bytes) -> None:
+        super().__init__(message, key)
+        self.stint, self.identity = stint, identity
+        self.task: asyncio.Task[Any] | None = None  # while its handler runs
+        self.cut = False  # its handler was stopped, because our lease was ending
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkOptions:
+    """How a member's handler is run. Of one key, one message at a time, in stream order."""
+
+    ordered_by: OrderedBy = PARTITION  # or a finer key: "subject", "header:NAME", a function of the message
+    concurrency: int = 100  # handlers at one time
+    retries: Sequence[float] = (1.0, 5.0, 30.0)  # seconds before each try after a failure; its key waits meanwhile
+    dead_letters: bool | DeadLetterOptions = True  # where messages go after the last retry; False: the last one repeats
+
+    def __post_init__(self) -> None:
+        if self.ordered_by is None:
+            raise ValueError('a group is there for order: ordered_by is "partition", or a key within the partition')
+        if self.concurrency < 1:
+            raise ValueError(f"concurrency is {self.concurrency}; at least one handler must run")
+        if not self.retries:
+            raise ValueError("retries is empty; name at least one delay in seconds")
+
+
+class Work:
+    """A member's handlers, through all consumers and pins that the member has: a key is never in two of them.
+
+    A message that comes again while its handler runs waits behind it, and is only acknowledged if that succeeded.
+    Until a handler has succeeded its message is not acknowledged, and no later one of its key is begun.
+    """
+
+    def __init__(self, jetstream: JetStream, group: str, name: str, handler: Handler, options: WorkOptions) -> None:
+        self.handled = self.failed = self.retried = self.buried = 0
+        self.cut_short = 0  # handlers that were stopped in time, because our lease was ending
+        self.overran = 0  # handlers that still ran when it had ended: they may have run beside somebody else's
+        self.repeated = 0  # messages that came again after their handler had succeeded: acknowledged, and not handled
+        self.options = options
+        self._group = group
+        self._threads = None if is_async(handler) else ThreadPoolExecutor(options.concurrency, f"natty {name}")
+        threads = cast("ThreadPoolExecutor", self._threads)
+        self._call = tracing.processing(caller(handler, batch=False, threads=threads), group, name)
+        connection = jetstream.connection
+        self._settled_by = connection if self._threads is None else cast("Connection", FromThreads(connection))
+        named = options.dead_letters if isinstance(options.dead_letters, DeadLetterOptions) else None
+        self.letters = DeadLetters(jetstream, named) if options.dead_letters else None
+        self._key = (
+            (lambda message: message.partition) if options.ordered_by == PARTITION else key_by(options.ordered_by)
+        )
+        self._lanes = Lanes()
+        self._workers = Workers(self._lanes, self._handle, options.concurrency, self._broken)
+        self._in_hand: dict[bytes, _Turn] = {}
+        self._running: set[_Turn] = set()
+        self._later: dict[_Turn, asyncio.TimerHandle] = {}
+        self._succeeded: set[bytes] = set()
+        self._succeeded_before: set[bytes] = set()
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self.fault: BaseException | None = None
+
+    def __repr__(self) -> str:
+        counts = f"{len(self._running)} running, {len(self._in_hand)} in hand"
+        return f"Work({counts}, {self.handled} handled, {self.failed} failed)"
+
+    @property
+    def running(self) -> int:
+        """How many handlers run."""
+        return len(self._running)
+
+    def in_hand(self, reads: object) -> list[bytes]:
+        """Return the ack subjects of what this reading brought and we did not settle."""
+        held = (turn for turn in chain(self._in_hand.values(), self._running) if turn.stint.reads is reads)
+        return list({turn.message.raw[1] for turn in held if not turn.message.settled})
+
+    def add(self, stint: Stint, raws: Iterable[RawMessage]) -> None:
+        """Take in what arrived, in order."""
+        turns: list[Turn] = []
+        for raw in raws:
+            message = PartitionedMessage(raw, self._settled_by)
+            identity = identity_of(raw[1])
+            held = self._in_hand.get(identity)
+            if held is not None and held.stint is stint:
+                stint.receipts.done(message)  # we still have it
+                continue
+            turn = self._in_hand[identity] = _Turn(message, None, stint, identity)
+            self._give_key(turn)
+            turns.append(turn)
+        self._lanes.add(turns)
+        self._workers.wake()
+
+    def _give_key(self, turn: _Turn) -> None:
+        message = cast("PartitionedMessage", turn.message)
+        try:
+            turn.key = self._key(message)
+            hash(turn.key)
+        except Exception as error:  # the user's function: its message has failed, in its turn
+            turn.key, turn.fault = None, error
+        if turn.key is None:
+            turn.key = message.partition
+
+    def release(self, stint: Stint, *, hand_back: bool) -> None:
+        """Let go of what has not begun: we are no longer pinned, or about to leave. Handlers that run go on."""
+        stint.end()
+        for timer in self._later.values():
+            timer.cancel()
+        turns = cast("list[_Turn]", [*self._later, *self._lanes.clear()])
+        self._later.clear()
+        busy = {turn.key for turn in self._workers}
+        for key in {turn.key: turn for turn in turns if turn.key not in busy}.values():
+            self._lanes.done(key)
+        for turn in turns:
+            self._forget(turn)
+        if hand_back:
+            stint.receipts.hand_back(turn.message for turn in turns)
+
+    def fence(self, stint: Stint) -> int:
+        """Stop the handlers of a stint whose lease is ending: somebody else may have their messages then.
+
+        Return how many there were. A thread can't be stopped: its handler is only counted.
+        """
+        late = not stint.lasts()
+        turns = [turn for turn in self._running if turn.stint is stint and not turn.cut]
+        for turn in turns:
+            if late or self._threads is not None:
+                self._overran(turn)
+            if self._threads is None and turn.task is not None:
+                self.cut_short += 1
+                turn.cut = True
+                turn.task.cancel()
+        return len(turns)
+
+    def _overran(self, turn: _Turn) -> None:
+        self.overran += 1
+        text = "%r was being handled when our lease ended: somebody else may have it"
+        logger.error(text, turn.message, extra={"action": "overran"})
+
+    async def finish(self, timeout: float) -> None:
+        """Return when no handler runs; those that still do after so many seconds are cancelled."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._quiet.wait()
+        except TimeoutError:
+            logger.warning("%d handlers did not finish within %g s: cancelled", len(self._running), timeout)
+            for turn in list(self._running):
+                if turn.task is not None:
+                    turn.cut = True
+                    turn.task.cancel()
+            await self._quiet.wait()
+
+    async def close(self, timeout: float) -> None:
+        """As `finish`, and take nothing any more."""
+        await self.finish(timeout)
+        await self._workers.finish(timeout)
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+
+    def age(self) -> None:
+        """Forget what succeeded before the last time that this was called."""
+        self._succeeded_before, self._succeeded = self._succeeded, set()
+
+    async def _handle(self, turns: list[Turn]) -> None:
+        turn = cast("_Turn", turns[0])
+        stint = turn.stint
+        while not stint.may_start():
+            if stint.over:
+                self._let_go(turn)
+                return
+            await stint.changed()
+        if turn.identity in self._succeeded or turn.identity in self._succeeded_before:
+            self.repeated += 1
+            self._succeed(turn)
+            return
+        await self._attempt(turn)
+
+    async def _attempt(self, turn: _Turn) -> None:
+        turn.task = asyncio.current_task()
+        self._running.add(turn)
+        self._quiet.clear()
+        try:
+            if turn.fault is not None:
+                raise turn.fault
+            if self._is_ours(turn.message):
+                await self._call([turn.message])
+        except asyncio.CancelledError as error:
+            assert turn.task is not None
+            if turn.cut:
+                turn.task.uncancel()
+                self._cut(turn)
+            elif turn.task.cancelling():
+                self._let_go(turn)
+                raise
+            else:  # the handler awaited something that was cancelled
+                await self._failed(turn, error)
+        except Exception as error:
+            await self._failed(turn, error)
+        else:
+            self.handled += 1
+            if not turn.stint.lasts() and not turn.cut:
+                self._overran(turn)
+            self._succeed(turn)
+        finally:
+            turn.task = None
+            self._running.discard(turn)
+            if not self._running:
+                self._quiet.set()
+
+    def _is_ours(self, message: Message) -> bool:
+        """Return whether it is no dead letter of another consumer that was published again."""
+        return _RETRY_FOR not in message.raw[2] or message.headers[RETRY_FOR] == [self._group]
+
+    def _succeed(self, turn: _Turn) -> None:
+        self._succeeded.add(turn.identity)
+        if turn.stint.lasts():  # else the ack could be taken for that of somebody who has it now
+            turn.stint.receipts.ack(turn.message)
+        self._let_go(turn)
+
+    def _cut(self, turn: _Turn) -> None:
+        """Its handler was stopped: it has its turn again if we stay pinned, and goes to somebody else if not."""
+        turn.cut = False
+        if turn.stint.over:
+            self._let_go(turn)
+        else:
+            self._lanes.again(turn)
+
+    def _let_go(self, turn: _Turn) -> None:
+        self._lanes.done(turn)
+        self._forget(turn)
+
+    def _forget(self, turn: _Turn) -> None:
+        if self._in_hand.get(turn.identity) is turn:
+            del self._in_hand[turn.identity]
+        turn.stint.receipts.done(turn.message)
+
+    async def _failed(self, turn: _Turn, error: BaseException) -> None:
+        """Try it again after its next delay, or make a dead letter of it."""
+        self.failed += 1
+        turn.retries += 1
+        hopeless = isinstance(error, BodyError) or turn.retries > len(self.options.retries)
+        if turn.message.settled or turn.stint.over or (hopeless and await self._bury(turn.message, error)):
+            self._let_go(turn)
+            return
+        delay = self.options.retries[min(turn.retries, len(self.options.retries)) - 1]
+        logger.warning("%r failed, again in %g s: %r", turn.message, delay, error, extra={"action": "retry"})
+        self.retried += 1
+        self._later[turn] = asyncio.get_running_loop().call_later(delay, self._again, turn)
+
+    def _again(self, turn: _Turn) -> None:
+        del self._later[turn]
+        self._lanes.again(turn)
+        self._workers.wake()
+
+    async def _bury(self, message: Message, error: BaseException) -> bool:
+        """Make a dead letter of the message and terminate it; return whether that is done."""
+        if self.letters is None:
+            return False
+        reason = f"{type(error).__name__}: {error}"
+        try:
+            await self.letters.ensure()
+            await self.letters.bury(message, consumer=self._group, reason=reason, error=error)
+            message.term(BURIED)
+        except NattyError as refused:
+            logger.error("%r could not be buried, it is tried again: %s", message, refused, extra={"action": "bury"})
+            return False
+        logger.error("%r is a dead letter: %s", message, reason, extra={"action": "dead letter"})
+        self.buried += 1
+        return True
+
+    def _broken(self, fault: BaseException) -> None:
+        self.fault = fault
+        logger.error("the handler of %s was ended by %r", self._group, fault, extra={"action": "broken"})
+
+
+def identity_of(reply: bytes) -> bytes:
+    """Return what names a message in every incarnation of its consumer: its sequence, and when it was stored."""
+    tokens = reply.split(b".")
+    shift = 0 if len(tokens) < 11 else 2
+    return tokens[5 + shift] + b"." + tokens[7 + shift]
+
+
+def delivery_of(reply: bytes) -> int:
+    """Return which delivery of its consumer an ack subject is of, counted from 1."""
+    tokens = reply.split(b".")
+    return int(tokens[6 if len(tokens) < 11 else 8])
+
+
+def by_sequence(raws: Iterable[RawMessage]) -> list[RawMessage]:
+    """Return messages in stream order, each once."""
+    once: dict[bytes, RawMessage] = {identity_of(raw[1]): raw for raw in raws}
+    return [once[one] for one in sorted(once, key=lambda one: int(one.partition(b".")[0]))]

@@ -1,0 +1,211 @@
+"""What the commands of `natty group` do and print, in the words of `cg`. They run in this process, which is quick."""
+
+import asyncio
+import json
+import sys
+from collections import namedtuple
+
+import pytest
+from go_groups import ELASTIC, Go
+from patient import PATIENT
+
+from natty import Natty, NattyError
+from natty.cli.app import app
+from natty.cli.run import run
+
+Done = namedtuple("Done", "status out err")
+
+
+@pytest.fixture
+def served(nats_server):
+    """Return a function that runs `work(natty)`, a coroutine, with a client of the session's server."""
+
+    def run_connected(work):
+        async def connected():
+            async with Natty(**nats_server.connect_options(), **PATIENT) as natty:
+                return await work(natty)
+
+        return asyncio.run(connected())
+
+    return run_connected
+
+
+@pytest.fixture
+def natty_command(nats_server, monkeypatch, capsys, tmp_path):
+    """Return a function that runs `natty …` and returns how it ended."""
+    options = nats_server.connect_options()
+    environment = {
+        "HOME": str(tmp_path),
+        "COLUMNS": "200",
+        "NATS_URL": ",".join(options["servers"]),
+        "NATS_CA": options["tls_ca"],
+        "NATS_CERT": options["tls_cert"],
+        "NATS_KEY": options["tls_key"],
+        "NATS_TIMEOUT": "60s",
+        "NATS_CONNECT_TIMEOUT": "60s",
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    def command(*words):
+        monkeypatch.setattr(sys, "argv", ["natty", *words])
+        capsys.readouterr()
+        status = run(app, "natty", (NattyError,))
+        return Done(status, *capsys.readouterr())
+
+    return command
+
+
+@pytest.fixture
+def stream(served, natty_name):
+    name = natty_name("ORDERS")
+    served(lambda natty: natty.create_stream(name, subjects=[f"{name}.*"]))
+    return name
+
+
+@pytest.fixture
+def partitioned(served, natty_name):
+    """A stream whose subjects begin with one of two partitions."""
+    name = natty_name("ORDERS")
+    transform = {"src": f"{name}.*", "dest": f"{{{{partition(2,1)}}}}.{name}.{{{{wildcard(1)}}}}"}
+    served(lambda natty: natty.create_stream(name, subjects=[f"{name}.*"], subject_transform=transform))
+    return name
+
+
+@pytest.fixture
+def elastic(natty_command):
+    return lambda *words: natty_command("group", "elastic", *words)
+
+
+@pytest.fixture
+def static(natty_command):
+    return lambda *words: natty_command("group", "static", *words)
+
+
+def printed(done):
+    """Return what a command printed that went well."""
+    assert (done.status, done.err) == (0, ""), done.err
+    return done.out
+
+
+def complaint(done, status=1):
+    assert (done.status, done.out) == (status, "")
+    (line,) = done.err.splitlines()
+    return line
+
+
+def test_an_elastic_group_from_the_first_to_the_last_command(elastic, stream, served):
+    made = printed(elastic("create", stream, "cg", "4", "--filter", f"{stream}.*:1", "--max-buffered-msgs", "1000"))
+    assert f"{stream}.* by wildcards 1" in made
+    assert printed(elastic("ls", stream)) == "cg\n"
+    assert printed(elastic("add", stream, "cg", "m2", "m1")) == "added m2, m1\nmembers: m2, m1\n"
+    added = elastic("add", stream, "cg", "m1", "m3", "m4", "m5")
+    assert printed(added) == (
+        "added m3, m4, m5\na member already: m1\nmembers: m2, m1, m3, m4, m5\n"
+        "without a partition, as there are only 4: m5\n"
+    )
+    assert printed(elastic("drop", stream, "cg", "m4", "m5", "m9")) == (
+        "dropped m4, m5\nno member: m9\nmembers: m2, m1, m3\n"
+    )
+    shown = json.loads(printed(elastic("info", stream, "cg", "--json")))
+    assert (shown["partitions"], shown["max_messages"], shown["assigned"], shown["buffered"]) == (
+        4,
+        1000,
+        "balanced",
+        0,
+    )
+    assert shown["filters"] == [{"filter": f"{stream}.*", "wildcards": [1]}]
+    assert {one["name"]: one["partitions"] for one in shown["members"]} == {"m1": [0, 3], "m2": [1], "m3": [2]}
+    lines = printed(elastic("info", stream, "cg")).splitlines()
+    assert [line.split() for line in lines if line.split()[0] == "m1"] == [["m1", "0,", "3", "no", "-", "-", "-", "-"]]
+    assert served(lambda natty: Go(natty).get(ELASTIC, f"{stream}.cg"))[0].decode() == (
+        f'{{"max_members":4,"partitioning_filters":[{{"filter":"{stream}.*","partitioning_wildcards":[1]}}],'
+        '"max_buffered_msg":1000,"members":["m2","m1","m3"]}'
+    )
+    assert printed(elastic("rm", stream, "cg", "-f")) == f"deleted cg of {stream}\n"
+    assert printed(elastic("ls", stream, "--json")) == "[]\n"
+
+
+def test_mappings_in_the_words_of_cg(elastic, stream):
+    assert "> by the whole subject" in printed(elastic("create", stream, "cg", "4"))
+    assert printed(elastic("cm", stream, "cg", "a:0,2", "b:3,1")) == "a: 0, 2\nb: 3, 1\n"
+    again = json.loads(printed(elastic("createmapping", stream, "cg", "b:1,3", "a:0,2", "--json")))
+    assert again == {"changed": False, "mappings": {"a": [0, 2], "b": [3, 1]}}
+    assert "has its partitions mapped" in complaint(elastic("add", stream, "cg", "m1"))
+    assert printed(elastic("delete-mapping", stream, "cg")) == "nothing is mapped\n"
+    assert json.loads(printed(elastic("add", stream, "cg", "m1", "--json"))) == {
+        "added": ["m1"],
+        "members": ["m1"],
+        "without_partition": [],
+    }
+
+
+def test_a_static_group_from_the_first_to_the_last_command(static, partitioned):
+    made = json.loads(
+        printed(static("create", "balanced", partitioned, "cg", "2", "m1", "m2", "--filter", "a.*", "--json"))
+    )
+    assert made == {
+        "stream": partitioned,
+        "group": "cg",
+        "kind": "static",
+        "partitions": 2,
+        "filters": ["a.*"],
+        "assigned": "balanced",
+        "members": ["m1", "m2"],
+    }
+    assert "members: m2, m1" in " ".join(
+        printed(static("create", "mapped", partitioned, "two", "2", "m2:0", "m1:1")).split()
+    )
+    assert printed(static("list", partitioned)) == "cg\ntwo\n"
+    assert (
+        printed(static("minfo", partitioned, "two", "m1"))
+        == "m1 is a member of two; partitions 1; nobody reads as it\n"
+    )
+    assert "m9 is not a member of two; no partition" in printed(static("member-info", partitioned, "two", "m9"))
+    assert "member m1 of static group two" in complaint(static("sd", partitioned, "two", "m1"))
+    printed(static("delete", partitioned, "two", "--force"))
+    assert printed(static("ls", partitioned)) == "cg\n"
+
+
+def test_a_static_group_with_mappings_takes_no_filter(static, partitioned):
+    refused = static("create", "mapped", partitioned, "cg", "2", "m1:0,1", "--filter", "a.*")
+    assert "read their partitions whole, whatever the filters: leave them out" in complaint(refused)
+
+
+def test_deleting_asks_first_and_tells_what_was_there(elastic, stream, served):
+    assert f"there is no elastic group cg of stream {stream}" in complaint(elastic("rm", stream, "cg"))
+    printed(elastic("create", stream, "cg", "2"))
+    printed(elastic("add", stream, "cg", "m1"))
+    assert f"Delete elastic group cg of stream {stream} with 1 members?" in complaint(elastic("rm", stream, "cg"))
+    served(lambda natty: Go(natty).put(ELASTIC, f"{stream}.cg", b"{"))
+    assert "whose record can't be read" in complaint(elastic("rm", stream, "cg"))
+    printed(elastic("rm", stream, "cg", "--force"))
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "why"),
+    [
+        (("info", "S", "g"), 1, "there is no elastic group g of stream S"),
+        (("create", "NOWHERE", "g", "2"), 1, "there is no stream NOWHERE: make it first"),
+        (("create", "S", "a.b", "2"), 1, "group name 'a.b' can't be part of a group's key"),
+        (("create", "S", "g", "2", "--filter", "foo"), 1, "filter 'foo' has no wildcard"),
+        (("create", "S", "g", "2", "--filter", "foo.*:3"), 1, "has no wildcard 3"),
+        (("create", "S", "g", "2", "--filter", "foo.*:x"), 2, "write SUBJECT:1,2"),
+        (("create", "S", "g", "0"), 2, "PARTITIONS"),
+        (("create", "S", "g", "2", "--max-buffered-msgs", "-2"), 2, "--max-buffered-msgs"),
+        (("cm", "S", "g", "m1"), 2, "write MEMBER:0,1,2"),
+        (("cm", "S", "g", "m1:0", "m1:1"), 2, "'m1' is mapped twice"),
+        (("cm", "S", "g", "m1:a"), 2, "write MEMBER:0,1,2"),
+        (("add", "S", "g"), 2, "Missing argument 'members'"),
+        (("add", "S", "g", "a b"), 1, "member name 'a b': ' ' at character 2 is not allowed"),
+        (("step-down", "S", "g", "m"), 1, "there is no elastic group g"),
+        (("info", "S", "g", "--context", "nowhere"), 1, "nowhere"),
+    ],
+)
+def test_bad_input_is_told_in_a_sentence(elastic, words, status, why):
+    done = elastic(*words)
+    assert (done.status, done.out) == (status, "")
+    assert "Traceback" not in done.err
+    assert why in done.err
+    if status == 1:
+        assert len(done.err.splitlines()) == 1

@@ -1,0 +1,199 @@
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from consuming import until
+from go_groups import ELASTIC, Go
+from group_members import LONG, QUICK, Notes, consumer, has_state, make, publish
+from patient import PATIENCE, PATIENT
+
+from natty import Natty, NattyError
+from natty.testing import NatsServer, ServerOptions
+
+NODE = Path(__file__).parents[1] / "support" / "group_node.py"
+
+
+@pytest.fixture(scope="module")
+def own_server(natty_tls, nats_server_binary, tmp_path_factory):
+    """A server that the tests of this file may restart."""
+    folder = tmp_path_factory.mktemp("victim")
+    with NatsServer(ServerOptions(), folder=folder, tls_files=natty_tls, binary=nats_server_binary) as server:
+        yield server
+
+
+@pytest.fixture
+async def group(natty, natty_name):
+    return await make(natty, natty_name("GROUP"), members=["m1"])
+
+
+@pytest.fixture
+def notes():
+    return Notes()
+
+
+async def test_a_consumer_that_is_deleted_by_hand_is_made_again_and_nothing_is_lost(natty, group, notes):
+    await publish(natty, group.stream, range(2))
+    async with group.join("m1", notes.handler(), **LONG) as m1, group.join("m1", notes.handler(), **LONG) as standby:
+        await notes.have(16)
+        owner, other = (m1, standby) if m1.pinned else (standby, m1)
+        before = (await consumer(natty, group, "m1"))["created"]
+        await natty.jetstream.request(f"CONSUMER.DELETE.{group.consumed_stream}.m1")
+        await publish(natty, group.stream, range(2, 4))
+        await notes.have(32)
+        assert owner.pinned  # the standby leaves it the ack wait
+        assert owner.lost >= 1
+        assert not other.pinned
+        assert (await consumer(natty, group, "m1"))["created"] != before
+    assert notes.ordered
+    assert notes.together == 0
+    assert notes.count == 32
+
+
+async def test_a_handler_that_runs_while_its_consumer_is_deleted_is_not_started_again(natty, group, notes):
+    notes.gate.clear()
+    await publish(natty, group.stream, range(2), keys=1)
+    async with group.join("m1", notes.handler(), **LONG) as m1:
+        await until(lambda: notes.begun == 1)
+        before = (await consumer(natty, group, "m1"))["created"]
+        await natty.jetstream.request(f"CONSUMER.DELETE.{group.consumed_stream}.m1")
+
+        async def delivered_again():
+            try:
+                state = await consumer(natty, group, "m1")
+            except NattyError:
+                return False
+            return state["created"] != before and state["num_ack_pending"] == 2
+
+        await until(delivered_again)
+        assert notes.begun == 1
+        notes.gate.set()
+        await notes.have(2)
+        await until(lambda: m1.counts["repeated"] == 1)
+    assert notes.begun == 2
+
+
+async def test_members_go_on_after_a_restart_of_the_server(own_server, natty_name, notes):
+    async with Natty(**own_server.connect_options(), **PATIENT) as natty:
+        group = await make(natty, natty_name("GROUP"), members=["m1", "m2"])
+        await publish(natty, group.stream, range(3))
+        async with group.join("m1", notes.handler(), **QUICK), group.join("m2", notes.handler(), **QUICK):
+            await notes.have(24)
+            await asyncio.to_thread(own_server.restart)
+            await publish(natty, group.stream, range(3, 6))
+            await notes.have(48)
+    assert notes.ordered
+    assert notes.together == 0
+
+
+async def test_an_instance_that_is_cut_off_stops_its_handlers_and_its_standby_goes_on(natty, natty_proxy, group, notes):
+    notes.gate.clear()
+    await publish(natty, group.stream, range(2))
+    async with Natty(**natty_proxy.options, **PATIENT) as cut, AsyncExitStack() as stack:
+        ours = cut.group(group.stream, "g").join("m1", notes.handler(), **QUICK)
+        m1 = await stack.enter_async_context(ours)
+        await until(lambda: notes.begun >= 4)
+        standby = await stack.enter_async_context(group.join("m1", notes.handler(), **QUICK))
+        await has_state(standby, "standby")
+        await natty_proxy.cut()
+        await until(lambda: m1.counts["cut_short"] >= 4)
+        notes.gate.set()
+        await notes.have(16)
+        assert standby.pinned
+        assert notes.together == 0
+        assert m1.counts["overran"] == 0 or m1.counts["handled"] == 0
+        await natty_proxy.restore()
+        await until(lambda: cut.connection.connected)
+        await has_state(m1, "standby", "active")
+    assert notes.ordered
+
+
+async def test_members_wait_for_a_record_that_vanished_with_its_bucket(own_server, natty_name, notes):
+    async with Natty(**own_server.connect_options(), **PATIENT) as natty:
+        group = await make(natty, natty_name("GROUP"), members=["m1"])
+        go = Go(natty)
+        async with group.join("m1", notes.handler(), **LONG) as m1:
+            await publish(natty, group.stream, range(1))
+            await notes.have(8)
+            value, _, _ = await go.get(ELASTIC, group.key)
+            await natty.delete_bucket(ELASTIC)
+            await has_state(m1, "outside")
+            await go.make_bucket(ELASTIC)
+            await go.put(ELASTIC, group.key, value)
+            await publish(natty, group.stream, range(1, 2))
+            await notes.have(16)
+            assert m1.state == "active"
+
+
+@pytest.fixture
+def instance(nats_server, group, tmp_path):
+    """Start an instance of m1 as a process; return it and its log."""
+    started = []
+
+    def start(work=0.0):
+        log = tmp_path / f"{len(started)}.log"
+        log.touch()
+        settings = {
+            "nats": nats_server.connect_options() | PATIENT,
+            "stream": group.stream,
+            "group": "g",
+            "member": "m1",
+            "options": QUICK,
+            "log": str(log),
+            "work": work,
+            "pause": 1.0,
+        }
+        started.append(subprocess.Popen([sys.executable, "-W", "error", str(NODE), json.dumps(settings)]))
+        return started[-1], log
+
+    yield start
+    for process in started:
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_standby_takes_over_from_a_pinned_process_that_is_killed_or_stands_still(
+    natty, group, notes, instance, how
+):
+    process, log = instance(work=3600.0)
+    await until(lambda: "J" in log.read_text())
+    await publish(natty, group.stream, range(2))
+    await until(lambda: log.read_text().count("S ") == 4)  # the first of each partition
+    async with group.join("m1", notes.handler(), **QUICK) as standby:
+        await has_state(standby, "standby")
+        assert notes.begun == 0
+        process.send_signal(how)
+        await notes.have(16)
+        assert standby.pinned
+        if how is signal.SIGSTOP:
+            process.send_signal(signal.SIGCONT)
+            await until(lambda: log.read_text().count("C ") == 4)  # it sees that its lease has ended
+            process.terminate()
+            assert await asyncio.to_thread(process.wait, PATIENCE) == 0
+            assert log.read_text().splitlines()[-1].split()[::2] == ["O", "4"]
+    assert notes.ordered
+    assert log.read_text().count("E ") == 0
+
+
+@pytest.mark.long
+async def test_members_follow_the_leader_of_their_stream(nats_cluster, natty_name, notes):
+    nats_cluster.start()
+    async with Natty(**nats_cluster.connect_options(), **PATIENT) as natty:
+        group = await make(natty, natty_name("GROUP"), members=["m1", "m2"], num_replicas=3)
+        await publish(natty, group.stream, range(2))
+        async with group.join("m1", notes.handler(), **QUICK), group.join("m2", notes.handler(), **QUICK):
+            await notes.have(16)
+            for member in ("m1", "m2"):
+                await natty.jetstream.request(f"CONSUMER.LEADER.STEPDOWN.{group.consumed_stream}.{member}")
+            await natty.jetstream.request(f"STREAM.LEADER.STEPDOWN.{group.consumed_stream}")
+            await publish(natty, group.stream, range(2, 4))
+            await notes.have(32)
+    assert notes.ordered
+    assert notes.together == 0

@@ -1,0 +1,266 @@
+"""Joins, leaves, kills, stops, restarts and edits under a group of real processes over TLS; `group_judge` judges.
+
+python tests/support/group_chaos.py --messages 1000000 --keys 1000 [--auto] [--every 1.5] [--folder DIR]
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from group_judge import judge
+from patient import FILLING, PATIENCE, PATIENT
+
+from natty import Natty, NattyError
+from natty.groups import PartitioningFilter
+from natty.testing import NatsServer
+
+NODE = Path(__file__).with_name("group_node.py")
+ROOT = NODE.parents[2]
+WEIGHTS = {"join": 3, "leave": 3, "kill": 3, "stop": 2, "edit": 3, "restart": 0.4}
+MEMBERS = ("m1", "m2", "m3", "m4", "m5")
+GONE_WITHIN = 120.0  # seconds until a process must have left
+
+
+@dataclass(kw_only=True)
+class Options:
+    messages: int = 6000
+    keys: int = 60
+    partitions: int = 10
+    processes: int = 4
+    every: float = 0.7  # seconds between two faults, on the average
+    faults: int = 15  # at least
+    ack_wait: float = 2.0
+    ttl: float = 3.0
+    work: float = 0.001
+    auto: bool = False
+    rate: float = 0.0  # messages a second; 0: as fast as they can be stored
+    weights: dict = field(default_factory=lambda: dict(WEIGHTS))
+
+
+class Chaos:
+    """A stream, a group, its processes, and what is done to them."""
+
+    def __init__(self, server, folder, name, options, seed=None):
+        self.server, self.folder, self.name, self.options = server, folder, name, options
+        self.random = random.Random(seed)
+        self.faults = Counter()
+        self.started, self.ended, self.logs = {}, {}, {}
+        self.member_of = {}
+        self.listed = []
+        self.stopped = set()
+
+    def start(self):
+        """Start a process; return its name."""
+        options = self.options
+        name = f"p{len(self.started)}"
+        least = Counter(self.member_of[one] for one in self.alive())
+        member = "" if options.auto else min(MEMBERS, key=lambda one: (one not in self.listed, least[one]))
+        self.logs[name], self.member_of[name] = self.folder / f"{name}.log", member
+        settings = {
+            "nats": self.server.connect_options() | PATIENT | {"ping_interval": 2.0},
+            "stream": self.name,
+            "group": "g",
+            "member": member,
+            "options": {"ack_wait": options.ack_wait, "dead_letters": False}
+            | ({"ttl": options.ttl} if options.auto else {}),
+            "log": str(self.logs[name]),
+            "work": options.work,
+            "pause": 0.25 * options.ack_wait,
+        }
+        self.logs[name].touch()
+        with (self.folder / f"{name}.err").open("wb") as output:
+            self.started[name] = subprocess.Popen(
+                [sys.executable, "-W", "error", str(NODE), json.dumps(settings)], stdout=output, stderr=output, cwd=ROOT
+            )
+        return name
+
+    def alive(self):
+        return [name for name, process in self.started.items() if process.poll() is None and name not in self.ended]
+
+    async def run(self):
+        """Publish, strike, wait until all is handled, and judge."""
+        options = self.options
+        async with Natty(**self.server.connect_options(), **PATIENT) as natty:
+            await natty.create_stream(self.name, subjects=[f"{self.name}.*"], allow_batched=True)
+            group = natty.group(self.name, "g")
+            await group.create(options.partitions, [PartitioningFilter(f"{self.name}.*", (1,))])
+            if not options.auto:
+                self.listed = list(MEMBERS[:3])
+                await group.add(*self.listed)
+            for _ in range(options.processes):
+                self.start()
+            published = asyncio.create_task(self._publish())
+            try:
+                await self._strike(group, published)
+                await self._settle(group)
+                await self._empty(natty)
+                await asyncio.gather(*(self.leave(name) for name in self.alive()))
+            finally:
+                published.cancel()
+                await asyncio.gather(published, return_exceptions=True)
+                self.close()
+        each, more = divmod(options.messages, options.keys)
+        counts = {f"k{number}": each + (number < more) for number in range(options.keys)}
+        return judge(self.logs, self.ended, counts, options.ack_wait)
+
+    async def _publish(self):
+        options = self.options
+        async with Natty(**self.server.connect_options(), **PATIENT) as natty:
+            for first in range(0, options.messages, 2000):
+                async with natty.publisher(self.name, **FILLING) as publisher:
+                    for number in range(first, min(first + 2000, options.messages)):
+                        key = number % options.keys
+                        data = b"k%d %d" % (key, number // options.keys)
+                        await publisher.publish(f"{self.name}.k{key}", data, msg_id=str(number))
+                if options.rate:
+                    await asyncio.sleep(2000 / options.rate)
+
+    async def _strike(self, group, published):
+        weights = {name: weight for name, weight in self.options.weights.items() if weight}
+        while not published.done() or sum(self.faults.values()) < self.options.faults:
+            await asyncio.sleep(self.random.expovariate(1 / self.options.every))
+            kind = self.random.choices(list(weights), list(weights.values()))[0]
+            await getattr(self, kind)(*([group] if kind == "edit" else []))
+            self.faults[kind] += 1
+        await published
+
+    def _some(self):
+        """Return a process that may be harmed, if enough are left."""
+        harmless = [name for name in self.alive() if name not in self.stopped]
+        return self.random.choice(harmless) if len(harmless) > 1 else None
+
+    async def join(self):
+        if len(self.alive()) < self.options.processes + 3:
+            self.start()
+
+    async def leave(self, name=None):
+        if name := name or self._some():
+            self.started[name].send_signal(signal.SIGTERM)
+            await asyncio.to_thread(self.started[name].wait, GONE_WITHIN)
+            self.ended[name] = time.monotonic_ns()
+            if len(self.alive()) < self.options.processes - 1:
+                self.start()
+
+    async def kill(self):
+        if name := self._some():
+            self.started[name].kill()
+            await asyncio.to_thread(self.started[name].wait)
+            self.ended[name] = time.monotonic_ns()
+            if len(self.alive()) < self.options.processes:
+                self.start()
+
+    async def stop(self):
+        """Let a process stand still for longer than its pin, its consumer and its registration last."""
+        if name := self._some():
+            self.stopped.add(name)
+            self.started[name].send_signal(signal.SIGSTOP)
+            longest = max(self.options.ack_wait, self.options.ttl if self.options.auto else 0)
+            asyncio.get_running_loop().call_later(self.random.uniform(1.2, 3.0) * longest, self._go_on, name)
+
+    def _go_on(self, name):
+        self.stopped.discard(name)
+        with contextlib.suppress(ProcessLookupError):
+            self.started[name].send_signal(signal.SIGCONT)
+
+    async def edit(self, group):
+        if self.options.auto:
+            return
+        member = self.random.choice(MEMBERS)
+        if member not in self.listed:
+            self.listed.append(member)
+            if all(self.member_of[name] != member for name in self.alive()):
+                self.start()
+        elif len(self.listed) > 1:
+            self.listed.remove(member)
+        await self._write(group)
+
+    async def _write(self, group):
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                with contextlib.suppress(NattyError):
+                    listed = (await group.read()).members
+                    if new := [name for name in self.listed if name not in listed]:
+                        await group.add(*new)
+                    if old := [name for name in listed if name not in self.listed]:
+                        await group.drop(*old)
+                    return
+                await asyncio.sleep(0.1)
+
+    async def restart(self):
+        await asyncio.to_thread(self.server.restart)
+
+    async def _settle(self, group):
+        """From now on nothing happens any more; each listed member has a process."""
+        while self.stopped:
+            await asyncio.sleep(0.05)
+        served = {self.member_of[name] for name in self.alive()}
+        for _ in range(1 if self.options.auto and not self.alive() else len(set(self.listed) - served)):
+            self.start()
+
+    async def _empty(self, natty):
+        """Wait until the group has handled everything: as long as it gets on."""
+        before, since = None, time.monotonic()
+        source = await natty.jetstream.request(f"STREAM.INFO.{self.name}")
+        while True:
+            with contextlib.suppress(NattyError):
+                state = (await natty.jetstream.request(f"STREAM.INFO.{self.name}-g"))["state"]
+                if not state["messages"] and state["last_seq"] >= source["state"]["last_seq"]:
+                    return
+                if state != before:
+                    before, since = state, time.monotonic()
+            if time.monotonic() - since > 2 * PATIENCE:
+                raise AssertionError(f"the group stands still: {before}; processes {self.alive()}")
+            await asyncio.sleep(0.1)
+
+    def close(self):
+        for process in self.started.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+            process.wait()
+
+    def said(self):
+        """Return what processes complained about."""
+        return "\n".join(text for path in self.folder.glob("*.err") if "Traceback" in (text := path.read_text()))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--keys", type=int, default=1000)
+    parser.add_argument("--processes", type=int, default=5)
+    parser.add_argument("--every", type=float, default=2.0)
+    parser.add_argument("--faults", type=int, default=60)
+    parser.add_argument("--rate", type=float, default=3000)
+    parser.add_argument("--work", type=float, default=0.0005)
+    parser.add_argument("--auto", action="store_true")
+    parser.add_argument("--seed", type=int)
+    given = vars(parser.parse_args())
+    seed = given.pop("seed")
+    folder = Path(tempfile.mkdtemp(prefix="group-chaos-"))
+    with NatsServer() as server:
+        chaos = Chaos(server, folder, "CHAOS", Options(**given), seed)
+        began = time.monotonic()
+        verdict = asyncio.run(chaos.run())
+    print(f"{verdict}\n{dict(chaos.faults)} in {time.monotonic() - began:.0f} s")
+    print(*verdict.wrongs[:20], chaos.said(), sep="\n")
+    if verdict.wrongs:
+        print(f"logs in {folder}")
+        return 1
+    shutil.rmtree(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""What the processes of a group did, and what is wrong with it."""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+
+@dataclass
+class Verdict:
+    """Counts, and what must not be: empty lists where the promise was kept."""
+
+    handled: int = 0  # successes
+    twice: int = 0  # successes of messages that had succeeded before
+    begun_again: int = 0  # messages that were begun more than once
+    cut: int = 0
+    overran: int = 0  # handlers that were still running when their lease ended, as the processes told
+    overlaps: int = 0  # handlers that stood still for too long, while another one of their key ran
+    lost: list[str] = field(default_factory=list)
+    unordered: list[str] = field(default_factory=list)
+    together: list[str] = field(default_factory=list)  # at the same time, and nobody had stood still
+
+    @property
+    def wrongs(self):
+        return [*self.lost, *self.unordered, *self.together]
+
+    def __str__(self):
+        wrongs = f"{len(self.lost)} lost, {len(self.unordered)} out of order, {len(self.together)} at the same time"
+        return (
+            f"{self.handled} handled, {wrongs}; {self.begun_again} begun again, {self.twice} succeeded twice,"
+            f" {self.cut} cut short, {self.overlaps} overlaps after a pause ({self.overran} told)"
+        )
+
+
+def judge(logs, ended, published, window):
+    """Judge the logs of processes, {name: path}; `ended` says when one was killed, in ns of the monotonic clock.
+
+    `published` is how many messages each key had, `window` the ack wait in seconds.
+    """
+    verdict = Verdict()
+    runs = defaultdict(list)  # key → (began, over, number, process, succeeded)
+    pauses = defaultdict(list)  # process → (from, until)
+    for name, path in logs.items():
+        _read(path.read_text().splitlines(), name, ended.get(name), runs, pauses, verdict)
+    for key, count in published.items():
+        of_key = sorted(runs.get(key, []))
+        first = {}
+        for _, over, number, _, succeeded in sorted(of_key, key=lambda run: run[1]):
+            if succeeded:
+                verdict.handled += 1
+                verdict.twice += number in first
+                first.setdefault(number, over)
+        verdict.lost += [f"{key} {number}" for number in range(count) if number not in first]
+        order = sorted(first, key=first.get)
+        verdict.unordered += [f"{key}: {a} after {b}" for b, a in pairwise(order) if a < b]
+        verdict.begun_again += sum(times > 1 for times in Counter(run[2] for run in of_key).values())
+        _overlaps(key, of_key, pauses, window * 1e9, verdict)
+    return verdict
+
+
+def _read(lines, name, killed, runs, pauses, verdict):
+    running = {}
+    last = 0
+    for line in lines:
+        words = line.split()
+        what, last = words[0], int(words[1])
+        if what == "S":
+            running[words[2], int(words[3])] = last
+        elif what in "EC" and (began := running.pop((words[2], int(words[3])), None)) is not None:
+            runs[words[2]].append((began, last, int(words[3]), name, what == "E"))
+            verdict.cut += what == "C"
+        elif what == "P":
+            pauses[name].append((last - int(words[2]), last))
+        elif what == "O":
+            verdict.overran += int(words[2])
+    for (key, number), began in running.items():
+        runs[key].append((began, killed or last, number, name, False))
+
+
+def _overlaps(key, of_key, pauses, window, verdict):
+    busy = None  # the run that ends last so far
+    stood_still = set()
+    for run in of_key:
+        if busy is not None and run[0] < busy[1]:
+            if excused := [one for one in (busy, run) if _paused(one, pauses, window)]:
+                stood_still.add(excused[0])
+            else:
+                verdict.together.append(f"{key}: {busy[2]} in {busy[3]} and {run[2]} in {run[3]}")
+        if busy is None or run[1] > busy[1]:
+            busy = run
+    verdict.overlaps += len(stood_still)
+
+
+def _paused(run, pauses, window):
+    """Return whether the process stood still, for about the window, while the handler ran."""
+    return any(
+        began < run[1] and until > run[0] and until - began > 0.8 * window for began, until in pauses.get(run[3], [])
+    )

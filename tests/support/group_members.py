@@ -1,0 +1,82 @@
+"""What tests of groups' members share: a stream with a group, and handlers that take notes of keys and order."""
+
+import asyncio
+from collections import defaultdict
+
+from consuming import until
+from patient import PATIENCE
+
+from natty.groups import PartitioningFilter
+
+LONG = {"ack_wait": 60.0, "dead_letters": False}  # nothing comes again, no pin runs out, while a machine stands still
+QUICK = {"ack_wait": 1.0, "dead_letters": False}
+
+
+class Notes:
+    """Handles messages and notes them by subject; `together` counts handlers that ran beside another of their key."""
+
+    def __init__(self, work=0.0):
+        self.done = defaultdict(list)
+        self.begun = self.together = 0
+        self.running = defaultdict(int)
+        self.work = work
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    @property
+    def count(self):
+        return sum(map(len, self.done.values()))
+
+    def handler(self):
+        """Return a handler of an instance; those of one `Notes` are judged together."""
+
+        async def handle(message):
+            self.begun += 1
+            key = message.subject
+            self.together += self.running[key] > 0
+            self.running[key] += 1
+            try:
+                if self.work:
+                    await asyncio.sleep(self.work)
+                await self.gate.wait()
+            finally:
+                self.running[key] -= 1
+            self.done[key].append(int(message.data))
+
+        return handle
+
+    @property
+    def ordered(self):
+        """Whether the first successes of each key are in order."""
+        return all([*dict.fromkeys(numbers)] == sorted(set(numbers)) for numbers in self.done.values())
+
+    async def have(self, count):
+        """Wait until so many different messages are done."""
+        await until(lambda: sum(len(set(numbers)) for numbers in self.done.values()) >= count)
+
+
+async def make(natty, name, *, members=(), partitions=4, **settings):
+    """Make a stream and an elastic group "g" of it, by its second token; return the group."""
+    await natty.create_stream(name, subjects=[f"{name}.*"], allow_batched=True, **settings)
+    group = natty.group(name, "g")
+    await group.create(partitions, [PartitioningFilter(f"{name}.*", (1,))])
+    if members:
+        await group.add(*members)
+    return group
+
+
+async def publish(natty, stream, numbers, keys=8):
+    """Publish each number on so many keys, in order."""
+    for number in numbers:
+        for key in range(keys):
+            await natty.publish(f"{stream}.k{key}", b"%d" % number, msg_id=f"{number}/{key}", timeout=PATIENCE)
+
+
+async def has_state(membership, *states):
+    """Wait until an instance is in one of these states."""
+    await until(lambda: membership.state in states)
+
+
+async def consumer(natty, group, member):
+    """Return what the server tells of a member's consumer."""
+    return await natty.jetstream.request(f"CONSUMER.INFO.{group.consumed_stream}.{group.consumer_name(member)}")
