@@ -37,7 +37,7 @@ class OrderedOptions:
     """What to read, from where on, and how much may wait to be read."""
 
     filters: tuple[str, ...] = ()
-    start: Literal["first", "last_per_subject", "new"] = "first"
+    start: Literal["first", "last_per_subject", "new"] | int = "first"  # or the first sequence
     headers_only: bool = False
     max_messages: int = 1024  # that have arrived and are not read yet
     max_bytes: int = 8 * 1024 * 1024
@@ -182,9 +182,9 @@ class Ordered:
                 await asyncio.sleep(CONFIRM)
                 info = await self._info()
             if info["created"] != self._created or info["state"]["last_seq"] < self._position:
-                from_now_on = self._created is None and self.options.start == "new"
+                start = self.options.start if self._created is None else "first"
                 self._created = info["created"]
-                self._position = self._read = info["state"]["last_seq"] if from_now_on else 0
+                self._position = self._read = _before(start, info["state"]["last_seq"])
                 steps.append(Began())
             consumer = await self._create_consumer()
             if (await self._info())["created"] == self._created:
@@ -329,3 +329,10 @@ class Ordered:
             self._lose(self._session, "connected anew")
         elif event == "closed":
             self.stop()
+
+
+def _before(start: str | int, last: int) -> int:
+    """Return the sequence before the first one to read."""
+    if isinstance(start, int):
+        return start - 1
+    return last if start == "new" else 0

@@ -1,0 +1,289 @@
+"""Backups of the `nats` tool, into an archive and out of it: `backup.json`, and beside it a NATSARC1 archive.
+
+`nats stream backup` writes what servers from 2.15 on answer to STREAM.SNAPSHOT: its data file is `stream.arc.s2`,
+`stream.tar.s2` in earlier versions of the tool, which had another content before 2.15. `nats stream restore` sends the
+same files back.
+"""
+
+from __future__ import annotations
+
+import time
+from asyncio import to_thread
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+import pyarrow as pa
+
+from capture.archive import ArchiveReader, ArchiveWriter, as_columns
+from capture.block import OpenBlocks
+from capture.chain import Head, current, latest_offline
+from capture.commit import CommitOptions, Committer
+from capture.config import CaptureConfig
+from capture.decoders import decoder
+from capture.errors import ConfigError, FormatError, NotStored, RestoreError
+from capture.identity import Identity, claim, read_claim, stream_path
+from capture.layout import layout
+from capture.partitioners import grouped, partitioner
+from capture.past import Window, held_then, read_past
+from capture.pipeline import capture
+from capture.reading import merged
+from capture.readme import VERSION
+from capture.record import Records
+from capture.recording import Configuration, Consumer, Position, Recording, StreamRecord, fixed, follow_up
+from capture.restoration import EXACT, Options, Target, plan_restore
+from capture.s2 import unpacked
+from capture.sequences import Sequences
+from capture.shares import shares
+from capture.signing import Signer
+from capture.stores import Store
+from capture.writers import writer
+from natty import Batch
+
+META = "backup.json"
+DATA = ("stream.arc.s2", "stream.tar.s2")
+"""The data file as versions of the tool name it; the first is what is written."""
+GRACE = 900.0
+KEPT = ["sequence", "time_ns", "subject", "subject_raw", "header_block", "payload"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moved:
+    """What was imported or exported."""
+
+    stream: str
+    messages: int
+    first: int
+    last: int
+    consumers: int
+    seconds: float
+
+
+class _Meta(msgspec.Struct):
+    config: dict[str, Any]
+    state: dict[str, Any] = {}
+
+
+# --- into an archive -------------------------------------------------------------------------------------------------
+
+
+async def import_backup(folder: Path, config: CaptureConfig, store: Store) -> Moved:
+    """Store what a backup holds as blocks of an archive, as a node would, and record configuration and consumers.
+
+    The archive is a new one, or what an earlier import left: ConfigError if it captures a living stream of this name.
+    FormatError if the backup is damaged, cut off, or of a server before 2.15; ConfigError if there is none.
+    """
+    began = time.monotonic()
+    meta, data = await to_thread(_found, folder)
+    stream = meta.config["name"]
+    await _check_free(store, stream)
+    with data.open("rb") as file:
+        try:
+            reader = await to_thread(ArchiveReader, unpacked(file))
+            backup = _Backup(stream, reader)
+            await claim(store, config.archive or stream, stream, "", config.signer())
+            await _stored(backup, config, store)
+        except FormatError as error:
+            raise FormatError(f"{data}: {error}") from error
+    await _record(store, config, meta.config, backup)
+    state = backup.state
+    return Moved(
+        stream=stream,
+        messages=backup.count,
+        first=state["first_seq"],
+        last=state["last_seq"],
+        consumers=len(reader.consumers),
+        seconds=time.monotonic() - began,
+    )
+
+
+def _found(folder: Path) -> tuple[_Meta, Path]:
+    try:
+        meta = msgspec.json.decode((folder / META).read_bytes(), type=_Meta)
+    except OSError as error:
+        raise ConfigError(f"{folder} is no backup of the nats tool: {META} can't be read: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise FormatError(f"{folder / META} is damaged: {error}") from error
+    if not isinstance(meta.config.get("name"), str):
+        raise FormatError(f"{folder / META} is damaged: its configuration names no stream")
+    for name in DATA:
+        if (folder / name).is_file():
+            return meta, folder / name
+    raise ConfigError(f"{folder} is no backup of the nats tool: there is no {DATA[0]} in it")
+
+
+async def _check_free(store: Store, stream: str) -> None:
+    with suppress(NotStored):
+        known = await read_claim(store, stream_path(stream), Identity)
+        if known.created:
+            raise ConfigError(
+                f"the archive in {store.url} captures stream {stream} already: import into another store, since nobody"
+                f" can tell whether the backup is of the same stream"
+            )
+
+
+class _Backup:
+    """The messages of a backup as a node would get them from the server."""
+
+    def __init__(self, stream: str, reader: ArchiveReader) -> None:
+        self.stream = stream
+        self.state, self.consumers = reader.state, reader.consumers
+        self.count = 0
+        self.held = Sequences()
+        self._pieces = reader.messages(stream)
+
+    async def batches(self) -> AsyncGenerator[Batch, None]:
+        """Yield them. FormatError."""
+        while (records := await to_thread(next, self._pieces, None)) is not None:
+            self.count += len(records)
+            self.held |= Sequences.from_iterable(records.sequences)
+            yield _batch(self.stream, records)
+
+
+def _batch(stream: str, records: Records[Any]) -> Batch:
+    places = zip(records.sequences, records.times_ns, strict=True)
+    acks = [f"$JS.ACK.{stream}.import.1.{sequence}.{sequence}.{time_ns}.0".encode() for sequence, time_ns in places]
+    return Batch(list(zip(records.subjects, acks, records.header_blocks, records.payloads, strict=True)))
+
+
+class _Settled:
+    """Nobody waits to hear that a message of a backup is stored."""
+
+    def ack(self, replies: list[bytes]) -> None:
+        pass
+
+    def nak(self, replies: list[bytes], delay: float = 0.0) -> None:
+        pass
+
+
+async def _stored(backup: _Backup, config: CaptureConfig, store: Store) -> None:
+    decode = decoder(config.decoder)
+    keys = config.keys() if config.encrypt else None
+    made_by = writer(config.format, decode=decode, compression=config.compression, flatten=config.flatten, keys=keys)
+    options = CommitOptions(node="import", interval=config.limits.interval, attempts=config.store_attempts)
+    committer = Committer(store, made_by, _Settled(), options, layout=layout(config.layout))
+    partition = grouped(partitioner(config.partition), interval=config.limits.interval)
+    async with aclosing(backup.batches()) as batches:
+        await capture(batches, decode, partition, OpenBlocks(config.limits.limits()), committer.commit)
+
+
+@dataclass
+class _Unled:
+    """The head of a chain that no election leads yet: what the store holds last. The first leader takes it over."""
+
+    store: Store
+    signer: Signer | None
+    token: int = 0
+    head: Head | None = field(default=None)
+
+    def check(self) -> None:
+        pass
+
+    async def read(self) -> Head | None:
+        return self.head or await latest_offline(self.store, Recording)
+
+    async def commit(self, head: Head) -> None:
+        self.head = head
+
+
+async def _record(store: Store, config: CaptureConfig, settings: dict[str, Any], backup: _Backup) -> None:
+    """Write down what a restore needs, as a leader of the sweep does."""
+    now, pointer = time.time(), _Unled(store, config.signer())
+    head, before = await current(store, pointer, Recording, now)
+    state = backup.state
+    holes = Sequences.from_range(state["first_seq"], state["last_seq"]) - backup.held
+    record = StreamRecord(
+        created="",
+        state=state,
+        configurations=[
+            Configuration(since=now, first_seq=state["first_seq"], last_seq=state["last_seq"], config=settings)
+        ],
+        deleted=holes.to_text(),
+        deleted_seen=now,
+        consumers={one["config"]["name"]: _consumer(one) for one in backup.consumers},
+    )
+    after = msgspec.structs.replace(
+        before,
+        archive=config.archive or backup.stream,
+        readme=VERSION,
+        fixed=await fixed(store, before.fixed),
+        streams={**before.streams, backup.stream: record},
+        created=now,
+        leader="import",
+    )
+    await follow_up(store, pointer, head, before, after, grace=GRACE)
+
+
+def _consumer(entry: Mapping[str, Any]) -> Consumer:
+    return Consumer(
+        created="",
+        ephemeral=not entry["config"].get("durable_name"),
+        config=entry["config"],
+        delivered=msgspec.convert(entry["state"].get("delivered", {}), Position),
+        ack_floor=msgspec.convert(entry["state"].get("ack_floor", {}), Position),
+    )
+
+
+# --- out of it -------------------------------------------------------------------------------------------------------
+
+
+async def export_backup(config: CaptureConfig, store: Store, folder: Path) -> Moved:
+    """Write a backup of `config.stream` as `nats stream restore` takes it: the stream, as far as it is archived.
+
+    ConfigError if the folder is not empty; RestoreError if it can't be written: then nothing stays in it. As `capture
+    restore` it raises RestoreRefused if nothing was recorded of the stream.
+    """
+    began = time.monotonic()
+    past = await read_past(None, config, store, Window())
+    target = Target(version=EXACT, streams={})
+    plan = plan_restore(past, held_then(past, Window()), Options(), target, now=time.time())
+    state = plan.state() | {"consumer_count": len(plan.consumers)}
+    wanted = [mine for share in shares(plan.objects) if (mine := share.only(plan.wanted)).given]
+    wanted.sort(key=lambda share: share.given.first)
+    await to_thread(_make_empty, folder)
+    try:
+        with (folder / DATA[0]).open("xb") as file:
+            archive = ArchiveWriter(now_ns=time.time_ns())
+            await to_thread(file.write, archive.begin(state, plan.consumers))
+            async with aclosing(merged(store, wanted, keys=config.keys(), columns=KEPT)) as batches:
+                async for batch in batches:
+                    await to_thread(_write, file, archive, batch)
+            file.write(archive.end())
+        (folder / META).write_bytes(msgspec.json.encode({"config": plan.config, "state": state}))
+    except OSError as error:
+        _remove(folder, [*DATA, META])
+        raise RestoreError(f"the backup can't be written to {folder}: {error.strerror or error}") from error
+    except BaseException:
+        _remove(folder, [*DATA, META])
+        raise
+    return Moved(
+        stream=plan.stream,
+        messages=plan.messages,
+        first=plan.first,
+        last=plan.last,
+        consumers=len(plan.consumers),
+        seconds=time.monotonic() - began,
+    )
+
+
+def _make_empty(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ConfigError(f"{folder} is not empty: name a new folder")
+    except OSError as error:
+        raise ConfigError(f"{folder} can't be made: {error.strerror}") from error
+
+
+def _write(file: IO[bytes], archive: ArchiveWriter, batch: pa.RecordBatch) -> None:
+    file.write(archive.add(as_columns(pa.Table.from_batches([batch]))))
+
+
+def _remove(folder: Path, names: Sequence[str]) -> None:
+    with suppress(OSError):
+        for name in names:
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()

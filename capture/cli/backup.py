@@ -1,0 +1,57 @@
+"""`capture import` and `capture export`: backups of the `nats` tool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich import print_json
+
+from capture.backup import Moved, export_backup, import_backup
+from capture.cli import settings
+from capture.past import only_stream
+from capture.stores import open_store
+from natty.cli.run import run_async
+
+
+def import_(
+    backup: Annotated[Path, typer.Argument(metavar="BACKUP_DIR", help="What `nats stream backup` wrote.")],
+    archive: Annotated[str | None, typer.Argument(metavar="ARCHIVE", help="A folder or URL; else --store.")] = None,
+    config: settings.Config = None,
+    store: settings.Store = None,
+    as_json: settings.Json = False,
+) -> None:
+    """Make an archive of a backup of the nats tool, from a server of version 2.15 or later. Needs no server."""
+    wanted = settings.archive(config, {"store": archive or store}, {}, needs=("store",))
+    moved = run_async(import_backup(backup, wanted, open_store(wanted.store)))
+    _show(moved, f"imported into {wanted.store}", as_json)
+
+
+def export(
+    archive: Annotated[str, typer.Argument(metavar="ARCHIVE", help="A folder or URL.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
+    config: settings.Config = None,
+    stream: settings.Stream = None,
+    as_json: settings.Json = False,
+) -> None:
+    """Write an archive's stream as a backup that `nats stream restore` takes, on servers from 2.15 on."""
+    wanted = settings.archive(config, {"stream": stream, "store": archive}, {}, needs=("store",))
+    place = open_store(wanted.store)
+
+    async def run() -> Moved:
+        named = wanted.stream or await only_stream(place)
+        return await export_backup(msgspec.structs.replace(wanted, stream=named), place, folder)
+
+    _show(run_async(run()), f"exported to {folder}", as_json)
+
+
+def _show(moved: Moved, what: str, as_json: bool) -> None:
+    if as_json:
+        print_json(data=vars(moved))
+        return
+    print(
+        f"{moved.stream}: {moved.messages:,} messages ({moved.first:,}–{moved.last:,}) and {moved.consumers}"
+        f" consumers {what} in {moved.seconds:.1f} s"
+    )

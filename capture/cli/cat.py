@@ -1,0 +1,138 @@
+"""`capture cat`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any
+
+import pyarrow as pa
+import typer
+
+from capture.cli import settings
+from capture.config import CaptureConfig
+from capture.read import ReadOptions, read_batches
+from capture.reading import RECORD, records_of
+from capture.sequences import Sequences
+from capture.writers.ndjson import lines
+from natty import Natty
+from natty.cli import connect
+from natty.cli.ask import seconds
+from natty.cli.run import run_async
+
+
+class Form(StrEnum):
+    """What is printed of a message."""
+
+    JSON = "json"
+    PAYLOAD = "payload"
+    RAW = "raw"
+
+
+@dataclass(frozen=True)
+class _Printed:
+    columns: Sequence[str]
+    of: Callable[[pa.RecordBatch], bytes]
+
+
+_FORMS = {
+    Form.JSON: _Printed(RECORD, lambda batch: lines(records_of(batch))),
+    Form.PAYLOAD: _Printed(["payload"], lambda batch: b"".join(one + b"\n" for one in _payloads(batch))),
+    Form.RAW: _Printed(["payload"], lambda batch: b"".join(_payloads(batch))),
+}
+
+
+def _payloads(batch: pa.RecordBatch) -> list[bytes]:
+    payloads: list[bytes] = batch.column("payload").to_pylist()
+    return payloads
+
+
+def moment(text: str) -> float:
+    """Return Unix seconds of a time with its zone, or of so long ago: 2026-11-21T06:00:00Z, 90s, 1h30m, 7d."""
+    with contextlib.suppress(typer.BadParameter):
+        return time.time() - seconds(text)
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        when = None
+    if when is None or when.tzinfo is None:
+        raise typer.BadParameter(
+            f"{text!r} is neither a time with its zone, 2026-11-21T06:00:00Z, nor a duration, 1h30m"
+        )
+    return when.timestamp()
+
+
+Moment = Annotated[
+    float | None, typer.Option(parser=moment, metavar="TIME", help="A time, or how long ago: 1h30m, 7d.")
+]
+
+
+@connect.options
+def cat(
+    *,
+    nats: dict[str, Any],
+    archive: Annotated[
+        str | None, typer.Argument(help="The archive: a folder or URL; else --store, or what the configuration says.")
+    ] = None,
+    config: settings.Config = None,
+    stream: settings.Stream = None,
+    store: settings.Store = None,
+    subject: Annotated[list[str] | None, typer.Option(help="Only these; wildcards * and > are allowed.")] = None,
+    since: Moment = None,
+    until: Moment = None,
+    from_: Annotated[int, typer.Option("--from", min=1, help="The first sequence.")] = 1,
+    to: Annotated[int | None, typer.Option("--to", min=1, help="The last one.")] = None,
+    live: Annotated[bool, typer.Option("--live", help="Go on with what the stream holds.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="And with what is published, until interrupted.")
+    ] = False,
+    skip_gaps: Annotated[
+        bool, typer.Option("--skip-gaps", help="Go on behind what was purged before it was captured.")
+    ] = False,
+    form: Annotated[
+        Form, typer.Option("--format", help="A line of JSON each, a line of payload, or bare payloads.")
+    ] = Form.JSON,
+) -> None:
+    """Print every message of a stream once, in order: from its archive; with --live or --follow the stream's, too."""
+    wanted = settings.archive(config, {"stream": stream, "store": archive or store}, nats, needs=("store",))
+    options = ReadOptions(
+        stream=wanted.stream,
+        start_sequence=from_,
+        end_sequence=to,
+        since=since,
+        until=until,
+        subjects=subject or (),
+        gaps="skip" if skip_gaps else "raise",
+        on_gap=_tell_gap,
+    )
+    try:
+        run_async(_print(wanted, vars(options), _FORMS[form], live or follow, follow))
+    except BrokenPipeError:  # whoever reads has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+async def _print(config: CaptureConfig, options: dict[str, Any], printed: _Printed, live: bool, follow: bool) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        if live:
+            options |= {"natty": await stack.enter_async_context(Natty(**config.nats)), "follow": follow}
+        batches = read_batches(config, columns=printed.columns, **options)
+        async with aclosing(batches):
+            async for batch in batches:
+                await asyncio.to_thread(_write, printed.of(batch))
+
+
+def _write(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+def _tell_gap(missing: Sequences) -> None:
+    print(f"capture: neither in the archive nor in the stream: {missing.describe()}", file=sys.stderr)

@@ -1,0 +1,86 @@
+"""`capture sql`."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from importlib.util import find_spec
+from typing import Annotated, Any
+
+import typer
+from rich import print_json
+from rich.console import Console
+from rich.table import Table
+
+from capture.cli import settings
+from capture.config import CaptureConfig
+from capture.errors import CaptureError, ConfigError
+from capture.manifest import Stored
+from capture.reading import looking
+from capture.shares import planned
+from capture.spark import SparkDriver, View
+from capture.stores import open_store
+from natty.cli.run import run_async
+
+NOT_INSTALLED = 'DuckDB is not installed here; run: pip install "natty-nats[sql]", or ask Spark by --engine spark'
+
+
+class Engine(StrEnum):
+    """Who answers."""
+
+    DUCKDB = "duckdb"
+    SPARK = "spark"
+
+
+def sql(
+    query: Annotated[str, typer.Argument(help="SQL over the view `messages`.")],
+    config: settings.Config = None,
+    stream: settings.Stream = None,
+    store: settings.Store = None,
+    schema: Annotated[str | None, typer.Option(help="The payload's fields as columns: 'carrier STRING, …'.")] = None,
+    engine: Annotated[
+        Engine | None, typer.Option(help="Who answers; DuckDB where it is installed, else Spark.")
+    ] = None,
+    as_json: settings.Json = False,
+) -> None:
+    """Ask about the archive, blocks and table as one: the view `messages`, one row a message. Needs no server."""
+    wanted = settings.archive(config, {"stream": stream, "store": store}, {}, needs=("store",))
+    answer = run_async(_asked(wanted, query, schema, engine or _best()))
+    if as_json:
+        print_json(data=[dict(zip(answer.columns, row, strict=True)) for row in answer.rows])
+    else:
+        table = Table(*answer.columns)
+        for row in answer.rows:
+            table.add_row(*map(str, row))
+        Console().print(table)
+    if answer.truncated:
+        print(f"capture: only the first {len(answer.rows):,} rows are shown", file=sys.stderr)
+
+
+def _best() -> Engine:
+    return Engine.DUCKDB if find_spec("duckdb") else Engine.SPARK
+
+
+async def _asked(config: CaptureConfig, query: str, schema: str | None, engine: Engine) -> Any:
+    store = open_store(config.store)
+    objects = await looking(store, config.stream)()
+    if engine is Engine.SPARK:
+        return await _by_spark(config, objects, query, schema)
+    if not find_spec("duckdb"):
+        raise ConfigError(NOT_INSTALLED)
+    from capture import duck  # here, so that the command line starts without it
+
+    return await duck.query(store, objects, query, payload_schema=schema, keys=config.keys())
+
+
+async def _by_spark(config: CaptureConfig, objects: list[Stored], query: str, schema: str | None) -> Any:
+    if not objects:
+        raise CaptureError(f"the archive in {config.store} is empty")
+    plan = planned(objects)
+    view = View(
+        objects=[share.stored for share in plan],
+        payload_schema=schema,
+        repeated=not all(share.is_whole for share in plan),
+    )
+    async with SparkDriver(config.spark.options(), key_file=config.key_file) as spark:
+        return await spark.query(config.store, {"messages": view}, query)

@@ -1,0 +1,118 @@
+"""Where the reading of one object is: its next rows, of those that it is to give."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from capture.errors import FormatError
+from capture.sequences import MAXIMUM, Sequences
+from capture.shares import Share
+
+
+class Cursor:
+    """Gives so many rows, in order of their sequences. `close` is called when all were given, or before that."""
+
+    def __init__(self, rows: Iterator[pa.RecordBatch], count: int, close: Callable[[], None] = lambda: None) -> None:
+        self._pieces = rows
+        self._left = count
+        self._close = close
+        self._rows: pa.RecordBatch | None = None
+        self._next()
+
+    def __repr__(self) -> str:
+        return f"Cursor({self._left:,} rows left)"
+
+    @property
+    def ended(self) -> bool:
+        """Whether all was given."""
+        return self._rows is None
+
+    @property
+    def head(self) -> int:
+        """The next sequence. Not to be asked for at the end."""
+        assert self._rows is not None
+        return int(self._rows.column("sequence")[0].as_py())
+
+    @property
+    def last(self) -> int:
+        """Up to which sequence `take` gives all: what is decoded now, or without limit if nothing follows that."""
+        assert self._rows is not None
+        return int(self._rows.column("sequence")[-1].as_py()) if self._left > len(self._rows) else MAXIMUM
+
+    def take(self, upto: int) -> pa.RecordBatch:
+        """Return the rows up to this sequence, which must be one of `head` to `last`."""
+        assert self._rows is not None
+        count = position(self._rows, upto, bisect_right)
+        taken, rest = self._rows[:count], self._rows[count:]
+        self._left -= count
+        if len(rest):
+            self._rows = rest
+        else:
+            self._next()
+        return taken
+
+    def close(self) -> None:
+        """Let go of the rows. Idempotent."""
+        self._rows = None
+        if close := getattr(self._pieces, "close", None):
+            close()
+        self._close()
+
+    def _next(self) -> None:
+        self._rows = next(self._pieces, None)
+        if self._rows is None:
+            self.close()
+
+
+def given(share: Share, pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of an object that it is to give, each sequence once, without empty pieces.
+
+    FormatError if the object does not hold what its record says.
+    """
+    left, path = len(share.given), share.stored.path
+    if share.stored.count > left + len(share.withheld):
+        pieces = _each_once(pieces)
+    for piece in pieces:
+        rows = _given(share, piece)
+        left -= len(rows)
+        if left < 0:
+            raise FormatError(f"{path} holds messages that its record does not name")
+        if len(rows):
+            yield rows
+        if not left and share.withheld:  # else the rest is read, so that all of the object is checked
+            return
+    if left:
+        raise FormatError(f"{path} does not hold what its record says: {left:,} messages lack")
+
+
+def _given(share: Share, piece: pa.RecordBatch) -> pa.RecordBatch:
+    if not share.withheld:
+        return piece
+    piece = piece[position(piece, share.given.first, bisect_left) : position(piece, share.given.last, bisect_right)]
+    if not len(piece):
+        return piece
+    sequences = piece.column("sequence")
+    here = Sequences.from_range(sequences[0].as_py(), sequences[-1].as_py())
+    if unwanted := share.withheld & here:
+        return piece.filter(pc.invert(pc.is_in(sequences, value_set=pa.array(unwanted, pa.int64()))))
+    return piece
+
+
+def _each_once(pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows without those whose sequence the one before has: a message that was delivered again."""
+    seen = 0
+    for piece in pieces:
+        sequences = piece.column("sequence")
+        is_first = pa.array([sequences[0].as_py() != seen], pa.bool_())
+        seen = sequences[-1].as_py()
+        yield piece.filter(pa.concat_arrays([is_first, pc.not_equal(sequences[1:], sequences[:-1])]))
+
+
+def position(rows: pa.RecordBatch, sequence: int, bisect: Callable[..., int]) -> int:
+    """Return where a sequence stands among the rows: before those of its own by `bisect_left`, else behind them."""
+    sequences = rows.column("sequence")
+    return bisect(range(len(rows)), sequence, key=lambda at: sequences[at].as_py())

@@ -1,0 +1,164 @@
+"""SQL over an archive on DuckDB: blocks and table files as one table, each message once.
+
+Plain Parquet is read where it lies, with the columns and the rows that a query needs. Everything else, and what is held
+more than once, is merged into a temporary Parquet file first.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from asyncio import to_thread
+from base64 import b64encode
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import msgspec
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from pyarrow.fs import FileSystem, LocalFileSystem, PyFileSystem, SubTreeFileSystem
+
+from capture.arrowfs import StoreFiles
+from capture.cipher import Keys
+from capture.ddl import fields, quoted
+from capture.errors import QueryError
+from capture.manifest import Stored
+from capture.reading import merged
+from capture.record import text_or_none
+from capture.shares import Share, planned
+from capture.stores import FileStore, Store
+from capture.writers.envelope import SCHEMA
+
+VIEW = "messages"
+LIMIT = 10_000
+"""Rows of an answer; it is in memory as a whole."""
+SETTINGS: dict[str, Any] = {
+    "autoinstall_known_extensions": False,  # nothing is fetched
+    "autoload_known_extensions": False,
+    "python_enable_replacements": False,  # a query sees its views, and none of our variables
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Columns and rows, of values that JSON can say; `truncated` if there were more rows than the limit."""
+
+    columns: list[str]
+    rows: list[list[Any]]
+    truncated: bool = False
+
+
+async def query(
+    store: Store,
+    objects: Iterable[Stored],
+    sql: str,
+    *,
+    payload_schema: str | None = None,
+    keys: Keys | None = None,
+    limit: int = LIMIT,
+) -> Answer:
+    """Answer a query over the view `messages`: every message that these objects hold, once.
+
+    `payload_schema` gives the payload's fields as columns (`capture.ddl`): null where a payload does not have them.
+    They hide columns of the envelope. QueryError if DuckDB refuses the query; else it raises as `reading.merged` does.
+    """
+    plan = planned(objects)
+    as_they_are = [share for share in plan if _is_readable(share)]
+    with tempfile.TemporaryDirectory(prefix="capture-") as folder:
+        rest = await _brought(store, [share for share in plan if not _is_readable(share)], Path(folder), keys)
+        tables = {"_as_they_are": _dataset(store, [share.stored for share in as_they_are]), "_rest": rest}
+        return await to_thread(_answer, tables, sql, payload_schema, folder, limit)
+
+
+def _is_readable(share: Share) -> bool:
+    return share.stored.format == "parquet" and share.is_whole
+
+
+async def _brought(store: Store, plan: Sequence[Share], folder: Path, keys: Keys | None) -> ds.Dataset:
+    """Merge what others can't read as it is into files that they can."""
+    by_stream: dict[str, list[Share]] = defaultdict(list)
+    for share in plan:
+        by_stream[share.stored.stream].append(share)
+    files: list[str] = []
+    for number, mine in enumerate(by_stream.values()):
+        files.append(str(folder / f"{number}.parquet"))
+        with pq.ParquetWriter(files[-1], SCHEMA, compression="zstd", compression_level=1) as writer:
+            async with aclosing(merged(store, mine, keys=keys)) as batches:
+                async for batch in batches:
+                    await to_thread(writer.write_batch, batch)
+    return ds.dataset(files, schema=SCHEMA, format="parquet") if files else _nothing()
+
+
+def _dataset(store: Store, objects: Sequence[Stored]) -> ds.Dataset:
+    if not objects:
+        return _nothing()
+    files: FileSystem
+    if isinstance(store, FileStore):
+        files = SubTreeFileSystem(str(store.root), LocalFileSystem())
+    else:
+        files = PyFileSystem(StoreFiles(store, {one.path: one.bytes for one in objects}))
+    options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+    parquet = ds.ParquetFileFormat(default_fragment_scan_options=options)
+    return ds.FileSystemDataset.from_paths(
+        [one.path for one in objects], schema=SCHEMA, format=parquet, filesystem=files
+    )
+
+
+def _nothing() -> ds.Dataset:
+    return ds.dataset(pa.Table.from_pylist([], SCHEMA))
+
+
+def _answer(tables: dict[str, ds.Dataset], sql: str, payload_schema: str | None, folder: str, limit: int) -> Answer:
+    with duckdb.connect(config=SETTINGS | {"temp_directory": folder}) as database:
+        for name, table in tables.items():
+            database.register(name, table)
+        view = _view(list(tables), payload_schema)
+        try:
+            database.execute(view)
+            found = database.execute(sql)
+            rows = found.fetchmany(limit + 1)
+        except (duckdb.Error, OSError) as error:
+            raise QueryError(_sentence(error)) from error
+        columns = [one[0] for one in found.description or ()]
+    return Answer(columns, [[_plain(cell) for cell in row] for row in rows[:limit]], len(rows) > limit)
+
+
+def _view(tables: Sequence[str], payload_schema: str | None) -> str:
+    """Return what makes the view; payloads are parsed once, whatever a query asks of them."""
+    everything = " UNION ALL ".join(f"SELECT * FROM {name}" for name in tables)
+    if not payload_schema:
+        return f"CREATE VIEW {VIEW} AS {everything}"
+    kinds = fields(payload_schema)
+    hidden = {name.lower() for name in kinds}
+    kept = [name for name in SCHEMA.names if name not in hidden]
+    structure = json.dumps(kinds).replace("'", "''")
+    text = "try(decode(payload))"
+    parsed = f"json_transform(CASE WHEN json_valid({text}) THEN {text} END, '{structure}')"
+    columns = ", ".join([*kept, *(f"_parsed.{quoted(name)} AS {quoted(name)}" for name in kinds)])
+    return f"CREATE VIEW {VIEW} AS SELECT {columns} FROM (SELECT *, {parsed} AS _parsed FROM ({everything}))"
+
+
+def _sentence(error: Exception) -> str:
+    """Return an error's first lines as one; DuckDB's go on with the query and a caret."""
+    lines = str(error).split("\n\n")[0].splitlines()
+    return " ".join(line.strip() for line in lines if line.strip())
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON can say it; bytes as text, or in base64 where they are none."""
+    match value:
+        case bytes():
+            return text if (text := text_or_none(value)) is not None else b64encode(value).decode()
+        case dict():
+            return {str(_plain(name)): _plain(cell) for name, cell in value.items()}
+        case list() | tuple():
+            return [_plain(cell) for cell in value]
+        case None | bool() | int() | float() | str():
+            return value
+    return msgspec.to_builtins(value)

@@ -1,0 +1,130 @@
+"""What a stream holds after a sequence, in order: for readers who go on where an archive ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from capture.errors import CaptureError
+from capture.record import Records
+from capture.source import stream_info
+from capture.writers.envelope import to_table
+from natty import Batch, Natty, StreamNotFoundError
+from natty.errors import ConnectionClosedError
+from natty.jetstream import StoredMessage
+from natty.ordered import Began, CaughtUp, Ordered, OrderedOptions, Vanished
+
+READ_AHEAD = 8192  # messages
+AT_ONCE = 64  # messages that are asked for together where a stream lets nobody read along
+POLL = 0.25  # seconds between two looks at such a stream
+WORK_QUEUE = "workqueue"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the stream holds up to a sequence, after what was seen before: `rows` of the envelope, perhaps none."""
+
+    upto: int
+    rows: pa.RecordBatch | None = None
+
+
+async def live(
+    natty: Natty, stream: str, info: dict[str, Any], after: int, *, follow: bool = False
+) -> AsyncGenerator[Seen, None]:
+    """Yield what the stream holds after a sequence: up to its last one in `info`, or without end.
+
+    A work queue lets nobody read along: its messages are looked at one by one. CaptureError if the stream is made
+    again, or put back to an earlier state, meanwhile; StreamNotFoundError if it is deleted.
+    """
+    last = info["state"]["last_seq"]
+    if info["config"]["retention"] == WORK_QUEUE:
+        steps = _looked_at(natty, stream, info, after, follow)
+    else:
+        steps = _read(natty, stream, info, after)
+    async with aclosing(steps):
+        async for seen in steps:
+            yield seen
+            if not follow and seen.upto >= last:
+                return
+
+
+def check_same(stream: str, created: str, info: dict[str, Any]) -> None:
+    """CaptureError if the stream is not the one that was made then."""
+    if info["created"] != created:
+        raise CaptureError(
+            f"stream {stream} was made at {created}, and the server's was made at {info['created']}: its sequences"
+            f" begin anew, and have nothing in common with those of the archive"
+        )
+
+
+async def _read(natty: Natty, stream: str, info: dict[str, Any], after: int) -> AsyncGenerator[Seen, None]:
+    reader = Ordered(natty.jetstream, stream, OrderedOptions(start=after + 1, max_messages=READ_AHEAD))
+    begun, last = False, info["state"]["last_seq"]
+    async with aclosing(reader.__aiter__()) as steps:
+        async for step in steps:
+            match step:
+                case Batch():
+                    last = step.sequences[-1]
+                    yield Seen(last, _rows(Records.of(step)))
+                case CaughtUp():
+                    yield Seen(last)
+                case Began() if begun:
+                    raise CaptureError(
+                        f"stream {stream} was made again, or put back to an earlier state, while it was read"
+                    )
+                case Began():
+                    begun = True
+                    check_same(stream, info["created"], await stream_info(natty, stream))
+                case Vanished():
+                    raise StreamNotFoundError(f"stream {stream} was deleted while it was read")
+    raise ConnectionClosedError(f"the connection was closed while stream {stream} was read")
+
+
+async def _looked_at(
+    natty: Natty, stream: str, info: dict[str, Any], after: int, follow: bool
+) -> AsyncGenerator[Seen, None]:
+    while True:
+        last = info["state"]["last_seq"]
+        while after < last:
+            upto = min(after + AT_ONCE, last)
+            found = await asyncio.gather(
+                *(natty.jetstream.read(stream, sequence=one) for one in range(after + 1, upto + 1))
+            )
+            messages = [one for one in found if one is not None]
+            yield Seen(upto, _rows(_records(stream, messages)) if messages else None)
+            after = upto
+        yield Seen(last)
+        await asyncio.sleep(POLL)
+        created, info = info["created"], await stream_info(natty, stream)
+        check_same(stream, created, info)
+
+
+def _records(stream: str, messages: list[StoredMessage]) -> Records[Any]:
+    return Records(
+        stream=stream,
+        sequences=[one.sequence for one in messages],
+        times_ns=[nanoseconds(one.time) for one in messages],
+        subjects=[one.subject.encode() for one in messages],
+        header_blocks=[one.header_block for one in messages],
+        payloads=[one.data for one in messages],
+        deliveries=[1] * len(messages),
+        values=[None] * len(messages),
+    )
+
+
+def nanoseconds(time: str) -> int:
+    """Return Unix nanoseconds of a time as servers write it, in UTC: "2026-11-21T03:00:00.123456789Z". ValueError."""
+    whole, _, fraction = time.removesuffix("Z").partition(".")
+    seconds = int(datetime.fromisoformat(whole).replace(tzinfo=UTC).timestamp())
+    return seconds * 10**9 + int(fraction.ljust(9, "0"))
+
+
+def _rows(records: Records[Any]) -> pa.RecordBatch:
+    (batch,) = to_table(records).combine_chunks().to_batches()
+    return batch

@@ -1,0 +1,89 @@
+"""Which stream of which archive is to be read, and from where."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from capture.config import CaptureConfig
+from capture.errors import ConfigError
+from capture.identity import ARCHIVE, Archive, Identity, claimed, read_claim
+from capture.reading import looking, stored
+from capture.seam import Crossing, Place
+from capture.sequences import MAXIMUM
+from capture.shares import Selection
+from capture.stores import Store, open_store
+from capture.writers.envelope import SCHEMA
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from capture.read import ReadOptions, Where
+
+
+async def batches_of(
+    archive: Where, wanted: ReadOptions, columns: Sequence[str]
+) -> AsyncGenerator[pa.RecordBatch, None]:
+    """Return what yields the batches that are wanted. ConfigError where there is no such stream."""
+    config = archive if isinstance(archive, CaptureConfig) else CaptureConfig(durable=wanted.durable)
+    store = store_of(archive)
+    identity = await identity_of(store, wanted.stream or config.stream)
+    keys = wanted.keys or config.keys()
+    chosen = list(columns or SCHEMA.names)
+    selection = Selection(
+        start_sequence=wanted.start_sequence,
+        end_sequence=MAXIMUM if wanted.end_sequence is None else wanted.end_sequence,
+        since_ns=nanoseconds(wanted.since),
+        until_ns=nanoseconds(wanted.until),
+        subjects=tuple(wanted.subjects),
+    )
+    if wanted.natty is None:
+        look = looking(store, identity.stream)
+        return stored(store, look, selection=selection, keys=keys, columns=chosen)
+    name = (await read_claim(store, ARCHIVE, Archive)).archive
+    place = Place(
+        store=store,
+        look=looking(store, identity.stream, natty=wanted.natty, archive=name),
+        natty=wanted.natty,
+        stream=identity.stream,
+        durable=config.durable,
+        created=identity.created,
+        keys=keys,
+    )
+    crossing = Crossing(place, selection, follow=wanted.follow, gaps=wanted.gaps, on_gap=wanted.on_gap)
+    return crossing.batches(chosen)
+
+
+def store_of(archive: Where) -> Store:
+    """Return the store of an archive."""
+    match archive:
+        case CaptureConfig():
+            return open_store(archive.store)
+        case str() | Path():
+            return open_store(str(archive))
+    return archive
+
+
+async def identity_of(store: Store, stream: str) -> Identity:
+    """Return which stream is to be read: the only one of the archive, if none is named. ConfigError."""
+    known = {one.stream: one for one in await claimed(store)}
+    if not known:
+        raise ConfigError(f"there is no archive in {store.url}: nothing was ever captured into it")
+    if stream in known or (not stream and len(known) == 1):
+        return known[stream or next(iter(known))]
+    named = ", ".join(sorted(known))
+    if stream:
+        raise ConfigError(f"the archive in {store.url} is of {named}, not of {stream}")
+    raise ConfigError(f"the archive in {store.url} holds {len(known)} streams, {named}: name one")
+
+
+def nanoseconds(time: datetime | float | None) -> int | None:
+    """Return Unix nanoseconds of a time; None for none. ConfigError for a datetime without a zone."""
+    if not isinstance(time, datetime):
+        return None if time is None else round(time * 1e9)
+    if time.tzinfo is None:
+        raise ConfigError(f"{time} has no zone: give one, as in datetime(2026, 11, 21, tzinfo=UTC)")
+    since = time - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since.days * 86_400 + since.seconds) * 10**9 + since.microseconds * 1000

@@ -1,0 +1,299 @@
+"""Every message of a stream that an archive holds, each once, in order of their sequences.
+
+The records of the objects say exactly which sequences each of them holds. So it is known beforehand which object is to
+give which message, what is held twice is never read twice for nothing, and objects are opened in the order in which
+they are needed: a merge whose memory does not grow with the archive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from itertools import repeat
+from typing import Any
+
+import pyarrow as pa
+
+from capture.chain import HeadReader, latest_offline
+from capture.cipher import Keys
+from capture.cursor import Cursor, given, position
+from capture.errors import ManifestError, NotStored
+from capture.head import COMPACTION, SWEEP
+from capture.manifest import Manifest, Stored
+from capture.picture import read_picture
+from capture.record import Record, Records
+from capture.sequences import MAXIMUM
+from capture.shares import EVERYTHING, Selection, Share, shares, widest
+from capture.spool import Room, Spooled, kept, spool
+from capture.stores import Store
+from capture.sweep import read_entries
+from capture.table import Table
+from capture.writers.envelope import SCHEMA
+from capture.writers.pieces import PIECE_BYTES, PIECE_ROWS, pieces
+from natty import Natty
+
+MEMORY_BYTES = 64 << 20
+"""What open objects may take of memory; the rest of them is in temporary files."""
+BATCH_ROWS = PIECE_ROWS
+AHEAD = 2
+"""Objects that are fetched before they are needed."""
+FEW = 8
+"""So many objects that overlap are read where they are; of more each would take too much memory to be decoded."""
+SMALLEST_PIECE = 16 << 10  # bytes
+AT_ONCE = 16  # blocks that are looked for
+
+Look = Callable[[], Awaitable[list[Stored]]]
+"""Reads anew which objects hold the messages of a stream."""
+
+
+def looking(store: Store, stream: str = "", *, natty: Natty | None = None, archive: str = "") -> Look:
+    """Return what tells which objects hold the messages of a stream, or all: in manifest and table, or not adopted yet.
+
+    With `natty` the committed heads of the archive of this name are asked for, else it is what the store holds last.
+    It raises ManifestError on what is damaged or of a newer format.
+    """
+    heads: tuple[HeadReader, HeadReader]
+    if natty is None:
+        heads = partial(latest_offline, store, Manifest), partial(latest_offline, store, Table)
+    else:
+        heads = SWEEP.reader(natty, archive), COMPACTION.reader(natty, archive)
+
+    async def look() -> list[Stored]:
+        entries, unreadable = await read_entries(store)  # before the picture: see there
+        if unreadable:
+            raise ManifestError(unreadable[0])
+        picture = await read_picture(store, *heads)
+        waiting = [one for one in picture.unadopted(entries) if stream in ("", one.stream)]
+        adopted = [one for one in (*picture.files, *picture.blocks) if stream in ("", one.stream)]
+        return [*adopted, *await _there(store, waiting)]
+
+    return look
+
+
+async def _there(store: Store, blocks: list[Stored]) -> list[Stored]:
+    """Return the blocks that are in the store: the writer of another one gave it up, and acknowledged nothing."""
+    found: list[Stored] = []
+    waiting = iter(blocks)
+
+    async def work() -> None:
+        for one in waiting:
+            try:
+                await store.get_range(one.path, 0, 1)
+            except NotStored:
+                continue
+            found.append(one)
+
+    async with asyncio.TaskGroup() as workers:
+        for _ in range(AT_ONCE):
+            workers.create_task(work())
+    return found
+
+
+async def stored(
+    store: Store,
+    look: Look,
+    *,
+    selection: Selection = EVERYTHING,
+    keys: Keys | None = None,
+    columns: Sequence[str] = SCHEMA.names,
+    memory_bytes: int = MEMORY_BYTES,
+) -> AsyncGenerator[pa.RecordBatch, None]:
+    """Yield every selected message of the archive, each once, ascending, with these columns of the envelope.
+
+    What is compacted and swept away meanwhile is read where it is then. FormatError names an object that is not what
+    was recorded, or can't be read; KeyMissingError and CipherError one that can't be opened; NotStored one that is
+    gone, and nothing has taken its place. SpillError where there is no room for temporary files.
+    """
+    last, missing = selection.start_sequence - 1, ""
+    wanted = [name for name in SCHEMA.names if name in {"sequence", *columns, *selection.columns}]
+    while True:
+        objects = await look()
+        if missing in {one.path for one in objects}:
+            raise NotStored(f"there is no {missing} in {store.url}, and the archive still names it")
+        plan = shares(objects, replace(selection, start_sequence=last + 1))
+        try:
+            async with aclosing(merged(store, plan, keys=keys, columns=wanted, memory_bytes=memory_bytes)) as batches:
+                async for batch in batches:
+                    last = batch.column("sequence")[-1].as_py()
+                    if len(some := selection.of(batch)):
+                        yield some.select(list(columns))
+            return
+        except Gone as gone:
+            missing = gone.path
+
+
+class Gone(NotStored):
+    """An object that is to be read is not in the store any more; `path` is its path."""
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+# --- the merge -------------------------------------------------------------------------------------------------------
+
+
+async def merged(
+    store: Store,
+    plan: Sequence[Share],
+    *,
+    keys: Keys | None = None,
+    columns: Sequence[str] = SCHEMA.names,
+    memory_bytes: int = MEMORY_BYTES,
+    also: pa.RecordBatch | None = None,
+) -> AsyncGenerator[pa.RecordBatch, None]:
+    """Yield what a plan says, ascending; it is that of `shares`. Raises as `stored` does, and Gone.
+
+    Objects overlap, since their keys and their nodes differ: as many are open as do. `also` are rows of other sequences
+    that are merged with them.
+    """
+    opener = _Opener(plan, keys, columns, memory_bytes)
+    waiting = deque(plan)
+    active = [Cursor(iter([also]), len(also))] if also else []
+    worker = ThreadPoolExecutor(
+        1, "capture-merge"
+    )  # one: what Arrow frees in a thread is for the same one to use again
+    work = partial(asyncio.get_running_loop().run_in_executor, worker)
+    async with aclosing(_spooled(store, plan, opener.room)) as spooled:
+        try:
+            while waiting or active:
+                while waiting and waiting[0].given.first <= min((one.head for one in active), default=MAXIMUM):
+                    await work(opener.open, waiting.popleft(), await anext(spooled), active)
+                rows = await work(_step, active, waiting[0].given.first - 1 if waiting else MAXIMUM)
+                active = [one for one in active if not one.ended]
+                for batch in rows:
+                    yield batch
+        finally:
+            worker.submit(_close, active)  # after what is under way
+            worker.shutdown(wait=False)
+
+
+def _close(cursors: list[Cursor]) -> None:
+    for one in cursors:
+        one.close()
+
+
+def _step(active: list[Cursor], upto: int) -> list[pa.RecordBatch]:
+    """Return the next rows: as far as all that may hold them has been decoded."""
+    upto = min([upto, *(one.last for one in active)])
+    parts = [one.take(upto) for one in active if one.head <= upto]
+    if len(parts) == 1:
+        return parts
+    rows = pa.Table.from_batches(parts).sort_by("sequence")
+    most = max(1, min(BATCH_ROWS, len(rows) * PIECE_BYTES // max(1, rows.nbytes)))
+    return list(rows.combine_chunks().to_batches(max_chunksize=most))
+
+
+class _Opener:
+    """Opens objects such that those which are open together take no more memory than they may."""
+
+    def __init__(self, plan: Sequence[Share], keys: Keys | None, columns: Sequence[str], memory_bytes: int) -> None:
+        together = max(1, widest(plan))
+        self.room = Room(memory_bytes // 2)
+        self._few = together <= FEW
+        self._keys = keys
+        self._columns = columns
+        self._piece_bytes = max(SMALLEST_PIECE, min(PIECE_BYTES, memory_bytes // 2 // together))
+
+    def open(self, share: Share, spooled: Spooled, active: list[Cursor]) -> None:
+        """Add the cursor of an object."""
+        rows = pieces(spooled.source, share.stored, self._keys, columns=self._columns, piece_bytes=self._piece_bytes)
+        mine, count = given(share, rows), len(share.given)
+        if self._few and share.stored.format == "parquet":
+            active.append(Cursor(mine, count, spooled.close))
+            return
+        try:
+            active.append(Cursor(kept(mine, self.room), count))
+        finally:
+            spooled.close()
+
+
+async def _spooled(store: Store, plan: Sequence[Share], room: Room) -> AsyncGenerator[Spooled, None]:
+    """Yield the objects of a plan, a few of which are fetched before they are asked for. Gone."""
+    waiting = deque(plan)
+    fetched: deque[asyncio.Task[Spooled]] = deque()
+    try:
+        while waiting or fetched:
+            while waiting and len(fetched) < AHEAD:
+                fetched.append(asyncio.create_task(_fetch(store, waiting.popleft().stored, room)))
+            yield await fetched.popleft()
+    finally:
+        for task in fetched:
+            task.cancel()
+        for done in await asyncio.gather(*fetched, return_exceptions=True):
+            if isinstance(done, Spooled):
+                done.close()
+
+
+async def _fetch(store: Store, stored: Stored, room: Room) -> Spooled:
+    try:
+        return await spool(store, stored, room)
+    except NotStored as error:
+        raise Gone(stored.path, str(error)) from error
+
+
+# --- what becomes of a batch -----------------------------------------------------------------------------------------
+
+
+def records_of(batch: pa.RecordBatch, stream: str = "") -> Records[Any]:
+    """Return a batch as records: lists of Python's objects, bytes as they came. It has RECORD, or all of the envelope.
+
+    `stream` names their stream where the batch does not.
+    """
+    subjects = batch.column("subject").cast(pa.binary()).to_pylist()
+    if batch.column("subject_raw").null_count < len(batch):
+        raw = batch.column("subject_raw").to_pylist()
+        subjects = [text if bytes_ is None else bytes_ for text, bytes_ in zip(subjects, raw, strict=True)]
+    errors: dict[int, str] = {}
+    if batch.column("error").null_count < len(batch):
+        errors = {at: why for at, why in enumerate(batch.column("error").to_pylist()) if why is not None}
+    return Records(
+        stream=stream or batch.column("stream")[0].as_py(),
+        sequences=batch.column("sequence").to_pylist(),
+        times_ns=batch.column("time_ns").to_pylist(),
+        subjects=subjects,
+        header_blocks=_filled(batch.column("header_block")),
+        payloads=batch.column("payload").to_pylist(),
+        deliveries=batch.column("deliveries").to_pylist(),
+        values=[None] * len(batch),
+        errors=errors,
+    )
+
+
+RECORD = [name for name in SCHEMA.names if name not in ("headers", "message_id", "origin_stream", "origin_sequence")]
+"""What `records_of` needs: the other columns follow from these."""
+EACH = ["stream", "sequence", "time_ns", "subject", "header_block", "payload"]
+"""What `messages_of` needs."""
+
+
+def messages_of(batch: pa.RecordBatch) -> Iterator[Record[None]]:
+    """Yield a batch's messages, one by one."""
+    return map(
+        Record,
+        batch.column("stream").to_pylist(),
+        batch.column("sequence").to_pylist(),
+        batch.column("time_ns").to_pylist(),
+        batch.column("subject").to_pylist(),
+        _filled(batch.column("header_block")),
+        batch.column("payload").to_pylist(),
+        repeat(None),
+    )
+
+
+def after(rows: pa.RecordBatch | None, sequence: int, upto: int) -> pa.RecordBatch | None:
+    """Return those of the rows that come after a sequence, up to another one; None if there are none."""
+    if not rows:
+        return None
+    return rows[position(rows, sequence, bisect_right) : position(rows, upto, bisect_right)] or None
+
+
+def _filled(column: pa.Array) -> list[bytes]:
+    if column.null_count == len(column):
+        return [b""] * len(column)
+    return [one or b"" for one in column.to_pylist()]

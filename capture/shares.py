@@ -1,0 +1,149 @@
+"""Which messages are wanted, and which object is to give which of them: the records of the objects tell it all."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from capture.errors import FormatError
+from capture.manifest import TABLE, Stored
+from capture.sequences import MAXIMUM, Sequences
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which messages: from the first sequence to the last, both included, stored since and before a time (Unix ns).
+
+    `subjects` are filters with wildcards, of which one must match; none stands for every subject.
+    """
+
+    start_sequence: int = 1
+    end_sequence: int = MAXIMUM
+    since_ns: int | None = None
+    until_ns: int | None = None
+    subjects: tuple[str, ...] = ()
+
+    def among(self, sequences: Sequences) -> Sequences:
+        """Return those of the sequences that lie from the first to the last."""
+        if not sequences or (self.start_sequence <= sequences.first and sequences.last <= self.end_sequence):
+            return sequences
+        first, last = max(self.start_sequence, sequences.first), min(self.end_sequence, sequences.last)
+        return sequences & Sequences.from_range(first, last)
+
+    @cached_property
+    def columns(self) -> frozenset[str]:
+        """What of a message tells whether it is selected, besides its sequence."""
+        timed = self.since_ns is not None or self.until_ns is not None
+        return frozenset([*(["time_ns"] if timed else []), *(["subject"] if self.subjects else [])])
+
+    def may_be_in(self, stored: Stored) -> bool:
+        """Tell whether an object may hold messages of these times; of some it is not recorded."""
+        return not stored.max_ns or (
+            (self.since_ns is None or stored.max_ns >= self.since_ns)
+            and (self.until_ns is None or stored.min_ns < self.until_ns)
+        )
+
+    def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows whose time and subject are selected."""
+        masks = []
+        if self.since_ns is not None:
+            masks.append(pc.greater_equal(batch.column("time_ns"), self.since_ns))
+        if self.until_ns is not None:
+            masks.append(pc.less(batch.column("time_ns"), self.until_ns))
+        if self.subjects:
+            masks.append(pc.match_substring_regex(batch.column("subject"), self._pattern))
+        for mask in masks[1:]:
+            masks[0] = pc.and_(masks[0], mask)
+        return batch.filter(masks[0]) if masks else batch
+
+    @cached_property
+    def _pattern(self) -> str:
+        return "|".join("^" + r"\.".join(map(_token, one.split("."))) + "$" for one in self.subjects)
+
+
+def _token(token: str) -> str:
+    return {"*": r"[^.]+", ">": r"(?s:.+)"}.get(token) or re.escape(token)
+
+
+EVERYTHING = Selection()
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one object is to give: `given`, and none of `withheld`. Together they are what it holds."""
+
+    stored: Stored
+    given: Sequences
+    withheld: Sequences
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all rows of the object are given, and none of them repeats another one."""
+        return not self.withheld and self.stored.count == len(self.given)
+
+    def only(self, wanted: Sequences) -> Share:
+        """Return the share without what is not wanted."""
+        given = self.given & wanted
+        return Share(self.stored, given, self.withheld | (self.given - given))
+
+
+def shares(objects: Iterable[Stored], selection: Selection = EVERYTHING) -> list[Share]:
+    """Decide which object gives which of the selected sequences: each is given once. By their first ones; pure.
+
+    The table's files come before blocks, and whatever keeps whole messages before what does not. FormatError if a
+    record does not say what its object holds.
+    """
+    objects = [one for one in objects if selection.may_be_in(one)]
+    preferred = sorted(
+        objects, key=lambda one: (one.format.startswith("csv"), not one.path.startswith(TABLE), one.path)
+    )
+    sets = [(one, recorded(one)) for one in preferred]
+    contested = Sequences.repeated_in(mine for _, mine in sets)
+    claimed = Sequences()
+    plan = []
+    for one, mine in sets:
+        disputed = mine & contested
+        its = selection.among(mine - (disputed & claimed))
+        claimed |= disputed
+        if its:
+            plan.append(Share(one, its, mine - its))
+    return sorted(plan, key=lambda share: (share.given.first, share.stored.path))
+
+
+def planned(objects: Iterable[Stored]) -> list[Share]:
+    """Return which object gives which messages, of every stream. FormatError."""
+    by_stream: dict[str, list[Stored]] = defaultdict(list)
+    for one in objects:
+        by_stream[one.stream].append(one)
+    return [share for mine in by_stream.values() for share in shares(mine)]
+
+
+def recorded(stored: Stored) -> Sequences:
+    """Return the sequences that an object holds, by its record. FormatError if that does not say it."""
+    try:
+        if found := Sequences.from_text(stored.sequences):
+            return found
+    except ValueError:
+        pass
+    raise FormatError(f"the record of {stored.path} does not say what it holds")
+
+
+def widest(plan: Sequence[Share]) -> int:
+    """Return how many objects have to be open at once, at most."""
+    ends = sorted([(share.given.first, 1) for share in plan] + [(share.given.last + 1, -1) for share in plan])
+    most = now = 0
+    for _, change in ends:
+        now += change
+        most = max(most, now)
+    return most
+
+
+def held(objects: Iterable[Stored], selection: Selection = EVERYTHING) -> Sequences:
+    """Return the sequences in these objects that are selected, as far as sequences alone tell. FormatError."""
+    return selection.among(Sequences.union_of(map(recorded, objects)))

@@ -1,0 +1,155 @@
+import math
+from uuid import uuid4
+
+import pytest
+from archived import STREAM, Archived, Settled, records, store_block
+
+from capture.block import SealedBlock
+from capture.cipher import Keys
+from capture.commit import Committer
+from capture.ddl import fields
+from capture.duck import query
+from capture.errors import ConfigError, FormatError, QueryError
+from capture.reading import looking
+from capture.stores import MemoryStore, open_store
+from capture.writers import writer
+
+KEYS = Keys({"k": bytes(32)})
+
+
+@pytest.fixture(params=["memory", "file"])
+def store(request, tmp_path):
+    return open_store(str(tmp_path / "a store") if request.param == "file" else f"memory://{uuid4().hex}")
+
+
+async def ask(store, sql, **options):
+    return await query(store, await looking(store)(), sql, **options)
+
+
+async def test_raw_and_compacted_repeated_and_encrypted_are_one_table(store):
+    archived = Archived()
+    archived.store = store
+    await store_block(store, [1, 2, 3, 4])
+    await store_block(store, [3, 4, 5])  # delivered again
+    await archived.sweep()
+    await archived.compact()
+    await store_block(store, [5, 6])
+    await store_block(store, [6, 7, 8], writer("ndjson", compression="zstd"))
+    await store_block(store, [9], writer("raw", keys=KEYS), key="us")
+    await store_block(store, [10, 10, 11])
+    counted = "SELECT count(*), count(DISTINCT sequence), min(sequence), max(sequence) FROM messages"
+    answer = await ask(store, counted, keys=KEYS)
+    assert answer.rows == [[11, 11, 1, 11]]
+    answer = await ask(store, "SELECT * FROM messages ORDER BY sequence", keys=KEYS)
+    wanted = records(range(1, 12))
+    rows = [dict(zip(answer.columns, row, strict=True)) for row in answer.rows]
+    assert [row["time_ns"] for row in rows] == wanted.times_ns
+    assert rows[0]["headers"] == {"Nats-TTL": ["1h"], "Colour": ["red", "blue"]}
+    assert rows[1]["headers"] is None
+    assert rows[0]["payload"] == "1"
+    assert rows[3]["payload"] == "AP8="  # no text: in base64
+    joined = "SELECT count(*) FROM messages a JOIN messages b USING (sequence) WHERE a.sequence > 4"
+    assert (await ask(store, joined, keys=KEYS)).rows == [[7]]
+
+
+async def test_an_empty_archive_is_an_empty_table(store):
+    assert (await ask(store, "SELECT count(*) AS n FROM messages")).rows == [[0]]
+
+
+async def put(store, *payloads):
+    kept = records(range(1, len(payloads) + 1))
+    kept.payloads = list(payloads)
+    await Committer(store, writer("parquet"), Settled()).commit(SealedBlock(STREAM, "k", 0, kept, "age"))
+
+
+async def test_the_fields_of_payloads_are_columns_where_a_schema_is_given():
+    store = MemoryStore(uuid4().hex)
+    await put(
+        store,
+        b'{"n": 1, "who": {"name": "a", "ages": [1, 2]}, "Subject": "s", "stamp": "2026-11-21T06:00:00", "cost": 1.25}',
+        b'{"n": "no number", "who": 5}',
+        b"no json",
+        b"\xff",
+        b"[1, 2]",
+        b"",
+    )
+    schema = "n INT, who STRUCT<name: STRING, ages: ARRAY<BIGINT>>, Subject STRING, stamp TIMESTAMP, cost DECIMAL(9,2)"
+    sql = "SELECT n, who, Subject, stamp, cost FROM messages ORDER BY sequence"
+    answer = await ask(store, sql, payload_schema=schema)
+    assert answer.columns == ["n", "who", "Subject", "stamp", "cost"]
+    assert answer.rows[0] == [1, {"name": "a", "ages": [1, 2]}, "s", "2026-11-21T06:00:00", "1.25"]
+    assert all(cell in (None, {"name": None, "ages": None}) for row in answer.rows[1:] for cell in row)
+    everything = await ask(store, "SELECT * FROM messages LIMIT 1", payload_schema=schema)
+    assert everything.columns.count("subject") == 0
+    assert everything.columns[-5:] == ["n", "who", "Subject", "stamp", "cost"]
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [
+        ("a STRING", {"a": "VARCHAR"}),
+        ("a: int, `b c` LONG", {"a": "INT", "b c": "BIGINT"}),
+        ("a ARRAY<ARRAY<BINARY>>", {"a": "BLOB[][]"}),
+        ("a STRUCT<b: INT, c: MAP<STRING, DOUBLE>>", {"a": 'STRUCT("b" INT, "c" MAP(VARCHAR, DOUBLE))'}),
+        ("a DECIMAL(10, 2), b INTEGER[]", {"a": "DECIMAL(10, 2)", "b": "INTEGER[]"}),
+    ],
+)
+def test_spark_s_words_for_types_are_understood(text, kinds):
+    assert fields(text) == kinds
+
+
+@pytest.mark.parametrize("text", ["", "a", "a INT,", "a INT b INT", "a ARRAY<INT", "a INT)", "a 'x'", "a DECIMAL(1"])
+def test_a_schema_that_is_none_is_refused_with_the_place(text):
+    with pytest.raises(ConfigError, match="is wrong at"):
+        fields(text)
+
+
+@pytest.mark.parametrize(
+    ("sql", "schema", "said"),
+    [
+        ("SELECT nonsense FROM messages", None, "nonsense"),
+        ("SELEKT 1", None, "syntax error"),
+        ("SELECT 1 FROM records", None, "records"),
+        ("SELECT 1", "a NOSUCHTYPE", "NOSUCHTYPE"),
+    ],
+)
+async def test_a_query_that_can_t_be_answered_is_one_sentence(sql, schema, said):
+    with pytest.raises(QueryError) as caught:
+        await ask(MemoryStore(uuid4().hex), sql, payload_schema=schema)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+async def test_an_answer_has_at_most_so_many_rows():
+    store = MemoryStore(uuid4().hex)
+    await store_block(store, range(1, 30))
+    answer = await ask(store, "SELECT sequence FROM messages ORDER BY 1", limit=10)
+    assert (answer.rows, answer.truncated) == ([[one] for one in range(1, 11)], True)
+    assert not (await ask(store, "SELECT sequence FROM messages", limit=29)).truncated
+
+
+async def test_values_of_every_kind_can_be_said_in_json():
+    answer = await ask(
+        MemoryStore(uuid4().hex),
+        "SELECT DATE '2026-01-02', INTERVAL 1 HOUR, uuid(), 1.5::DOUBLE, 2::HUGEINT, [NULL, 1], MAP {'a': 'b'::BLOB},"
+        " true, 'x'",
+    )
+    (row,) = answer.rows
+    assert row[0] == "2026-01-02"
+    assert row[1] == "PT3600S"
+    assert row[3:] == [1.5, 2, [None, 1], {"a": "b"}, True, "x"]
+    assert math.isclose(row[3], 1.5)
+
+
+async def test_an_object_that_can_t_be_read_is_named(store):
+    plain = await store_block(store, [1, 2])
+    other = await store_block(store, [3], writer("ndjson"))
+    for one in (plain, other):
+        data = await store.get(one.path)
+        await store.put(one.path, data[:-20], if_absent=False)
+        with pytest.raises((QueryError, FormatError)) as caught:
+            await ask(store, "SELECT sum(octet_length(payload)) FROM messages")
+        assert one.path in str(caught.value)
+        assert "\n" not in str(caught.value)
+        await store.put(one.path, data, if_absent=False)
+    assert (await ask(store, "SELECT count(*) FROM messages")).rows == [[3]]
