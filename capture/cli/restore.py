@@ -1,0 +1,240 @@
+"""`capture restore`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich import print_json
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from capture.cli import settings
+from capture.config import CaptureConfig
+from capture.errors import RestoreRefused
+from capture.past import Window, only_stream
+from capture.rebuild import Restored, prepare, restore_exactly
+from capture.replay import Pace, rebuild_published, replay
+from capture.restoration import Options, Plan
+from capture.restore import nanoseconds_of
+from capture.stores import open_store
+from capture.verdict import TOLD
+from natty import Natty
+from natty.cli import connect
+from natty.cli.run import run_async
+
+JSON_VERSION = 1
+SHOWN = 5  # runs of gaps
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wanted:
+    """What the command line asks for; `prefix` and `pace` of a replay."""
+
+    config: CaptureConfig
+    options: Options
+    offline: bool
+    dry_run: bool
+    prefix: str
+    pace: Pace
+
+
+def _time(text: str) -> datetime:
+    """Return a time with its zone. Usage error if it is none."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no time; write 2026-11-21T06:00:00Z") from None
+    if time.tzinfo is None:
+        raise typer.BadParameter(f"{text!r} has no time zone; write 2026-11-21T06:00:00Z")
+    return time
+
+
+def _start(text: str) -> int | datetime:
+    """Return a sequence, or a time with its zone. Usage error if it is neither."""
+    if text.isdecimal() and int(text):
+        return int(text)
+    return _time(text)
+
+
+def _speed(text: str) -> float:
+    """Return how many times as fast as it was: 1 for "original", 0 for "max". Usage error if it is none."""
+    try:
+        speed = {"original": 1.0, "max": 0.0}[text] if text in ("original", "max") else float(text)
+    except ValueError:
+        speed = -1.0
+    if not 0 <= speed < 1e9 or (speed == 0 and text != "max"):
+        raise typer.BadParameter(f"{text!r} is no pace; write original, max, or how many times as fast: 10")
+    return speed
+
+
+@connect.options
+def restore(
+    *,
+    nats: dict[str, Any],
+    archive: Annotated[str | None, typer.Argument(metavar="ARCHIVE", help="A folder or URL; else --store.")] = None,
+    config: settings.Config = None,
+    stream: settings.Stream = None,
+    store: settings.Store = None,
+    at: Annotated[
+        datetime | None, typer.Option(parser=_time, metavar="TIME", help="As it was then: 2026-11-21T06:00:00Z.")
+    ] = None,
+    to_sequence: Annotated[int | None, typer.Option(min=1, metavar="N", help="Up to this sequence.")] = None,
+    start: Annotated[
+        Any, typer.Option("--from", parser=_start, metavar="N|TIME", help="From this sequence or time on.")
+    ] = None,
+    subject: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILTER", help="Only these subjects; the others become gaps. Repeatable."),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All that the archive holds: what was deleted or had expired, too.")
+    ] = False,
+    name: Annotated[str | None, typer.Option("--as", metavar="NAME", help="Under another name.")] = None,
+    consumers: Annotated[
+        bool, typer.Option("--consumers/--no-consumers", help="Durable consumers too, at their positions.")
+    ] = True,
+    replicas: Annotated[int | None, typer.Option(min=1, max=5, metavar="N", help="Else as many as it had.")] = None,
+    detached: Annotated[
+        bool, typer.Option("--detached", help="A copy to look at: it takes no messages and has no consumers.")
+    ] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Delete what an interrupted restore left, and begin anew.")
+    ] = False,
+    replay_to: Annotated[
+        str | None, typer.Option("--replay", metavar="PREFIX", help="Publish the messages again, below this subject.")
+    ] = None,
+    pace: Annotated[
+        float | None,
+        typer.Option(parser=_speed, metavar="PACE", help="Of a replay: original, max, or N times as fast."),
+    ] = None,
+    public_key: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Manifests must be signed by a key of this file, lines of NAME:BASE64."),
+    ] = None,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Believe the store, without asking NATS what was committed last.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be restored, and what not.")] = False,
+    as_json: settings.Json = False,
+) -> None:
+    """Make a stream out of its archive, exactly as it was; an existing stream is never touched."""
+    if replay_to is None and pace is not None:
+        raise typer.BadParameter("--pace is of a --replay")
+    flags = {"stream": stream, "store": archive or store, "public_key_file": public_key and str(public_key)}
+    by_time = isinstance(start, datetime)
+    wanted = _Wanted(
+        config=settings.archive(config, flags, nats, needs=("store",)),
+        options=Options(
+            window=Window(
+                at_ns=nanoseconds_of(at) if at else None,
+                to_sequence=to_sequence,
+                start=None if by_time else start,
+                start_ns=nanoseconds_of(start) if by_time else None,
+                subjects=tuple(subject or ()),
+                everything=everything,
+            ),
+            name=name or "",
+            consumers=consumers,
+            replicas=replicas,
+            detached=detached,
+            again=again,
+            replay=replay_to is not None,
+        ),
+        offline=offline,
+        dry_run=dry_run,
+        prefix=replay_to or "",
+        pace=Pace(speed=pace or 0.0),
+    )
+    plan, done = run_async(_restored(wanted, say=not as_json))
+    if as_json:
+        print_json(data=_as_dict(plan, done))
+    elif done is not None:
+        print(_summary(done))
+
+
+async def _restored(wanted: _Wanted, *, say: bool) -> tuple[Plan, Restored | None]:
+    """Make the plan, say it, and carry it out unless it is only to be said."""
+    store = open_store(wanted.config.store)
+    config = msgspec.structs.replace(wanted.config, stream=wanted.config.stream or await only_stream(store))
+    async with Natty(**config.nats) as natty:
+        plan = await prepare(natty, config, store, wanted.options, offline=wanted.offline)
+        if say:
+            print(_described(plan, wanted))
+        if plan.obstacles:
+            raise RestoreRefused("; ".join(plan.obstacles))
+        if wanted.dry_run:
+            return plan, None
+        with _progress() as on_progress:
+            keys = config.keys()
+            if wanted.prefix:
+                pace = wanted.pace
+                done = await replay(natty, plan, store, wanted.prefix, pace=pace, keys=keys, on_progress=on_progress)
+                return plan, done
+            carry_out = restore_exactly if plan.exact else rebuild_published
+            return plan, await carry_out(natty, plan, store, keys, on_progress)
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """Show on standard error, on a terminal only, how many messages were sent."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("messages", total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def _described(plan: Plan, wanted: _Wanted) -> str:
+    """Return the plan for people."""
+    lines = [
+        f"{plan.messages:,} messages of {plan.stream}, about {plan.bytes:,} bytes, sequences {plan.first:,} to"
+        f" {plan.last:,}, {f'published below {wanted.prefix}' if wanted.prefix else f'into stream {plan.name}'}",
+        f"gaps: {len(plan.gaps):,} sequences{f' ({plan.gaps.describe(SHOWN)})' if plan.gaps else ''}",
+    ]
+    if not wanted.prefix:
+        names = ", ".join(one["config"]["name"] for one in plan.consumers) or "none"
+        lines.append(f"consumers: {names}")
+        lines.append(_way(plan))
+    if not wanted.prefix or not wanted.pace.speed:
+        lines.append(f"this takes about {max(1, round(plan.seconds)):,} s")
+    return "\n".join([*lines, *(f"not kept: {one}" for one in plan.not_kept)])
+
+
+def _way(plan: Plan) -> str:
+    if plan.exact:
+        return "sequences, times and headers are kept exactly"
+    return "sequences are kept; the server is older than 2.15, so times and some headers are not"
+
+
+def _summary(done: Restored) -> str:
+    rate = done.messages / done.seconds if done.seconds else 0.0
+    first = f"{done.messages:,} messages restored in {done.seconds:.1f} s, {rate:,.0f} messages/s"
+    news = [one for one in done.not_kept if one not in done.plan.not_kept]
+    return "\n".join([first, *(f"not kept: {one}" for one in news)])
+
+
+def _as_dict(plan: Plan, done: Restored | None) -> dict[str, object]:
+    return {
+        "version": JSON_VERSION,
+        "stream": plan.stream,
+        "name": plan.name,
+        "messages": plan.messages,
+        "bytes": plan.bytes,
+        "first": plan.first,
+        "last": plan.last,
+        "gaps": len(plan.gaps),
+        "gap_runs": [list(run) for run in islice(plan.gaps.runs(), TOLD)],
+        "consumers": [one["config"]["name"] for one in plan.consumers],
+        "exact": plan.exact,
+        "seconds_expected": round(plan.seconds, 1),
+        "not_kept": list(done.not_kept if done else plan.not_kept),
+        "restored": None if done is None else {"messages": done.messages, "kept": done.kept, "seconds": done.seconds},
+    }

@@ -1,0 +1,204 @@
+"""A stream of an archive as it was at a moment: its configuration and consumers, and the messages it had then."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, TypeVar
+
+from capture.audit import HeadReaders, audit
+from capture.chain import Document, Head, decode, fetch, latest_offline, read
+from capture.config import CaptureConfig
+from capture.errors import ManifestError, NotStored, RestoreRefused
+from capture.head import head_readers
+from capture.identity import ARCHIVE, Archive, claimed, read_claim
+from capture.manifest import BLOCKS, TABLE, Manifest, Stored
+from capture.picture import read_picture
+from capture.recording import Configuration, Recording, StreamRecord
+from capture.sequences import Sequences
+from capture.stores import Store
+from capture.sweep import read_entries
+from capture.table import Table
+from natty import Natty
+
+Kind = TypeVar("Kind", bound=Document)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """Which part of a stream is meant: as it was at time `at`, up to sequence `to_sequence`, from `start` on.
+
+    `at` is Unix nanoseconds; None is what is known last. `start` is a sequence, or a time in Unix nanoseconds if
+    `start_ns` is given; by default it begins where the stream itself began then. `subjects` leave the others out.
+    `everything` is all that the archive holds: what was deleted or had expired then, too.
+    """
+
+    at_ns: int | None = None
+    to_sequence: int | None = None
+    start: int | None = None
+    start_ns: int | None = None
+    subjects: tuple[str, ...] = ()
+    everything: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Past:
+    """What an archive knows of a stream at a moment.
+
+    `record` is what was recorded then, or before; None if nothing was yet. `recorded` is when (Unix seconds). `config`
+    was in force. `held` are all sequences that `objects` hold, `removed` those that the archive's retention removed.
+    """
+
+    stream: str
+    archive: str
+    config: dict[str, Any]
+    record: StreamRecord | None
+    recorded: float
+    objects: list[Stored]
+    held: Sequences
+    removed: Sequences
+
+
+# --- decisions: pure -------------------------------------------------------------------------------------------------
+
+
+def in_force(configurations: list[Configuration], at_ns: int | None) -> dict[str, Any]:
+    """Return the configuration that held at a time (Unix ns; None: the last one). The first held before it was seen."""
+    before = [one for one in configurations if at_ns is None or one.since * 1e9 <= at_ns]
+    return (before[-1] if before else configurations[0]).config
+
+
+def bounds(past: Past, window: Window) -> tuple[int, int]:
+    """Return the first and the last sequence that the stream had then, whether there is a message at them or not.
+
+    Without an earlier moment named that is what is known last: of the recording, or of messages stored after it.
+    """
+    state = past.record.state if past.record else {}
+    first = state.get("first_seq", 0) or (past.held.first if past.held else 1)
+    last = max(state.get("last_seq", 0), past.held.last if past.held and window.at_ns is None else 0)
+    if window.start is not None or window.start_ns is not None or window.everything:
+        first = window.start or 1
+    return first, last if window.to_sequence is None else min(last, window.to_sequence)
+
+
+def held_then(past: Past, window: Window) -> Sequences:
+    """Return the sequences that the archive holds of what the stream had, as far as sequences alone tell it.
+
+    What was deleted then is not in it.
+    """
+    if not past.held:
+        return Sequences()
+    first, last = bounds(past, window)
+    upto = past.held.last if window.at_ns is not None and window.to_sequence is None else min(last, past.held.last)
+    there = past.held & Sequences.from_range(first, upto)
+    if window.everything or past.record is None:
+        return there
+    return there - Sequences.from_text(past.record.deleted)
+
+
+# --- what the archive tells ------------------------------------------------------------------------------------------
+
+
+async def only_stream(store: Store) -> str:
+    """Return the name of the archive's stream. RestoreRefused if it has none, or several."""
+    names = sorted(one.stream for one in await claimed(store))
+    if not names:
+        raise RestoreRefused(f"{store.url} is no archive, or an empty one: no stream was ever captured into it")
+    if len(names) > 1:
+        raise RestoreRefused(f"the archive {store.url} holds {len(names)} streams, {', '.join(names)}: name one")
+    return names[0]
+
+
+async def read_past(natty: Natty | None, config: CaptureConfig, store: Store, window: Window) -> Past:
+    """Return what the archive knows of `config.stream`, as it was at the window's moment.
+
+    Without `natty`, and where NATS knows nothing of the archive (its disk was lost), the newest documents in the store
+    are believed; signatures are checked if the configuration names public keys. RestoreRefused if something was
+    tampered with or is missing, or nothing was recorded of the stream; ManifestError, of a newer format too.
+    """
+    archive = config.archive or await _name(store) or config.name
+    heads = head_readers(natty, archive) if natty else {}
+    audited = await audit(store, heads, archive=archive, keys=config.public_keys())
+    entries, unreadable = await read_entries(store)
+    if problems := (*audited.problems, *unreadable):
+        more = f", and {len(problems) - 1:,} more such things" if len(problems) > 1 else ""
+        raise RestoreRefused(f"{problems[0]}{more}: see `capture verify`")
+    picture = await read_picture(store, _newest(store, heads, Manifest), _newest(store, heads, Table))
+    newest = await read(store, await _newest(store, heads, Recording)(), Recording)
+    if config.stream not in newest.streams or not newest.streams[config.stream].configurations:
+        raise RestoreRefused(
+            f"nothing is recorded of a stream {config.stream} in {store.url}: its configuration is not known. The"
+            f" recorded ones: {', '.join(newest.streams) or 'none'}"
+        )
+    then = newest if window.at_ns is None else await recording_at(store, newest, window.at_ns / 1e9)
+    records = [*picture.blocks, *picture.files, *picture.unadopted(entries)]
+    objects = [one for one in records if one.stream == config.stream]
+    await _all_there(store, objects)
+    return Past(
+        stream=config.stream,
+        archive=archive,
+        config=in_force(newest.streams[config.stream].configurations, window.at_ns),
+        record=then.streams.get(config.stream) if then else None,
+        recorded=then.created if then else 0.0,
+        objects=objects,
+        held=Sequences.union_of(Sequences.from_text(one.sequences) for one in objects),
+        removed=picture.removed.get(config.stream, Sequences()),
+    )
+
+
+async def _name(store: Store) -> str:
+    """Return what the archive is called, by its own word; "" if it has none."""
+    try:
+        return (await read_claim(store, ARCHIVE, Archive)).archive
+    except NotStored:
+        return ""
+
+
+def _newest(store: Store, heads: HeadReaders, kind: type[Document]) -> Callable[[], Awaitable[Head | None]]:
+    async def newest() -> Head | None:
+        head = await heads[kind]() if kind in heads else None
+        return head or await latest_offline(store, kind)
+
+    return newest
+
+
+async def recording_at(store: Store, newest: Recording, at: float) -> Recording | None:
+    """Return the recording that held at a time (Unix seconds); None if nothing was recorded by then.
+
+    The last ones stand one after the other in their chain, earlier ones by the hour. ManifestError if one was changed.
+    """
+    document: Recording | None = newest
+    while document is not None and document.created > at:
+        document = await _before(store, document)
+    return document
+
+
+async def _before(store: Store, document: Recording) -> Recording | None:
+    if document.parent:
+        try:
+            await store.get_range(document.parent, 0, 1)
+        except NotStored:
+            pass  # cleaned up
+        else:
+            data = await fetch(store, Head(0, 0, document.parent, document.parent_sha256))
+            return decode(data, document.parent, Recording)
+    if (earlier := document.earlier) is None:
+        return None
+    data = await store.get(earlier.path)
+    if sha256(data).hexdigest() != earlier.sha256:
+        raise ManifestError(f"{earlier.path} was changed: its SHA-256 is not the one that was recorded")
+    return decode(data, earlier.path, Recording)
+
+
+async def _all_there(store: Store, objects: list[Stored]) -> None:
+    """RestoreRefused unless every object is there, with its size."""
+    sizes = {one.path: one.bytes for one in await store.list(BLOCKS) + await store.list(TABLE)} if objects else {}
+    wrong = [
+        f"{one.path} is missing" if one.path not in sizes else f"{one.path} has another size than its record says"
+        for one in objects
+        if sizes.get(one.path) != one.bytes
+    ]
+    if wrong:
+        more = f", and {len(wrong) - 1:,} more such objects" if len(wrong) > 1 else ""
+        raise RestoreRefused(f"{wrong[0]}{more}: see `capture verify`")

@@ -1,0 +1,138 @@
+"""A stream out of its archive, exactly as it was: the deed. What will be done, `capture.restoration` decides."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import dataclass
+from secrets import token_hex
+from typing import Any
+
+from capture.archive import ArchiveWriter
+from capture.cipher import Keys
+from capture.config import CaptureConfig
+from capture.errors import RestoreError, RestoreRefused
+from capture.past import held_then, read_past
+from capture.restoration import Options, Plan, Target, plan_restore
+from capture.rows import Choice, chosen_rows, merged_rows, unfit
+from capture.stores import Store
+from capture.uptake import consumers_there, give_up, in_making, remove_leftover, upload
+from natty import Natty
+from natty.stream.listing import all_streams
+from natty.stream.names import check_name
+
+CONSUMERS_WITHIN = 60.0  # seconds
+
+Progress = Callable[[int, int], None]
+"""Told how many messages are sent, and of how many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored:
+    """What was done: `messages` came in, of which the stream `kept` so many."""
+
+    plan: Plan
+    messages: int
+    kept: int
+    seconds: float
+    not_kept: tuple[str, ...] = ()
+
+
+async def prepare(
+    natty: Natty, config: CaptureConfig, store: Store, options: Options, *, offline: bool = False
+) -> Plan:
+    """Read what the archive tells and what the server says, and make the plan. Nothing is written.
+
+    RestoreRefused, ManifestError; objects are read where only they tell what was chosen: what `merged_rows` raises.
+    """
+    if options.name:
+        check_name("stream", options.name)
+    past = await read_past(None if offline else natty, config, store, options.window)
+    wanted = held_then(past, options.window)
+    window = options.window
+    after_ns = None if window.start_ns is None else window.start_ns - 1
+    choice = Choice(after_ns=after_ns, upto_ns=window.at_ns, subjects=window.subjects)
+    if choice != Choice():
+        spoilt = set(unfit(past.objects))
+        whole = [one for one in past.objects if one.path not in spoilt]
+        wanted = await chosen_rows(store, whole, choice, keys=config.keys(), wanted=wanted)
+    return plan_restore(past, wanted, options, await look_at(natty), now=time.time())
+
+
+async def look_at(natty: Natty) -> Target:
+    """Ask the server what there is. RestoreRefused if not every stream's subjects could be told."""
+    streams = await all_streams(natty.jetstream)
+    if streams.missing:
+        raise RestoreRefused(f"nobody answers for stream {streams.missing[0]}: whether subjects overlap can't be told")
+    return Target(
+        version=natty.connection.server_version,
+        streams={one["config"]["name"]: one["config"] for one in streams.found},
+        account=await natty.jetstream.request("INFO"),
+    )
+
+
+async def restore_exactly(
+    natty: Natty, plan: Plan, store: Store, keys: Keys | None = None, on_progress: Progress | None = None
+) -> Restored:
+    """Carry out a plan on nats-server 2.15 or later: the stream is there as a whole, or not at all.
+
+    RestoreRefused if the plan has obstacles, and nothing was written. RestoreError, FormatError, CipherError,
+    NotStored, NattyError: what had been written was removed.
+    """
+    if plan.obstacles:
+        raise RestoreRefused(plan.obstacles[0])
+    began, token = time.monotonic(), token_hex(8)
+    await remove_leftover(natty, plan.name)
+    sent = 0
+
+    def count(messages: int) -> None:
+        nonlocal sent
+        sent += messages
+        if on_progress is not None:
+            on_progress(sent, plan.messages)
+
+    try:
+        async with aclosing(_pieces(plan, store, keys, count)) as pieces:
+            await upload(natty, in_making(plan.config, token), plan.state(), pieces)
+        state = (await natty.jetstream.request(f"STREAM.INFO.{plan.name}"))["state"]
+        if plan.config.get("retention", "limits") == "limits" and state["last_seq"] != plan.last:
+            raise RestoreError(f"the server's last sequence is {state['last_seq']}, and not {plan.last}")
+        floors = {one["config"]["name"]: one["state"]["ack_floor"] for one in plan.consumers}
+        await consumers_there(natty, plan.name, floors, CONSUMERS_WITHIN)
+        await natty.jetstream.request(f"STREAM.UPDATE.{plan.name}", plan.config)
+    except BaseException:
+        await give_up(natty, plan.name, token)
+        raise
+    return Restored(
+        plan=plan,
+        messages=sent,
+        kept=state["messages"],
+        seconds=time.monotonic() - began,
+        not_kept=(*_left_out(plan, sent, state), *plan.not_kept),
+    )
+
+
+async def _pieces(
+    plan: Plan, store: Store, keys: Keys | None, count: Callable[[int], None]
+) -> AsyncGenerator[bytes, None]:
+    """Yield the archive's bytes. RestoreError if the objects hold other messages than their records say."""
+    writer, seen = ArchiveWriter(now_ns=time.time_ns()), 0
+    yield writer.begin(plan.state(), plan.consumers)
+    with ThreadPoolExecutor(1) as thread:
+        async with aclosing(merged_rows(store, plan.objects, keys=keys, wanted=plan.wanted)) as tables:
+            async for rows in tables:
+                yield await asyncio.get_running_loop().run_in_executor(thread, writer.add, rows)
+                seen += len(rows)
+                count(len(rows))
+    if seen != plan.messages:
+        raise RestoreError(f"the archive's objects hold {seen:,} of {plan.messages:,} messages that their records name")
+    yield writer.end()
+
+
+def _left_out(plan: Plan, sent: int, state: Mapping[str, Any]) -> Iterable[str]:
+    if state["messages"] < sent:
+        reason = "acknowledged by all, or over their time to live"
+        yield f"{sent - state['messages']:,} messages were left out by the server: {reason}"

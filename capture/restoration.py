@@ -1,0 +1,259 @@
+"""What to restore of a stream, and what of it can't be kept: the plan. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from capture.manifest import Stored
+from capture.past import Past, Window, bounds
+from capture.recording import Consumer, Position
+from capture.rows import unfit
+from capture.sequences import Sequences
+from capture.uptake import MARK, own_metadata
+from natty.subjects import overlap
+
+EXACT = (2, 15)
+"""The first server that takes a stream in as it was."""
+REBUILT = (2, 10)
+"""The first one that begins a stream at a sequence of our choice."""
+A_SECOND = {True: 150_000, False: 20_000}
+"""Messages, for an estimate: exactly, or published one by one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is to be restored, and how: `capture.restore` explains each."""
+
+    window: Window = field(default_factory=Window)
+    name: str = ""
+    consumers: bool = True
+    replicas: int | None = None
+    detached: bool = False
+    again: bool = False
+    replay: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What the server says: its version, the account's streams (configurations by name), and its limits."""
+
+    version: tuple[int, ...]
+    streams: Mapping[str, Mapping[str, Any]]
+    account: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What will be done. `wanted` are the messages' sequences, `gaps` what lies between the first and the last without.
+
+    `config` and `consumers` are as they will be in the end. `not_kept` are sentences about what won't be as it was,
+    `obstacles` about why it can't be done at all. `exact`: else the stream is published anew, see `capture.replay`.
+    """
+
+    stream: str
+    name: str
+    config: Mapping[str, Any]
+    consumers: list[dict[str, Any]]
+    objects: list[Stored]
+    wanted: Sequences
+    first: int
+    last: int
+    gaps: Sequences
+    bytes: int
+    exact: bool
+    not_kept: tuple[str, ...] = ()
+    obstacles: tuple[str, ...] = ()
+
+    @property
+    def messages(self) -> int:
+        """How many messages there are to restore."""
+        return len(self.wanted)
+
+    @property
+    def seconds(self) -> float:
+        """About how long it will take."""
+        return self.messages / A_SECOND[self.exact]
+
+    def state(self) -> dict[str, Any]:
+        """Return what the server is told first: it reserves so many bytes, and pads up to both ends."""
+        return {"messages": self.messages, "bytes": self.bytes, "first_seq": self.first, "last_seq": self.last}
+
+
+def plan_restore(past: Past, wanted: Sequences, options: Options, target: Target, *, now: float) -> Plan:
+    """Decide what to restore of the messages that were chosen, under which configuration, with which consumers."""
+    spoilt = set(unfit(past.objects))
+    objects = [one for one in past.objects if one.path not in spoilt]
+    there = wanted & Sequences.union_of(Sequences.from_text(one.sequences) for one in objects)
+    first, last = _ends(past, options.window, there)
+    config = _configured(past, options)
+    consumers, left = _consumers(past, options, last)
+    gaps = Sequences.from_range(first, last) - there
+    exact = target.version >= EXACT
+    not_kept = [
+        *_unrestorable(wanted - there, spoilt),
+        *_missing(past, options.window, gaps - (wanted - there)),
+        *left,
+        *_too_old(config, objects, there, now),
+        *_always(past, consumers),
+    ]
+    state = past.record.state if past.record else {}
+    share = len(there) / state["messages"] if state.get("messages") else 0.0
+    size = int(state["bytes"] * share) if share else sum(one.bytes for one in objects)
+    return Plan(
+        stream=past.stream,
+        name=config["name"],
+        config=config,
+        consumers=consumers,
+        objects=objects,
+        wanted=there,
+        first=first,
+        last=last,
+        gaps=gaps,
+        bytes=size,
+        exact=exact,
+        not_kept=tuple(not_kept),
+        obstacles=tuple(
+            [*_unmatched(past, options.window, there)]
+            + ([] if options.replay else [*obstacles(past, config, options, target, size)])
+        ),
+    )
+
+
+def _ends(past: Past, window: Window, wanted: Sequences) -> tuple[int, int]:
+    """Return the stream's first and last sequence; an empty one begins after its last, or never had any."""
+    first, last = bounds(past, window)
+    if (window.start_ns is not None or window.everything) and wanted:
+        first = wanted.first
+    last = max(last, wanted.last if wanted else 0)
+    if not wanted:
+        return (last + 1, last) if last else (0, 0)
+    return max(1, min(first, wanted.first)), last
+
+
+def _configured(past: Past, options: Options) -> dict[str, Any]:
+    config = dict(past.config) | {"name": options.name or past.stream, "metadata": own_metadata(past.config)}
+    if options.replicas is not None:
+        config["num_replicas"] = options.replicas
+    if options.detached:
+        cut = {"mirror", "sources", "republish", "subject_transform"}
+        config = {key: value for key, value in config.items() if key not in cut} | {"subjects": [config["name"]]}
+    return config
+
+
+def _consumers(past: Past, options: Options, last: int) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the consumers to restore, and sentences about those that are not."""
+    recorded = past.record.consumers if past.record else {}
+    if options.detached or not options.consumers:
+        return [], [f"{len(recorded)} consumers are left out"] if recorded else []
+    elsewhere = bool(options.name) and options.name != past.stream
+    kept, left = [], []
+    for name, one in sorted(recorded.items()):
+        if one.ephemeral:
+            left.append(f"consumer {name} is ephemeral: it went with its client")
+        elif elsewhere and one.config.get("deliver_subject"):
+            left.append(f"consumer {name} is left out: it would push the copy to those who listen to the original")
+        else:
+            kept.append(_consumer(name, one, last, options.replicas))
+    return kept, left
+
+
+def _consumer(name: str, one: Consumer, last: int, replicas: int | None) -> dict[str, Any]:
+    """Return a consumer's entry: it goes on behind what it has acknowledged, or what it was given if it never does."""
+    place = one.delivered if one.config.get("ack_policy") == "none" else one.ack_floor
+    config = dict(one.config) | {"name": name, "metadata": own_metadata(one.config)}
+    if replicas is not None:
+        config["num_replicas"] = min(replicas, config.get("num_replicas", 0))
+    floor = _position(place, last)
+    return {"config": config, "state": {"delivered": floor, "ack_floor": floor}}
+
+
+def _position(place: Position, last: int) -> dict[str, int]:
+    return {"consumer_seq": place.consumer_seq, "stream_seq": min(place.stream_seq, last)}
+
+
+def _unrestorable(lost: Sequences, spoilt: set[str]) -> Iterable[str]:
+    if lost:
+        paths = sorted(spoilt)
+        more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
+        yield f"{len(lost):,} messages ({lost.describe()}) lie only in {paths[0]}{more}, which does not keep them whole"
+
+
+def _missing(past: Past, window: Window, gaps: Sequences) -> Iterable[str]:
+    """Say what of the gaps is neither deleted in the stream nor left out on purpose."""
+    if window.subjects:
+        return
+    deleted = Sequences.from_text(past.record.deleted) if past.record else Sequences()
+    unexplained = gaps - deleted - past.held
+    if gone := unexplained & past.removed:
+        yield f"{len(gone):,} messages ({gone.describe()}) were removed by the archive's retention"
+    if unknown := unexplained - past.removed:
+        yield f"{len(unknown):,} sequences ({unknown.describe()}) are not in the archive: `capture verify` says why"
+
+
+def _too_old(config: Mapping[str, Any], objects: list[Stored], wanted: Sequences, now: float) -> Iterable[str]:
+    if not (age := config.get("max_age")):
+        return
+    before = now * 1e9 - age
+    gone = Sequences.union_of(Sequences.from_text(one.sequences) for one in objects if 0 < one.max_ns < before) & wanted
+    if gone:
+        yield (
+            f"{len(gone):,} messages or more are older than the stream's max_age of {age / 1e9:g} s: the server"
+            " deletes them when that holds again"
+        )
+
+
+def _always(past: Past, consumers: list[dict[str, Any]]) -> Iterable[str]:
+    yield "when the stream was made: it is made now"
+    yield "messages whose own time to live (Nats-TTL) is over are left out by the server"
+    if past.record is None:
+        yield "nothing was recorded by that time: consumers, and what was deleted by then, are not known"
+    elif consumers:
+        when = datetime.fromtimestamp(past.recorded, UTC)
+        yield (
+            f"consumers go on behind what they had acknowledged without a gap at {when:%Y-%m-%d %H:%M:%S} UTC: what"
+            " they acknowledged beyond that comes again"
+        )
+
+
+def _unmatched(past: Past, window: Window, wanted: Sequences) -> Iterable[str]:
+    if not wanted and window != Window():
+        yield f"nothing is restored: no message of {past.stream} matches what was asked for"
+
+
+def obstacles(past: Past, config: Mapping[str, Any], options: Options, target: Target, size: int) -> Iterable[str]:
+    """Yield a sentence for each reason why the server can't have such a stream, of about so many bytes."""
+    name = config["name"]
+    if (there := target.streams.get(name)) is not None:
+        mark = (there.get("metadata") or {}).get(MARK)
+        if not mark:
+            yield f"there is a stream {name}, and an existing stream is never touched: restore --as another name"
+        elif not options.again:
+            yield (
+                f"a restore of stream {name} was begun and is not finished. If nobody is at it any more, restore with"
+                " --again, which deletes what it left"
+            )
+    for other, its in target.streams.items():
+        taken = [(mine, one) for mine in config.get("subjects") or () for one in its.get("subjects") or ()]
+        clash = next(((mine, one) for mine, one in taken if other != name and overlap(mine, one)), None)
+        if clash is not None:
+            yield (
+                f"subject {clash[0]} overlaps {clash[1]} of stream {other}: delete that, or restore --detached, as a"
+                " copy that takes no messages"
+            )
+    if target.version < REBUILT:
+        yield "nats-server 2.10 or later is needed: an earlier one can't begin a stream at a sequence"
+    if config.get("retention") == "interest" and not (past.record and options.consumers and past.record.consumers):
+        yield f"stream {name} keeps what a consumer has an interest in: without its consumers nothing would stay"
+    yield from _limits(target.account, config, size)
+
+
+def _limits(account: Mapping[str, Any], config: Mapping[str, Any], needed: int) -> Iterable[str]:
+    limits, kind = account.get("limits") or {}, "memory" if config.get("storage") == "memory" else "storage"
+    most, used = limits.get(f"max_{kind}", -1), account.get(kind, 0)
+    if 0 < limits.get("max_streams", -1) <= account.get("streams", 0):
+        yield f"the account may have {limits['max_streams']} streams, and has them"
+    if 0 <= most < used + needed:
+        yield f"the account may store {most:,} bytes ({kind}), {used:,} are used, and {needed:,} more are needed"

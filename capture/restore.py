@@ -1,0 +1,97 @@
+"""`capture.restore`: what programs call. It loads what it needs when it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from capture.config import CaptureConfig
+    from capture.rebuild import Restored
+    from capture.restoration import Plan
+    from natty import Natty
+
+
+async def restore(
+    natty: Natty,
+    archive: str | CaptureConfig,
+    stream: str = "",
+    *,
+    at: datetime | None = None,
+    to_sequence: int | None = None,
+    start: int | datetime | None = None,
+    subjects: tuple[str, ...] = (),
+    everything: bool = False,
+    name: str = "",
+    consumers: bool = True,
+    replicas: int | None = None,
+    detached: bool = False,
+    again: bool = False,
+    offline: bool = False,
+    on_plan: Callable[[Plan], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Restored:
+    """Make a stream out of its archive, on the server that `natty` is connected to.
+
+    `archive` is a folder or URL, or a configuration (for keys, public keys and the archive's name); without `stream`
+    its only one. `at` is the moment to go back to, with configuration and consumers as recorded then; `to_sequence`
+    the last sequence and `start` the first one, or a time; `subjects` leave the others out, as gaps; `everything` is
+    all that the archive holds, what was deleted or had expired too. The stream is
+    called `name` or as it was, has `replicas` or as many as it had, and its durable `consumers` go on behind what they
+    have acknowledged. A `detached` one is a copy that takes no messages and has no consumers. `again` deletes what an
+    interrupted restore has left. `offline` believes the newest documents in the store without asking NATS for the
+    committed ones. `on_plan` is given the plan before anything is written, and may raise; `on_progress` how many
+    messages were sent, of how many.
+
+    On nats-server 2.15 and later sequences, times and headers are exactly what they were; from 2.10 on sequences alone,
+    see `Restored.not_kept`. Memory is that of 33 windows of 1 MiB at most, and of one object while it is decoded.
+
+    RestoreRefused if it can't be done: nothing was written then. RestoreError, FormatError (a damaged object),
+    CipherError (a key), ManifestError, StoreError and NattyError: what had been written was removed again, or the error
+    says what stayed.
+    """
+    from capture.past import Window, only_stream
+    from capture.rebuild import prepare, restore_exactly
+    from capture.replay import rebuild_published
+    from capture.restoration import Options
+    from capture.stores import open_store
+
+    config = configured(archive, stream or await only_stream(open_store(_store_of(archive))))
+    store = open_store(config.store)
+    window = Window(
+        at_ns=None if at is None else nanoseconds_of(at),
+        to_sequence=to_sequence,
+        start=None if isinstance(start, datetime) else start,
+        start_ns=nanoseconds_of(start) if isinstance(start, datetime) else None,
+        subjects=tuple(subjects),
+        everything=everything,
+    )
+    options = Options(window=window, name=name, consumers=consumers, replicas=replicas, detached=detached, again=again)
+    plan = await prepare(natty, config, store, options, offline=offline)
+    if on_plan is not None:
+        on_plan(plan)
+    carry_out = restore_exactly if plan.exact else rebuild_published
+    return await carry_out(natty, plan, store, config.keys(), on_progress)
+
+
+def _store_of(archive: str | CaptureConfig) -> str:
+    return archive if isinstance(archive, str) else archive.store
+
+
+def configured(archive: str | CaptureConfig, stream: str) -> CaptureConfig:
+    """Return the configuration of an archive, for this stream. ConfigError."""
+    import msgspec
+
+    from capture.config import load
+
+    if isinstance(archive, str):
+        return load(None, {"store": archive, "stream": stream}, environment={})
+    return msgspec.structs.replace(archive, stream=stream)
+
+
+def nanoseconds_of(time: datetime) -> int:
+    """Return the Unix nanoseconds of a time. ValueError if it has no zone."""
+    if time.tzinfo is None:
+        raise ValueError(f"{time} has no time zone")
+    return int(time.replace(microsecond=0).timestamp()) * 10**9 + time.microsecond * 1000

