@@ -1,0 +1,92 @@
+"""`capture catalog`: the table for readers that speak Iceberg's REST protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from capture.chain import HeadReader, latest_offline
+from capture.cli import settings
+from capture.cli.archive import Offline
+from capture.config import TOKEN_VARIABLE, CaptureConfig
+from capture.errors import ConfigError
+from capture.head import COMPACTION
+from capture.stopping import Stopping
+from capture.stores import open_store
+from capture.table import Table
+from natty import Natty
+from natty.cli import connect
+from natty.cli.run import run_async
+
+app = typer.Typer(help="The table as an Iceberg REST catalog, to read.", no_args_is_help=True)
+
+
+@app.callback()
+def catalog() -> None:
+    """The table as an Iceberg REST catalog, to read."""
+
+
+@app.command()
+@connect.options
+def serve(
+    *,
+    nats: dict[str, Any],
+    config: settings.Config = None,
+    stream: settings.Stream = None,
+    store: settings.Store = None,
+    host: Annotated[str, typer.Option(help="The address to serve on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 is a free one.")] = 8181,
+    cert: Annotated[Path | None, typer.Option(help="The server's certificate chain, PEM.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help=f"A file with a token a line; else the variable {TOKEN_VARIABLE}.")
+    ] = None,
+    plain_http: Annotated[bool, typer.Option("--plain-http", help="Without TLS, on a loopback address only.")] = False,
+    offline: Offline = False,
+) -> None:
+    """Serve the tables of the archives to clients of Iceberg's REST protocol, read-only, until stopped."""
+    try:
+        from capture.catalog import Archive, RestCatalog
+        from capture.https import server_context, serving
+    except ModuleNotFoundError as error:
+        raise ConfigError(f'the catalog needs {error.name}; run: pip install "natty-nats[capture]"') from error
+    if (cert is None) != (key is None) or (cert is None) != plain_http:
+        raise ConfigError("give --cert and --key to serve over TLS, or --plain-http on a loopback address")
+    tls = server_context(cert, key) if cert and key else None
+    wanted = settings.archives(config, {"stream": stream, "store": store}, nats)
+    tokens = _tokens(token_file)
+
+    async def run() -> None:
+        async with Stopping().scope(), _heads(wanted, offline) as heads:
+            archives = {one.name: Archive(open_store(one.store), head) for one, head in zip(wanted, heads, strict=True)}
+            async with serving(RestCatalog(archives, tokens).application(), host, port, tls) as url:
+                print(f"{', '.join(archives)} served on {url}", flush=True)
+                await asyncio.get_running_loop().create_future()
+
+    run_async(run())
+
+
+@contextlib.asynccontextmanager
+async def _heads(wanted: list[CaptureConfig], offline: bool) -> AsyncIterator[list[HeadReader]]:
+    """Yield what reads the head of each archive's table."""
+    if offline:
+        yield [partial(latest_offline, open_store(one.store), Table) for one in wanted]
+        return
+    async with Natty(**wanted[0].nats) as natty:
+        yield [COMPACTION.reader(natty, one.name) for one in wanted]
+
+
+def _tokens(token_file: Path | None) -> list[str]:
+    if token_file is not None:
+        return settings.tokens(token_file)
+    found = settings.lines(os.environ.get(TOKEN_VARIABLE, ""))
+    if not found:
+        raise ConfigError(f"clients must show a token: give --token-file, or set {TOKEN_VARIABLE}")
+    return found

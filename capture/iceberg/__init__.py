@@ -1,0 +1,6 @@
+"""The table as an Apache Iceberg table: the only folder that imports pyiceberg."""
+
+from capture.iceberg.exposer import Exposer
+from capture.iceberg.reading import ArchiveCatalog, StoreFiles
+
+__all__ = ["Exposer", "ArchiveCatalog", "StoreFiles"]

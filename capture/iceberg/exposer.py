@@ -1,0 +1,261 @@
+"""Keeps the Iceberg tables beside the archive's table: written before the commit, announced after it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TypeVar
+
+import msgspec
+from pyiceberg.manifest import read_manifest_list
+from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
+
+from capture.chain import Retired
+from capture.errors import ManifestError, NotStored
+from capture.iceberg.facts import data_file, read_footer
+from capture.iceberg.location import archive_location
+from capture.iceberg.memory import MemoryFiles
+from capture.iceberg.schema import evolved, new_metadata
+from capture.iceberg.snapshot import Added, Read, add_snapshot, without_snapshots
+from capture.manifest import Stored
+from capture.planning import new_name
+from capture.snapshots import (
+    Expiry,
+    Iceberg,
+    Snapshot,
+    count_expired,
+    folder,
+    hint_path,
+    version_path,
+    without_oldest,
+)
+from capture.stores.contract import Store
+from capture.table import Table
+
+READABLE = "parquet"
+"""The format of table files that other engines can read: encrypted ones are left out."""
+AT_ONCE = 16
+"""Objects that are read at once."""
+
+log = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class _State:
+    """An Iceberg table on its way: its metadata, what its current snapshot names, and what is recorded of it."""
+
+    metadata: TableMetadata
+    read: Read
+    snapshots: list[Snapshot]
+
+    @property
+    def locations(self) -> set[str]:
+        """The files that are in the table."""
+        return {one.data_file.file_path for _, entries in self.read for one in entries}
+
+
+@dataclass(frozen=True)
+class _Change:
+    """What is about to be committed of the table."""
+
+    table: Table
+    token: int
+    now: float
+
+
+class Exposer:
+    """Makes the table of each stream an Iceberg table, in whose snapshots files come and go as in the archive's own.
+
+    `rule` says how long snapshots stay; `node` and the term's token stand in each snapshot's summary.
+    """
+
+    def __init__(
+        self, store: Store, rule: Expiry | None = None, *, node: str = "", unique: Callable[[], str] = new_name
+    ) -> None:
+        self._rule = rule or Expiry()
+        self._base = archive_location(store, self._rule.location)
+        self._node = node
+        self._unique = unique
+
+    def __repr__(self) -> str:
+        return f"Exposer({self._base!r}, {self._rule!r})"
+
+    def is_due(self, table: Table, now: float) -> bool:
+        """Tell whether a stream is not exposed yet, or elsewhere, or snapshots of one have expired."""
+        streams = {one.stream for one in table.files if one.format == READABLE}
+        return not streams <= table.iceberg.keys() or any(
+            one.location != self._place(stream) or count_expired(one.snapshots, self._rule, now)
+            for stream, one in table.iceberg.items()
+        )
+
+    async def expose(self, store: Store, table: Table, *, token: int, now: float) -> Table:
+        """Write manifests and metadata of every stream whose files or snapshots change; return the table with them."""
+        wanted: dict[str, list[Stored]] = {stream: [] for stream in table.iceberg}
+        for one in table.files:
+            if one.format == READABLE:
+                wanted.setdefault(one.stream, []).append(one)
+        for stream, files in wanted.items():
+            table = await self._exposed(store, _Change(table, token, now), stream, files)
+        return table
+
+    async def announce(self, store: Store, table: Table) -> None:
+        """Write what readers without a catalog look for: a copy of the metadata by its number, then the number."""
+        for stream, one in table.iceberg.items():
+            hint = str(one.number).encode()
+            if await _content(store, hint_path(stream)) != hint:
+                await store.put(version_path(stream, one.number), await store.get(one.metadata), if_absent=False)
+                await store.put(hint_path(stream), hint, if_absent=False)
+
+    def _place(self, stream: str) -> str:
+        return f"{self._base}/{folder(stream)}"
+
+    def _path(self, location: str) -> str:
+        return location.removeprefix(f"{self._base}/")
+
+    async def _exposed(self, store: Store, change: _Change, stream: str, wanted: list[Stored]) -> Table:
+        """Return the table with this stream's new pointer, and with what may go by now among what is retired."""
+        before = change.table.iceberg.get(stream)
+        opened = await self._open(store, before) if before and before.location == self._place(stream) else None
+        files = MemoryFiles()
+        state = opened or _State(new_metadata(self._place(stream)), [], [])
+        state = await self._followed(store, change, state, wanted, files)
+        expired = count_expired(state.snapshots, self._rule, change.now)
+        if not expired and not files.written:
+            return change.table
+        snapshots, let_go = without_oldest(state.snapshots, expired)
+        metadata = without_snapshots(state.metadata, [one.id for one in state.snapshots[:expired]])
+        exposed = self._written(change, stream, metadata, snapshots, files)
+        for location in files.written:
+            await store.put(self._path(location), files.content[location])
+        if before:
+            let_go += [before.metadata, version_path(stream, before.number)]
+            let_go += [] if opened else sorted({*before.objects(), *before.held()} - {one.path for one in wanted})
+        return _with_pointer(change, stream, exposed, let_go)
+
+    async def _open(self, store: Store, exposed: Iceberg) -> _State | None:
+        """Return the table as it was committed; None if it is not there as it was, which is told.
+
+        The archive's own documents are the authority: what is lacking of Iceberg's is made anew from them.
+        """
+        files, digests = MemoryFiles(), exposed.objects()
+
+        async def fetch(location: str) -> None:
+            files.content[location] = await _unchanged(store, self._path(location), digests)
+
+        try:
+            metadata = TableMetadataUtil.parse_raw((await _unchanged(store, exposed.metadata, digests)).decode())
+            current = metadata.current_snapshot()
+            assert current is not None, exposed
+            await fetch(current.manifest_list)
+            manifests = list(read_manifest_list(files.new_input(current.manifest_list)))
+            await _each([one.manifest_path for one in manifests], fetch)
+        except (ManifestError, NotStored) as error:
+            log.error(
+                "the Iceberg table in %s is made anew, without its past: %s",
+                exposed.location,
+                error,
+                extra={"action": "iceberg_anew"},
+            )
+            return None
+
+        def read() -> Read:
+            return [(one, one.fetch_manifest_entry(files)) for one in manifests]
+
+        return _State(metadata, await asyncio.to_thread(read), exposed.snapshots)
+
+    async def _followed(
+        self, store: Store, change: _Change, state: _State, wanted: list[Stored], files: MemoryFiles
+    ) -> _State:
+        """Return the table with a new snapshot if files came or went."""
+        before, here = state.locations, {f"{self._base}/{one.path}": one for one in wanted}
+        came = {location: one for location, one in here.items() if location not in before}
+        gone = frozenset(before - here.keys())
+        if not came and not gone and state.snapshots:
+            return state
+        footers = await _each(came.values(), lambda one: read_footer(store, one))
+
+        def add() -> Added:
+            metadata = evolved(state.metadata, change.table.columns, files)
+            facts = [
+                data_file(*of, footer, metadata.schema()) for of, footer in zip(came.items(), footers, strict=True)
+            ]
+            said, now = self._said(change), change.now
+            return add_snapshot(metadata, state.read, facts, gone, files, now=now, unique=self._unique, said=said)
+
+        added = await asyncio.to_thread(add)  # a second for thousands of files: a term must be renewed meanwhile
+        return _State(added.metadata, [], self._snapshots(state, added, gone, files, change.now))
+
+    def _said(self, change: _Change) -> dict[str, str]:
+        """Return what stands in the summary of a snapshot."""
+        number = str(change.table.number + 1)
+        return {"capture.epoch": str(change.token), "capture.leader": self._node, "capture.table": number}
+
+    def _snapshots(
+        self, before: _State, added: Added, gone: frozenset[str], files: MemoryFiles, now: float
+    ) -> list[Snapshot]:
+        """Return what is recorded of the snapshots: the new one's objects, and what the one before it named last."""
+        objects = {self._path(one): sha256(files.content[one]).hexdigest() for one in files.written}
+        new = Snapshot(id=added.snapshot_id, made=now, objects=objects)
+        current = before.metadata.current_snapshot()
+        if current is None:
+            return [new]
+        unnamed = {one.manifest_path for one, _ in before.read} - added.manifests
+        dropped = sorted(self._path(one) for one in (*gone, *unnamed, current.manifest_list))
+        return [*before.snapshots[:-1], msgspec.structs.replace(before.snapshots[-1], dropped=dropped), new]
+
+    def _written(
+        self, change: _Change, stream: str, metadata: TableMetadata, snapshots: list[Snapshot], files: MemoryFiles
+    ) -> Iceberg:
+        """Add the metadata file to those to store; return the pointer to it."""
+        number, data = change.table.number + 1, metadata.model_dump_json().encode()
+        path = f"{folder(stream)}/metadata/{number:010d}-{change.token}-{self._unique()}.metadata.json"
+        files.write(f"{self._base}/{path}", data)
+        return Iceberg(
+            location=metadata.location,
+            number=number,
+            metadata=path,
+            sha256=sha256(data).hexdigest(),
+            snapshots=snapshots,
+        )
+
+
+def _with_pointer(change: _Change, stream: str, exposed: Iceberg, let_go: Iterable[str]) -> Table:
+    """Return the table with this pointer: what snapshots of the past name is not retired before they expire."""
+    held = exposed.held()
+    retired = {one.path: one for one in change.table.retired if one.path not in held}
+    retired = {path: Retired(path, change.now) for path in let_go} | retired
+    return msgspec.structs.replace(
+        change.table, iceberg={**change.table.iceberg, stream: exposed}, retired=list(retired.values())
+    )
+
+
+async def _unchanged(store: Store, path: str, digests: Mapping[str, str]) -> bytes:
+    """Return an object that is named with its SHA-256. NotStored, or ManifestError if it is another one."""
+    data = await store.get(path)
+    if sha256(data).hexdigest() != digests.get(path):
+        raise ManifestError(f"{path} was changed: its SHA-256 is not the one that the table names")
+    return data
+
+
+async def _content(store: Store, path: str) -> bytes | None:
+    try:
+        return await store.get(path)
+    except NotStored:
+        return None
+
+
+async def _each(items: Iterable[Item], do: Callable[[Item], Awaitable[Result]]) -> list[Result]:
+    """Do this to each, a few at a time; return the results in order."""
+    slots = asyncio.Semaphore(AT_ONCE)
+
+    async def one(item: Item) -> Result:
+        async with slots:
+            return await do(item)
+
+    return list(await asyncio.gather(*(one(item) for item in items)))

@@ -1,0 +1,156 @@
+"""Archives as pyiceberg reads them from Python: a catalog that follows the heads, and files in the archives' stores."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.catalog.noop import NoopCatalog
+from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+from pyiceberg.io import FileIO, InputFile, OutputFile
+from pyiceberg.serializers import FromInputFile
+from pyiceberg.table import Table
+from pyiceberg.typedef import Identifier
+
+from capture import chain
+from capture.chain import HeadReader
+from capture.snapshots import folder
+from capture.stores.contract import Store
+from capture.table import Table as Committed
+
+READ_AHEAD = 1024 * 1024
+"""Bytes that are read of a file at least."""
+
+Answer = TypeVar("Answer")
+
+
+class ArchiveCatalog(NoopCatalog):
+    """A catalog of archives by their names, to read: each a namespace, each of its streams a table.
+
+    It is made in a running event loop, which answers it; pyiceberg asks from other threads:
+    `await asyncio.to_thread(catalog.load_table, ("orders", "ORDERS"))`. Tables are read through the archive's own
+    store: its credentials are all that is needed. Whatever would write raises NotImplementedError.
+    """
+
+    def __init__(self, archives: Mapping[str, tuple[Store, HeadReader]]) -> None:
+        """`archives` have a store and what reads the head of its table: `capture.head.COMPACTION.reader`."""
+        super().__init__("archives")
+        self._archives = archives
+        self._loop = asyncio.get_running_loop()
+
+    def __repr__(self) -> str:
+        return f"ArchiveCatalog({', '.join(self._archives)})"
+
+    def list_namespaces(self, namespace: str | Identifier = ()) -> list[Identifier]:
+        """Return the archives' names; there is nothing below them."""
+        return [] if namespace else [(name,) for name in self._archives]
+
+    def list_tables(self, namespace: str | Identifier) -> list[Identifier]:
+        """Return the streams that have a table. NoSuchNamespaceError."""
+        (name,) = Catalog.identifier_to_tuple(namespace)
+        return [(name, stream) for stream in sorted(self._committed(name).iceberg)]
+
+    def load_table(self, identifier: str | Identifier) -> Table:
+        """Return the table as committed now. NoSuchNamespaceError, NoSuchTableError, CaptureError, NattyError."""
+        name, stream = Catalog.identifier_to_tuple(identifier)
+        exposed = self._committed(name).iceberg.get(stream)
+        if exposed is None:
+            raise NoSuchTableError(f"there is no table {stream} in {name}")
+        base = exposed.location.removesuffix(folder(stream))
+        files = StoreFiles(self._archives[name][0], base, self._loop)
+        location = base + exposed.metadata
+        metadata = FromInputFile.table_metadata(files.new_input(location))
+        return Table((name, stream), metadata, location, files, self)
+
+    def table_exists(self, identifier: str | Identifier) -> bool:
+        """Tell whether there is such a table."""
+        name, stream = Catalog.identifier_to_tuple(identifier)
+        return name in self._archives and stream in self._committed(name).iceberg
+
+    def namespace_exists(self, namespace: str | Identifier) -> bool:
+        """Tell whether there is such an archive."""
+        return Catalog.identifier_to_tuple(namespace) in self.list_namespaces()
+
+    def _committed(self, name: str) -> Committed:
+        if name not in self._archives:
+            raise NoSuchNamespaceError(f"there is no archive {name}")
+        store, head = self._archives[name]
+
+        async def read() -> Committed:
+            return await chain.read(store, await head(), Committed)
+
+        return _answered(read(), self._loop)
+
+
+class StoreFiles(FileIO):
+    """The files of an archive's store by their locations below `base`, to read from threads other than the loop's."""
+
+    def __init__(self, store: Store, base: str, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._store, self._base, self._loop = store, base, loop
+
+    def new_input(self, location: str) -> InputFile:
+        """Return a file to read."""
+        return _StoredFile(location, self._store, location.removeprefix(self._base), self._loop)
+
+    def new_output(self, location: str) -> OutputFile:
+        """Nothing is written here."""
+        raise NotImplementedError("an archive's leader alone writes")
+
+    def delete(self, location: str | InputFile | OutputFile) -> None:
+        """Nothing is deleted here."""
+        raise NotImplementedError("an archive's leader alone deletes")
+
+
+class _StoredFile(InputFile):
+    def __init__(self, location: str, store: Store, path: str, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(location)
+        self._store, self._path, self._loop = store, path, loop
+
+    def __len__(self) -> int:
+        found = [one.bytes for one in _answered(self._store.list(self._path), self._loop) if one.path == self._path]
+        if not found:
+            raise FileNotFoundError(self.location)
+        return found[0]
+
+    def exists(self) -> bool:
+        return any(one.path == self._path for one in _answered(self._store.list(self._path), self._loop))
+
+    def open(self, seekable: bool = True) -> Any:
+        return io.BufferedReader(_Ranges(self._store, self._path, len(self), self._loop), READ_AHEAD)
+
+
+class _Ranges(io.RawIOBase):
+    """An object of a store as a file: each read is a range of it."""
+
+    def __init__(self, store: Store, path: str, length: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._store, self._path, self._length, self._loop = store, path, length, loop
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        wanted = max(0, min(len(buffer), self._length - self._at))
+        data = _answered(self._store.get_range(self._path, self._at, wanted), self._loop) if wanted else b""
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+def _answered(question: Coroutine[Any, Any, Answer], loop: asyncio.AbstractEventLoop) -> Answer:
+    """Return what the loop's coroutine returns, to another thread."""
+    return asyncio.run_coroutine_threadsafe(question, loop).result()

@@ -1,0 +1,264 @@
+"""The read-only REST catalog, asked by Iceberg's own clients over TLS."""
+
+import asyncio
+import contextlib
+import json
+import ssl
+import urllib.error
+import urllib.request
+
+import msgspec
+import polars
+import pytest
+from archiving import compact_once, store_all, sweep_once
+from exposing import HOUR, sequences_of, table_file
+from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import (
+    ForbiddenError,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    UnauthorizedError,
+)
+
+from capture import chain
+from capture.catalog import Archive, RestCatalog, reading_hints
+from capture.cli import main
+from capture.config import load
+from capture.errors import ConfigError
+from capture.https import server_context, serving
+from capture.iceberg import Exposer
+from capture.stores import open_store
+from capture.table import Table
+from capture.testing import HeadState, MemoryHead
+from natty.testing import DevCA
+
+TOKEN = "a token that nobody guesses"
+SERVES = """
+import sys
+from capture.cli import main
+
+sys.argv[1:] = ["catalog", "serve", "--config", *sys.argv[1:]]
+main()
+"""
+
+
+class World:
+    """An archive with a table of two files, and the catalog over TLS that tells of it."""
+
+    def __init__(self, folder):
+        self.store = open_store(str(folder / "archive"))
+        self.state = HeadState()
+        self.head = None
+        DevCA.create().write(folder / "tls")
+        self.tls = folder / "tls"
+
+    async def commit(self, *files):
+        table = await chain.read(self.store, self.head, Table)
+        table = msgspec.structs.replace(table, files=[*table.files, *files])
+        table = await Exposer(self.store).expose(self.store, table, token=1, now=HOUR)
+        self.head = await chain.commit(self.store, MemoryHead(1, self.state), self.head, table)
+
+    @contextlib.asynccontextmanager
+    async def serving(self):
+        catalog = RestCatalog({"orders": Archive(self.store, self.state.read)}, ["another token of old", TOKEN])
+        tls = server_context(self.tls / "server.pem", self.tls / "server-key.pem")
+        async with serving(catalog.application(), "127.0.0.1", 0, tls) as url:
+            yield url
+
+    def client(self, url, token=TOKEN):
+        tls = {"cabundle": str(self.tls / "ca.pem")}
+        return contextlib.closing(load_catalog("orders", type="rest", uri=url, token=token, ssl=tls))
+
+    def get(self, url, path, *, method="GET", token=TOKEN):
+        """Return status and JSON of an answer."""
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        request = urllib.request.Request(f"{url}{path}", method=method, headers=headers)
+        context = ssl.create_default_context(cafile=self.tls / "ca.pem")
+        try:
+            with urllib.request.urlopen(request, context=context) as answer:
+                return answer.status, json.loads(answer.read() or b"null")
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.loads(error.read() or b"null")
+
+
+@pytest.fixture
+async def world(tmp_path, monkeypatch):
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # they would win over what the client is told
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
+    world = World(tmp_path)
+    first = await table_file(world.store, [1, 2, 3], name="a", key="a/b %")
+    await world.commit(first, await table_file(world.store, [4, 5], name="b"))
+    return world
+
+
+async def test_icebergs_own_client_lists_and_reads_what_is_committed(world):
+    def ask(url):
+        with world.client(url) as catalog:
+            assert catalog.list_namespaces() == [("orders",)]
+            assert catalog.list_namespaces("orders") == []
+            assert catalog.list_tables("orders") == [("orders", "S")]
+            assert catalog.namespace_exists("orders")
+            assert catalog.load_namespace_properties("orders") == {}
+            assert catalog.table_exists("orders.S")
+            assert not catalog.table_exists("orders.T")
+            table = catalog.load_table("orders.S")
+            assert sequences_of(table) == [1, 2, 3, 4, 5]
+            rows = polars.scan_iceberg(table).filter(polars.col("key") == "a/b %").select("sequence").collect()
+            assert rows["sequence"].to_list() == [1, 2, 3]
+
+    def ask_again(url):
+        with world.client(url) as catalog:
+            return sequences_of(catalog.load_table("orders.S"))
+
+    async with world.serving() as url:
+        await asyncio.to_thread(ask, url)
+        await world.commit(await table_file(world.store, [6], name="c"))
+        assert await asyncio.to_thread(ask_again, url) == [1, 2, 3, 4, 5, 6]
+
+
+async def test_nobody_is_let_in_without_the_token(world):
+    async with world.serving() as url:
+        for token in ("", "wrong", f"{TOKEN} and more", TOKEN[:-1]):
+            for path in ("/v1/config", "/v1/namespaces/orders/tables/S", "/nowhere"):
+                status, answer = await asyncio.to_thread(world.get, url, path, token=token)
+                assert (status, answer["error"]["type"]) == (401, "NotAuthorizedException")
+        with pytest.raises(UnauthorizedError):
+            await asyncio.to_thread(world.client, url, token="wrong")
+        assert (await asyncio.to_thread(world.get, url, "/v1/config", token="another token of old"))[0] == 200
+
+
+async def test_what_is_not_there_is_answered_by_icebergs_error_model(world):
+    def ask(url):
+        with world.client(url) as catalog:
+            with pytest.raises(NoSuchTableError):
+                catalog.load_table("orders.T")
+            with pytest.raises(NoSuchNamespaceError):
+                catalog.list_tables("payments")
+
+    async with world.serving() as url:
+        await asyncio.to_thread(ask, url)
+        for path, kind in (
+            ("/v1/namespaces/orders/tables/T", "NoSuchTableException"),
+            ("/v1/namespaces/payments", "NoSuchNamespaceException"),
+            ("/v1/namespaces/payments/tables/S", "NoSuchNamespaceException"),
+            ("/v1/namespaces?parent=payments", "NoSuchNamespaceException"),
+            ("/v2/anything", "NoSuchEndpointException"),
+        ):
+            status, answer = await asyncio.to_thread(world.get, url, path)
+            assert status == answer["error"]["code"] == 404
+            assert answer["error"]["type"] == kind
+
+
+async def test_nobody_can_write_by_it(world):
+    def write(url):
+        with world.client(url) as catalog:
+            table = catalog.load_table("orders.S")
+            with pytest.raises((ForbiddenError, NotImplementedError)):
+                table.append(table.scan().to_arrow())
+            with pytest.raises((ForbiddenError, NotImplementedError)):
+                catalog.drop_table("orders.S")
+            assert catalog.load_table("orders.S").metadata == table.metadata
+
+    async with world.serving() as url:
+        await asyncio.to_thread(write, url)
+        for method, path in (
+            ("POST", "/v1/namespaces/orders/tables/S"),
+            ("DELETE", "/v1/namespaces/orders/tables/S"),
+            ("POST", "/v1/namespaces"),
+        ):
+            status, answer = await asyncio.to_thread(world.get, url, path, method=method)
+            assert (status, answer["error"]["type"]) == (403, "ForbiddenException")
+
+
+async def test_an_archive_that_cant_be_read_is_told_as_such_and_later_again(world):
+    async with world.serving() as url:
+        name = world.state.head.path
+        data = await world.store.get(name)
+        await world.store.delete(name)
+        status, answer = await asyncio.to_thread(world.get, url, "/v1/namespaces/orders/tables")
+        assert (status, answer["error"]["type"]) == (503, "ServiceUnavailableException")
+        await world.store.put(name, data)
+        assert (await asyncio.to_thread(world.get, url, "/v1/namespaces/orders/tables"))[0] == 200
+
+
+async def test_before_the_first_compaction_there_is_a_namespace_without_tables(world):
+    world.state.head = None
+    async with world.serving() as url:
+        assert await asyncio.to_thread(world.get, url, "/v1/namespaces/orders/tables") == (200, {"identifiers": []})
+
+
+async def test_plain_http_stays_on_this_machine(world):
+    catalog = RestCatalog({}, [TOKEN])
+    for host in ("0.0.0.0", "192.0.2.1", "catalog.example.com", "::"):
+        with pytest.raises(ConfigError, match="loopback"):
+            async with serving(catalog.application(), host, 0, None):
+                pass
+    async with serving(catalog.application(), "127.0.0.1", 0, None) as url:
+        assert url.startswith("http://127.0.0.1:")
+
+
+def test_a_token_that_could_be_guessed_is_refused():
+    for tokens in ([], ["short"], [TOKEN, "short"]):
+        with pytest.raises(ConfigError, match="token"):
+            RestCatalog({}, tokens)
+
+
+def test_clients_are_told_where_an_s3_server_is_and_no_credential():
+    url = "s3://bucket/prefix?endpoint=https://s3.example.com&region=eu"
+    assert reading_hints(url) == {"s3.endpoint": "https://s3.example.com", "s3.region": "eu"}
+    assert reading_hints("s3://bucket") == reading_hints("file:///archive") == {}
+
+
+async def test_the_command_serves_what_nats_says_until_it_is_told_to_stop(fleet, tmp_path, monkeypatch):
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+    tls = tmp_path / "tls"
+    DevCA.create().write(tls)
+    (tmp_path / "tokens").write_text(f"{TOKEN}\n")
+    path = fleet.configure(partition="time", decoder="raw")
+    config = load(path)
+    store = open_store(config.store)
+    await fleet.publish([b"1", b"2"])
+    await store_all(fleet.natty, config, store)
+    await sweep_once(fleet.natty, config, store)
+    await compact_once(fleet.natty, config, store)
+    served = ["--cert", tls / "server.pem", "--key", tls / "server-key.pem", "--token-file", tmp_path / "tokens"]
+    process = fleet.start("catalog", path, script=SERVES, arguments=[*served, "--port", 0])
+    await fleet.said("catalog", "served on https://")
+    url = fleet.log("catalog").read_text().split()[-1]
+
+    def ask():
+        options = {"token": TOKEN, "ssl": {"cabundle": str(tls / "ca.pem")}}
+        with contextlib.closing(load_catalog("any", type="rest", uri=url, **options)) as catalog:
+            return sequences_of(catalog.load_table((config.name, config.stream)))
+
+    assert await asyncio.to_thread(ask) == [1, 2]
+    assert await fleet.stop(process) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "said"),
+    [
+        ([], {}, "give --cert and --key to serve over TLS"),
+        (["--plain-http", "--cert", "c.pem", "--key", "k.pem"], {}, "give --cert and --key to serve over TLS"),
+        (["--cert", "c.pem", "--key", "k.pem"], {}, "are no certificate with its key"),
+        (["--plain-http"], {}, "clients must show a token"),
+        (["--plain-http"], {"CAPTURE_CATALOG_TOKEN": "short"}, "a token of 16 characters"),
+        (["--plain-http", "--host", "0.0.0.0"], {"CAPTURE_CATALOG_TOKEN": TOKEN}, "loopback address only"),
+        (["--plain-http", "--token-file", "nowhere"], {}, "can't be read"),
+    ],
+)
+def test_the_command_refuses_what_would_not_be_safe(options, variables, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(
+        "sys.argv",
+        ["capture", "catalog", "serve", "--stream", "S", "--store", str(tmp_path), "--offline", *options],
+    )
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert said in capsys.readouterr().err

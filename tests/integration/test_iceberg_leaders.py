@@ -1,0 +1,156 @@
+"""Leaders of the compaction on a real server: one that stands still before its commit, and who reads the table then."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from archiving import compact_once, store_all, sweep_once
+from electing import vacated_archive
+from exposing import sequences_of, static_table
+from patient import PATIENCE
+
+from capture import chain
+from capture.config import load
+from capture.head import COMPACTION, TermHead
+from capture.lead import Duty
+from capture.snapshots import folder
+from capture.stores import open_store
+from capture.table import Table
+from capture.testing import ArrowEngine
+
+SUPPORT = Path(__file__).parents[1] / "support"
+
+STANDS_STILL = """
+import asyncio, os, signal, sys, time
+from pathlib import Path
+
+sys.path.insert(0, sys.argv[2])
+from deposed import elected_and_asleep
+
+from capture.compact import compact
+from capture.config import load
+from capture.errors import Fenced
+from capture.head import COMPACTION, SWEEP, TermHead
+from capture.iceberg import Exposer
+from capture.planning import Policy
+from capture.stores import open_store
+from capture.testing import ArrowEngine
+from natty import Natty
+
+config = load(Path(sys.argv[1]))
+store = open_store(config.store)
+put = store.put
+
+async def put_and_stand_still(path, data, **options):
+    await put(path, data, **options)
+    if path.startswith("iceberg/") and path.endswith(".metadata.json"):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+async def main():
+    async with Natty(**config.nats) as natty:
+        term = await elected_and_asleep(natty.election(COMPACTION.election(config.name), lease=30.0, node_name="old"))
+        store.put = put_and_stand_still
+        told = {"now": time.time(), "grace": 900.0, "exposure": Exposer(store, node="old")}
+        reader, policy = SWEEP.reader(natty, config.name), Policy(min_files=1, max_wait=0.0)
+        try:
+            await compact(store, TermHead(term, COMPACTION), reader, ArrowEngine(), policy, **told)
+        except Fenced as error:
+            print("fenced:", error, flush=True)
+
+asyncio.run(main())
+"""
+"""Its arguments: the configuration, and where the tests' support is. It believes in its term for ever."""
+
+READS = """
+import sys
+from pyiceberg.table import StaticTable
+
+table = StaticTable.from_metadata(sys.argv[1])
+print(sorted(table.scan().to_arrow()["sequence"].to_pylist()))
+"""
+
+
+def is_stopped(process):
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+async def test_a_leader_that_stands_still_between_metadata_and_commit_is_refused_by_the_server(fleet):
+    config = load(fleet.configure(partition="time", decoder="raw"))
+    store = open_store(config.store)
+
+    async def committed():
+        return await chain.read(store, await COMPACTION.reader(fleet.natty, config.name)(), Table)
+
+    await fleet.publish([b"1", b"2", b"3"])
+    await store_all(fleet.natty, config, store)
+    await sweep_once(fleet.natty, config, store)
+    old = fleet.start("old", fleet.folder / "capture.toml", script=STANDS_STILL, arguments=[SUPPORT])
+    async with asyncio.timeout(2 * PATIENCE):
+        while not is_stopped(old):
+            assert old.poll() is None, fleet.log("old").read_text()
+            await asyncio.sleep(0.02)
+    written = {one.path for one in await store.list("iceberg/")}
+    assert any(path.endswith(".metadata.json") for path in written)
+    assert not (await committed()).iceberg
+    await fleet.publish([b"4", b"5"])
+    await store_all(fleet.natty, config, store)
+    await sweep_once(fleet.natty, config, store)
+    await compact_once(fleet.natty, config, store)
+    after = await committed()
+    assert not written & after.named()
+    old.send_signal(signal.SIGCONT)
+    assert await fleet.ended(old) == 0
+    assert "fenced:" in fleet.log("old").read_text()
+    assert await committed() == after
+    table = static_table(store, fleet.stream)
+    assert sequences_of(table) == [1, 2, 3, 4, 5]
+    [snapshot] = table.snapshots()
+    assert snapshot.summary["capture.epoch"] == str(after.token)
+    await sweep_once(fleet.natty, config, store)
+    await compact_once(fleet.natty, config, store)
+    assert sequences_of(static_table(store, fleet.stream)) == [1, 2, 3, 4, 5]
+
+
+async def test_the_table_is_read_by_a_program_that_knows_nothing_of_us_and_of_no_server(fleet):
+    config = load(fleet.configure(partition="time", decoder="raw"))
+    store = open_store(config.store)
+    await fleet.publish([b"1", b"2", b"3"])
+    await store_all(fleet.natty, config, store)
+    await sweep_once(fleet.natty, config, store)
+    await compact_once(fleet.natty, config, store)
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith(("CAPTURE_", "NATS_", "PYTHON"))
+    }
+    command = [sys.executable, "-I", "-c", READS, f"{store.root}/{folder(fleet.stream)}"]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ran.stdout == "[1, 2, 3]\n", ran.stderr
+
+
+async def test_the_nodes_leader_keeps_as_many_snapshots_as_it_is_told(fleet):
+    settings = {
+        "table__keep_snapshots": 2,
+        "table__keep_for": 0.0,
+        "compaction__min_files": 1,
+        "compaction__max_wait": 0.0,
+    }
+    config = load(fleet.configure(partition="time", decoder="raw", **settings))
+    store = open_store(config.store)
+    for payload in (b"1", b"2", b"3", b"4"):
+        await fleet.publish([payload])
+        await store_all(fleet.natty, config, store)
+        await sweep_once(fleet.natty, config, store)
+
+        async def work(term):
+            head = TermHead(term, COMPACTION)
+            return await Duty(fleet.natty, store, config, "node-1").compact_once(head, ArrowEngine())
+
+        await vacated_archive(fleet.natty, config.name)
+        await fleet.natty.election(COMPACTION.election(config.name), lease=PATIENCE).run(work)
+    table = static_table(store, fleet.stream)
+    assert sequences_of(table) == [1, 2, 3, 4]
+    before, now = table.snapshots()
+    assert sequences_of(table, before.snapshot_id) == [1, 2, 3]
+    assert now.summary["capture.leader"] == "node-1"

@@ -1,0 +1,36 @@
+"""Iceberg tables in object stores: written and read by the archive's own client, with absolute locations of theirs."""
+
+import asyncio
+
+import msgspec
+import pytest
+from exposing import HOUR, sequences_of, table_file
+
+from capture import chain
+from capture.iceberg import ArchiveCatalog, Exposer
+from capture.snapshots import hint_path
+from capture.stores import open_store
+from capture.table import Table
+from capture.testing import HeadState, MemoryHead
+
+
+@pytest.mark.parametrize("kind", ["s3", "azure"])
+async def test_a_table_in_an_object_store_is_read_by_its_head(kind, request):
+    server = request.getfixturevalue(kind)
+    store, state = open_store(server.url("a lake")), HeadState()
+    exposer, head = Exposer(store), None
+    for number, sequences in enumerate(([1, 2], [3]), start=1):
+        one = await table_file(store, sequences, name=str(number), key="a/b %")
+        table = await chain.read(store, head, Table)
+        table = msgspec.structs.replace(table, files=[*table.files, one])
+        table = await exposer.expose(store, table, token=1, now=HOUR + number)
+        head = await chain.commit(store, MemoryHead(1, state), head, table)
+        await exposer.announce(store, table)
+    assert await store.get(hint_path("S")) == b"2"
+    exposed = table.iceberg["S"]
+    assert exposed.location.endswith("/a lake/iceberg/S")
+    assert "?" not in exposed.location
+    catalog = ArchiveCatalog({"orders": (store, state.read)})
+    found = await asyncio.to_thread(lambda: catalog.load_table("orders.S"))
+    assert await asyncio.to_thread(sequences_of, found) == [1, 2, 3]
+    assert [one.summary["total-records"] for one in found.snapshots()] == ["2", "3"]

@@ -1,0 +1,75 @@
+"""Table files as the compaction writes them, and what other engines read of them."""
+
+import hashlib
+import io
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.catalog.noop import NoopCatalog
+from pyiceberg.serializers import FromInputFile
+from pyiceberg.table import StaticTable
+
+from capture.iceberg.location import archive_location
+from capture.iceberg.memory import MemoryFiles
+from capture.manifest import Stored, hive_folder
+from capture.sequences import Sequences
+from capture.snapshots import folder
+from capture.writers.envelope import SCHEMA
+from capture.writers.evolution import OWN
+
+HOUR = 1_795_230_000
+
+
+async def table_file(store, sequences, *, stream="S", key="eu", interval=HOUR, name="1", typed=None, own=True):
+    """Store a table file and return what is recorded of it; `typed` are further columns."""
+    rows, file = len(sequences), io.BytesIO()
+    columns = {
+        "stream": [stream] * rows,
+        "sequence": sequences,
+        "time_ns": [interval * 10**9 + one for one in sequences],
+        "subject": [f"s.{one}" for one in sequences],
+        "headers": [{"a": ["b"]}] * rows,
+        "payload": [b"%d" % one for one in sequences],
+    }
+    table = pa.Table.from_pydict({name: columns.get(name, [None] * rows) for name in SCHEMA.names}, schema=SCHEMA)
+    if own:
+        table = table.append_column(OWN.field("key"), pa.array([key] * rows, pa.string()))
+        table = table.append_column(OWN.field("interval"), pa.array([interval * 10**6] * rows, OWN.field(1).type))
+    for field, values in (typed or {}).items():
+        table = table.append_column(field, values)
+    pq.write_table(table, file, compression="zstd", data_page_version="1.0")
+    data = file.getvalue()
+    one = Stored(
+        path=f"table/{hive_folder(stream, key, interval, 3600)}/c-1-{name}.parquet",
+        stream=stream,
+        key=key,
+        interval=interval,
+        first=min(sequences),
+        last=max(sequences),
+        count=rows,
+        bytes=len(data),
+        sha256=hashlib.sha256(data).hexdigest(),
+        format="parquet",
+        sequences=Sequences.from_iterable(sequences).to_text(),
+    )
+    await store.put(one.path, data)
+    return one
+
+
+def static_table(store, stream="S"):
+    """Return the Iceberg table as whoever knows nothing but its folder reads it, without a server."""
+    return StaticTable.from_metadata(f"{archive_location(store)}/{folder(stream)}")
+
+
+def sequences_of(table, snapshot_id=None):
+    """Return the sequences of an Iceberg table, in no order."""
+    return sorted(table.scan(snapshot_id=snapshot_id, selected_fields=("sequence",)).to_arrow()["sequence"].to_pylist())
+
+
+async def read_back(store, exposed):
+    """Return an Iceberg table of any store, from a copy in memory: also where no other engine could read."""
+    base = archive_location(store)
+    files = MemoryFiles({f"{base}/{one.path}": await store.get(one.path) for one in await store.list()})
+    location = f"{base}/{exposed.metadata}"
+    metadata = FromInputFile.table_metadata(files.new_input(location))
+    return StaticTable(("archive", "S"), metadata, location, files, NoopCatalog("archive"))

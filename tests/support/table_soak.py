@@ -1,0 +1,169 @@
+"""Hundreds of compactions of one archive, with crashes and new leaders: what lies in the store must not grow for ever.
+
+`make soak-table`, or: python tests/support/table_soak.py --runs 500
+"""
+
+import argparse
+import asyncio
+import contextlib
+import sys
+import time
+from dataclasses import dataclass
+from random import Random
+
+from archived import store_block
+from exposing import read_back, sequences_of
+from failing import Failing
+
+from capture import chain
+from capture.compact import compact
+from capture.errors import CompactionError, StoreError
+from capture.iceberg import Exposer
+from capture.planning import Policy
+from capture.retention import Retention, Rule
+from capture.sequences import Sequences
+from capture.snapshots import Expiry, Iceberg
+from capture.stores import open as opened
+from capture.sweep import sweep
+from capture.table import Table
+from capture.testing import ArrowEngine, HeadState, MemoryHead
+
+STREAM = "ORDERS"
+BEGAN = 1_795_230_000.0  # when the messages of `archived.records` were stored
+EVERY, GRACE, KEPT_FOR = 300.0, 900.0, 3600.0  # seconds
+KEPT_BYTES = 120_000  # by retention
+POLICY = Policy(min_files=2, max_wait=600.0, target_bytes=20_000)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The store after a run: objects and bytes of each kind, snapshots, manifests, the metadata file's bytes."""
+
+    objects: int
+    bytes: int
+    table: int
+    iceberg: int
+    snapshots: int
+    manifests: int
+    metadata: int
+    document: int
+    seconds: float
+
+
+class Soak:
+    """An archive whose leaders come and go, and its clock."""
+
+    def __init__(self, seed=1):
+        self.random, self.now, self.tokens, self.sequence = Random(seed), BEGAN, 0, 0
+        self.store = Failing(lambda: self.now, f"soak-{seed}-{time.monotonic_ns()}")
+        opened._memory[self.store.url.removeprefix("memory://")] = self.store
+        self.manifest, self.table = HeadState(), HeadState()
+        self.retention = Retention([Rule(keep_bytes=KEPT_BYTES)], 3600.0)
+        self.crashes = 0
+        self.terms = {}
+
+    def term(self, state):
+        """Return the leader's term: mostly the one of before."""
+        if id(state) not in self.terms or self.random.random() < 0.1:
+            self.tokens += 1
+            self.terms[id(state)] = MemoryHead(self.tokens, state)
+        return self.terms[id(state)]
+
+    async def write(self):
+        """Store two blocks, in which some messages of before come again."""
+        for _ in range(2):
+            again = self.random.randint(0, 3)
+            first = max(1, self.sequence - again)
+            self.sequence += self.random.randint(3, 8)
+            await store_block(self.store, range(first, self.sequence + 1), key=self.random.choice(["eu", "us"]))
+
+    async def run(self, crash):
+        """Let a round of both leaders pass; with `crash` the compaction's dies in the middle."""
+        self.now += EVERY
+        await self.write()
+        manifest, told = self.term(self.manifest), {"now": self.now, "grace": GRACE, "retention": self.retention}
+        await sweep(self.store, manifest, self.table.read, **told)
+        began = time.perf_counter()
+        if crash:
+            self.crashes += 1
+            self.store.left, self.store.after = self.random.randint(1, 60), self.random.random() < 0.5
+            with contextlib.suppress(StoreError, CompactionError):
+                await self.compact(told)
+            self.store.left = -1
+        await self.compact(told)
+        return await self.measured(time.perf_counter() - began)
+
+    async def compact(self, told):
+        exposure = Exposer(self.store, Expiry(keep_for=KEPT_FOR), node="soak")
+        head, read = self.term(self.table), self.manifest.read
+        await compact(self.store, head, read, ArrowEngine(), POLICY, exposure=exposure, **told)
+
+    async def committed(self):
+        return await chain.read(self.store, self.table.head, Table)
+
+    async def measured(self, seconds):
+        objects, table = await self.store.list(), await self.committed()
+        exposed = table.iceberg.get(STREAM) or Iceberg(location="", number=0, metadata="", sha256="", snapshots=[])
+        sizes = {"": 0} | {one.path: one.bytes for one in objects}
+        current = (await read_back(self.store, exposed)) if exposed.snapshots and self.random.random() < 0.05 else None
+        return Measured(
+            objects=len(objects),
+            bytes=sum(sizes.values()),
+            table=sum(path.startswith("table/") for path in sizes),
+            iceberg=sum(path.startswith("iceberg/") for path in sizes),
+            snapshots=len(exposed.snapshots),
+            manifests=len(current.current_snapshot().manifests(current.io)) if current else 0,
+            metadata=sizes[exposed.metadata],
+            document=sizes[self.table.head.path],
+            seconds=seconds,
+        )
+
+    async def check(self):
+        """See that Iceberg's readers get what the archive's own get, in every snapshot that is left."""
+        table = await self.committed()
+        reader = await read_back(self.store, table.iceberg[STREAM])
+        held = [row for one in table.files for row in Sequences.from_text(one.sequences)]
+        assert sequences_of(reader) == sorted(held)
+        assert len(held) == len(set(held))
+        for snapshot in reader.snapshots():
+            rows = sequences_of(reader, snapshot.snapshot_id)
+            assert len(rows) == len(set(rows))
+
+
+async def soak(runs, *, crash_every=7, seed=1):
+    """Return what was measured after each of so many runs; readers are asked now and then."""
+    world, measured = Soak(seed), []
+    for number in range(1, runs + 1):
+        measured.append(await world.run(number % crash_every == 0))
+        if number % 50 == 0:
+            await world.check()
+    await world.check()
+    return world, measured
+
+
+def peaks(measured, names=("objects", "bytes", "table", "iceberg", "snapshots", "metadata", "document")):
+    """Return, for each figure, its largest values in the four quarters of the runs."""
+    quarter = len(measured) // 4
+    parts = [measured[start : start + quarter] for start in range(0, 4 * quarter, quarter)]
+    return {name: [max(getattr(one, name) for one in part) for part in parts] for name in names}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--runs", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    began, cpu = time.perf_counter(), time.process_time()
+    world, measured = asyncio.run(soak(given.runs, seed=given.seed))
+    print(f"{given.runs} runs, {world.crashes} of them struck, {world.tokens} terms, {world.sequence} messages")
+    print(f"{time.perf_counter() - began:.0f} s, {time.process_time() - cpu:.0f} s of CPU")
+    for name, values in peaks(measured).items():
+        print(f"{name:10} largest by quarter: {', '.join(f'{value:,}' for value in values)}")
+    print(f"manifests of a snapshot, at most: {max(one.manifests for one in measured)}")
+    grown = [name for name, values in peaks(measured).items() if values[3] > 1.25 * values[1]]
+    if grown:
+        sys.exit(f"still growing: {', '.join(grown)}")
+
+
+if __name__ == "__main__":
+    main()
