@@ -38,6 +38,15 @@ Record = Callable[[list[str]], None]
 log = logging.getLogger(__name__)
 
 
+def archive_of(java: Java) -> tuple[Path, int | None]:
+    """Return where the archive of this Java and Spark lies, and its size; 0 if it can't be made, None if there is none.
+
+    OSError, RuntimeError: there is no place for it.
+    """
+    path = _path(java, _cache())
+    return path, path.stat().st_size if path.exists() else None
+
+
 def is_made(java: Java) -> bool:
     """Whether it was made, or tried; True as well where there is no place for it."""
     try:

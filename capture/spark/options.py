@@ -11,7 +11,8 @@ class SparkOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How Spark is started.
 
     `java` is a Java home or a `java` executable; None looks for one (`capture.spark.java.choose`). `properties` are
-    Spark's own settings and win over ours; they never appear on a command line, so secrets may stand there.
+    Spark's own settings and win over ours, `spark.master` too; they never appear on a command line, so secrets may
+    stand there, or in `properties_file`, a file as `spark-submit` takes it, over which `properties` win.
     `class_data` keeps an archive of Spark's classes in the user's cache: a session then starts in half the time.
     """
 
@@ -19,6 +20,7 @@ class SparkOptions(msgspec.Struct, frozen=True, kw_only=True):
     driver_memory: str = DRIVER_MEMORY
     java: str | None = None
     properties: Mapping[str, str] = {}
+    properties_file: str = ""
     class_data: bool = True
 
     def __repr__(self) -> str:

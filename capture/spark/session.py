@@ -8,6 +8,7 @@ from capture.spark import class_data, gateway
 from capture.spark.exercise import exercise
 from capture.spark.java import Java, choose
 from capture.spark.options import SparkOptions
+from capture.spark.properties import read_properties
 
 ARROW_BATCH_ROWS = 65_536
 ARROW_BATCH_BYTES = 16 * 1024 * 1024
@@ -21,15 +22,15 @@ def start(options: SparkOptions) -> Iterator[SparkSession]:
     The first one of this Java and Spark is preceded by a short one, of which the archive of classes is made, unless
     `options.class_data` says not to. Raises SparkError when no Java is found or the JVM does not come up.
     """
-    java = choose(options.java)
+    java, properties = choose(options.java), _properties(options)
 
     def record(flags: list[str]) -> None:
-        local = {**_properties(options), "spark.master": "local[1]"}
+        local = {**properties, "spark.master": "local[1]"}
         with _session(java, local, options.driver_memory, flags, end_within=class_data.RECORD_TIMEOUT) as spark:
             exercise(spark)
 
     flags = class_data.flags(java, record) if options.class_data else []
-    with _session(java, _properties(options), options.driver_memory, flags) as spark:
+    with _session(java, properties, options.driver_memory, flags) as spark:
         yield spark
 
 
@@ -62,6 +63,7 @@ def _properties(options: SparkOptions) -> dict[str, str]:
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_BATCH_ROWS),
         "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BATCH_BYTES),
         "spark.hadoop.parquet.page.verify-checksum.enabled": "true",  # a damaged block must not become a sound table
+        **(read_properties(options.properties_file) if options.properties_file else {}),
         **options.properties,
     }
 

@@ -1,0 +1,150 @@
+"""`capture doctor`: what Spark would run on here, and whether the archive's store and stream can be reached."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich import print_json
+
+from capture.cli import checks, settings
+from capture.config import CaptureConfig
+from capture.errors import AlreadyStored, CaptureError, SparkError
+from capture.source import stream_info
+from capture.spark import class_data
+from capture.spark.java import candidates, choose
+from capture.spark.properties import read_properties
+from capture.stores import open_store
+from capture.streams import each
+from natty import Natty
+from natty.cli import connect
+from natty.cli.checks import Finding, Status
+from natty.cli.doctor import show
+from natty.cli.run import EXIT_ERROR, run_async
+from natty.errors import NattyError
+
+MEMORY = Path("/proc/meminfo")
+LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+@connect.options
+def doctor(
+    *,
+    nats: dict[str, Any],
+    config: settings.Config = None,
+    store: settings.Store = None,
+    as_json: settings.Json = False,
+) -> None:
+    """Say which Java and which Spark are used here, and why; with a configuration, try its store and its streams too.
+
+    Exit status 1 if something is wrong.
+    """
+    wanted = settings.archive(config, {"store": store}, nats, needs=())
+    facts = {"python of the workers": wanted.spark.properties.get("spark.pyspark.python", sys.executable)}
+    findings = [*_spark(wanted)]
+    if wanted.store:
+        findings.append(run_async(_store(wanted.store)))
+    if wanted.stream or wanted.streams:
+        findings += run_async(_streams(wanted))
+    if as_json:
+        print_json(data=facts | {"checks": [asdict(one) for one in findings]})
+    else:
+        show(facts, findings)
+    if any(one.status is Status.FAIL for one in findings):
+        raise typer.Exit(EXIT_ERROR)
+
+
+def _spark(config: CaptureConfig) -> list[Finding]:
+    spark = config.spark
+    return [
+        *checks.check_packages({name: _version(name) for name in checks.PACKAGES}),
+        *checks.check_java(candidates(spark.java)),
+        *_class_data(config),
+        checks.check_memory(spark.driver_memory, _free_bytes()),
+        _master(config),
+    ]
+
+
+def _master(config: CaptureConfig) -> Finding:
+    """Say where Spark runs, and what says so. The file's settings win over `master`, and `properties` over both."""
+    spark, named = config.spark, {}
+    if spark.properties_file:
+        try:
+            named = read_properties(spark.properties_file)
+        except SparkError as error:
+            return Finding("master", Status.FAIL, str(error))
+    for origin, properties in (("properties", spark.properties), (spark.properties_file, named)):
+        if "spark.master" in properties:
+            return Finding("master", Status.OK, f"{properties['spark.master']}, says {origin}")
+    return Finding("master", Status.OK, spark.master)
+
+
+def _class_data(config: CaptureConfig) -> list[Finding]:
+    try:
+        java = choose(config.spark.java)
+    except SparkError:
+        return []  # there is no Java, which was said
+    if _version("pyspark") is None:
+        return []
+    archive: tuple[Path, int | None] | str
+    try:
+        archive = class_data.archive_of(java)
+    except (OSError, RuntimeError) as error:
+        archive = str(error)
+    return [checks.check_class_data(config.spark.class_data, archive)]
+
+
+async def _store(url: str) -> Finding:
+    """Create an object, try to create it again, and remove it."""
+    try:
+        store = open_store(url)
+        path = f"doctor-{secrets.token_hex(8)}"
+        await store.put(path, b"")
+        try:
+            await store.put(path, b"")
+        except AlreadyStored:
+            return Finding("store", Status.OK, "it can be written, and keeps what is to be created only if absent")
+        finally:
+            await store.delete(path)
+    except CaptureError as error:
+        return Finding("store", Status.FAIL, str(error))
+    return Finding("store", Status.FAIL, "it replaced an object that was to be created only if absent")
+
+
+async def _streams(config: CaptureConfig) -> list[Finding]:
+    try:
+        async with Natty(**config.nats) as natty:
+            found = [await stream_info(natty, one.stream) for one in each(config)]
+    except (NattyError, CaptureError) as error:
+        return [Finding("stream", Status.FAIL, str(error))]
+    return [Finding("stream", Status.OK, _told(info)) for info in found]
+
+
+def _told(info: dict[str, Any]) -> str:
+    by = "direct get" if info["config"].get("allow_direct") else "a consumer, since allow_direct is not set"
+    return f"{info['config']['name']} holds {info['state']['messages']:,} messages; Spark reads it by {by}"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _free_bytes() -> int | None:
+    """Return the memory that is free, here or by the limit of our container; None where the system does not say."""
+    try:
+        lines = dict(line.split(":", 1) for line in MEMORY.read_text().splitlines())
+        free = int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
+    try:
+        return min(free, int(LIMIT.read_text()))
+    except (OSError, ValueError):  # no limit
+        return free

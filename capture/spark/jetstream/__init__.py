@@ -1,0 +1,3 @@
+from capture.spark.jetstream.source import DefaultSource
+
+__all__ = ["DefaultSource"]

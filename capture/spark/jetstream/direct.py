@@ -1,0 +1,157 @@
+"""Batched direct get: `$JS.API.DIRECT.GET` with `batch` (ADR-31). Any replica answers, and no consumer is made."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+import msgspec
+
+from capture.errors import SparkError
+from capture.spark.jetstream.answers import Broken, Messages, is_message, of_answer
+from natty import Natty, NotConnectedError
+from natty.message import RawMessage, parse_headers, status_of
+
+REQUEST_MESSAGES = 8192
+REQUEST_BYTES = 8 * 1024 * 1024
+"""What one request asks for. Three answers are held at most: it bounds a task's memory."""
+
+SILENCE = 5.0
+"""Seconds without a word after which a request is put again."""
+
+GIVE_UP = 60.0
+"""Seconds without an answer after which the task fails, and Spark tries it again."""
+
+RETRY_DELAY = 0.1
+_EOB, _NOT_FOUND, _NO_RESPONDERS = 204, 404, 503
+
+
+class _Answer(NamedTuple):
+    """What was sent, the last sequence of it, and how much there is after that."""
+
+    messages: Messages
+    last: int
+    pending: int
+
+
+class DirectGet:
+    """The messages of a stream from one sequence to another: `async for messages in direct`.
+
+    What is yielded together is a picture of one moment, which the server takes under a lock. The next request is sent
+    before the caller has the answer to the last one. It ends where whoever answers has nothing more; a replica may be
+    behind its leader, so that need not be the end.
+    """
+
+    def __init__(self, natty: Natty, stream: str, first: int, last: int, subject: str = "") -> None:
+        self.stream, self.first, self.last = stream, first, last
+        self._connection = natty.connection
+        self._subject = subject
+        self._api = f"{natty.jetstream.prefix}.DIRECT.GET.{stream}".encode()
+        self._inbox = self._connection.new_inbox()
+        self._number = 0
+        self._reply = b""
+        self._raw: list[RawMessage] = []
+        self._ended: asyncio.Future[RawMessage | None] = asyncio.get_running_loop().create_future()
+        self._heard = 0.0
+        self.complete = False
+        """Whether the end of the range was reached: nothing of it is left, here or anywhere."""
+
+    def __repr__(self) -> str:
+        return f"DirectGet({self.stream}, {self.first}–{self.last}, {self._number} requests)"
+
+    async def __aiter__(self) -> AsyncGenerator[Messages, None]:
+        """Yield what is there. Mirrored; SparkError if the request is refused, or nobody answers for GIVE_UP."""
+        async with self._subscribed():
+            asking = asyncio.create_task(self._ask(self.first))
+            try:
+                while (answer := await asking) is not None:
+                    self.complete = answer.last >= self.last
+                    more = answer.pending > 0 and not self.complete
+                    if more:
+                        asking = asyncio.create_task(self._ask(answer.last + 1))
+                    yield answer.messages.until(self.last)
+                    if not more:
+                        return
+            finally:
+                asking.cancel()
+
+    @asynccontextmanager
+    async def _subscribed(self) -> AsyncIterator[None]:
+        subscription = self._connection.subscribe(f"{self._inbox.decode()}.*", self._receive)
+        self._connection.listeners.append(self._on_event)
+        self._connection.refusals.append(self._on_refusal)
+        try:
+            yield
+        finally:
+            self._connection.listeners.remove(self._on_event)
+            self._connection.refusals.remove(self._on_refusal)
+            subscription.close()
+
+    async def _ask(self, position: int) -> _Answer | None:
+        """Return what follows, None if nothing does; asked again, whatever happens, until GIVE_UP."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + GIVE_UP
+        while loop.time() < deadline:
+            ended = await self._once(position)
+            status, text = status_of(ended[2]) if ended else (_NO_RESPONDERS, "")
+            if status == _NOT_FOUND:
+                return None
+            if status == _EOB and ended is not None and self._raw:
+                said = parse_headers(ended[2])
+                last, pending = (int(said.get(name, ["0"])[0]) for name in ("Nats-Last-Sequence", "Nats-Num-Pending"))
+                try:
+                    return _Answer(of_answer(self._raw, self.stream, last), last, pending)
+                except Broken:
+                    continue
+            if status not in (_EOB, _NO_RESPONDERS):
+                raise SparkError(f"stream {self.stream} can't be read by direct get: {status} {text}")
+            await asyncio.sleep(RETRY_DELAY)
+        raise SparkError(
+            f"nobody has answered a direct get of stream {self.stream} for {GIVE_UP:g} s: is there a server, has the"
+            " stream a leader, does it allow direct get?"
+        )
+
+    async def _once(self, position: int) -> RawMessage | None:
+        """Put a request on a reply subject of its own, and return what ends its answer; None if that did not come."""
+        loop = asyncio.get_running_loop()
+        self._number += 1
+        self._reply = b"%b.%d" % (self._inbox, self._number)
+        self._raw, self._ended, self._heard = [], loop.create_future(), loop.time()
+        wanted = min(REQUEST_MESSAGES, self.last - position + 1)
+        body: dict[str, Any] = {"seq": position, "batch": wanted, "max_bytes": REQUEST_BYTES}
+        if self._subject:
+            body["next_by_subj"] = self._subject
+        try:
+            self._connection.send(self._api, msgspec.json.encode(body), reply=self._reply)
+        except NotConnectedError:
+            return None
+        while (silent := loop.time() - self._heard) < SILENCE:
+            await asyncio.wait({self._ended}, timeout=SILENCE - silent)
+            if self._ended.done():
+                return self._ended.result()
+        return None
+
+    def _receive(self, messages: list[RawMessage]) -> None:
+        mine = [raw for raw in messages if raw[0] == self._reply]
+        if not mine:
+            return
+        self._heard = asyncio.get_running_loop().time()
+        if is_message(mine[-1]):
+            self._raw += mine
+        else:
+            self._raw += mine[:-1]
+            self._end(mine[-1])
+
+    def _on_event(self, event: str) -> None:
+        if event != "connected":
+            self._end(None)
+
+    def _on_refusal(self, text: str) -> None:
+        if self._api in text.encode() and not self._ended.done():
+            self._ended.set_exception(SparkError(f"stream {self.stream} can't be read, it is not permitted: {text}"))
+
+    def _end(self, with_: RawMessage | None) -> None:
+        if not self._ended.done():
+            self._ended.set_result(with_)

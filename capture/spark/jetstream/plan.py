@@ -1,0 +1,165 @@
+"""Which sequences are read by whom, and which of them are lost. Pure: facts about a stream in, ranges out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+from pyspark.sql.datasource import InputPartition
+
+from capture.errors import DataLossError
+
+RANGE = 100_000
+"""Sequences of a partition, where the number of partitions is not given: about a second's work."""
+
+MAX_RANGES = 64
+
+LEAVE = "set failOnDataLoss to false to go on with what there is"
+
+
+@dataclass(frozen=True)
+class StreamFacts:
+    """What the stream's leader says of it: which stream of this name it is, and what it holds."""
+
+    name: str
+    created: str
+    first: int
+    last: int
+    direct: bool
+
+    @classmethod
+    def of(cls, info: Mapping[str, Any]) -> StreamFacts:
+        """Return them from the answer to `STREAM.INFO`. An empty stream's first sequence is the next one's."""
+        config, state = info["config"], info["state"]
+        first = state["first_seq"] if state["messages"] else state["last_seq"] + 1
+        return cls(config["name"], info["created"], first, state["last_seq"], bool(config.get("allow_direct")))
+
+
+@dataclass(frozen=True)
+class Offset:
+    """Where a streaming query is: the next sequence to read, and of which stream, since one may be made anew."""
+
+    stream: str
+    created: str
+    next: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as Spark keeps it in a checkpoint."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Range(InputPartition):
+    """The messages from one sequence to another, both included, of the stream that was made at `created`."""
+
+    stream: str
+    created: str
+    first: int
+    last: int
+    direct: bool
+
+    def __repr__(self) -> str:
+        return f"Range({self.stream}, {self.first}–{self.last})"
+
+
+def ranges(stream: StreamFacts, first: int, last: int, wanted: int = 0) -> list[Range]:
+    """Cut the sequences from `first` to `last` into `wanted` ranges of about the same length.
+
+    0: as many as their number suggests. Fewer where there are fewer sequences, none where there is none.
+    """
+    length = last - first + 1
+    if length <= 0:
+        return []
+    count = min(length, wanted or min(MAX_RANGES, -(-length // RANGE)))
+    cuts = [first + length * number // count for number in range(count + 1)]
+    return [Range(stream.name, stream.created, begin, end - 1, stream.direct) for begin, end in pairwise(cuts)]
+
+
+def resume(stream: StreamFacts, offset: Offset, *, fail: bool, seen: int = 0) -> tuple[int, str]:
+    """Return the sequence to go on with and, if something is lost, a sentence that says what; "" if nothing is.
+
+    `seen` is the last sequence that the query knows of. With `fail`, DataLossError with that sentence. Lost is what was
+    removed from the stream's front before it was read, and all that may differ where the stream was made anew or
+    brought back to an earlier state. DataLossError, too, for the offset of another stream.
+    """
+    lost, first, seen = "", offset.next, max(seen, offset.next - 1)
+    if offset.stream != stream.name:
+        raise DataLossError(
+            f"the checkpoint is of stream {offset.stream}, and the query reads {stream.name}: take another checkpoint"
+        )
+    if offset.created != stream.created:
+        first = stream.first
+        lost = (
+            f"stream {stream.name} was deleted and made anew at {stream.created}: what the one of {offset.created} held"
+            f" from sequence {offset.next} on can't be read any more"
+        )
+    elif stream.last < seen:
+        first = min(first, stream.last + 1)
+        lost = (
+            f"stream {stream.name} ends at sequence {stream.last}, and it held {seen} before: it was brought back to an"
+            " earlier state, and will store other messages under the same numbers"
+        )
+    elif stream.first > offset.next:
+        first = stream.first
+        lost = gone(stream.name, offset.next, stream.first - 1)
+    if lost and fail:
+        raise DataLossError(f"{lost}; {LEAVE}")
+    return first, lost
+
+
+def gone(stream: str, first: int, last: int) -> str:
+    """Return the sentence that names a range which was removed before it was read."""
+    count = last - first + 1
+    what = f"sequence {first} was" if count == 1 else f"sequences {first}–{last} ({count}) were"
+    return f"{what} removed from the front of stream {stream} before they were read: by its limits or a purge"
+
+
+@dataclass
+class Tally:
+    """What became of the sequences of a range: read, removed one by one, or lost at the stream's front."""
+
+    position: int
+    """The next sequence that is not accounted for."""
+    read: int = 0
+    deleted: int = 0
+    lost: int = 0
+
+    def take(self, sequences: Sequence[int]) -> tuple[int, int]:
+        """Account for the messages that came next; return the gap before them, empty if its end is before its begin.
+
+        What lies between them was removed one by one, or is of another subject. What lies before them may be lost.
+        """
+        before = (self.position, sequences[0] - 1)
+        self.read += len(sequences)
+        self.deleted += sequences[-1] - self.position + 1 - len(sequences)
+        self.position = sequences[-1] + 1
+        return before
+
+    def end(self, last: int) -> tuple[int, int]:
+        """Account for the rest of the range, in which nothing is left; return it, as `take` returns a gap."""
+        rest = (self.position, last)
+        self.deleted += max(0, last - self.position + 1)
+        self.position = max(self.position, last + 1)
+        return rest
+
+    def lose(self, gap: tuple[int, int], front: int) -> tuple[int, int] | None:
+        """Return what of a gap is lost, now that the stream begins at `front`; None if nothing is.
+
+        In a gap that the front has not reached, messages were removed one by one, which is no loss.
+        """
+        first, last = gap[0], min(gap[1], front - 1)
+        if last < first:
+            return None
+        self.deleted -= last - first + 1
+        self.lost += last - first + 1
+        return first, last
+
+
+def gaps(sequences: Sequence[int], before: int) -> Iterator[tuple[int, int]]:
+    """Yield the first and last missing sequence of each gap; `before` is the sequence before the first one."""
+    for sequence in sequences:
+        if sequence > before + 1:
+            yield before + 1, sequence - 1
+        before = sequence

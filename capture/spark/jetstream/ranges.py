@@ -1,0 +1,159 @@
+"""What runs in an executor: reads one range of a stream, and accounts for every sequence of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from capture.errors import DataLossError, SparkError
+from capture.spark.jetstream.answers import Messages, Mirrored, of_batch
+from capture.spark.jetstream.direct import GIVE_UP, REQUEST_BYTES, REQUEST_MESSAGES, RETRY_DELAY, DirectGet
+from capture.spark.jetstream.plan import LEAVE, Range, StreamFacts, Tally, gaps, gone
+from natty import Batch, Natty
+from natty.errors import JetStreamError
+from natty.jetstream import NO_MESSAGE
+from natty.ordered import Began, CaughtUp, Ordered, OrderedOptions
+from natty.stream import check_name
+
+log = logging.getLogger("capture.spark.jetstream")
+
+
+async def stream_facts(natty: Natty, stream: str) -> StreamFacts:
+    """Return what the stream's leader says of it. StreamNotFoundError."""
+    return StreamFacts.of(await natty.jetstream.request(f"STREAM.INFO.{check_name('stream', stream)}"))
+
+
+class RangeReader:
+    """The messages of a range: `async for messages in reader`. `tally` says what became of its sequences.
+
+    By batched direct get where the stream allows that, else by an ordered consumer of our own, which the server
+    removes afterwards; by that, too, where a mirror answers in the stream's place, since it may hold less.
+    DataLossError if the front of the stream has overtaken the reader, unless `fail` is False: then it is logged. What
+    is missing behind the front was removed message by message, which is no loss, and counted.
+    """
+
+    def __init__(self, natty: Natty, wanted: Range, *, subject: str = "", fail: bool = True) -> None:
+        self.tally = Tally(wanted.first)
+        self._natty, self._range = natty, wanted
+        self._subject, self._fail = subject, fail
+
+    def __repr__(self) -> str:
+        return f"RangeReader({self._range}, {self.tally})"
+
+    async def __aiter__(self) -> AsyncGenerator[Messages, None]:
+        """Yield what there is, in order. DataLossError, SparkError, NattyError."""
+        await self._front()
+        direct = self._range.direct
+        if direct:
+            try:
+                async with aclosing(self._by_direct_get()) as each:
+                    async for messages in each:
+                        yield messages
+            except Mirrored:
+                log.warning("a mirror answers for %s: it is read by a consumer from here on", self._range.stream)
+                direct = False
+        if not direct and self.tally.position <= self._range.last:
+            async with aclosing(self._by_consumer()) as each:
+                async for messages in each:
+                    yield messages
+        if self.tally.position <= self._range.last:
+            self._lose_of(self.tally.end(self._range.last), await self._front())
+        left_out = "not there" if not self._subject else "not there, or of other subjects"
+        log.info(
+            "%s: %d read, %d lost, %d %s", self._range, self.tally.read, self.tally.lost, self.tally.deleted, left_out
+        )
+
+    async def _by_direct_get(self) -> AsyncGenerator[Messages, None]:
+        loop = asyncio.get_running_loop()
+        heard = loop.time()
+        while self.tally.position <= self._range.last:
+            direct = DirectGet(
+                self._natty, self._range.stream, self.tally.position, self._range.last, subject=self._subject
+            )
+            async with aclosing(aiter(direct)) as each:
+                async for messages in each:
+                    heard = loop.time()
+                    if len(messages):
+                        before = self.tally.take(messages.sequences)
+                        if before[0] <= before[1]:
+                            self._lose_of(before, await self._front())
+                        yield messages
+            if direct.complete or not await self._leader_has_more():
+                return
+            if loop.time() - heard > GIVE_UP:
+                raise SparkError(
+                    f"the replicas of stream {self._range.stream} are behind their leader for {GIVE_UP:g} s"
+                )
+            await asyncio.sleep(RETRY_DELAY)
+
+    async def _leader_has_more(self) -> bool:
+        """Ask the leader: whoever answers a direct get may be behind it."""
+        body = {"seq": self.tally.position, "next_by_subj": self._subject or ">"}
+        try:
+            answer = await self._natty.jetstream.request(f"STREAM.MSG.GET.{self._range.stream}", body)
+        except JetStreamError as error:
+            if error.err_code != NO_MESSAGE:
+                raise
+            return False
+        return bool(answer["message"]["seq"] <= self._range.last)
+
+    async def _by_consumer(self) -> AsyncGenerator[Messages, None]:
+        filters = (self._subject,) if self._subject else ()
+        options = OrderedOptions(
+            filters=filters, start=self.tally.position, max_messages=REQUEST_MESSAGES, max_bytes=REQUEST_BYTES
+        )
+        began = caught_up = False
+        waiting = Messages([], [], [], [], [])
+        async with aclosing(aiter(Ordered(self._natty.jetstream, self._range.stream, options))) as steps:
+            async for step in steps:
+                match step:
+                    case Batch():
+                        waiting.extend(await self._taken(step))
+                    case CaughtUp():
+                        caught_up = True
+                    case Began() if not began:
+                        began = True
+                    case _:
+                        raise self._anew()
+                if self.tally.position > self._range.last or (caught_up and not await self._leader_has_more()):
+                    break
+                if len(waiting) >= REQUEST_MESSAGES or waiting.bytes >= REQUEST_BYTES:
+                    yield waiting
+                    waiting = Messages([], [], [], [], [])
+        if len(waiting):
+            yield waiting
+
+    async def _taken(self, batch: Batch) -> Messages:
+        """Return the batch's messages of this range, accounted for: the front may have got in between any two."""
+        sequences = batch.sequences
+        messages = of_batch(batch).until(self._range.last)
+        holes = list(gaps(messages.sequences, self.tally.position - 1))
+        if len(messages):
+            self.tally.take(messages.sequences)
+        if sequences[-1] > self._range.last:
+            holes.append(self.tally.end(self._range.last))
+        front = await self._front() if holes else 0
+        for hole in holes:
+            self._lose_of(hole, front)
+        return messages
+
+    def _lose_of(self, gap: tuple[int, int], front: int) -> None:
+        lost = self.tally.lose(gap, front)
+        if lost is None:
+            return
+        said = gone(self._range.stream, *lost)
+        if self._fail:
+            raise DataLossError(f"{said}; {LEAVE}")
+        log.warning("%s", said, extra={"action": "data_loss"})
+
+    async def _front(self) -> int:
+        """Return the stream's first sequence now. DataLossError if it is another stream by now."""
+        facts = await stream_facts(self._natty, self._range.stream)
+        if facts.created != self._range.created:
+            raise self._anew()
+        return facts.first
+
+    def _anew(self) -> DataLossError:
+        return DataLossError(f"stream {self._range.stream} was deleted and made anew while it was being read")

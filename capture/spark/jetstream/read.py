@@ -1,0 +1,169 @@
+"""The readers that Spark plans with, in processes beside the driver, and reads with, in those of the executors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from capture.errors import ConfigError, DataLossError
+from capture.spark.jetstream.blocking import Blocking
+from capture.spark.jetstream.columns import known_columns
+from capture.spark.jetstream.options import ReadOptions
+from capture.spark.jetstream.plan import LEAVE, Offset, Range, StreamFacts, gone, ranges, resume
+from capture.spark.jetstream.ranges import RangeReader, stream_facts
+from capture.writers.envelope import to_table
+from natty import Natty
+from natty.errors import JetStreamError
+from natty.jetstream import NO_MESSAGE
+
+FROM_HEADERS = {"headers", "header_block", "message_id", "origin_stream", "origin_sequence"}
+
+log = logging.getLogger("capture.spark.jetstream")
+
+
+def read_range(options: ReadOptions, columns: Sequence[str], wanted: InputPartition) -> Iterator[pa.RecordBatch]:
+    """Yield a range's messages, in the columns that are asked for."""
+    if not isinstance(wanted, Range):  # Spark's own, where there is nothing to read
+        return
+    bare = FROM_HEADERS.isdisjoint(columns)
+    with Blocking(options.nats) as client:
+        reader = RangeReader(client.natty, wanted, subject=options.subject, fail=options.fail_on_data_loss)
+        for messages in client.iterate(aiter(reader)):
+            if bare:
+                messages.header_blocks = [b""] * len(messages)
+            yield from to_table(messages.records(wanted.stream)).select(columns).to_batches()
+
+
+class JetStreamReader(DataSourceReader):
+    """A batch: what the stream holds when it is planned, between `startSequence` or `startTime` and `endSequence`."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options, self._columns = options, known_columns(schema)
+
+    def partitions(self) -> list[Range]:
+        """Return the ranges to read. DataLossError if the first sequence that is asked for is gone."""
+        with Blocking(self._options.nats) as client:
+            return client.run(self._planned(client.natty))
+
+    async def _planned(self, natty: Natty) -> list[Range]:
+        options = self._options
+        stream = await _facts(natty, options)
+        first = await beginning(natty, stream, options)
+        last = min(stream.last, options.end_sequence or stream.last)
+        return ranges(stream, first, last, options.partitions)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield a range's messages."""
+        return read_range(self._options, self._columns, partition)
+
+
+class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Micro-batches: ranges of sequences, the same ones again after a restart.
+
+    `maxMessagesPerTrigger` bounds the sequences of a micro-batch. With Trigger.AvailableNow, the query ends at what the
+    stream held when it began.
+    """
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options, self._columns = options, known_columns(schema)
+        self._client: Blocking | None = None
+        self._target: int | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_client": None}
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return where a new query begins."""
+        stream = self._stream()
+        first = self._connected().run(beginning(self._connected().natty, stream, self._options))
+        return Offset(stream.name, stream.created, first).as_dict()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return what bounds a micro-batch."""
+        wanted = self._options.max_messages_per_trigger
+        return ReadMaxRows(wanted) if wanted else ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Return where the next micro-batch ends. DataLossError, see `plan.resume`."""
+        stream, offset = self._stream(), Offset(**start)
+        first, _ = resume(stream, offset, fail=self._options.fail_on_data_loss)
+        after = stream.last + 1
+        for bound in (self._target, self._options.end_sequence):
+            if bound is not None and bound > 0:
+                after = min(after, bound + 1)
+        if isinstance(limit, ReadMaxRows):
+            after = min(after, first + limit.max_rows)
+        return Offset(stream.name, stream.created, max(after, first)).as_dict()
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        """Return where the stream ends now, for the query's progress."""
+        stream = self._stream()
+        return Offset(stream.name, stream.created, stream.last + 1).as_dict()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Take note of where the stream ends now."""
+        self._target = self._stream().last
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Range]:
+        """Return the ranges of a micro-batch. DataLossError, see `plan.resume`."""
+        stream = self._stream()
+        last = Offset(**end).next - 1
+        first, lost = resume(stream, Offset(**start), seen=last, fail=self._options.fail_on_data_loss)
+        if lost:
+            log.warning("%s", lost, extra={"action": "data_loss"})
+        return ranges(stream, first, last, self._options.partitions)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield a range's messages."""
+        return read_range(self._options, self._columns, partition)
+
+    def stop(self) -> None:
+        """Disconnect."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.__exit__(None, None, None)
+
+    def _connected(self) -> Blocking:
+        if self._client is None:
+            self._client = Blocking(self._options.nats).__enter__()
+        return self._client
+
+    def _stream(self) -> StreamFacts:
+        client = self._connected()
+        return client.run(_facts(client.natty, self._options))
+
+
+async def beginning(natty: Natty, stream: StreamFacts, options: ReadOptions) -> int:
+    """Return the first sequence to read. DataLossError if `startSequence` names one that is gone."""
+    if options.start_time:
+        body = {"start_time": options.start_time, "next_by_subj": ">"}
+        try:
+            answer = await natty.jetstream.request(f"STREAM.MSG.GET.{stream.name}", body)
+        except JetStreamError as error:
+            if error.err_code != NO_MESSAGE:
+                raise
+            return stream.last + 1
+        return int(answer["message"]["seq"])
+    if 0 < options.start_sequence < stream.first:
+        said = gone(stream.name, options.start_sequence, stream.first - 1)
+        if options.fail_on_data_loss:
+            raise DataLossError(f"{said}; leave startSequence out to begin with what there is, or {LEAVE}")
+        log.warning("%s", said, extra={"action": "data_loss"})
+    return max(options.start_sequence, stream.first)
+
+
+async def _facts(natty: Natty, options: ReadOptions) -> StreamFacts:
+    """Return what there is to know of the stream, and how it is to be read. ConfigError if that is not possible."""
+    stream = await stream_facts(natty, options.stream)
+    if options.read_by == "direct" and not stream.direct:
+        raise ConfigError(
+            f"stream {stream.name} does not allow direct get: set allow_direct on it, or leave readBy out, and it is"
+            " read by a consumer"
+        )
+    return stream if options.read_by != "consumer" else StreamFacts(**{**vars(stream), "direct": False})

@@ -1,0 +1,91 @@
+"""Rows of a DataFrame as messages to publish. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructType
+
+from capture.errors import ConfigError, SparkError
+from capture.spark.jetstream.options import WriteOptions, nearest
+from capture.writers.envelope import SCHEMA
+
+PUBLISHED = ("subject", "payload", "headers", "message_id")
+CONDITIONS = ("Nats-Msg-Id", "Nats-Expected-", "Nats-Batch-")
+"""How headers begin under which a message was stored: they say nothing of the stream that it goes to now."""
+
+_TEXT_OR_BYTES = (StringType(), BinaryType())
+_HEADERS = (MapType(StringType(), StringType()), MapType(StringType(), ArrayType(StringType())))
+
+
+class Outgoing(NamedTuple):
+    """A message to publish."""
+
+    subject: str
+    payload: bytes
+    headers: dict[str, list[str]] | None
+    message_id: str
+
+
+def check_columns(schema: StructType, options: WriteOptions) -> None:
+    """Raise ConfigError unless rows of this schema can be published: it says which column is missing or wrong.
+
+    Columns of the envelope that are not published, as `sequence`, may be there: what was read can be written as it is.
+    """
+    types = {field.name: field.dataType for field in schema.fields}
+    for name in types:
+        if name not in SCHEMA.names:
+            raise ConfigError(f"there is no column {name} of a message; {nearest(name, PUBLISHED)}")
+    if "payload" not in types:
+        raise ConfigError("there is no column payload, of text or bytes: a message is made of it")
+    if "subject" not in types and not options.subject:
+        raise ConfigError('there is no column subject: add it, or give one to all with .option("subject", …)')
+    if "subject" in types and options.subject:
+        raise ConfigError("there is a column subject and an option subject: drop one of them")
+    wanted = {"payload": _TEXT_OR_BYTES, "subject": _TEXT_OR_BYTES[:1], "message_id": _TEXT_OR_BYTES[:1]}
+    for name, kinds in (wanted | {"headers": _HEADERS}).items():
+        if name in types and not any(_alike(types[name], kind) for kind in kinds):
+            names = " or ".join(kind.simpleString() for kind in kinds)
+            raise ConfigError(f"column {name} is {types[name].simpleString()}, it must be {names}")
+
+
+def outgoing(batch: pa.RecordBatch, options: WriteOptions, prefix: str, first: int) -> Iterator[Outgoing]:
+    """Yield the messages of these rows, the first of which has this number in its partition.
+
+    One without an id of its own gets `prefix` and its number, unless there are to be none. SparkError where a row lacks
+    its subject. A payload that is null is empty.
+    """
+    rows = batch.num_rows
+    columns = {name: batch.column(name).to_pylist() for name in PUBLISHED if name in batch.schema.names}
+    subjects = columns.get("subject") or [options.subject] * rows
+    ids = columns.get("message_id") or [None] * rows
+    headers = columns.get("headers") or [None] * rows
+    for number, (subject, payload, pairs, own) in enumerate(
+        zip(subjects, columns["payload"], headers, ids, strict=True), start=first
+    ):
+        if not subject:
+            raise SparkError(f"row {number} of a partition has no subject: a message can't be published without one")
+        made = "" if options.message_ids == "none" else f"{prefix}{number}"
+        yield Outgoing(subject, _bytes(payload), _headers(pairs), own or made)
+
+
+def _bytes(payload: Any) -> bytes:
+    return payload.encode() if isinstance(payload, str) else payload or b""
+
+
+def _headers(pairs: list[tuple[str, Any]] | None) -> dict[str, list[str]] | None:
+    """Return headers as they are published, without those that a message was once stored under."""
+    if not pairs:
+        return None
+    return {
+        name: [values or ""] if not isinstance(values, list) else [value or "" for value in values]
+        for name, values in pairs
+        if not name.startswith(CONDITIONS)
+    }
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether these are the same types, whatever may be null."""
+    return bool(one.simpleString() == other.simpleString())

@@ -1,0 +1,67 @@
+"""Spark's settings as Java writes them in a file, and which of them are secrets."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from capture.errors import SparkError
+
+SECRET = re.compile("secret|password|token|access.?key|credential", re.IGNORECASE)
+"""What a setting's name has in it when others must not read its value; much as Spark itself tells them."""
+
+_LINE = re.compile(r"\s*((?:\\.|[^\s=:\\])+)\s*[=:]?\s*(.*)", re.DOTALL)
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
+_MEANT = {"n": "\n", "r": "\r", "t": "\t", "f": "\f"}
+
+
+def read_properties(path: str) -> dict[str, str]:
+    """Return the settings of a properties file. SparkError if it can't be read, or others may read secrets in it.
+
+    Format: https://docs.oracle.com/en/java/javase/17/docs/api/java.base/java/util/Properties.html#load(java.io.Reader)
+    """
+    file = Path(path).expanduser()
+    try:
+        text, mode = file.read_text(), file.stat().st_mode
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise SparkError(f"Spark's properties file {path} can't be read: {why}") from error
+    settings = dict(map(_setting, _logical_lines(text)))
+    secrets = [name for name in settings if SECRET.search(name)]
+    if secrets and mode & 0o077:
+        raise SparkError(
+            f"{path} holds secrets ({', '.join(sorted(secrets))}) and others may read it: chmod 600 {path}"
+        )
+    return settings
+
+
+def as_properties(settings: dict[str, str]) -> str:
+    """Return the text of a properties file."""
+    return "".join(f"{_escaped(name, key=True)}={_escaped(value)}\n" for name, value in settings.items())
+
+
+def _logical_lines(text: str) -> list[str]:
+    """Return the lines that hold a setting, those that end in a backslash joined with the next."""
+    joined = re.sub(r"(?<!\\)((?:\\\\)*)\\\r?\n[ \t\f]*", r"\1", text)
+    return [line.lstrip() for line in joined.splitlines() if line.strip() and line.lstrip()[0] not in "#!"]
+
+
+def _setting(line: str) -> tuple[str, str]:
+    found = _LINE.match(line)
+    assert found is not None, "it is not blank"
+    return _unescaped(found[1]), _unescaped(found[2])
+
+
+def _unescaped(text: str) -> str:
+    def meant(found: re.Match[str]) -> str:
+        what = found[1]
+        return chr(int(what[1:], 16)) if len(what) == 5 else _MEANT.get(what, what)
+
+    return _ESCAPE.sub(meant, text)
+
+
+def _escaped(text: str, *, key: bool = False) -> str:
+    escaped = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    if key:
+        return re.sub(r"([\s=:#!])", r"\\\1", escaped)
+    return f"\\{escaped}" if escaped.startswith((" ", "\t")) else escaped

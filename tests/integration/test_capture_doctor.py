@@ -1,0 +1,35 @@
+import json
+import subprocess
+import sys
+
+import pytest
+from patient import PATIENCE
+
+
+@pytest.fixture
+def doctor(fleet):
+    """Run `capture doctor` with this archive's configuration; its exit status and what it found."""
+
+    def run(**settings):
+        command = [sys.executable, "-m", "capture", "doctor", "--json", "--config", fleet.configure(**settings)]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE)
+        assert "Traceback" not in ran.stderr
+        return ran.returncode, {one["check"]: one for one in json.loads(ran.stdout)["checks"]}
+
+    return run
+
+
+async def test_the_archives_store_and_stream_are_tried(fleet, doctor):
+    status, found = doctor()
+    assert status == 0
+    assert {found[name]["status"] for name in ("store", "stream", "java", "pyspark")} == {"ok"}
+    assert f"{fleet.stream} holds 0 messages; Spark reads it by a consumer" in found["stream"]["text"]
+    assert found["java"]["text"].startswith(("taken", "not needed"))
+
+
+async def test_a_stream_and_a_store_that_are_not_there_are_failures(fleet, doctor, tmp_path):
+    (tmp_path / "a file").touch()
+    status, found = doctor(stream="NOWHERE", store=str(tmp_path / "a file" / "lake"))
+    assert status == 1
+    assert (found["store"]["status"], found["stream"]["status"]) == ("fail", "fail")
+    assert "NOWHERE" in found["stream"]["text"]

@@ -1,0 +1,385 @@
+"""The data source against a real server, without Spark: what is read, what is missing, what goes wrong meanwhile."""
+
+import asyncio
+import logging
+from datetime import UTC, datetime
+from itertools import pairwise
+
+import pyarrow as pa
+import pytest
+from patient import NEVER, PATIENCE, PATIENT, until
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from capture.errors import ConfigError, DataLossError, SparkError
+from capture.spark.jetstream import DefaultSource, direct
+from capture.spark.jetstream.columns import ENVELOPE
+from capture.spark.jetstream.plan import Range
+from capture.spark.jetstream.ranges import RangeReader, stream_facts
+from capture.writers.envelope import SCHEMA
+from natty import Natty
+from natty.testing import NatsServer, ServerOptions
+
+WAYS = ["direct", "consumer"]
+
+
+@pytest.fixture
+async def stream(natty, natty_name):
+    """A stream of twenty messages: odd ones and even ones have subjects of their own, each third has headers."""
+    name = natty_name("ORDERS")
+    await natty.create_stream(name, subjects=[f"{name}.>"], allow_direct=True, allow_batched=True)
+    for number in range(1, 21):
+        headers = {"Number": str(number), "Nats-Stream": ["mine", "own"]} if number % 3 == 0 else None
+        await natty.publish(f"{name}.{number % 2}", b"message %d" % number, headers=headers, msg_id=f"id-{number}")
+    return name
+
+
+@pytest.fixture
+def source(nats_server, stream):
+    """Return the data source of that stream, with these options."""
+    connection = nats_server.connect_options()
+    given = {
+        "stream": stream,
+        "servers": connection["servers"][0],
+        "tlsCa": str(connection["tls_ca"]),
+        "tlsCert": str(connection["tls_cert"]),
+        "tlsKey": str(connection["tls_key"]),
+        "timeout": str(PATIENCE),
+        "connectTimeout": str(PATIENCE),
+    }
+    return lambda **options: DefaultSource(given | {name: str(value) for name, value in options.items()})
+
+
+def rows_of(source, schema=ENVELOPE):
+    reader = source.reader(schema)
+    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+    return pa.Table.from_batches(batches).to_pylist() if batches else []
+
+
+def sequences_of(source):
+    return [row["sequence"] for row in rows_of(source)]
+
+
+async def whole_range(natty, stream, first=1, last=None, **changes):
+    facts = await stream_facts(natty, stream)
+    values = {"direct": facts.direct} | changes
+    return Range(stream, facts.created, first, last or facts.last, **values)
+
+
+async def read(reader):
+    return [sequence for messages in [each async for each in reader] for sequence in messages.sequences]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_messages_are_read_as_the_archive_keeps_them(source, stream, way):
+    rows = await asyncio.to_thread(rows_of, source(readBy=way, partitions=3))
+    assert [row["sequence"] for row in rows] == list(range(1, 21))
+    assert [list(row) for row in rows[:1]] == [SCHEMA.names]
+    assert (rows[0]["stream"], rows[0]["subject"], rows[0]["payload"]) == (stream, f"{stream}.1", b"message 1")
+    assert rows[0]["header_block"] == b"NATS/1.0\r\nNats-Msg-Id: id-1\r\n\r\n"
+    third = dict(rows[2]["headers"])
+    assert third == {"Number": ["3"], "Nats-Stream": ["mine", "own"], "Nats-Msg-Id": ["id-3"]}
+    assert [row["message_id"] for row in rows] == [f"id-{number}" for number in range(1, 21)]
+    assert all(before["time_ns"] < after["time_ns"] for before, after in pairwise(rows))
+
+
+async def test_both_ways_of_reading_bring_the_same(source):
+    by_direct_get = await asyncio.to_thread(rows_of, source(readBy="direct"))
+    assert by_direct_get == await asyncio.to_thread(rows_of, source(readBy="consumer"))
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_subject_a_beginning_and_an_end_bound_what_is_read(source, stream, way):
+    bounded = source(readBy=way, subject=f"{stream}.1", startSequence=4, endSequence=12, partitions=2)
+    assert await asyncio.to_thread(sequences_of, bounded) == [5, 7, 9, 11]
+    assert await asyncio.to_thread(sequences_of, source(readBy=way, subject=f"{stream}.9")) == []
+
+
+async def test_a_time_is_where_it_begins(source, natty, stream):
+    at = (await natty.jetstream.read(stream, sequence=15)).time
+    assert await asyncio.to_thread(sequences_of, source(startTime=at[:26] + "Z" if len(at) > 27 else at)) == [
+        *range(15, 21)
+    ]
+    assert await asyncio.to_thread(sequences_of, source(startTime=datetime(2100, 1, 1, tzinfo=UTC).isoformat())) == []
+
+
+async def test_only_the_columns_of_a_schema_are_made(source):
+    schema = type(ENVELOPE)([ENVELOPE["payload"], ENVELOPE["sequence"]])
+    rows = await asyncio.to_thread(rows_of, source(), schema)
+    assert rows[0] == {"payload": b"message 1", "sequence": 1}
+
+
+async def test_a_stream_without_direct_get_is_read_by_a_consumer_that_is_gone_afterwards(natty, stream, source):
+    await natty.ensure_stream(stream, allow_direct=False, allow_destructive=True)
+    assert await asyncio.to_thread(sequences_of, source(partitions=2)) == list(range(1, 21))
+    async with asyncio.timeout(PATIENCE):
+        while (await natty.jetstream.request(f"STREAM.INFO.{stream}"))["state"]["consumer_count"]:
+            await asyncio.sleep(0.05)
+    with pytest.raises(ConfigError, match="set allow_direct on it, or leave readBy out"):
+        await asyncio.to_thread(source(readBy="direct").reader(ENVELOPE).partitions)
+
+
+# --- what is missing -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_messages_that_were_deleted_one_by_one_are_counted_and_no_loss(natty, stream, way):
+    for sequence in (1, 7, 8, 20):
+        await natty.jetstream.request(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence})
+    reader = RangeReader(natty, await whole_range(natty, stream, first=2, last=20, direct=way == "direct"))
+    assert await read(reader) == [2, 3, 4, 5, 6, *range(9, 20)]
+    assert (reader.tally.read, reader.tally.deleted, reader.tally.lost) == (16, 3, 0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_range_that_was_purged_before_it_was_read_is_named(natty, stream, way, caplog):
+    wanted = await whole_range(natty, stream, direct=way == "direct")
+    await natty.jetstream.request(f"STREAM.PURGE.{stream}", {"seq": 11})
+    with pytest.raises(DataLossError, match=r"sequences 1–10 \(10\) were removed from the front.*failOnDataLoss"):
+        await read(RangeReader(natty, wanted))
+    reader = RangeReader(natty, wanted, fail=False)
+    with caplog.at_level(logging.INFO, "capture.spark.jetstream"):
+        assert await read(reader) == list(range(11, 21))
+    assert (reader.tally.read, reader.tally.deleted, reader.tally.lost) == (10, 0, 10)
+    assert "sequences 1–10 (10) were removed" in caplog.text
+    assert "10 read, 10 lost, 0 not there" in caplog.text
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_range_of_which_nothing_is_left_is_lost(natty, stream, way):
+    wanted = await whole_range(natty, stream, direct=way == "direct")
+    await natty.jetstream.request(f"STREAM.PURGE.{stream}")
+    with pytest.raises(DataLossError, match=r"sequences 1–20 \(20\)"):
+        await read(RangeReader(natty, wanted))
+    reader = RangeReader(natty, wanted, fail=False)
+    assert await read(reader) == []
+    assert reader.tally.lost == 20
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_front_that_overtakes_the_reader_is_noticed_where_it_does(natty, stream, way, monkeypatch):
+    monkeypatch.setattr(direct, "REQUEST_MESSAGES", 4)
+    monkeypatch.setattr("capture.spark.jetstream.ranges.REQUEST_MESSAGES", 4)
+    reader = RangeReader(natty, await whole_range(natty, stream, direct=way == "direct"), fail=False)
+    found = []
+    async for messages in reader:
+        if not found:
+            await natty.jetstream.request(f"STREAM.PURGE.{stream}", {"seq": 18})
+        found += messages.sequences
+    assert found[-3:] == [18, 19, 20]
+    assert found == sorted(set(found))
+    assert (reader.tally.read, reader.tally.lost) == (len(found), 20 - len(found))
+    assert reader.tally.deleted == 0
+    assert reader.tally.lost > 0
+
+
+async def test_messages_that_expire_while_they_are_read_are_accounted_for(natty, natty_name):
+    name = natty_name("BRIEF")
+    await natty.create_stream(name, subjects=[name], allow_direct=True, allow_batched=True, max_age=1.0)
+    async with natty.publisher(name) as publisher:
+        for _ in range(2000):
+            await publisher.publish(name, b"x")
+    reader = RangeReader(natty, await whole_range(natty, name, last=2000), fail=False)
+    async with asyncio.timeout(PATIENCE):
+        while (await stream_facts(natty, name)).first <= 2000:
+            await asyncio.sleep(0.05)
+    found = await read(reader)
+    assert reader.tally.read == len(found)
+    assert reader.tally.read + reader.tally.lost + reader.tally.deleted == 2000
+    assert reader.tally.lost == 2000
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_stream_that_was_made_anew_is_not_taken_for_the_old_one(natty, stream, way):
+    wanted = await whole_range(natty, stream, direct=way == "direct")
+    await natty.delete_stream(stream)
+    await natty.create_stream(stream, subjects=[f"{stream}.>"], allow_direct=True)
+    with pytest.raises(DataLossError, match="was deleted and made anew while it was being read"):
+        await read(RangeReader(natty, wanted, fail=False))
+
+
+async def test_an_explicit_beginning_that_is_gone_is_an_error(natty, stream, source):
+    await natty.jetstream.request(f"STREAM.PURGE.{stream}", {"seq": 5})
+    with pytest.raises(DataLossError, match=r"sequences 2–4 .* leave startSequence out"):
+        await asyncio.to_thread(source(startSequence=2).reader(ENVELOPE).partitions)
+    went_on = source(startSequence=2, failOnDataLoss=False)
+    assert await asyncio.to_thread(sequences_of, went_on) == list(range(5, 21))
+    assert await asyncio.to_thread(sequences_of, source()) == list(range(5, 21))
+
+
+# --- what goes wrong meanwhile ---------------------------------------------------------------------------------------
+
+
+async def test_requests_follow_one_another_until_the_end(natty, stream, monkeypatch):
+    monkeypatch.setattr(direct, "REQUEST_MESSAGES", 3)
+    assert await read(RangeReader(natty, await whole_range(natty, stream))) == list(range(1, 21))
+    monkeypatch.setattr(direct, "REQUEST_BYTES", 1)
+    assert await read(RangeReader(natty, await whole_range(natty, stream, last=17))) == list(range(1, 18))
+
+
+async def test_a_connection_that_is_lost_in_the_middle_costs_no_message(natty_proxy, stream, monkeypatch):
+    monkeypatch.setattr(direct, "REQUEST_MESSAGES", 4)
+    monkeypatch.setattr(direct, "SILENCE", NEVER)  # the lost connection itself must have it asked for again
+    monkeypatch.setattr(direct, "GIVE_UP", NEVER)
+    async with asyncio.timeout(PATIENCE), Natty(**{**natty_proxy.options, **PATIENT}) as client:
+        found = []
+        async for messages in RangeReader(client, await whole_range(client, stream)):
+            if len(found) in (4, 12):
+                natty_proxy.hold()
+                await asyncio.sleep(0.05)  # the next request is under way, and its answer held
+                await natty_proxy.cut()
+                natty_proxy.release()
+                await natty_proxy.restore()
+            found += messages.sequences
+        assert found == list(range(1, 21))
+        await until(lambda: client.connection.reconnects >= 1)
+
+
+async def test_an_answer_of_which_a_part_is_missing_is_asked_for_again(natty, stream, monkeypatch):
+    whole, cut = direct.DirectGet._receive, []
+
+    def lossy(self, messages):
+        if len(cut) < 3 and len(messages) > 2:
+            cut.append(messages.pop(1))
+        whole(self, messages)
+
+    monkeypatch.setattr(direct.DirectGet, "_receive", lossy)
+    monkeypatch.setattr(direct, "REQUEST_MESSAGES", 7)
+    assert await read(RangeReader(natty, await whole_range(natty, stream))) == list(range(1, 21))
+    assert cut
+
+
+async def test_an_answer_that_does_not_come_is_asked_for_again(natty, stream, monkeypatch):
+    send, swallowed = natty.connection.send, []
+
+    def deaf(subject, data=b"", **more):
+        if b".DIRECT.GET." in bytes(subject if isinstance(subject, bytes) else subject.encode()) and not swallowed:
+            swallowed.append(data)
+        else:
+            send(subject, data, **more)
+
+    monkeypatch.setattr(natty.connection, "send", deaf)
+    monkeypatch.setattr(direct, "SILENCE", 0.2)
+    assert await read(RangeReader(natty, await whole_range(natty, stream))) == list(range(1, 21))
+    assert swallowed
+
+
+async def test_a_replica_that_is_behind_is_waited_for(natty, stream, monkeypatch):
+    """What it has not got yet is no deleted message: the leader is asked before the end is believed."""
+    ask, behind = direct.DirectGet._ask, []
+
+    async def lagging(self, position):
+        answer = await ask(self, position)
+        if answer is not None and len(behind) < 2:
+            behind.append(position)
+            return answer._replace(messages=answer.messages.until(12), last=12, pending=0) if position < 12 else None
+        return answer
+
+    monkeypatch.setattr(direct.DirectGet, "_ask", lagging)
+    reader = RangeReader(natty, await whole_range(natty, stream))
+    assert await read(reader) == list(range(1, 21))
+    assert len(behind) == 2
+    assert reader.tally.deleted == 0
+
+
+async def test_a_mirror_that_answers_for_the_stream_is_not_believed(natty, stream):
+    """It may hold less: this one has no messages of odd numbers."""
+    mirror = f"{stream}_COPY"
+    await natty.create_stream(
+        mirror, mirror={"name": stream, "filter_subject": f"{stream}.0"}, allow_direct=True, mirror_direct=True
+    )
+    async with asyncio.timeout(PATIENCE):
+        while (await natty.jetstream.request(f"STREAM.INFO.{mirror}"))["state"]["messages"] < 10:
+            await asyncio.sleep(0.05)
+    for _ in range(10):
+        assert await read(RangeReader(natty, await whole_range(natty, stream))) == list(range(1, 21))
+
+
+async def test_direct_get_that_was_switched_off_meanwhile_is_said(natty, stream, monkeypatch):
+    wanted = await whole_range(natty, stream)
+    await natty.ensure_stream(stream, allow_direct=False, allow_destructive=True)
+    monkeypatch.setattr(direct, "GIVE_UP", 0.5)
+    with pytest.raises(SparkError, match="nobody has answered a direct get of stream"):
+        await read(RangeReader(natty, wanted))
+
+
+async def test_what_is_not_permitted_is_said(natty_name, tmp_path):
+    config = """
+        accounts { A { jetstream: enabled, users: [
+          { user: all, password: all },
+          { user: few, password: few, permissions: { publish: { deny: ["$JS.API.DIRECT.GET.>"] } } } ] } }
+    """
+    with NatsServer(ServerOptions(tls=False, config=config), folder=tmp_path) as server:
+        async with Natty(server.url, user="all", password="all", **PATIENT) as natty:
+            await natty.create_stream("S", subjects=["s"], allow_direct=True)
+            await natty.publish("s", b"x")
+        async with Natty(server.url, user="few", password="few", **PATIENT) as natty:
+            with pytest.raises(SparkError, match="not permitted"):
+                await read(RangeReader(natty, await whole_range(natty, "S")))
+
+
+# --- streaming, as Spark asks for it ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def streaming(source):
+    readers = []
+
+    def make(**options):
+        readers.append(source(**options).streamReader(ENVELOPE))
+        return readers[-1]
+
+    yield make
+    for reader in readers:
+        reader.stop()
+
+
+async def test_micro_batches_follow_one_another_and_are_bounded(streaming):
+    def run():
+        reader = streaming(maxMessagesPerTrigger=8)
+        assert reader.getDefaultReadLimit() == ReadMaxRows(8)
+        at, found = reader.initialOffset(), []
+        while (end := reader.latestOffset(at, reader.getDefaultReadLimit())) != at:
+            parts = reader.partitions(at, end)
+            assert reader.partitions(at, end) == parts, "the same again after a restart"
+            found.append(
+                [seq for part in parts for batch in reader.read(part) for seq in batch["sequence"].to_pylist()]
+            )
+            at = end
+        return found, reader.reportLatestOffset()["next"], reader.latestOffset(at, ReadAllAvailable()) == at
+
+    assert await asyncio.to_thread(run) == ([[*range(1, 9)], [*range(9, 17)], [*range(17, 21)]], 21, True)
+
+
+async def test_available_now_ends_at_what_there_was(streaming, natty, stream):
+    reader = streaming()
+    at = await asyncio.to_thread(reader.initialOffset)
+    await asyncio.to_thread(reader.prepareForTriggerAvailableNow)
+    await natty.publish(f"{stream}.1", b"later")
+    end = await asyncio.to_thread(reader.latestOffset, at, ReadAllAvailable())
+    assert end["next"] == 21
+    assert await asyncio.to_thread(reader.latestOffset, end, ReadAllAvailable()) == end
+
+
+async def test_a_checkpoint_that_is_behind_the_front_fails_or_goes_on(streaming, natty, stream):
+    strict, lenient = streaming(), streaming(failOnDataLoss=False, maxMessagesPerTrigger=4)
+    at = await asyncio.to_thread(strict.initialOffset)
+    await natty.jetstream.request(f"STREAM.PURGE.{stream}", {"seq": 11})
+    with pytest.raises(DataLossError, match=r"sequences 1–10 \(10\)"):
+        await asyncio.to_thread(strict.latestOffset, at, ReadAllAvailable())
+    end = await asyncio.to_thread(lenient.latestOffset, at, ReadMaxRows(4))
+    assert end["next"] == 15
+    [part] = await asyncio.to_thread(lenient.partitions, at, end)
+    assert (part.first, part.last) == (11, 14)
+
+
+async def test_an_empty_stream_is_read_when_something_comes(streaming, natty, stream):
+    await natty.jetstream.request(f"STREAM.PURGE.{stream}")
+    reader = streaming()
+    at = await asyncio.to_thread(reader.initialOffset)
+    assert at["next"] == 21
+    assert await asyncio.to_thread(reader.latestOffset, at, ReadAllAvailable()) == at
+    await natty.publish(f"{stream}.1", b"first")
+    end = await asyncio.to_thread(reader.latestOffset, at, ReadAllAvailable())
+    [part] = await asyncio.to_thread(reader.partitions, at, end)
+    [batch] = await asyncio.to_thread(list, reader.read(part))
+    assert batch["payload"].to_pylist() == [b"first"]

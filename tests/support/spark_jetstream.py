@@ -1,0 +1,171 @@
+"""A program for tests of the data source: runs Spark jobs on a stream, and prints what came of each as a line of JSON.
+
+    python spark_jetstream.py FOLDER OPTIONS JOB …
+
+OPTIONS are the data source's, and under "spark" those of SparkOptions, as JSON.
+"""
+
+import asyncio
+import json
+import shutil
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+from pyspark import TaskContext
+
+from capture.spark.failure import sentence
+from capture.spark.options import SparkOptions
+from capture.spark.read import map_in_arrow
+from capture.spark.session import start
+from natty import Natty
+
+MICRO_BATCH = 400
+
+
+class Jobs:
+    """What can be done; each returns what came of it."""
+
+    def __init__(self, spark, folder, options):
+        self.spark, self.folder, self.options = spark, folder, options
+
+    def reader(self, **more):
+        return self.spark.read.format("jetstream").options(**self.options, **more).load()
+
+    def micro_batches(self, **more):
+        return self.spark.readStream.format("jetstream").options(**self.options, **more).load()
+
+    def end(self, query):
+        query.awaitTermination()
+        return query.recentProgress
+
+    def stream(self):
+        """Read micro-batches into Parquet until there is nothing more, however often this was killed before."""
+        rows = self.micro_batches(maxMessagesPerTrigger=MICRO_BATCH)
+        checkpoint = {"path": str(self.folder / "rows"), "checkpointLocation": str(self.folder / "checkpoint")}
+        writing = rows.writeStream.format("parquet").options(**checkpoint).trigger(availableNow=True)
+        counts = [progress["numInputRows"] for progress in self.end(writing.start())]
+        stored = self.spark.read.parquet(str(self.folder / "rows"))
+        return {
+            "micro_batches": counts,
+            "rows": stored.count(),
+            "sequences": sorted(row.sequence for row in stored.select("sequence").distinct().collect()),
+        }
+
+    def batch(self):
+        """Read it at once, with the columns and plans that there are."""
+        rows = self.reader(partitions=4)
+        plan = rows._jdf.queryExecution().toString()
+        [first, *_] = rows.orderBy("sequence").select("subject", "payload", "headers", "message_id").head(1)
+        two = (
+            self.spark.read.format("jetstream").options(**self.options).schema("payload BINARY, sequence BIGINT").load()
+        )
+        return {
+            "rows": rows.count(),
+            "tasks": rows.rdd.getNumPartitions(),
+            "distinct": rows.select("sequence").distinct().count(),
+            "first": [first.subject, bytes(first.payload).decode(), first.headers, first.message_id],
+            "columns": two.columns,
+            "sum": two.selectExpr("sum(sequence)").head()[0],
+            "plan": plan,
+        }
+
+    def refused(self):
+        """Ask for what there is not."""
+        said = []
+        for more in ({"startSequense": "1"}, {"password": "hunter2"}):
+            try:
+                self.reader(**more)
+            except Exception as error:
+                said.append(sentence(error))
+        return {"said": said}
+
+    def write(self):
+        """Publish twice under the same name, then by a task that fails when a part of it is stored."""
+        target = self.options | {"stream": self.options["stream"] + "_OUT"}
+        subject = f"concat('{target['stream']}.', sequence % 3) AS subject"
+        rows = self.reader(partitions=2).selectExpr(subject, "payload", "headers")
+        for _ in range(2):
+            rows.write.format("jetstream").options(**target, writeId="job-7").mode("append").save()
+        once = self.count(target)
+        failing = map_in_arrow(rows.coalesce(1), fail_half_way(target), rows.schema)
+        failing.write.format("jetstream").options(**target).mode("append").save()
+        out = self.spark.read.format("jetstream").options(**target).load()
+        first = out.orderBy("sequence").select("message_id", "headers").head(1)[0]
+        return {"once": once, "after": self.count(target), "first": [first.message_id, first.headers]}
+
+    def write_stream(self):
+        """Publish micro-batches; then again the last one, as after a crash before it was committed."""
+        target = self.options | {"stream": self.options["stream"] + "_FLOW"}
+        checkpoint = self.folder / "flow"
+        rows = self.micro_batches().selectExpr(f"concat('{target['stream']}.', sequence % 3) AS subject", "payload")
+        writing = rows.writeStream.format("jetstream").options(**target).option("checkpointLocation", str(checkpoint))
+        self.end(writing.trigger(availableNow=True).start())
+        once = self.count(target)
+        for file in (checkpoint / "commits").glob("*0*"):
+            file.unlink()
+        again = self.end(writing.trigger(availableNow=True).start())
+        return {"once": once, "after": self.count(target), "again": [one["numInputRows"] for one in again]}
+
+    def cluster(self):
+        """Say what runs where."""
+
+        def where(batches):
+            import os
+
+            for _ in batches:
+                yield pa.RecordBatch.from_pydict({"python": [sys.executable], "pid": [os.getpid()]})
+
+        ran = map_in_arrow(self.spark.range(0, 8, 1, 4), where, "python STRING, pid BIGINT").collect()
+        conf = self.spark.sparkContext.getConf()
+        return {"master": conf.get("spark.master"), "python": sorted({row.python for row in ran})}
+
+    def wait(self):
+        """Stay until killed."""
+        time.sleep(3600)
+
+    def count(self, options):
+        """How many messages a stream holds."""
+        return asyncio.run(messages_in(options))
+
+
+def fail_half_way(options):
+    """A step that fails in a task's first attempt, once something of it is stored."""
+
+    def step(batches):
+        before = None
+        for number, batch in enumerate(batches):
+            if number == 2 and TaskContext.get().attemptNumber() == 0:
+                deadline = time.monotonic() + 60
+                while asyncio.run(messages_in(options)) == before:
+                    assert time.monotonic() < deadline, "nothing of the first attempt was stored"
+                raise RuntimeError("failed on purpose")
+            if before is None:
+                before = asyncio.run(messages_in(options))
+            yield batch
+
+    return step
+
+
+async def messages_in(options):
+    settings = {"tls_ca": options["tlsCa"], "tls_cert": options["tlsCert"], "tls_key": options["tlsKey"]}
+    async with Natty(options["servers"], **settings) as natty:
+        return (await natty.jetstream.request(f"STREAM.INFO.{options['stream']}"))["state"]["messages"]
+
+
+def main(folder, options, *jobs):
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    options = json.loads(options)
+    spark_options = msgspec.convert(options.pop("spark"), SparkOptions)
+    with start(spark_options) as spark:
+        todo = Jobs(spark, Path(folder), options)
+        for job in jobs:
+            print(json.dumps({"job": job, **getattr(todo, job)()}, default=str), flush=True)
+    shutil.rmtree(Path(folder) / "spark-warehouse", ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

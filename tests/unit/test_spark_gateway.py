@@ -1,0 +1,66 @@
+"""What a JVM is started with: on this machine nothing is to leave it, on a cluster its executors must reach it."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from capture.config import load
+from capture.spark import gateway
+from capture.spark.java import Java
+from capture.spark.options import SparkOptions
+from capture.spark.session import _properties
+
+LOCAL, CLUSTER = {"spark.master": "local[2]"}, {"spark.master": "spark://a:7077"}
+
+
+def test_a_local_session_listens_on_loopback_and_keeps_its_files_in_its_folder(tmp_path):
+    places = gateway._places(tmp_path, LOCAL)
+    assert places["spark.driver.bindAddress"] == gateway.LOOPBACK
+    assert places["spark.local.dir"] == str(tmp_path)
+    assert gateway._environment(tmp_path, "python", local=True)["SPARK_LOCAL_IP"] == gateway.LOOPBACK
+
+
+def test_the_executors_of_a_cluster_can_reach_the_driver(tmp_path, monkeypatch):
+    monkeypatch.delenv("SPARK_LOCAL_IP", raising=False)
+    places = gateway._places(tmp_path, CLUSTER)
+    assert "spark.driver.host" not in places
+    assert "spark.local.dir" not in places
+    assert "SPARK_LOCAL_IP" not in gateway._environment(tmp_path, "python", local=False)
+    assert not gateway._is_local(CLUSTER)
+
+
+def test_what_the_jvm_starts_by_itself_runs_our_python(tmp_path):
+    assert gateway._environment(tmp_path, "/our/python", local=True)["PYSPARK_PYTHON"] == "/our/python"
+
+
+def test_no_setting_stands_on_the_command_line(tmp_path):
+    java = Java(Path("/java"), 17, "a test")
+    line = gateway.command(java, memory="1g", properties_file=tmp_path / "properties")
+    assert line[-3:] == ["--properties-file", str(tmp_path / "properties"), "pyspark-shell"]
+    assert not [word for word in line if "--conf" in word or "incubator" in word]
+
+
+@pytest.fixture
+def file(tmp_path):
+    file = tmp_path / "spark.conf"
+    file.write_text("spark.master spark://a:7077\nspark.authenticate.secret s3cret\nspark.app.name theirs\n")
+    file.chmod(0o600)
+    return file
+
+
+def test_settings_of_a_file_win_over_ours_and_those_of_the_configuration_over_both(file):
+    options = SparkOptions(properties_file=str(file), properties={"spark.app.name": "mine"})
+    properties = _properties(options)
+    assert properties["spark.master"] == "spark://a:7077"
+    assert properties["spark.authenticate.secret"] == "s3cret"
+    assert properties["spark.app.name"] == "mine"
+    assert _properties(SparkOptions())["spark.master"] == "local[2]"
+
+
+def test_the_configuration_names_the_file_and_its_secrets_are_nowhere_shown(file, tmp_path):
+    path = tmp_path / "capture.toml"
+    path.write_text(f'stream = "A"\nstore = "{tmp_path}"\n[spark]\nproperties_file = "{file}"\n')
+    options = load(path, environment={}).spark.options()
+    assert options.properties_file == str(file)
+    assert "s3cret" not in repr(options) + msgspec.json.encode(options).decode()
