@@ -1,0 +1,158 @@
+"""What the programs are told by `SHIPPER_*` variables, checked before anything is opened."""
+
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from natty import Natty
+from natty.groups.partitions import fnv1a
+
+KEEP_DAYS = 7  # that a day's file, and a line in its stream, is kept
+DAY = 86_400  # seconds
+_TOKENS = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+
+
+class ShipperError(Exception):
+    """The shipper can't go on; the message is for its operator."""
+
+
+class SettingError(ShipperError):
+    """A variable is missing, or has an impossible value."""
+
+
+def is_host(name: str) -> bool:
+    """Whether a name can stand in a subject and be a folder's name: letters, digits, `-` and `_`, dots between."""
+    return len(name) <= 255 and _TOKENS.fullmatch(name) is not None
+
+
+def partition_of(host: str, partitions: int) -> int:
+    """Return the host's partition: FNV-1a of its name modulo their number, always 0 if there are none."""
+    return fnv1a(host.encode()) % partitions if partitions else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Route:
+    """How the lines of a host get from the one program to the other. Both must be told the same."""
+
+    subject: str
+    partitions: int = 0
+    server_side: bool = False  # one stream, whose server puts the partition into the subject
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str]) -> "Route":
+        subject, text = _needed(environment, "SHIPPER_SUBJECT"), environment.get("SHIPPER_PARTITIONS", "") or "0"
+        if not _TOKENS.fullmatch(subject):
+            raise SettingError(f"SHIPPER_SUBJECT is {subject!r}: write letters, digits, - and _, with dots between")
+        if not text.isdecimal():
+            raise SettingError(f"SHIPPER_PARTITIONS is {text!r}: write a whole number, 0 for no partitions")
+        by = environment.get("SHIPPER_PARTITIONED_BY", "") or "producer"
+        if by not in ("producer", "server"):
+            raise SettingError(f"SHIPPER_PARTITIONED_BY is {by!r}: write producer or server")
+        return cls(subject=subject, partitions=int(text), server_side=by == "server")
+
+    def publish_on(self, host: str) -> str:
+        """Return the subject on which a host's lines are published."""
+        if self.server_side:
+            return f"{self.subject}.{host}"
+        return f"{self.subject}.p{partition_of(host, self.partitions)}.{host}"
+
+    def stored_on(self, host: str) -> str:
+        """Return the subject, or the filter, under which the stream holds a host's lines."""
+        return f"{self.subject}.*.{host}" if self.server_side else self.publish_on(host)
+
+    def prefix(self, partition: int) -> str:
+        """Return what stands before the host's name in the subjects of a partition."""
+        return f"{self.subject}.{partition}." if self.server_side else f"{self.subject}.p{partition}."
+
+    def stream(self, partition: int) -> str:
+        """Return the name of the stream that holds a partition."""
+        name = self.subject.replace(".", "_").upper()
+        return name if self.server_side else f"{name}_p{partition}"
+
+    async def ensure(self, natty: Natty, partition: int) -> str:
+        """Make the stream that holds a partition, if there is none, and return its name."""
+        settings: dict[str, Any] = {"subjects": [f"{self.subject}.>"], "max_age": KEEP_DAYS * DAY}
+        if self.server_side:
+            destination = f"{self.subject}.{{{{partition({max(self.partitions, 1)})}}}}.>"
+            settings["subject_transform"] = {"src": f"{self.subject}.>", "dest": destination}
+        else:
+            settings["subjects"] = [f"{self.prefix(partition)}>"]
+        if natty.connection.server_version >= (2, 14):
+            settings["allow_batched"] = True  # fast ingest
+        name = self.stream(partition)
+        await natty.ensure_stream(name, **settings)
+        return name
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProduceSettings:
+    """Of `produce`: the file to follow, and the host whose it is."""
+
+    route: Route
+    file: Path
+    host: str
+    patience: float = 30.0  # seconds that the file may be missing
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str]) -> "ProduceSettings":
+        """Read the environment. SettingError."""
+        host = environment.get("HOSTNAME") or socket.gethostname()
+        if not is_host(host):
+            raise SettingError(
+                f"host name {host!r} can't be part of a subject: set HOSTNAME to letters, digits, - and _,"
+                " with dots between"
+            )
+        patience = environment.get("SHIPPER_PATIENCE", "") or "30"
+        if not patience.isdecimal():
+            raise SettingError(f"SHIPPER_PATIENCE is {patience!r}: write whole seconds")
+        file = Path(_needed(environment, "SHIPPER_FILE")).absolute()
+        return cls(route=Route.read(environment), file=file, host=host, patience=float(patience))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumeSettings:
+    """Of `consume`: the partitions to read, and where their hosts' files go."""
+
+    route: Route
+    directory: Path
+    output: str
+    read_partitions: tuple[int, ...]
+    durable: str = "shipper"
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str]) -> "ConsumeSettings":
+        """Read the environment. SettingError."""
+        route = Route.read(environment)
+        output = _needed(environment, "SHIPPER_OUTPUT")
+        output += "" if "%" in output else "-%Y%m%d%H%M"
+        if Path(output).is_absolute() or ".." in Path(output).parts:
+            raise SettingError(f"SHIPPER_OUTPUT is {output!r}: name a file inside of SHIPPER_DIRECTORY")
+        days = [datetime(2000, 1, 1, tzinfo=UTC) + timedelta(days=day) for day in range(800)]
+        if len({day.strftime(output) for day in days}) < len(days):
+            raise SettingError(f"SHIPPER_OUTPUT {output!r} gives two days one name: put %Y%m%d into it")
+        return cls(
+            route=route,
+            directory=Path(_needed(environment, "SHIPPER_DIRECTORY")).absolute(),
+            output=output,
+            read_partitions=_partitions(environment.get("SHIPPER_READ_PARTITIONS", ""), max(route.partitions, 1)),
+            durable=environment.get("SHIPPER_DURABLE") or "shipper",
+        )
+
+
+def _needed(environment: Mapping[str, str], name: str) -> str:
+    if not environment.get(name):
+        raise SettingError(f"{name} is not set")
+    return environment[name]
+
+
+def _partitions(text: str, count: int) -> tuple[int, ...]:
+    if not text:
+        return tuple(range(count))
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) < count for word in words):
+        raise SettingError(f"SHIPPER_READ_PARTITIONS is {text!r}: write numbers from 0 to {count - 1}, commas between")
+    return tuple(sorted(set(map(int, words))))

@@ -1,0 +1,92 @@
+"""The log shipper's files, their ledger, and its settings."""
+
+import os
+
+import pytest
+from log_shipper import ledger as ledgers
+from log_shipper.ledger import Ledger
+from log_shipper.settings import DAY, ConsumeSettings, ProduceSettings, SettingError, ShipperError, partition_of
+
+NANOSECONDS = 1_000_000_000
+
+
+def test_a_host_has_a_file_for_each_day_of_its_lines_and_files_are_kept_a_week(tmp_path):
+    with Ledger(tmp_path, "app-%Y%m%d%H%M", "p0") as ledger:
+        for day in range(10):
+            noon = (day * DAY + DAY // 2) * NANOSECONDS
+            ledger.write([("web1", noon, b"one"), ("web2", noon, b"two"), ("web1", noon + 1, b"three")], day + 1)
+        days = sorted((tmp_path / "web1").iterdir())
+        assert days[0].name == "app-197001010000"
+        assert days[0].read_bytes() == b"one\nthree\n"
+        assert ledger.expire(8 * DAY - 1) == []
+        gone = ledger.expire(9 * DAY)
+        assert sorted(path.parent.name for path in gone) == ["web1", "web1", "web2", "web2"]
+        assert sorted((tmp_path / "web1").iterdir()) == days[2:]
+    with Ledger(tmp_path, "app-%Y%m%d%H%M", "p0") as again:
+        assert again.sequence == 10
+        assert again.expire(9 * DAY) == []
+
+
+def test_lines_are_synced_before_the_ledger_says_that_they_are_there(tmp_path, monkeypatch):
+    synced, sync = [], os.fdatasync
+
+    def observed(descriptor):
+        sync(descriptor)
+        synced.append((os.fstat(descriptor).st_size, ledger.sequence))
+
+    monkeypatch.setattr(os, "fdatasync", observed)
+    with Ledger(tmp_path, "app", "p0") as ledger:
+        ledger.write([("web1", 0, b"one"), ("web2", 0, b"three")], 2)
+        assert (synced, ledger.sequence) == ([(4, 0), (6, 0)], 2)
+
+
+def test_what_was_written_before_a_ledger_knew_a_file_is_kept(tmp_path):
+    (tmp_path / "web1").mkdir()
+    (tmp_path / "web1" / "app-1970").write_bytes(b"before\n")
+    with Ledger(tmp_path, "app-%Y", "p0") as ledger:
+        ledger.write([("web1", 0, b"after")], 1)
+    with Ledger(tmp_path, "app-%Y", "p0"):
+        assert (tmp_path / "web1" / "app-1970").read_bytes() == b"before\nafter\n"
+
+
+def test_the_files_of_a_partition_have_one_writer(tmp_path, monkeypatch):
+    monkeypatch.setattr(ledgers, "BUSY_TIMEOUT", 0)
+    with Ledger(tmp_path, "app", "p0"), pytest.raises(ShipperError, match="another process"):
+        Ledger(tmp_path, "app", "p0").__enter__()
+
+
+def test_no_partitions_mean_partition_0_and_the_hash_is_fnv_1a():
+    assert partition_of("anything", 0) == 0
+    assert partition_of("foo.bar", 1 << 32) == 3415486196
+
+
+@pytest.mark.parametrize(
+    ("settings", "read", "complaint"),
+    [
+        ({"SHIPPER_FILE": ""}, ProduceSettings, "SHIPPER_FILE is not set"),
+        ({"SHIPPER_SUBJECT": ""}, ProduceSettings, "SHIPPER_SUBJECT is not set"),
+        ({"SHIPPER_SUBJECT": "logs.>"}, ConsumeSettings, "SHIPPER_SUBJECT is 'logs.>'"),
+        ({"HOSTNAME": "web 1"}, ProduceSettings, "host name 'web 1' can't be part of a subject"),
+        ({"HOSTNAME": "../web1"}, ProduceSettings, r"host name '\.\./web1'"),
+        ({"HOSTNAME": "web1."}, ProduceSettings, r"host name 'web1\.'"),
+        ({"SHIPPER_PARTITIONS": "-1"}, ProduceSettings, "SHIPPER_PARTITIONS is '-1'"),
+        ({"SHIPPER_PARTITIONED_BY": "me"}, ConsumeSettings, "SHIPPER_PARTITIONED_BY is 'me'"),
+        ({"SHIPPER_PATIENCE": "long"}, ProduceSettings, "SHIPPER_PATIENCE is 'long'"),
+        ({"SHIPPER_READ_PARTITIONS": "0,2"}, ConsumeSettings, "numbers from 0 to 1"),
+        ({"SHIPPER_OUTPUT": "app-%H"}, ConsumeSettings, "gives two days one name"),
+        ({"SHIPPER_OUTPUT": "../app"}, ConsumeSettings, "inside of SHIPPER_DIRECTORY"),
+    ],
+    ids=str,
+)
+def test_a_setting_that_is_wrong_is_named(settings, read, complaint):
+    environment = {
+        "SHIPPER_SUBJECT": "logs",
+        "SHIPPER_PARTITIONS": "2",
+        "SHIPPER_FILE": "app.log",
+        "HOSTNAME": "web1.example.net",
+        "SHIPPER_DIRECTORY": "out",
+        "SHIPPER_OUTPUT": "app",
+    }
+    read.read(environment)
+    with pytest.raises(SettingError, match=complaint):
+        read.read(environment | settings)
