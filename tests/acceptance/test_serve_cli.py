@@ -1,0 +1,132 @@
+"""`capture serve` as a process: over TLS, asked by programs and by a real browser."""
+
+import json
+import ssl
+import urllib.error
+import urllib.request
+
+import msgspec
+import pytest
+from archive_states import NODE, STATE
+from browsing import browsing
+from patient import PATIENCE
+
+from capture.state import Board, StreamState
+
+TOKEN = "a token for the status page"
+TRAFFIC = StreamState(stream="ORDERS", first=1, last=5000, acked=4900, pending=100, unacked=3, lag=2.5, held=4900)
+
+
+@pytest.fixture
+def archive(natty_name, served):
+    """Publish the state of an archive that nobody leads; returns its name."""
+    name = natty_name("page")
+    publish(served, name)
+    return name
+
+
+def publish(served, archive, **changed):
+    state = msgspec.structs.replace(STATE, archive=archive, streams=[TRAFFIC], **changed)
+
+    async def work(natty):
+        await Board(natty, archive).publish(state)
+        await Board(natty, archive).announce(NODE)
+
+    served(work)
+
+
+@pytest.fixture
+def page(shell, archive, natty_tls):
+    """Start the page over TLS for whoever has the token; returns its URL."""
+    (shell.folder / "tokens").write_text(f"{TOKEN}\n")
+    files = ("--cert", natty_tls.server_cert, "--key", natty_tls.server_key, "--token-file", "tokens")
+    process = shell.start("capture", "serve", "--stream", archive, "--port", 0, *files)
+    said = process.stdout.readline()
+    assert said.startswith(f"the status of {archive} is served on https://127.0.0.1:")
+    return said.split()[-1]
+
+
+@pytest.fixture
+def get(page, natty_tls):
+    """Return a function that asks for a path, and gives status, type and text."""
+    context = ssl.create_default_context(cafile=natty_tls.ca)
+
+    def ask(path, **headers):
+        request = urllib.request.Request(page + path, headers=headers)
+        try:
+            with urllib.request.urlopen(request, context=context, timeout=PATIENCE) as answer:
+                return answer.status, answer.headers, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.headers, error.read().decode()
+
+    return ask
+
+
+def test_programs_get_the_status_as_json_and_for_prometheus_if_they_show_a_token(get, archive):
+    shown = {"Authorization": f"Bearer {TOKEN}"}
+    status, headers, text = get("/status.json", **shown)
+    assert status == 200
+    assert headers["Content-Security-Policy"].startswith("default-src 'self'")
+    [said] = json.loads(text)["archives"]
+    assert (said["archive"], said["ok"]) == (archive, False)
+    assert said["troubles"] == ["nobody leads the sweep: what is stored is not adopted"]
+    assert said["state"]["rows"] == 70_000
+    status, _, text = get("/metrics", **shown)
+    assert status == 200
+    assert f'capture_archive_rows{{archive="{archive}"}} 70000\n' in text
+    assert f'capture_archive_stream_lag_seconds{{archive="{archive}",stream="ORDERS"}} 2.5\n' in text
+    assert f'capture_archive_led{{archive="{archive}",office="sweep"}} 0\n' in text
+    assert text.count("# TYPE capture_archive_led gauge") == 1
+    for wrong in ({}, {"Authorization": "Bearer another token of that length"}, {"Authorization": "Basic ???"}):
+        for path in ("/", "/page.js", "/status.json", "/metrics", "/nothing"):
+            status, headers, text = get(path, **wrong)
+            assert (status, text) == (401, "a token is needed\n")
+            assert headers["WWW-Authenticate"].startswith("Basic realm=")
+    assert get("/readyz")[::2] == (200, "ready\n")  # probes have no token
+    assert get("/livez")[::2] == (200, "alive\n")
+    assert get("/nothing", **shown)[0] == 404
+    assert get("/page.py", **shown)[0] == 404
+
+
+@pytest.mark.long
+def test_a_browser_shows_it_and_follows_what_changes(page, archive, served, tmp_path):
+    with browsing(tmp_path) as browser:
+        seen = browser(open=page, password=TOKEN, until="something is wrong with 1 of 1")
+        for expected in (
+            archive,
+            "nobody leads the sweep: what is stored is not adopted",
+            "1,234 in 3 blocks",
+            "70,000 in 6 files",
+            "56.8 kB of blocks, 8.9 MB of table",
+            "ORDERS",
+            "4,900",
+            "node-1",
+            "4,321",
+        ):
+            assert expected in seen["text"]
+        publish(served, archive, rows=1_234_567)
+        seen = browser(until="1,234,567 in 6 files", picture=str(tmp_path / "page.png"))
+        assert not seen["wider"]
+        seen = browser(open=page, width=390, until="1,234,567 in 6 files")
+        assert not seen["wider"]  # on a telephone nothing is beyond the edge
+        assert seen["complaints"] == []
+
+
+def test_without_tls_it_is_served_on_a_loopback_address_only(shell):
+    stream = ("--stream", "S", "--port", 0)
+    assert "give --cert and --key to serve over TLS" in shell.capture("serve", *stream).complaint
+    done = shell.capture("serve", *stream, "--plain-http", "--host", "0.0.0.0")
+    assert done.status == 1
+    assert "without TLS it is served on a loopback address only, not on '0.0.0.0'" in done.complaint
+
+
+def test_a_token_that_can_be_guessed_and_files_that_are_none_are_refused(shell, natty_tls):
+    files = ("--cert", natty_tls.server_cert, "--key", natty_tls.server_key)
+    (shell.folder / "short").write_text("secret\n")
+    done = shell.capture("serve", "--stream", "S", "--port", 0, *files, "--token-file", "short")
+    assert "a token of 16 characters is needed at least" in done.complaint
+    (shell.folder / "empty").write_text("\n")
+    assert "has no token" in shell.capture("serve", "--stream", "S", *files, "--token-file", "empty").complaint
+    assert "can't be read" in shell.capture("serve", "--stream", "S", *files, "--token-file", "none").complaint
+    other = ("--cert", natty_tls.server_cert, "--key", natty_tls.client_key)
+    assert "are no certificate with its key" in shell.capture("serve", "--stream", "S", *other).complaint
