@@ -4,7 +4,7 @@ PIP := .venv/bin/python -m pip --disable-pip-version-check install --quiet
 ARGS ?=
 WORKERS ?= 2
 
-.PHONY: demo test test-long lint bench chaos chaos-election clean
+.PHONY: demo test test-long lint bench chaos chaos-election chaos-groups clean soak-table test-iceberg-spark
 .DELETE_ON_ERROR:
 
 demo: .venv/.demo ## the main job on real flights; `make demo ARGS="--rows 20000 --keep"`
@@ -29,6 +29,15 @@ chaos: .venv/.test ## 200 kills of capture nodes over a million messages; `make 
 
 chaos-election: .venv/.test ## ten thousand faults on elections: hours; `make chaos-election ARGS="--faults 300 --cluster"` is shorter
 	@.venv/bin/python tests/support/election_chaos.py $(ARGS)
+
+soak-table: .venv/.test ## 500 compactions with crashes: what lies in the store must not grow for ever; half a minute
+	@.venv/bin/python tests/support/table_soak.py $(ARGS)
+
+test-iceberg-spark: .venv/.test ## Spark 3.5 with Iceberg's runtime, in a virtual environment of its own, reads the table
+	@.venv/bin/python tests/support/iceberg_on_spark.py $(ARGS)
+
+chaos-groups: .venv/.test ## a million messages over a thousand keys through a partitioned group; `make chaos-groups ARGS="--messages 20000 --keys 100 --auto"` is shorter
+	@.venv/bin/python tests/support/group_chaos.py $(ARGS)
 
 .venv/bin/python:
 	@command -v $(PYTHON) >/dev/null 2>&1 || { \
@@ -56,4 +65,4 @@ chaos-election: .venv/.test ## ten thousand faults on elections: hours; `make ch
 	@touch $@
 
 clean: ## remove what was made
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-iceberg-spark build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

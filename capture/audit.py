@@ -19,6 +19,7 @@ from capture.manifest import Manifest
 from capture.readme import README, VERSION, text, version_of
 from capture.recording import Earlier, Recording
 from capture.signing import PublicKeys, split
+from capture.snapshots import Iceberg, folder, hint_path, version_of_copy, version_path
 from capture.stores.contract import Store
 from capture.table import Table
 
@@ -112,6 +113,9 @@ class _Auditor:
                 await self._beside(kind, path, chain.values(), must_be_signed=number > head.number)
         if isinstance(newest, Recording):
             await self._told_by(head.path, newest)
+        if isinstance(newest, Table):
+            for stream, exposed in newest.iceberg.items():
+                await self._exposed(head.path, stream, exposed)
 
     async def _head(self, kind: type[Document]) -> Head | None:
         head = await self.heads[kind]() if kind in self.heads else None
@@ -224,6 +228,21 @@ class _Auditor:
             await self._declared(self.keys)
         if self.deep:
             await self._history(path, recording.earlier)
+
+    async def _exposed(self, path: str, stream: str, exposed: Iceberg) -> None:
+        """Check Iceberg's own files, and what leads readers without a catalog to them."""
+        for one, digest in (exposed.objects() if self.deep else {exposed.metadata: exposed.sha256}).items():
+            await self._unchanged(one, digest, path)
+        copy, hint = version_path(stream, exposed.number), hint_path(stream)
+        listed = {one.path for one in await self.store.list(f"{folder(stream)}/metadata/v")}
+        copied, hinted = await self._read(copy), await self._read(hint)
+        newest = await self._head(Table)
+        if newest is None or newest.path != path:
+            return  # another one was committed while we looked: what leads there is about to change
+        wrong = {one for one in listed if (number := version_of_copy(one)) is not None and number > exposed.number}
+        wrong |= {copy} if copied is None or sha256(copied).hexdigest() != exposed.sha256 else set()
+        wrong |= {hint} if hinted != str(exposed.number).encode() else set()
+        self.problems += [f"{one} leads readers without a catalog elsewhere than {path}" for one in sorted(wrong)]
 
     async def _description(self, recorded: int) -> None:
         found = await self._read(README)

@@ -1,87 +1,36 @@
+"""The run of a compaction: plan, have it merged, check, commit. Nothing is replaced that does not add up."""
+
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
-from uuid import uuid4
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
 from capture import chain
 from capture.chain import Head, HeadPointer, HeadReader, Retired, current, old_documents
-from capture.errors import CompactionError, ConfigError, ManifestError, NotSwept
-from capture.manifest import TABLE, Manifest, Stored, table_path
+from capture.errors import CompactionError, ManifestError, NotSwept
+from capture.manifest import TABLE, Manifest, Removed, Stored
+from capture.merging import Engine, Group, Merged, Part
 from capture.picture import Picture
+from capture.planning import Policy, new_name, plan
+from capture.readback import Check, read_back
 from capture.retention import EVERYTHING, Retention
+from capture.schedule import AT_ONCE, Schedule
 from capture.sequences import Sequences
+from capture.snapshots import ICEBERG
 from capture.stores.contract import Listing, Store
-from capture.table import Table, first_table, unforgotten, without
-
-SMALL = 0.75
-"""A table file below this part of the target size is merged again when blocks of its bin arrive."""
-MERGED = {"parquet", "ndjson"}
-"""The formats of blocks that the table takes in. Blocks of others stay as they are: CSV lacks payloads."""
-
-
-class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """One bin, one job, one output file.
-
-    `output` is the path of the table file to write; `exclude` (`Sequences.to_text`) are sequences to leave out because
-    the table holds them elsewhere.
-    """
-
-    stream: str
-    key: str
-    interval: int
-    inputs: list[Stored]
-    output: str
-    exclude: str = ""
-
-
-class Merged(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine made of a group: the file it wrote (None: no row was left), and how many rows it read and dropped.
-
-    `duplicates` counts every dropped row, excluded ones too: `rows_in - duplicates` is the output's count.
-    """
-
-    output: Stored | None
-    rows_in: int
-    duplicates: int
-
-
-class Engine(Protocol):
-    """Who merges: Spark in production, pyarrow in `capture.testing`."""
-
-    async def merge(self, store_url: str, groups: Sequence[Group]) -> list[Merged]:
-        """Write each group's output: every sequence of its inputs once, without the excluded ones, ascending."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Policy:
-    """When blocks are merged, and into files of which size.
-
-    A bin is due with `min_files` blocks, or when its oldest block has waited `max_wait` seconds (0: at once). A run
-    takes at most `max_groups`.
-    """
-
-    target_bytes: int = 128 * 1024 * 1024
-    min_files: int = 5
-    max_wait: float = 300.0
-    max_groups: int = 16
-
-    def __post_init__(self) -> None:
-        if min(self.target_bytes, self.min_files, self.max_groups) < 1 or self.max_wait < 0:
-            raise ConfigError(f"a compaction needs sizes of 1 or more and a wait that is not negative: {self}")
+from capture.table import Exposure, Table, Unexposed, first_table, unforgotten, without
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompactReport:
     """What a compaction did; all zero if nothing was due. `head` is the committed one.
 
-    `expired` are table files that retention removed.
+    `expired` are table files that retention removed. `failed` says why groups could not be merged: their blocks stay,
+    the others' results are committed. `conflicts` counts, by column, values that did not fit the table's type.
     """
 
     head: Head
@@ -94,104 +43,8 @@ class CompactReport:
     bytes_in: int = 0
     bytes_out: int = 0
     seconds: float = 0.0
-
-
-def new_name() -> str:
-    """Return 32 hex digits that nobody else has."""
-    return uuid4().hex
-
-
-# --- what is due -----------------------------------------------------------------------------------------------------
-
-
-def plan(
-    picture: Picture,
-    policy: Policy,
-    *,
-    now: float,
-    token: int,
-    unique: Callable[[], str] = new_name,
-    leave: Container[str] = (),
-) -> list[Group]:
-    """Return what to merge, oldest first; pure but for the names that `unique` gives. Blocks to `leave` are no input.
-
-    Each (stream, sequence) is in the table once, by construction: a group leaves out what table files that it does not
-    replace hold, and what an earlier group of the plan takes. Any part of a plan may be carried out without the rest.
-    """
-    blocks = [one for one in picture.blocks if one.path not in leave]
-    bins = _bins(blocks, picture.files, policy, now)
-    cuts = [cut for one in bins for cut in _cut(one, policy.target_bytes)]
-    tabled = {one.path for one in picture.files}
-    due = [cut for cut in cuts if any(one.path not in tabled for one in cut)]
-    due.sort(key=lambda cut: (min(one.stored_ns for one in cut if one.path not in tabled), cut[0].path))
-    return _exclusive(picture.files, due[: policy.max_groups], token, unique)
-
-
-def _bins(blocks: Iterable[Stored], files: Iterable[Stored], policy: Policy, now: float) -> list[list[Stored]]:
-    """Return the due bins: all blocks of a (stream, key, interval), and its table files that are small."""
-    waiting: dict[tuple[str, ...], list[Stored]] = defaultdict(list)
-    for one in blocks:
-        if one.format in MERGED:
-            waiting[_bin(one)].append(one)
-    due = {name: inputs for name, inputs in waiting.items() if _is_due(inputs, policy, now)}
-    for one in files:
-        if _bin(one) in due and one.bytes < SMALL * policy.target_bytes:
-            due[_bin(one)].append(one)
-    return list(due.values())
-
-
-def _bin(one: Stored) -> tuple[str, ...]:
-    """Name the bin, by its partition's folder too: intervals of another length may start at the same time."""
-    return one.stream, one.key, str(one.interval), one.path.partition("/")[2].rpartition("/")[0]
-
-
-def _is_due(blocks: Sequence[Stored], policy: Policy, now: float) -> bool:
-    oldest = min(one.stored_ns for one in blocks) / 1e9
-    return len(blocks) >= policy.min_files or now - oldest >= policy.max_wait
-
-
-def _cut(inputs: Iterable[Stored], target_bytes: int) -> list[list[Stored]]:
-    """Cut a bin, in order of its sequences, where the target size is reached: one output is never far larger."""
-    cuts: list[list[Stored]] = []
-    size = 0
-    for one in sorted(inputs, key=lambda one: (one.first, one.path)):
-        if not cuts or size + one.bytes > target_bytes:
-            cuts.append([])
-            size = 0
-        cuts[-1].append(one)
-        size += one.bytes
-    return cuts
-
-
-def _exclusive(
-    files: Sequence[Stored], cuts: Sequence[list[Stored]], token: int, unique: Callable[[], str]
-) -> list[Group]:
-    """Make groups of the cuts, each with the sequences that it must leave out."""
-    groups: list[Group] = []
-    tabled = {one.path for one in files}
-    streams = {cut[0].stream for cut in cuts}
-    table = {stream: _held(one for one in files if one.stream == stream) for stream in streams}
-    claimed: dict[str, Sequences] = defaultdict(Sequences)
-    for cut in cuts:
-        first, held = cut[0], _held(cut)
-        elsewhere = table[first.stream] - _held(one for one in cut if one.path in tabled)
-        exclude = held & (elsewhere | claimed[first.stream])
-        claimed[first.stream] |= held - exclude
-        groups.append(
-            Group(
-                stream=first.stream,
-                key=first.key,
-                interval=first.interval,
-                inputs=cut,
-                output=table_path(first.path, token, unique()),
-                exclude=exclude.to_text(),
-            )
-        )
-    return groups
-
-
-def _held(objects: Iterable[Stored]) -> Sequences:
-    return Sequences.union_of(Sequences.from_text(one.sequences) for one in objects)
+    failed: list[str] = field(default_factory=list)
+    conflicts: dict[str, int] = field(default_factory=dict)
 
 
 # --- what it changes -------------------------------------------------------------------------------------------------
@@ -213,7 +66,7 @@ def apply(picture: Picture, groups: Sequence[Group], merged: Sequence[Merged], *
         for one in group.inputs:
             if live.pop(one.path, None) != one:
                 raise CompactionError(f"{one.path} is not in the archive's picture, or has changed")
-    outputs = [result.output for result in merged if result.output is not None]
+    outputs = [output for result in merged for output in result.outputs]
     table = [one for one in picture.files if one.path in live] + outputs
     _check_disjoint(table, {one.stream for one in outputs})
     inputs = [one.path for group in groups for one in group.inputs]
@@ -223,33 +76,40 @@ def apply(picture: Picture, groups: Sequence[Group], merged: Sequence[Merged], *
         consumed=[*unforgotten(picture.table, picture.manifest), *(path for path in inputs if path in blocks)],
         retired=[*picture.table.retired, *(Retired(path, now) for path in inputs if path in files)],
         of_manifest=picture.manifest.number,
+        removed=_with_repeated(picture.table.removed, groups, merged, now),
+        columns=next((result.columns for result in merged if result.columns), picture.table.columns),
         created=now,
     )
 
 
 def _check_result(group: Group, merged: Merged) -> None:
-    """Raise CompactionError unless the output holds exactly the group's sequences, and the rows add up."""
-    expected = _held(group.inputs) - Sequences.from_text(group.exclude)
-    rows = sum(one.count for one in group.inputs)
+    """Raise CompactionError unless the outputs hold exactly the group's sequences, and the rows add up."""
+    repeated = Sequences.from_text(merged.repeated)
+    wanted = group.wanted
+    expected = wanted - repeated
     wrong: list[str] = []
-    if merged.rows_in != rows:
-        wrong.append(f"{merged.rows_in} rows were read, the inputs have {rows}")
+    if repeated - wanted or (repeated and group.distinct != "message_id"):
+        wrong.append(f"sequences {repeated.describe()} were left out for their message ids")
+    if merged.rows_in != group.rows:
+        wrong.append(f"{merged.rows_in} rows were read, the inputs have {group.rows}")
     if merged.rows_in - merged.duplicates != len(expected):
         wrong.append(f"{merged.rows_in} rows less {merged.duplicates} duplicates are not {len(expected)} sequences")
-    if merged.output is None:
-        wrong += [f"nothing was written for sequences {expected.describe()}"] if expected else []
-    else:
-        wrong += _differences(group, merged.output, expected)
+    outputs = {one.path: one for one in merged.outputs}
+    for part in group.parts:
+        wrong += _differences(group, part, outputs.pop(part.output, None), expected.within(part.first, part.last))
+    wrong += [f"a file {path} was written that nobody asked for" for path in outputs]
     if wrong:
         raise CompactionError(
             f"the merge into {group.output} doesn't add up, nothing was committed: {'; '.join(wrong)}"
         )
 
 
-def _differences(group: Group, output: Stored, expected: Sequences) -> list[str]:
+def _differences(group: Group, part: Part, output: Stored | None, expected: Sequences) -> list[str]:
+    if output is None:
+        return [f"nothing was written for sequences {expected.describe()}"] if expected else []
     if not expected:
         return ["a file was written for no sequence"]
-    wanted = (group.output, group.stream, group.key, group.interval, expected.first, expected.last, len(expected))
+    wanted = (part.output, group.stream, group.key, group.interval, expected.first, expected.last, len(expected))
     found = (output.path, output.stream, output.key, output.interval, output.first, output.last, output.count)
     wrong = [] if found == wanted else [f"the output is described as {found}, not {wanted}"]
     held = Sequences.from_text(output.sequences)
@@ -257,6 +117,19 @@ def _differences(group: Group, output: Stored, expected: Sequences) -> list[str]
         missing, extra = expected - held, held - expected
         wrong.append(f"sequences missing: {missing.describe()}; too many: {extra.describe()}")
     return wrong
+
+
+def _with_repeated(
+    removed: list[Removed], groups: Sequence[Group], merged: Sequence[Merged], now: float
+) -> list[Removed]:
+    """Return the record of what was removed with the messages that were left out for their ids: they aren't missing."""
+    record = {one.stream: one for one in removed}
+    for group, result in zip(groups, merged, strict=True):
+        if result.repeated:
+            before = record.get(group.stream) or Removed(stream=group.stream, sequences="", objects=0, bytes=0, at=now)
+            both = Sequences.from_text(before.sequences) | Sequences.from_text(result.repeated)
+            record[group.stream] = msgspec.structs.replace(before, sequences=both.to_text(), at=now)
+    return sorted(record.values(), key=lambda one: one.stream)
 
 
 def _check_disjoint(table: Iterable[Stored], streams: set[str]) -> None:
@@ -285,38 +158,78 @@ async def compact(
     node: str = "",
     unique: Callable[[], str] = new_name,
     retention: Retention = EVERYTHING,
+    exposure: Exposure | None = None,
+    schedule: Schedule = AT_ONCE,
+    check: Check = read_back,
 ) -> CompactReport:
     """Merge what is due at `now` (Unix seconds), check it, commit it; remove files that no table names, after `grace`.
 
     Before that, let go of the files that retention removes: without the engine, in a commit of its own.
 
     A sweep may commit meanwhile: its leader lets go of blocks only where a committed table names them. Fenced if this
-    term is over, and CompactionError if the results don't add up; the outputs are then leftovers that a later run
-    removes. NotSwept before the sweep's leader has made a manifest.
+    term is over, and CompactionError if the results don't add up or are not what lies in the store; the outputs are
+    then leftovers that a later run removes. A group that can't be merged is left out, and told of in the report;
+    CompactionError if that is each of them. NotSwept before the sweep's leader has made a manifest.
     """
     elapsed = asyncio.get_running_loop().time
     started = elapsed()
-    objects = await store.list(TABLE) + await store.list(Table.FOLDER)  # before the table is read: see _superfluous
-    head, picture = await _taken_over(store, pointer, manifest_head, now)
+    commits = _Commits(store, pointer, exposure or Unexposed(), node)
+    objects = [one for folder in (TABLE, Table.FOLDER, ICEBERG) for one in await store.list(folder)]  # see _superfluous
+    commits.head, picture = await _taken_over(store, pointer, manifest_head, now)
+    await commits.exposure.announce(store, picture.table)
     for path in _superfluous(picture.table, objects, now - grace):
         pointer.check()
         await store.delete(path)
     expired = {one.object.path for one in retention.expired([*picture.blocks, *picture.files], now)}
     kept = without(picture.table, expired, now)
     gone = len(picture.files) - len(kept.files)
-    if gone:
-        kept = _without_deleted(kept, objects, now - grace)
-        head = await chain.commit(store, pointer, head, msgspec.structs.replace(kept, leader=node))
-        picture = Picture(picture.manifest, await chain.read(store, head, Table))
-    groups = plan(picture, policy, now=now, token=pointer.token, unique=unique, leave=expired)
+    if gone or commits.exposure.is_due(kept, now):
+        kept = await commits.commit(_without_deleted(kept, objects, now - grace), now)
+        picture = Picture(picture.manifest, kept)
+    moment = schedule.moment(now, picture.blocks)
+    groups = plan(
+        picture, policy, now=moment.now, token=pointer.token, unique=unique, leave=expired, stored_by=moment.stored_by
+    )
     if not groups:
-        return CompactReport(head=head, expired=gone)
-    merged = await engine.merge(store.url, groups)
-    await _check_outputs(store, merged)
-    seconds = elapsed() - started
-    table = _without_deleted(apply(picture, groups, merged, now=now + seconds), objects, now - grace)
-    head = await chain.commit(store, pointer, head, msgspec.structs.replace(table, leader=node))
-    return _reported(head, groups, merged, seconds, gone)
+        return _reported(commits.head, [], [], 0.0, gone, [])
+    answers = await engine.merge(store.url, groups)
+    failed, groups, merged = _sound(groups, answers)
+    table = apply(picture, groups, merged, now=now + elapsed() - started)
+    await check(store, [output for one in merged for output in one.outputs])
+    await commits.commit(_without_deleted(table, objects, now - grace), now + elapsed() - started)
+    return _reported(commits.head, groups, merged, elapsed() - started, gone, failed)
+
+
+@dataclass
+class _Commits:
+    """What a run commits, one after the other; `head` is the last one."""
+
+    store: Store
+    pointer: HeadPointer
+    exposure: Exposure
+    node: str
+    head: Head | None = None
+
+    async def commit(self, table: Table, now: float) -> Table:
+        """Commit the table, with what other engines see of it; return it as it was committed. Fenced."""
+        exposed = await self.exposure.expose(self.store, table, token=self.pointer.token, now=now)
+        leading = msgspec.structs.replace(exposed, leader=self.node)
+        self.head = await chain.commit(self.store, self.pointer, self.head, leading)
+        committed = await chain.read(self.store, self.head, Table)
+        await self.exposure.announce(self.store, committed)
+        return committed
+
+
+def _sound(groups: Sequence[Group], answers: Sequence[Merged]) -> tuple[list[str], list[Group], list[Merged]]:
+    """Return why groups failed, the others, and what became of them. CompactionError if there are no others."""
+    if len(groups) != len(answers):
+        raise CompactionError(f"{len(groups)} groups were to be merged, {len(answers)} results came back")
+    pairs = list(zip(groups, answers, strict=True))
+    failed = [f"{group.output} could not be merged: {one.failed}" for group, one in pairs if one.failed]
+    sound = [(group, one) for group, one in pairs if not one.failed]
+    if failed and not sound:
+        raise CompactionError("; ".join(failed))
+    return failed, [group for group, _ in sound], [one for _, one in sound]
 
 
 async def _taken_over(
@@ -346,9 +259,9 @@ def _superfluous(table: Table, objects: Listing, before: float) -> list[str]:
     The latter are outputs that were never committed, and never will be: they were listed before the table was read and
     taken over, so whoever wrote them is either deposed by now, or we are, in a run of this term that has failed.
     """
-    named = {one.path for part in (table.files, table.retired) for one in part}
+    named = table.named()
     listed = {one.path for one in objects}
-    old = [one.path for one in objects if one.path.startswith(TABLE) and one.modified < before]
+    old = [one.path for one in objects if one.path.startswith((TABLE, ICEBERG)) and one.modified < before]
     return [
         *(one.path for one in table.retired if one.since < before and one.path in listed),
         *(path for path in old if path not in named),
@@ -363,31 +276,30 @@ def _without_deleted(table: Table, objects: Listing, before: float) -> Table:
     return msgspec.structs.replace(table, retired=retired)
 
 
-async def _check_outputs(store: Store, merged: Iterable[Merged]) -> None:
-    """Raise CompactionError unless every output lies in the store, with the size that was reported."""
-    for output in (one.output for one in merged if one.output is not None):
-        sizes = {one.path: one.bytes for one in await store.list(output.path)}
-        if sizes.get(output.path) != output.bytes:
-            raise CompactionError(
-                f"{output.path} has {sizes.get(output.path, 'no')} bytes in {store.url}, not the {output.bytes} "
-                f"reported; nothing was committed"
-            )
-
-
 def _reported(
-    head: Head, groups: Sequence[Group], merged: Sequence[Merged], seconds: float, expired: int
+    head: Head | None,
+    groups: Sequence[Group],
+    merged: Sequence[Merged],
+    seconds: float,
+    expired: int,
+    failed: list[str],
 ) -> CompactReport:
-    inputs = [one for group in groups for one in group.inputs]
-    outputs = [one.output for one in merged if one.output is not None]
+    assert head is not None
+    outputs = [output for one in merged for output in one.outputs]
+    conflicts: Counter[str] = Counter()
+    for one in merged:
+        conflicts.update(one.conflicts)
     return CompactReport(
         head=head,
         expired=expired,
         groups=len(groups),
-        inputs=len(inputs),
+        inputs=sum(len(group.inputs) for group in groups),
         outputs=len(outputs),
         rows_in=sum(one.rows_in for one in merged),
         duplicates=sum(one.duplicates for one in merged),
-        bytes_in=sum(one.bytes for one in inputs),
+        bytes_in=sum(group.bytes for group in groups),
         bytes_out=sum(one.bytes for one in outputs),
         seconds=seconds,
+        failed=failed,
+        conflicts=dict(conflicts),
     )

@@ -24,16 +24,20 @@ from capture.cipher import VARIABLE, Keys
 from capture.commit import ATTEMPTS, REDELIVER_AFTER
 from capture.durable import ALL, TOGETHER, Durable
 from capture.errors import ConfigError
+from capture.merging import Distinct
 from capture.origins import Given, Origin, Place, gather, tree, variable
 from capture.retention import Rule
+from capture.schedule import Schedule
 from capture.signing import SIGNING_VARIABLE, PublicKeys, Signer, load_signer
 from capture.slots import SLOTS
+from capture.snapshots import Expiry
 from capture.spark.options import SparkOptions
 from capture.spill import MAX_DISK_BYTES, Spill
 from capture.stores import Address, store_url
 from capture.streams import Own, each
 
 CONFIG_VARIABLE = "CAPTURE_CONFIG"  # the file itself
+TOKEN_VARIABLE = "CAPTURE_CATALOG_TOKEN"  # what clients of `capture catalog serve` show
 NEEDED = ("stream", "store")  # what has no default
 RELATED = ("limits", "ack_wait", "max_ack_pending")  # what may contradict one another
 STORE: Place = ("store",)
@@ -86,10 +90,23 @@ class Compacting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     lease: Lease = 15.0  # seconds, of its leader: a term survives the crash of the NATS server that leads the stream
     every: Seconds = 300.0  # seconds between two looks at what is due
+    cron: str = ""  # when to look instead, in UTC: minute hour day month weekday
+    waiting_files: Annotated[int, msgspec.Meta(ge=0)] = (
+        0  # so many blocks that wait begin a look of their own; 0: none do
+    )
+    waiting_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     min_files: Count = 5  # blocks of a key and interval that make it due
     max_wait: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 900.0  # seconds; then however few blocks there are
     target_bytes: Count = 128 << 20
-    max_groups: Count = 16
+    max_groups: Count = 1000  # of a run
+    max_bytes: Count = 8 << 30
+    distinct: Distinct = "sequence"  # or "message_id": of messages that are merged together the first with an id stays
+    decrypt: bool = False  # write the table of encrypted blocks in plain Parquet, for other engines
+
+    def schedule(self) -> Schedule:
+        """Return when to look. ConfigError."""
+        given = {name: getattr(self, name) for name in ("every", "cron", "waiting_files", "waiting_bytes")}
+        return Schedule(**given)
 
 
 class Spark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -99,6 +116,7 @@ class Spark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     driver_memory: str = "1g"
     java: str | None = None
     properties: dict[str, str] = {}
+    properties_file: str = ""  # of Spark's own settings, as spark-submit takes it: a cluster's, with its secrets
     class_data: bool = True  # keep an archive of Spark's classes in the user's cache: sessions start in half the time
 
     def options(self) -> SparkOptions:
@@ -153,6 +171,7 @@ class CaptureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     buffers: Buffers = Buffers()
     sweep: Sweeping = Sweeping()
     compaction: Compacting = Compacting()
+    table: Expiry = Expiry()
     retention: list[Rule] = []  # what may go, by age or by size; the first rule that matches decides
     spark: Spark = Spark()
     logging: Logging = Logging()
@@ -218,7 +237,9 @@ def given_settings(
     path: Path | None, flags: Mapping[str, Any] | None = None, *, environment: Mapping[str, str] = os.environ
 ) -> Given:
     """Return what `load` starts from: each setting with its origin. ConfigError if the file can't be read."""
-    return gather(path, flags or {}, environment, reserved={CONFIG_VARIABLE, VARIABLE, SIGNING_VARIABLE})
+    return gather(
+        path, flags or {}, environment, reserved={CONFIG_VARIABLE, VARIABLE, SIGNING_VARIABLE, TOKEN_VARIABLE}
+    )
 
 
 def read(given: Given) -> tuple[CaptureConfig, dict[Place, str]]:
@@ -251,11 +272,15 @@ def lacking(config: CaptureConfig, needs: tuple[str, ...] = NEEDED) -> list[str]
 
 
 def contradictions(config: CaptureConfig, given: Given) -> list[str]:
-    """Return a sentence if the limits contradict one another, or the consumer's settings."""
+    """Return a sentence if the limits contradict one another, the consumer's settings, or a schedule can't be read."""
     try:
         config.limits.limits().check_consumer(ack_wait=config.ack_wait, max_ack_pending=config.max_ack_pending)
     except ConfigError as error:
         return [given.blame(str(error), *RELATED)]
+    try:
+        config.compaction.schedule()
+    except ConfigError as error:
+        return [given.blame(str(error), "compaction")]
     try:
         for one in each(config):
             one.consumer()

@@ -314,7 +314,7 @@ class Demo:
 
     async def _ask(self, config: CaptureConfig, picture: Picture) -> None:
         """Ask Spark, and compare with the CSV read directly."""
-        view = SparkView(paths=[one.path for one in picture.files], payload_schema=flights.COLUMNS)
+        view = SparkView(objects=picture.files, payload_schema=flights.COLUMNS)
         expected = await asyncio.to_thread(flights.expected, self.options.rows)
         async with SparkDriver(config.spark.options(), log=self.folder / "logs" / "spark-questions.log") as spark:
             for question, wanted in zip(flights.QUESTIONS, expected, strict=True):

@@ -69,6 +69,18 @@ class PurgeRefused(CaptureError):
     """The stream can't be purged safely; nothing was deleted."""
 
 
+class RestoreRefused(CaptureError):
+    """The stream can't be restored as asked; nothing was written."""
+
+
+class RestoreError(CaptureError):
+    """The restore failed; what had been written of it was removed."""
+
+
+class QueryError(CaptureError):
+    """The query can't be answered."""
+
+
 class SparkError(CaptureError):
     """Spark could not be started, or a job failed."""
 
@@ -79,3 +91,7 @@ class CompactionError(CaptureError):
 
 class NotSwept(CaptureError):
     """The archive has no manifest of this version yet: the sweep's leader makes one."""
+
+
+class DataLossError(CaptureError):
+    """Messages were removed from the stream before they were read."""

@@ -7,25 +7,31 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from capture.compact import CompactReport, Engine, Policy, compact
+from capture.compact import CompactReport, compact
 from capture.config import CaptureConfig
 from capture.coverage import Coverage, coverage
 from capture.errors import CaptureError, Fenced, NotSwept
 from capture.head import COMPACTION, RECORDING, SWEEP, TermHead
+from capture.merging import Engine
 from capture.picture import Picture
+from capture.planning import Policy
 from capture.progress import Progress, read_progress
+from capture.readback import read_back
 from capture.recording import record
 from capture.retention import EVERYTHING, Retention
-from capture.schedule import next_run
+from capture.schedule import AT_ONCE, Schedule
 from capture.spark import SparkDriver
 from capture.state import ArchiveState, Board, StreamState, server_time
 from capture.stores import Store
 from capture.sweep import SweepReport, sweep
-from capture.table import first_table
+from capture.table import Exposure, first_table
 from natty import LeadershipLost, Natty, NattyError, Term
+
+Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +47,18 @@ def policy(config: CaptureConfig) -> Policy:
         min_files=wanted.min_files,
         max_wait=wanted.max_wait,
         max_groups=wanted.max_groups,
+        max_bytes=wanted.max_bytes,
+        encrypted=config.keys() is not None,
+        decrypt=wanted.decrypt,
+        distinct=wanted.distinct,
     )
+
+
+def exposure(store: Store, config: CaptureConfig, node: str) -> Exposure:
+    """Return how other engines get to see the table: as an Iceberg table. May block, at the first call."""
+    from capture.iceberg import Exposer  # here: a second of imports, for leaders alone
+
+    return Exposer(store, config.table, node=node)
 
 
 def retention(config: CaptureConfig) -> Retention:
@@ -75,27 +92,31 @@ class Duty:
         Spark runs under the term: no process of it outlives the deadline, and none is left when this returns.
         """
         head = TermHead(term, COMPACTION, self.config.signer())
-        options = self.config.spark.options()
-        async with SparkDriver(options, log=self.spark_log, run=term.run_process) as engine:
+        options, key_file = self.config.spark.options(), self.config.key_file
+        async with SparkDriver(options, log=self.spark_log, run=term.run_process, key_file=key_file) as engine:
             while True:
                 term.check()
+                slots = self.config.compaction.schedule()
                 try:
-                    await self._attempt("compaction", self.compact_once(head, engine))
+                    done = await self._attempt("compaction", self.compact_once(head, engine, slots))
                 except NotSwept:
                     await asyncio.sleep(SWEPT_WITHIN)
                     continue
-                now = self.clock()
-                await asyncio.sleep(next_run(now, self.config.compaction.every) - now)
+                if done is None or not done.groups:  # else the slot may have more
+                    now = self.clock()
+                    await asyncio.sleep(slots.next(now) - now)
 
-    async def _attempt(self, what: str, work: Awaitable[object]) -> None:
+    async def _attempt(self, what: str, work: Awaitable[Result]) -> Result | None:
+        """Return what the work did, None if it failed."""
         try:
-            await work
+            return await work
         except Fenced as error:
             raise LeadershipLost(str(error)) from error
         except (LeadershipLost, NotSwept):
             raise
         except (CaptureError, NattyError) as error:
             log.error("the %s failed: %s", what, error, extra={"action": "duty_failed"})
+            return None
 
     async def write_recording(self, head: TermHead) -> None:
         """Write down what a restore will need besides messages. Fenced, CaptureError, NattyError."""
@@ -109,7 +130,7 @@ class Duty:
             node=self.node,
         )
 
-    async def compact_once(self, head: TermHead, engine: Engine) -> CompactReport:
+    async def compact_once(self, head: TermHead, engine: Engine, slots: Schedule = AT_ONCE) -> CompactReport:
         """Compact what is due. Fenced, NotSwept, CaptureError, NattyError."""
         done = await compact(
             self.store,
@@ -121,11 +142,19 @@ class Duty:
             grace=self.config.sweep.grace,
             node=self.node,
             retention=retention(self.config),
+            exposure=await asyncio.to_thread(exposure, self.store, self.config, self.node),
+            schedule=slots,
+            check=partial(read_back, keys=self.config.keys()),
         )
         if done.expired:
             log.info("%s: retention removes %d table files", self.node, done.expired, extra={"action": "retention"})
         if done.outputs:
             log.info("%s compacted %d files into %d", self.node, done.inputs, done.outputs)
+        for failed in done.failed:
+            log.error("%s", failed, extra={"action": "merge_failed"})
+        if done.conflicts:
+            text = "values did not fit the table's columns, payloads keep them: %s"
+            log.warning(text, done.conflicts, extra={"action": "schema"})
         return done
 
     async def _earlier_time(self) -> float:

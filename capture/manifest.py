@@ -171,10 +171,13 @@ def block_path(
     return f"{BLOCKS}{folder}{folder and '/'}{name}{unique and f'-{unique}'}{suffix}"
 
 
-def table_path(block: str, token: int, unique: str) -> str:
-    """Return a new table file's path, in the same partition as a block or table file; `unique` is a UUID's hex."""
+def table_path(block: str, token: int, unique: str, ending: str = "") -> str:
+    """Return a new table file's path, in the same partition as a block or table file; `unique` is a UUID's hex.
+
+    `ending` says what the file is inside of: ".enc".
+    """
     partition = "".join(block.partition("/")[2].rpartition("/")[:2])
-    return f"{TABLE}{partition}c-{token}-{unique}.parquet"
+    return f"{TABLE}{partition}c-{token}-{unique}.parquet{ending}"
 
 
 def entry_path(block: str) -> str:

@@ -12,6 +12,10 @@ from capture.config import CaptureConfig, settings
 from capture.origins import Place
 from capture.spill import Spill
 
+COMPACTION = (
+    *("every", "cron", "waiting_files", "waiting_bytes", "min_files", "max_wait"),
+    *("target_bytes", "max_groups", "max_bytes", "distinct", "decrypt"),
+)
 LIVE = {
     ("drain",),
     ("retention",),
@@ -20,7 +24,8 @@ LIVE = {
         ("limits", name)
         for name in ("max_messages", "max_bytes", "max_age", "max_open", "max_open_bytes", "max_pending")
     ),
-    *(("compaction", name) for name in ("every", "min_files", "max_wait", "target_bytes", "max_groups")),
+    *(("compaction", name) for name in COMPACTION),
+    *(("table", name) for name in ("keep_snapshots", "keep_for")),
     *(("logging", name) for name in ("level", "format", "loggers", "summary_every")),
 }
 """The settings that a running node takes up. Each is read whenever it is needed, and by nobody else's work."""

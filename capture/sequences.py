@@ -82,6 +82,13 @@ class Sequences:
 
     __or__, __and__, __sub__ = union, intersection, difference
 
+    def within(self, first: int, last: int) -> Sequences:
+        """Return what this set holds from `first` to `last`, both included, however far apart they are."""
+        bits = BitMap64(self._bits)
+        bits.remove_range(0, first)
+        bits.remove_range(last + 1, MAXIMUM + 1)
+        return Sequences(bits)
+
     def isdisjoint(self, other: Sequences) -> bool:
         """Tell whether the sets have nothing in common."""
         return bool(self._bits.isdisjoint(other._bits))
@@ -119,6 +126,10 @@ class Sequences:
     def last(self) -> int:
         """The highest sequence. ValueError if the set is empty."""
         return int(self._bits.max())
+
+    def at(self, index: int) -> int:
+        """Return the sequence that has so many below it. IndexError if there are not as many."""
+        return int(self._bits[index])
 
     def runs(self) -> Iterator[tuple[int, int]]:
         """Yield (first, last) of every run without a gap, ascending; the work grows with the runs only."""

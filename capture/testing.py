@@ -1,16 +1,16 @@
 from __future__ import annotations
 
-import hashlib
-import io
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from capture.chain import Head
-from capture.compact import Group, Merged
-from capture.errors import CompactionError, Fenced
-from capture.manifest import Stored
-from capture.sequences import Sequences
+from capture.cipher import Keys
+from capture.errors import CaptureError, Fenced
+from capture.merging import Group, Merged
 from capture.signing import Signer
 from capture.stores import Store, open_store
 
@@ -61,62 +61,28 @@ class MemoryHead:
 class ArrowEngine:
     """Merges groups with pyarrow in this process: the in-memory double of the Spark driver, with the same contract.
 
-    For tests, and to check Spark's results against. The inputs are Parquet files that fit in memory.
+    For tests, and to check Spark's results against. `keys` open encrypted inputs.
     """
 
+    def __init__(self, keys: Keys | None = None) -> None:
+        self._keys = keys
+
     async def merge(self, store_url: str, groups: Sequence[Group]) -> list[Merged]:
-        """Write the output of every group: each sequence once, without the excluded ones, in order."""
-        store = open_store(store_url)
-        return [await self._merge(store, group) for group in groups]
+        """Write the outputs of every group: each sequence once, without the excluded ones, in order."""
+        from capture.writers.evolution import write_columns
+        from capture.writers.inputs import columns_of
 
-    async def _merge(self, store: Store, group: Group) -> Merged:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+        store, objects = open_store(store_url), [one for group in groups for one in group.inputs]
+        columns = await columns_of(store, objects, self._keys, groups[0].columns if groups else "")
+        merged = [await self._merge(store, group, columns) for group in groups]
+        return [msgspec.structs.replace(one, columns=write_columns(columns.run)) for one in merged]
 
-        from capture.writers.envelope import SCHEMA, with_envelope
+    async def _merge(self, store: Store, group: Group, columns: Any) -> Merged:
+        from capture.writers.inmemory import merge_in_memory
 
-        for one in group.inputs:
-            if one.format != "parquet":
-                raise CompactionError(f"{one.path} is {one.format}; this engine reads Parquet only")
-        files = [pq.read_table(io.BytesIO(await store.get(one.path))) for one in group.inputs]
-        rows = pa.concat_tables([with_envelope(file).select(SCHEMA.names) for file in files])
-        kept = _each_once(rows, Sequences.from_text(group.exclude))
-        if not kept.num_rows:
-            return Merged(output=None, rows_in=rows.num_rows, duplicates=rows.num_rows)
-        file = io.BytesIO()
-        pq.write_table(kept, file, compression="zstd", compression_level=1, use_dictionary=["stream", "subject"])
-        await store.put(group.output, file.getvalue())
-        output = _described(group, file.getvalue(), kept["sequence"].to_pylist())
-        return Merged(output=output, rows_in=rows.num_rows, duplicates=rows.num_rows - kept.num_rows)
-
-
-def _each_once(rows: Any, exclude: Sequences) -> Any:
-    """Return the rows by sequence, the first of each, without the excluded ones."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    unwanted = pa.array(exclude, pa.int64())
-    rows = rows.filter(pc.invert(pc.is_in(rows["sequence"], value_set=unwanted))).sort_by("sequence")
-    rows = rows.combine_chunks().replace_schema_metadata(None)
-    sequences = rows["sequence"]
-    if len(sequences) < 2:
-        return rows
-    is_new = pc.not_equal(sequences[1:].combine_chunks(), sequences[:-1].combine_chunks())
-    return rows.filter(pa.concat_arrays([pa.array([True]), is_new]))
-
-
-def _described(group: Group, data: bytes, sequences: list[int]) -> Stored:
-    return Stored(
-        path=group.output,
-        stream=group.stream,
-        key=group.key,
-        interval=group.interval,
-        first=sequences[0],
-        last=sequences[-1],
-        count=len(sequences),
-        bytes=len(data),
-        sha256=hashlib.sha256(data).hexdigest(),
-        format="parquet",
-        sequences=Sequences.from_iterable(sequences).to_text(),
-        node="arrow",
-    )
+        if why := columns.why_not(group):
+            return Merged(failed=why)
+        try:
+            return await merge_in_memory(store, group, columns.of(group.inputs), self._keys, stored_ns=time.time_ns())
+        except CaptureError as error:
+            return Merged(failed=str(error))

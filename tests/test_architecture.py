@@ -13,7 +13,7 @@ FILES = sorted(path for package in ("natty", "capture") for path in (ROOT / pack
 # Lower layers first: a file may import from its own layer and the ones before it, never from a later one.
 LAYERS = {
     "natty": [
-        {"errors", "message", "link", "parser", "credit", "ingest", "window", "observed", "tracing", "subjects"},
+        {"errors", "message", "link", "parser", "credit", "ingest", "window", "observed", "tracing", "subjects", "pin"},
         {"config", "tls"},
         {"reasons", "sinklink", "answers"},
         {"stock"},
@@ -26,6 +26,7 @@ LAYERS = {
         {"deadletter", "bodies", "lanes", "handler", "shutdown"},
         {"workers", "receipts"},
         {"consume", "leader"},
+        {"groups"},
         {"client"},
         {"httpd", "telemetry"},
         {"__init__"},
@@ -34,15 +35,24 @@ LAYERS = {
         {"__main__"},
     ],
     "capture": [
-        {"errors", "sequences", "keyfile", "cipher", "signing"},
+        {"errors", "sequences", "keyfile", "cipher", "signing", "https"},
         {"record", "spill", "stores"},
-        {"block", "chain", "manifest", "table", "schedule", "retention"},
+        {"block", "chain", "manifest", "snapshots", "table", "schedule", "retention"},
         {"decoders", "partitioners", "writers", "layout", "hooks"}
-        | {"picture", "coverage", "compact", "readme", "identity", "asked", "floor"},
-        {"commit", "sweep", "verdict", "verify", "slots", "underway", "pipeline", "testing", "recording", "audit"},
+        | {"picture", "coverage", "merging", "planning", "readback", "compact", "readme", "identity", "asked", "floor"},
+        {"commit", "sweep", "verdict", "verify", "slots", "underway", "pipeline", "testing", "recording", "audit"}
+        | {"spool", "shares", "cursor"}
+        | {"archive", "rows", "iceberg"},
         {"spark", "state", "source", "durable", "head"},
         {"config", "origins", "streams"},
-        {"report", "monitoring", "purge", "lead", "reload", "stopping", "summary", "progress"},
+        {"reading", "live", "ddl", "s2"},
+        {"arrowfs", "duck"},
+        {"seam"},
+        {"opening"},
+        {"read"},
+        {"report", "monitoring", "purge", "lead", "reload", "stopping", "summary", "progress", "status"},
+        {"past", "uptake", "restoration", "rebuild", "replay", "restore", "catalog", "serve"},
+        {"backup"},
         {"node"},
         {"several"},
         {"telemetry"},
@@ -57,11 +67,24 @@ LAYERS = {
 HEAVY = {
     "pyspark": {"capture/spark/"},
     "py4j": {"capture/spark/"},
-    "pyarrow": {"capture/writers/", "capture/spark/", "capture/testing.py"},
+    "pyarrow": {"capture/archive.py", "capture/rows.py", "capture/writers/", "capture/spark/", "capture/testing.py"}
+    | {"capture/spool.py", "capture/shares.py", "capture/cursor.py", "capture/reading.py", "capture/iceberg/"}
+    | {
+        "capture/live.py",
+        "capture/seam.py",
+        "capture/duck.py",
+        "capture/arrowfs.py",
+        "capture/cli/cat.py",
+        "capture/backup.py",
+    },
+    "duckdb": {"capture/duck.py"},
+    "google_crc32c": {"capture/s2.py"},
+    "pyiceberg": {"capture/iceberg/"},
+    "aiohttp": {"capture/catalog.py", "capture/https.py", "capture/serve.py"},
     "pyroaring": {"capture/sequences.py"},
     "obstore": {"capture/stores/client.py", "capture/stores/object.py"},
     "cryptography": {"natty/tls.py", "capture/cipher.py", "capture/signing.py"},
-    "cramjam": {"capture/writers/codecs.py"},
+    "cramjam": {"capture/archive.py", "capture/s2.py", "capture/writers/codecs.py"},
     "typer": {"natty/cli/", "capture/cli/"},
     "rich": {"natty/cli/", "capture/cli/", "capture/demo.py", "capture/demo_view.py"},
     "prometheus_client": {"natty/telemetry.py", "capture/telemetry.py"},

@@ -4,11 +4,17 @@ from typing import Annotated
 
 import typer
 
-from capture.cli import config, keys
-from capture.cli.archive import compact, ls, sql, sweep
+from capture.cli import catalog, config, keys
+from capture.cli.archive import compact, ls, sweep
+from capture.cli.backup import export, import_
+from capture.cli.cat import cat
 from capture.cli.demo import demo
+from capture.cli.doctor import doctor
 from capture.cli.head import head
 from capture.cli.node import run
+from capture.cli.restore import restore
+from capture.cli.serve import serve
+from capture.cli.sql import sql
 from capture.cli.status import status
 from capture.cli.verify import purge, verify
 from capture.errors import CaptureError
@@ -20,9 +26,12 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-for command in (run, status, sweep, compact, verify, purge, head, ls, sql, demo):
+for command in (run, status, serve, sweep, compact, verify, purge, restore, head, ls, cat, sql, demo, doctor):
     app.command()(command)
+app.command(name="import")(import_)
+app.command()(export)
 app.add_typer(config.app, name="config", help="The configuration.")
+app.add_typer(catalog.app, name="catalog", help="The table as an Iceberg REST catalog, to read.")
 app.add_typer(keys.app, name="keys", help="Keys to encrypt and to sign with.")
 
 

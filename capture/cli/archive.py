@@ -13,6 +13,7 @@ from rich.table import Column, Table
 
 from capture.cli import settings
 from capture.cli.going import going, show_going
+from capture.cli.planned import planned, show_planned
 from capture.config import CaptureConfig
 from capture.errors import CaptureError
 from capture.head import COMPACTION, RECORDING, SWEEP, Office, TermHead
@@ -20,7 +21,7 @@ from capture.identity import claim
 from capture.lead import Duty, Sweeps
 from capture.report import archive_picture
 from capture.source import stream_info
-from capture.spark import SparkDriver, View
+from capture.spark import SparkDriver
 from capture.stores import open_store
 from natty import Natty, Term
 from natty.cli import connect
@@ -65,6 +66,7 @@ def compact(
     store: settings.Store = None,
     all_blocks: Annotated[bool, typer.Option("--all", help="Compact every block, due or not.")] = False,
     wait: Wait = 30.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be merged.")] = False,
     as_json: settings.Json = False,
 ) -> None:
     """Compact what is due on Spark once, as the elected leader. Running nodes do it by themselves."""
@@ -73,6 +75,9 @@ def compact(
         wanted = msgspec.structs.replace(
             wanted, compaction=msgspec.structs.replace(wanted.compaction, min_files=1, max_wait=0.0)
         )
+    if dry_run:
+        show_planned(run_async(planned(wanted)), as_json)
+        return
 
     async def once() -> Any:
         async with _claimed(wanted) as natty:
@@ -81,7 +86,10 @@ def compact(
             lease = wanted.compaction.lease
             return await _once_elected(natty, wanted, COMPACTION, lease, wait, _compact(natty, wanted))
 
-    _show(run_async(once()), as_json)
+    done = run_async(once())
+    _show(done, as_json)
+    if done.failed:
+        raise typer.Exit(1)
 
 
 def _sweep(natty: Natty, config: CaptureConfig) -> Work:
@@ -98,7 +106,8 @@ def _compact(natty: Natty, config: CaptureConfig) -> Work:
     async def work(term: Term) -> Any:
         duty = Duty(natty, open_store(config.store), config, term.node)
         head = TermHead(term, COMPACTION, config.signer())
-        async with SparkDriver(config.spark.options(), run=term.run_process) as engine:
+        options, key_file = config.spark.options(), config.key_file
+        async with SparkDriver(options, run=term.run_process, key_file=key_file) as engine:
             return await duty.compact_once(head, engine)
 
     return work
@@ -160,35 +169,6 @@ def ls(
     console.print(table)
     numbers = f"manifest {picture.manifest.number}, table {picture.table.number}"
     console.print(f"{numbers}: {len(picture.blocks)} blocks, {len(picture.files)} table files")
-
-
-def sql(
-    query: Annotated[str, typer.Argument(help="Spark SQL over the view `messages`.")],
-    config: settings.Config = None,
-    stream: settings.Stream = None,
-    store: settings.Store = None,
-    schema: Annotated[str | None, typer.Option(help="The payload's fields as columns: 'carrier STRING, …'.")] = None,
-    as_json: settings.Json = False,
-) -> None:
-    """Ask Spark about the compacted table: the view `messages`, one row a message. Needs no server."""
-    wanted = settings.archive(config, {"stream": stream, "store": store}, {}, needs=("store",))
-
-    async def run() -> Any:
-        picture = await archive_picture(None, wanted, open_store(wanted.store))
-        if not picture.files:
-            raise CaptureError(f"the archive in {wanted.store} has no compacted table yet; run: capture compact --all")
-        view = View(paths=[one.path for one in picture.files], payload_schema=schema)
-        async with SparkDriver(wanted.spark.options()) as spark:
-            return await spark.query(wanted.store, {"messages": view}, query)
-
-    answer = run_async(run())
-    if as_json:
-        print_json(data=[dict(zip(answer.columns, row, strict=True)) for row in answer.rows])
-        return
-    table = Table(*answer.columns)
-    for row in answer.rows:
-        table.add_row(*map(str, row))
-    Console().print(table)
 
 
 def _show(report: Any, as_json: bool) -> None:

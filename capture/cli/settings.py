@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from capture.config import CaptureConfig, load
+from capture.errors import ConfigError
 from capture.streams import each, only
 
 Config = Annotated[Path | None, typer.Option("--config", "-c", envvar="CAPTURE_CONFIG", help="capture.toml.")]
@@ -39,3 +40,19 @@ def archives(config: Path | None, flags: dict[str, Any], nats: dict[str, Any]) -
 def _loaded(config: Path | None, flags: dict[str, Any], nats: dict[str, Any], needs: tuple[str, ...]) -> CaptureConfig:
     given = flags | {f"nats.{name}": value for name, value in nats.items()}
     return load(config, given, needs=needs)
+
+
+def tokens(path: Path) -> list[str]:
+    """Return the tokens in a file, a line each. ConfigError if it can't be read, or has none."""
+    try:
+        found = lines(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the token file {path} can't be read: {error}") from error
+    if not found:
+        raise ConfigError(f"the token file {path} has no token")
+    return found
+
+
+def lines(text: str) -> list[str]:
+    """Return the lines of a text that are not blank, without what is blank around them."""
+    return [line.strip() for line in text.splitlines() if line.strip()]

@@ -6,13 +6,24 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 
-from capture.compact import Group, Merged
 from capture.errors import SparkError
+from capture.merging import Group, Merged
 from capture.spark import class_data
 from capture.spark.child import Child, Result, Run, unled
 from capture.spark.java import choose
 from capture.spark.options import SparkOptions
-from capture.spark.protocol import DEFAULT_LIMIT, Merge, MergeDone, Ping, Pong, Query, Request, Rows, View
+from capture.spark.protocol import (
+    DEFAULT_LIMIT,
+    SMALL_BYTES,
+    Merge,
+    MergeDone,
+    Ping,
+    Pong,
+    Query,
+    Request,
+    Rows,
+    View,
+)
 
 FIRST_START = "Spark starts for the first time here: an archive of its classes is made first, which takes a minute"
 NOT_INSTALLED = 'Spark is not installed here; run: pip install "natty-nats[spark]"'
@@ -24,11 +35,15 @@ class SparkDriver:
     """Spark in a child process, started at first use, and anew after `kill` or when it has died.
 
     The child runs beside a guard, by `run`: a term's `run_process`, or `unled`, and dies with us either way. `log` is a
-    file that its standard error is appended to; without one the last lines are still quoted when it dies.
+    file that its standard error is appended to; without one the last lines are still quoted when it dies. `key_file`
+    has the keys of encrypted objects, read by driver and executors; without it they are in their CAPTURE_KEYS.
     """
 
-    def __init__(self, options: SparkOptions | None = None, *, log: Path | None = None, run: Run = unled) -> None:
+    def __init__(
+        self, options: SparkOptions | None = None, *, log: Path | None = None, run: Run = unled, key_file: str = ""
+    ) -> None:
         self._options = options or SparkOptions()
+        self._key_file = key_file and str(Path(key_file).absolute())
         self._log = log
         self._run = run
         self._child: Child | None = None
@@ -50,13 +65,15 @@ class SparkDriver:
         """The id of the session that holds guard, driver, JVM and workers; None while nothing runs."""
         return None if self._child is None else self._child.session
 
-    async def merge(self, store_url: str, groups: Sequence[Group]) -> list[Merged]:
-        """Compact every group into its output; what became of each, in their order.
+    async def merge(self, store_url: str, groups: Sequence[Group], *, small_bytes: int = SMALL_BYTES) -> list[Merged]:
+        """Compact every group into its outputs; what became of each, in their order. SparkError when Spark has ended.
 
-        All or nothing is answered: a failed group is named by the SparkError, files that others wrote are leftovers.
+        Groups of up to `small_bytes` are merged in one job, each in memory; of each other one Spark sorts the rows.
         Cancelled, it kills the whole child: when it returns, no process works on the groups any more.
         """
-        request = Merge(store=_absolute(store_url), groups=list(groups))
+        request = Merge(
+            store=_absolute(store_url), groups=list(groups), key_file=self._key_file, small_bytes=small_bytes
+        )
         try:
             return (await self._ask(request, MergeDone)).merged
         except asyncio.CancelledError:
@@ -65,7 +82,8 @@ class SparkDriver:
 
     async def query(self, store_url: str, views: Mapping[str, View], sql: str, *, limit: int = DEFAULT_LIMIT) -> Rows:
         """The answer to `sql` over these views, at most `limit` rows. Raises SparkError with Spark's reason."""
-        return await self._ask(Query(store=_absolute(store_url), views=views, sql=sql, limit=limit), Rows)
+        request = Query(store=_absolute(store_url), views=views, sql=sql, limit=limit, key_file=self._key_file)
+        return await self._ask(request, Rows)
 
     async def ping(self) -> Pong:
         """The versions that run; starts them if nothing does. Raises SparkError when they don't come up."""
@@ -102,7 +120,7 @@ class SparkDriver:
 
 def unavailable(options: SparkOptions) -> str:
     """Why Spark can't run here, in a sentence; "" if it can, as far as can be told without starting it. May block."""
-    if find_spec("pyspark") is None:
+    if None in (find_spec("pyspark"), find_spec("pyiceberg")):
         return NOT_INSTALLED
     try:
         choose(options.java)

@@ -1,5 +1,6 @@
 """Spark's driver as a child process: requests are lines of standard input, answers are lines of standard output."""
 
+import asyncio
 import logging
 import os
 import sys
@@ -7,23 +8,24 @@ import threading
 import time
 import traceback
 import warnings
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO
 
 import msgspec
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
-from capture.compact import Group, Merged
-from capture.errors import SparkError
+from capture.cipher import Keys
+from capture.merging import Group, Merged
 from capture.spark import session
 from capture.spark.failure import sentence
-from capture.spark.merge import merge
+from capture.spark.merge import Merger
 from capture.spark.protocol import Answer, Merge, MergeDone, Pong, Query, Request, Start
 from capture.spark.query import query
-
-GROUPS_AT_ONCE = 2
-"""Groups that are merged side by side: each is one job of one task."""
+from capture.spark.write import Place
+from capture.stores import open_store
+from capture.writers.evolution import write_columns
+from capture.writers.inputs import columns_of
 
 REQUESTS_AT_ONCE = 4
 
@@ -74,7 +76,7 @@ class Driver:
         self._spark = spark
         self._answers = answers
         self._requests = ThreadPoolExecutor(REQUESTS_AT_ONCE, "request")
-        self._groups = ThreadPoolExecutor(GROUPS_AT_ONCE, "group")
+        self._groups = ThreadPoolExecutor(spark.sparkContext.defaultParallelism, "group")  # each a job of one task
 
     def serve(self, lines: IO[bytes]) -> None:
         """Take requests until `lines` ends; what is under way then is given up."""
@@ -100,22 +102,47 @@ class Driver:
                 return self._merge(request)
             case Query():
                 self._in_pool("query")
-                return query(self._spark, request.store, request.views, request.sql, limit=request.limit)
+                return query(self._spark, request)
             case _:
                 return _pong(self._spark)
 
     def _merge(self, request: Merge) -> MergeDone:
-        """All groups, or the first error after all have ended: no job is left running behind an answer."""
-        jobs = [self._groups.submit(self._merge_one, request.store, group) for group in request.groups]
-        for group, job in zip(request.groups, jobs, strict=True):
-            if (error := job.exception()) is not None:
-                wait(jobs)
-                raise SparkError(f"{group.output}: {sentence(error)}") from error
-        return MergeDone(merged=[job.result() for job in jobs])
+        """All groups, side by side; why, for those that failed. No job is left running behind an answer."""
+        keys, objects = Keys.load(request.key_file), [one for group in request.groups for one in group.inputs]
+        table = next((group.columns for group in request.groups), "")
+        columns = asyncio.run(columns_of(open_store(request.store), objects, keys, table))
+        merger = Merger(self._spark, Place(request.store, request.key_file), columns)
+        merged = {group.output: Merged(failed=why) for group in request.groups if (why := columns.why_not(group))}
+        sound = [group for group in request.groups if group.output not in merged]
+        small = [group for group in sound if group.bytes <= request.small_bytes]
+        merged |= self._small(merger, small)
+        jobs = [self._groups.submit(self._one, merger, group) for group in sound if group.output not in merged]
+        merged |= dict(job.result() for job in jobs)
+        run = write_columns(columns.run)
+        return MergeDone(
+            merged=[msgspec.structs.replace(merged[group.output], columns=run) for group in request.groups]
+        )
 
-    def _merge_one(self, store_url: str, group: Group) -> Merged:
+    def _small(self, merger: Merger, groups: list[Group]) -> dict[str, Merged]:
+        """What became of small groups, by their outputs; those that turned out to be large are not among them."""
+        if not groups:
+            return {}
         self._in_pool("merge")
-        return merge(self._spark, store_url, group, stored_ns=time.time_ns())
+        try:
+            answers = merger.merge_small(groups)
+        except Exception as error:
+            traceback.print_exc()
+            answers = [Merged(failed=sentence(error)) for _ in groups]
+        pairs = zip(groups, answers, strict=True)
+        return {group.output: merged for group, merged in pairs if merged is not None}
+
+    def _one(self, merger: Merger, group: Group) -> tuple[str, Merged]:
+        self._in_pool("merge")
+        try:
+            return group.output, merger.merge(group)
+        except Exception as error:
+            traceback.print_exc()
+            return group.output, Merged(failed=sentence(error))
 
     def _in_pool(self, name: str) -> None:
         """So that a long merge does not hold up a query: FAIR shares between pools."""

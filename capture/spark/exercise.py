@@ -1,5 +1,6 @@
 """What every session does, on a few rows: the run that the archive of classes is made of."""
 
+import hashlib
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,9 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
+from capture.manifest import Stored
 from capture.spark.read import map_in_arrow
 from capture.spark.table import load, with_payload
 from capture.writers.envelope import SCHEMA
+from capture.writers.inputs import Columns
 
 _ROWS = [
     {"stream": "EXERCISE", "sequence": number, "time_ns": number, "subject": "exercise", "payload": b'{"n": 1}'}
@@ -22,12 +25,21 @@ _COUNTED = "SELECT subject, COUNT(*) AS messages, SUM(n) AS n FROM exercise GROU
 def exercise(spark: SparkSession) -> None:
     """Read a block, sort it, take it through a Python worker, as a merge does; then ask it something in SQL."""
     with tempfile.TemporaryDirectory() as folder:
-        pq.write_table(pa.Table.from_pylist(_ROWS, SCHEMA), Path(folder) / "block.parquet", compression="zstd")
-        messages = load(spark, Path(folder).as_uri(), ["block.parquet"])
+        file = Path(folder) / "block.parquet"
+        pq.write_table(pa.Table.from_pylist(_ROWS, SCHEMA), file, compression="zstd")
+        messages = load(spark, Path(folder).as_uri(), [_stored(file)], Columns(pa.schema([])))
         rows = messages.coalesce(1).sortWithinPartitions("sequence", "deliveries")
         map_in_arrow(rows, _unchanged, messages.schema).collect()
         with_payload(messages, "n INT").createOrReplaceTempView("exercise")
         spark.sql(_COUNTED).collect()
+
+
+def _stored(file: Path) -> Stored:
+    data = file.read_bytes()
+    return Stored(
+        path=file.name, stream="EXERCISE", key="", interval=0, first=1, last=8, count=8, sequences="",
+        bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), format="parquet",
+    )  # fmt: skip
 
 
 def _unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

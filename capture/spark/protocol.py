@@ -5,21 +5,27 @@ from typing import Any
 
 import msgspec
 
-from capture.compact import Group, Merged
+from capture.manifest import Stored
+from capture.merging import Group, Merged
 from capture.spark.options import SparkOptions
 
 DEFAULT_LIMIT = 10_000
 """Rows of a query's answer; it is collected in one piece."""
 
+SMALL_BYTES = 4 * 1024 * 1024
+"""A group whose inputs have no more than this is merged beside others in one job, each in memory."""
+
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """A table that a query may name: these objects, and the payload's fields as columns where a schema is given.
+    """A table that a query may name: these objects, of whatever format, as the envelope's and their typed columns.
 
-    `payload_schema` is Spark's DDL: "year INT, carrier STRING".
+    Where a schema is given, the fields of the payload are columns. It is in Spark's DDL: "year INT, carrier STRING".
+    Of messages that are `repeated`, in one object or in several, one is seen.
     """
 
-    paths: list[str]
+    objects: list[Stored]
     payload_schema: str | None = None
+    repeated: bool = False
 
 
 class Start(msgspec.Struct, tag_field="op", tag="start", kw_only=True):
@@ -41,6 +47,8 @@ class Merge(msgspec.Struct, tag_field="op", tag="merge", kw_only=True):
     id: int = 0
     store: str
     groups: list[Group]
+    key_file: str = ""
+    small_bytes: int = SMALL_BYTES
 
 
 class Query(msgspec.Struct, tag_field="op", tag="query", kw_only=True):
@@ -51,6 +59,7 @@ class Query(msgspec.Struct, tag_field="op", tag="query", kw_only=True):
     views: Mapping[str, View]
     sql: str
     limit: int = DEFAULT_LIMIT
+    key_file: str = ""
 
 
 Request = Start | Ping | Merge | Query

@@ -1,24 +1,30 @@
+import asyncio
 import base64
-from collections.abc import Mapping
 from typing import Any
 
 from pyspark.sql import Row, SparkSession
 
-from capture.spark.protocol import Rows, View
+from capture.cipher import Keys
+from capture.spark.protocol import Query, Rows
 from capture.spark.table import load, with_payload
+from capture.stores import open_store
+from capture.writers.inputs import columns_of
 
 
-def query(spark: SparkSession, store_url: str, views: Mapping[str, View], sql: str, *, limit: int) -> Rows:
-    """Run `sql` over these views, and no others: every query has names of its own. At most `limit` rows."""
-    scope = spark.newSession()
-    for name, view in views.items():
-        messages = load(scope, store_url, view.paths)
+def query(spark: SparkSession, asked: Query) -> Rows:
+    """Answer a query over its views, and no others: every query has names of its own."""
+    scope, store, keys = spark.newSession(), open_store(asked.store), Keys.load(asked.key_file)
+    for name, view in asked.views.items():
+        columns = asyncio.run(columns_of(store, view.objects, keys))
+        messages = load(scope, asked.store, view.objects, columns, key_file=asked.key_file)
+        if view.repeated:
+            messages = messages.dropDuplicates(["stream", "sequence"])
         table = with_payload(messages, view.payload_schema) if view.payload_schema else messages
         table.createOrReplaceTempView(name)
-    answer = scope.sql(sql)
-    rows = answer.limit(limit + 1).collect()
-    plain = [[_plain(cell) for cell in row] for row in rows[:limit]]
-    return Rows(columns=answer.columns, rows=plain, truncated=len(rows) > limit)
+    answer = scope.sql(asked.sql)
+    rows = answer.limit(asked.limit + 1).collect()
+    plain = [[_plain(cell) for cell in row] for row in rows[: asked.limit]]
+    return Rows(columns=answer.columns, rows=plain, truncated=len(rows) > asked.limit)
 
 
 def _plain(value: Any) -> Any:

@@ -1,170 +1,124 @@
-"""What runs in the executor: sorted rows come in, a table file goes to the store, facts about it come out."""
+"""What runs in the executor to merge: rows or groups come in, files go to the store, facts about them come out."""
 
 import asyncio
-import hashlib
 import tempfile
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from capture.compact import Group, Merged
-from capture.errors import SparkError
-from capture.manifest import Stored
+from capture.cipher import Keys
+from capture.errors import CaptureError, CompactionError
+from capture.merging import Group, Merged, Part
 from capture.sequences import Sequences
 from capture.stores import open_store
-from capture.writers.envelope import SCHEMA, VERSION
-from capture.writers.parquet import COMPRESSION_LEVEL, REPETITIVE, SEARCHED
+from capture.writers.evolution import read_columns
+from capture.writers.inmemory import TooLarge, merge_in_memory
+from capture.writers.tablefile import Distinct, TableFile
 
-ROW_GROUP_ROWS = 128 * 1024
-ROW_GROUP_BYTES = 64 * 1024 * 1024
-"""Whichever is reached first ends a row group: memory stays bounded whatever the size of a message."""
-
-READ_BYTES = 1024 * 1024
+Reports = Iterator[pa.RecordBatch]
 
 
-def write_and_report(
-    store_url: str, group: Group, stored_ns: int, batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """Store the rows of `group`, which come sorted by sequence, once each; yields one row, a `Merged` as JSON.
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """A group, the typed columns that its files get, and when they are stored (Unix nanoseconds)."""
 
-    What `group.exclude` names is left out. When nothing is left, no object is made. Raises SparkError, and stores
-    nothing, unless exactly the messages that the entries of the inputs name were read; else what the store raises.
+    group: Group
+    columns: str
+    stored_ns: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where executors find objects and keys; these are read where they are needed, and never sent."""
+
+    store: str
+    key_file: str = ""
+
+    def keys(self) -> Keys | None:
+        """The keys, if there are any."""
+        return Keys.load(self.key_file)
+
+
+def write_and_report(place: Place, task: Task, part: Part, exclude: str, batches: Iterable[pa.RecordBatch]) -> Reports:
+    """Store the rows of a part of a group, which come sorted by sequence; yields one row, a `Merged` as JSON.
+
+    Each sequence is written once, and none of `exclude` (`Sequences.to_text`). When nothing is left, no object is made.
+    CompactionError, and nothing is stored, unless exactly the messages were read that the entries of the inputs name;
+    else what the store raises.
     """
-    with tempfile.TemporaryDirectory() as folder, _TableFile(Path(folder) / "table.parquet") as file:
-        distinct = Distinct(Sequences.from_text(group.exclude))
-        for batch in batches:
-            file.add(distinct.of(pa.Table.from_batches([batch])))
-        _check(group, distinct.rows_in, file.sequences)
-        output = file.finish(group, stored_ns)
+    group, excluded = task.group, Sequences.from_text(exclude)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "table"
+        with TableFile(path, group, part, read_columns(task.columns)) as file:
+            distinct = Distinct(excluded)
+            for batch in batches:
+                file.add(distinct.of(pa.Table.from_batches([batch])))
+            _check(group, part, excluded, file.sequences)
+            output = file.finish(task.stored_ns, place.keys())
         if output is not None:
-            asyncio.run(open_store(store_url).put(group.output, file.path, if_absent=True))
-    merged = Merged(output=output, rows_in=distinct.rows_in, duplicates=distinct.rows_in - len(file.sequences))
-    yield pa.RecordBatch.from_pydict({"merged": [msgspec.json.encode(merged).decode()]})
+            asyncio.run(open_store(place.store).put(output.path, path, if_absent=True))
+    merged = Merged(
+        outputs=[output] if output else [],
+        rows_in=distinct.rows_in,
+        duplicates=distinct.rows_in - len(file.sequences),
+        conflicts=file.conflicts,
+    )
+    yield _report(merged)
 
 
-class Distinct:
-    """Lets each sequence through once, and those of `exclude` not at all; counts the rows that it saw."""
+def merge_each(place: Place, batches: Iterable[pa.RecordBatch], *, most_bytes: int) -> Reports:
+    """Merge groups one after the other, each in memory; a row for each, with its number and a `Merged` as JSON.
 
-    def __init__(self, exclude: Sequences) -> None:
-        self.rows_in = 0
-        self._exclude = exclude
-        self._last = -1
-
-    def of(self, rows: pa.Table) -> pa.Table:
-        """The rows to keep. Raises SparkError when the rows are not sorted by sequence."""
-        if not rows.num_rows:
-            return rows
-        sequences = rows["sequence"].combine_chunks()
-        if sequences.null_count:
-            raise SparkError("a message without a sequence was read")
-        steps = pc.pairwise_diff(pa.concat_arrays([pa.array([self._last]), sequences])).slice(1)
-        if pc.min(steps).as_py() < 0:
-            raise SparkError("rows reached the writer out of order")
-        self._last = sequences[-1].as_py()
-        self.rows_in += rows.num_rows
-        return self._without_excluded(rows.filter(pc.not_equal(steps, 0)))
-
-    def _without_excluded(self, rows: pa.Table) -> pa.Table:
-        if not self._exclude:
-            return rows
-        held = Sequences.from_iterable(rows["sequence"].to_pylist()) & self._exclude
-        return rows.filter(pc.invert(pc.is_in(rows["sequence"], pa.array(held, pa.int64())))) if held else rows
+    A group that takes more than `most_bytes` is answered by null; one that can't be merged by why.
+    """
+    for batch in batches:
+        for number, text in zip(batch["number"].to_pylist(), batch["task"].to_pylist(), strict=True):
+            task = msgspec.json.decode(text, type=Task)
+            yield _report(asyncio.run(_merged(place, task, most_bytes)), number)
 
 
-def _check(group: Group, rows_in: int, written: Sequences) -> None:
-    expected = sum(block.count for block in group.inputs)
-    if rows_in != expected:
-        raise SparkError(f"the inputs hold {expected} messages by their entries, {rows_in} were read")
-    held = Sequences.union_of(Sequences.from_text(block.sequences) for block in group.inputs)
-    wanted = held - Sequences.from_text(group.exclude)
+async def _merged(place: Place, task: Task, most_bytes: int) -> Merged | None:
+    store, columns = open_store(place.store), read_columns(task.columns)
+    options = {"stored_ns": task.stored_ns, "most_bytes": most_bytes}
+    try:
+        return await merge_in_memory(store, task.group, columns, place.keys(), **options)
+    except TooLarge:
+        return None
+    except CaptureError as error:
+        return Merged(failed=str(error))
+
+
+def find_repeated(exclude: str, batches: Iterable[pa.RecordBatch]) -> Reports:
+    """Yield one row, the sequences (`Sequences.to_text`) whose message id a lower one has that is not in `exclude`.
+
+    Rows come sorted by message id and sequence, and are of messages that have an id.
+    """
+    excluded, repeated = Sequences.from_text(exclude), Sequences()
+    last, kept = None, None
+    for batch in batches:
+        found = []
+        for name, sequence in zip(batch["message_id"].to_pylist(), batch["sequence"].to_pylist(), strict=True):
+            if sequence in excluded:
+                continue
+            if name != last:
+                last, kept = name, sequence
+            elif sequence != kept:
+                found.append(sequence)
+        repeated |= Sequences.from_iterable(found)
+    yield pa.RecordBatch.from_pydict({"repeated": [repeated.to_text()]})
+
+
+def _report(merged: Merged | None, number: int = 0) -> pa.RecordBatch:
+    text = None if merged is None else msgspec.json.encode(merged).decode()
+    schema = pa.schema([("number", pa.int64()), ("merged", pa.string())])
+    return pa.RecordBatch.from_pylist([{"number": number, "merged": text}], schema)
+
+
+def _check(group: Group, part: Part, exclude: Sequences, written: Sequences) -> None:
+    held = Sequences.union_of(Sequences.from_text(one.sequences) for one in group.inputs)
+    wanted = (held - exclude).within(part.first, part.last)
     if written != wanted:
         differing = (wanted - written) | (written - wanted)
-        raise SparkError(f"sequences {differing.describe()} differ between the inputs' entries and what was read")
-
-
-class _TableFile:
-    """A Parquet file that is written row group by row group, and the facts about it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.sequences = Sequences()
-        self._waiting: list[pa.Table] = []
-        self._writer = pq.ParquetWriter(
-            path,
-            SCHEMA,
-            compression="zstd",
-            compression_level=COMPRESSION_LEVEL,
-            use_dictionary=REPETITIVE,
-            write_statistics=SEARCHED,
-            data_page_version="1.0",  # Iceberg's vectorised reader can't read version 2
-            write_page_index=True,
-            write_page_checksum=True,
-            sorting_columns=pq.SortingColumn.from_ordering(SCHEMA, [("sequence", "ascending")]),
-        )
-
-    def __enter__(self) -> "_TableFile":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._writer.close()
-
-    def add(self, rows: pa.Table) -> None:
-        self.sequences |= Sequences.from_iterable(rows["sequence"].to_pylist())
-        self._waiting.append(rows.select(SCHEMA.names).cast(SCHEMA))
-        while sum(table.num_rows for table in self._waiting) >= ROW_GROUP_ROWS:
-            self._write(ROW_GROUP_ROWS)
-        if sum(table.nbytes for table in self._waiting) >= ROW_GROUP_BYTES:
-            self._write(ROW_GROUP_ROWS)
-
-    def finish(self, group: Group, stored_ns: int) -> Stored | None:
-        """Complete the file. None when it has no rows."""
-        self._write(ROW_GROUP_ROWS)
-        if not self.sequences:
-            return None
-        first, last, count = self.sequences.first, self.sequences.last, len(self.sequences)
-        self._writer.add_key_value_metadata(
-            {
-                "capture.version": str(VERSION),
-                "capture.stream": group.stream,
-                "capture.first": str(first),
-                "capture.last": str(last),
-                "capture.count": str(count),
-            }
-        )
-        self._writer.close()
-        return Stored(
-            path=group.output,
-            stream=group.stream,
-            key=group.key,
-            interval=group.interval,
-            first=first,
-            last=last,
-            count=count,
-            bytes=self.path.stat().st_size,
-            sha256=_sha256(self.path),
-            format="parquet",
-            sequences=self.sequences.to_text(),
-            stored_ns=stored_ns,
-        )
-
-    def _write(self, rows: int) -> None:
-        waiting = pa.concat_tables(self._waiting) if self._waiting else SCHEMA.empty_table()
-        if waiting.num_rows:
-            self._writer.write_table(waiting.slice(0, rows), row_group_size=rows)
-        rest = waiting.slice(rows)
-        self._waiting = [rest] if rest.num_rows else []
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while data := stream.read(READ_BYTES):
-            digest.update(data)
-    return digest.hexdigest()
+        raise CompactionError(f"sequences {differing.describe()} differ between the inputs' entries and what was read")

@@ -46,6 +46,11 @@ class BlockWriter:
         """Whether the format keeps all that a restore needs."""
         return self._plain.restorable
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether an object is the format's bytes and nothing around them."""
+        return not (self._encrypts or self._codec)
+
     def write(self, block: SealedBlock) -> bytes:
         """Return the object's bytes. Encrypted ones differ each time."""
         data = self._plain.write(block)
@@ -58,18 +63,19 @@ class BlockWriter:
 
         CipherError; else whatever the format raises on bytes that it can't read.
         """
-        return self._plain.read(self._opened(data, described))
+        return self._plain.read(self.opened(data, described))
 
     def positions(self, file: IO[bytes], described: SealedBlock | Stored) -> Positions:
         """Yield the sequence and the time of each message; cheaper than `read`, and raises the same.
 
         A plain object is read from the file as its format likes; of another one the whole is in memory.
         """
-        if self._encrypts or self._codec:
-            file = BytesIO(self._opened(file.read(), described))
+        if not self.is_plain:
+            file = BytesIO(self.opened(file.read(), described))
         yield from self._plain.positions(file)
 
-    def _opened(self, data: bytes, described: SealedBlock | Stored) -> bytes:
+    def opened(self, data: bytes, described: SealedBlock | Stored) -> bytes:
+        """Return the format's bytes out of an object's: decrypted, decompressed. CipherError."""
         if self._encrypts:
             if self._keys is None:
                 raise KeyMissingError("it is encrypted, and there are no keys: name key_file, or set CAPTURE_KEYS")

@@ -55,7 +55,7 @@ class NdjsonWriter:
         """Return the block as lines of JSON."""
         records = block.records
         parts = (records.select(range(start, start + AT_ONCE)) for start in range(0, len(records), AT_ONCE))
-        return b"".join(map(_lines, parts))
+        return b"".join(map(lines, parts))
 
     def read(self, data: bytes) -> pa.Table:
         """Return the rows; msgspec's DecodeError if a line is none."""
@@ -84,8 +84,8 @@ class _Position(msgspec.Struct):
     time_ns: int
 
 
-def _lines(records: Records[Any]) -> bytes:
-    """Return the lines, column by column: most columns are missing for all of the messages."""
+def lines(records: Records[Any]) -> bytes:
+    """Return a message a line, made column by column: most columns are missing for all of the messages."""
     subjects, raw_subjects = _texts(records.subjects)
     if raw_subjects is not NOTHING:
         subjects = [subject.decode("utf-8", "replace") for subject in records.subjects]

@@ -78,10 +78,7 @@ class ParquetWriter:
     def read(self, data: bytes) -> pa.Table:
         """Return the rows; page checksums are verified. FormatError if a newer version wrote it, else pyarrow's."""
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
-        version = int((file.schema_arrow.metadata or {}).get(b"capture.version", VERSION))
-        if version > VERSION:
-            raise FormatError(f"it has format {version}; this version reads up to {VERSION}")
-        return with_envelope(file.read())
+        return with_envelope(checked_version(file).read())
 
     def positions(self, file: IO[bytes]) -> Positions:
         """Yield the sequence and the time of each row, some at a time: a table's file may be larger than memory."""
@@ -108,6 +105,14 @@ class ParquetWriter:
             where = f"{block.stream} {block.first}–{block.last}, key {block.key!r}"
             what = ", ".join(sentence for thing, sentence in said.items() if thing in new)
             log.warning("%s: %s; the payloads keep all, more is counted only", where, what, extra={"action": "schema"})
+
+
+def checked_version(file: pq.ParquetFile) -> pq.ParquetFile:
+    """Return the file if this version reads its format. FormatError."""
+    version = int((file.schema_arrow.metadata or {}).get(b"capture.version", VERSION))
+    if version > VERSION:
+        raise FormatError(f"it has format {version}; this version reads up to {VERSION}")
+    return file
 
 
 def _lines(records: Records[Any], decoding: Decoding[Any]) -> list[bytes]:

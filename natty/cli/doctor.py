@@ -30,12 +30,13 @@ def doctor(
     if as_json:
         print_json(data=facts | {"checks": [asdict(one) for one in findings]})
     else:
-        _show(facts, findings)
+        show(facts, findings)
     if any(one.status is Status.FAIL for one in findings):
         raise typer.Exit(EXIT_ERROR)
 
 
-def _show(facts: dict[str, Any], findings: list[Finding]) -> None:
+def show(facts: dict[str, Any], findings: list[Finding]) -> None:
+    """Print facts, then findings, each with its status before it."""
     console = Console(highlight=False)
     for name, value in facts.items():
         console.print(f"      {name}: {value}", markup=False, soft_wrap=True)

@@ -9,12 +9,13 @@ from patient import NEVER, PATIENCE
 
 from capture.block import Limits, OpenBlocks
 from capture.commit import Committer
-from capture.compact import Policy, compact
+from capture.compact import compact
 from capture.config import load
 from capture.decoders import decoder
 from capture.partitioners import grouped, partitioner
 from capture.picture import read_picture
 from capture.pipeline import capture
+from capture.planning import Policy
 from capture.report import check
 from capture.source import Source
 from capture.stores import MemoryStore, open_store

@@ -12,10 +12,11 @@ from patient import PATIENCE, PATIENT, until
 
 from capture.block import SealedBlock
 from capture.commit import CommitOptions, Committer
-from capture.compact import Policy, compact
+from capture.compact import compact
 from capture.config import CaptureConfig, Sweeping
 from capture.head import COMPACTION, SWEEP, TermHead
 from capture.lead import Duty, Sweeps
+from capture.planning import Policy
 from capture.record import Records
 from capture.retention import Rule
 from capture.state import BUCKET, NODE_TTL, ArchiveState, Board, NodeState, announcing, server_time

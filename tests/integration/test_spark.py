@@ -1,6 +1,8 @@
 import asyncio
 import hashlib
 import os
+import re
+from datetime import UTC, datetime
 
 import msgspec
 import pyarrow as pa
@@ -10,14 +12,16 @@ import pytest_asyncio
 from spark_blocks import HOUR, QUICK, STARTED, group, parquet_block, row, rows_of, stored, write_parquet
 
 from capture.block import SealedBlock
-from capture.compact import Merged
 from capture.errors import SparkError
 from capture.manifest import Stored
+from capture.merging import Merged
 from capture.record import Records
 from capture.sequences import Sequences
 from capture.spark import SparkDriver, SparkOptions, View
-from capture.spark.write import write_and_report
+from capture.spark.protocol import SMALL_BYTES
+from capture.spark.write import Place, Task, write_and_report
 from capture.writers.envelope import SCHEMA
+from capture.writers.evolution import OWN
 from capture.writers.ndjson import NdjsonWriter
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
@@ -36,7 +40,14 @@ def store(tmp_path):
     return tmp_path / "a lake"
 
 
-async def test_duplicates_within_and_across_blocks_are_written_once_and_sorted(driver, store):
+@pytest.fixture(params=["in memory", "sorted by Spark"])
+def merge(request, driver, store):
+    """Merge groups in either of the two ways."""
+    small_bytes = SMALL_BYTES if request.param == "in memory" else 0
+    return lambda *groups: driver.merge(store.as_uri(), groups, small_bytes=small_bytes)
+
+
+async def test_duplicates_within_and_across_blocks_are_written_once_and_sorted(merge, store):
     shapes = {
         1: {"headers": [("Colour", ["red", "blue"]), ("Empty", [""])]},
         2: {"payload": bytes(range(256))},
@@ -48,22 +59,24 @@ async def test_duplicates_within_and_across_blocks_are_written_once_and_sorted(d
     one = parquet_block(store, "one", [rows[n] for n in [2**53 + 1, 700, *range(500, 0, -1), 7, 7]])
     two = parquet_block(store, "two", [rows[n] for n in [*range(400, 1001), 3]])
 
-    [merged] = await driver.merge(store.as_uri(), [group(one, two)])
+    [merged] = await merge(group(one, two))
 
-    assert rows_of(store, merged.output.path) == [rows[number] for number in sorted(rows)]
+    assert rows_of(store, merged.outputs[0].path) == [rows[number] for number in sorted(rows)]
     assert (merged.rows_in, merged.duplicates) == (504 + 602, 504 + 602 - 1001)
-    data = (store / merged.output.path).read_bytes()
-    assert (merged.output.bytes, merged.output.sha256) == (len(data), hashlib.sha256(data).hexdigest())
-    assert (merged.output.first, merged.output.last, merged.output.count) == (1, 2**53 + 1, 1001)
-    assert Sequences.from_text(merged.output.sequences) == Sequences.from_iterable(rows)
-    assert merged.output.stored_ns > STARTED
+    data = (store / merged.outputs[0].path).read_bytes()
+    assert (merged.outputs[0].bytes, merged.outputs[0].sha256) == (len(data), hashlib.sha256(data).hexdigest())
+    assert (merged.outputs[0].first, merged.outputs[0].last, merged.outputs[0].count) == (1, 2**53 + 1, 1001)
+    assert Sequences.from_text(merged.outputs[0].sequences) == Sequences.from_iterable(rows)
+    assert merged.outputs[0].stored_ns > STARTED
 
 
-async def test_the_table_file_says_what_it_is(driver, store):
+async def test_the_table_file_says_what_it_is(merge, store):
     block = parquet_block(store, "one", [row(number) for number in (3, 1, 2)])
-    [merged] = await driver.merge(store.as_uri(), [group(block)])
-    file = pq.ParquetFile(store / merged.output.path)
-    assert file.schema_arrow.equals(SCHEMA)
+    [merged] = await merge(group(block))
+    file = pq.ParquetFile(store / merged.outputs[0].path)
+    assert file.schema_arrow.remove_metadata().equals(pa.schema([*SCHEMA, *OWN]))
+    own = {"key": "a/b", "interval": datetime.fromtimestamp(HOUR, UTC)}
+    assert file.read(columns=OWN.names).to_pylist() == [own] * 3
     assert file.metadata.row_group(0).sorting_columns == (pq.SortingColumn(SCHEMA.names.index("sequence")),)
     facts = {name.decode(): value.decode() for name, value in file.metadata.metadata.items()}
     assert {name: facts[f"capture.{name}"] for name in ("version", "stream", "first", "last", "count")} == {
@@ -88,35 +101,39 @@ async def test_a_row_group_is_bounded_in_rows_and_in_bytes(store, batches, rows,
         path="", stream="FLIGHTS", key="a/b", interval=HOUR, first=0, last=count - 1, count=count, bytes=0, sha256="",
         format="parquet", sequences=Sequences.from_range(0, count - 1).to_text(),
     )  # fmt: skip
-    written = write_and_report(store.as_uri(), group(held), 0, (columns(rows * number) for number in range(batches)))
+    wanted = group(held)
+    task, part = Task(group=wanted, columns="", stored_ns=0), wanted.parts[0]
+    written = write_and_report(
+        Place(store.as_uri()), task, part, "", (columns(rows * number) for number in range(batches))
+    )
     [[report]] = await asyncio.to_thread(lambda: [batch["merged"].to_pylist() for batch in written])
-    file = pq.ParquetFile(store / msgspec.json.decode(report, type=Merged).output.path)
+    file = pq.ParquetFile(store / msgspec.json.decode(report, type=Merged).outputs[0].path)
     assert [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)] == row_groups
 
 
-async def test_the_first_delivery_of_a_message_is_the_one_that_is_kept(driver, store):
+async def test_the_first_delivery_of_a_message_is_the_one_that_is_kept(merge, store):
     again = parquet_block(store, "again", [row(1, deliveries=3), row(2, deliveries=1)])
     before = parquet_block(store, "before", [row(1, deliveries=2), row(2, deliveries=2)])
-    [merged] = await driver.merge(store.as_uri(), [group(again, before)])
-    assert [one["deliveries"] for one in rows_of(store, merged.output.path)] == [2, 1]
+    [merged] = await merge(group(again, before))
+    assert [one["deliveries"] for one in rows_of(store, merged.outputs[0].path)] == [2, 1]
 
 
-async def test_excluded_sequences_are_left_out(driver, store):
+async def test_excluded_sequences_are_left_out(merge, store):
     block = parquet_block(store, "one", [row(number) for number in (1, 2, 3, 3, 4, 5)])
-    [merged] = await driver.merge(store.as_uri(), [group(block, exclude=(1, 3, 99))])
-    assert [one["sequence"] for one in rows_of(store, merged.output.path)] == [2, 4, 5]
-    assert (merged.rows_in, merged.duplicates, merged.output.count) == (6, 3, 3)
+    [merged] = await merge(group(block, exclude=(1, 3, 99)))
+    assert [one["sequence"] for one in rows_of(store, merged.outputs[0].path)] == [2, 4, 5]
+    assert (merged.rows_in, merged.duplicates, merged.outputs[0].count) == (6, 3, 3)
 
 
-async def test_nothing_is_written_when_nothing_is_left(driver, store):
+async def test_nothing_is_written_when_nothing_is_left(merge, store):
     block = parquet_block(store, "one", [row(1), row(2), row(2)])
     wanted = group(block, exclude=(1, 2))
-    [merged] = await driver.merge(store.as_uri(), [wanted])
-    assert (merged.output, merged.rows_in, merged.duplicates) == (None, 3, 3)
+    [merged] = await merge(wanted)
+    assert (merged.outputs, merged.rows_in, merged.duplicates) == ([], 3, 3)
     assert not (store / wanted.output).exists()
 
 
-async def test_ndjson_and_parquet_blocks_mix_under_any_name(driver, store):
+async def test_ndjson_and_parquet_blocks_mix_under_any_name(merge, store):
     stream = "A[1]{x,y} ä"
     headers = b"NATS/1.0\r\nNats-Msg-Id: id-1\r\nB: 1\r\nB: 2\r\n\r\n"
     records = Records(
@@ -136,9 +153,9 @@ async def test_ndjson_and_parquet_blocks_mix_under_any_name(driver, store):
     text = stored(store, f"blocks/stream={stream}/1.ndjson", lines, lambda file: file.write_bytes(data))
     binary = parquet_block(store, "2", [row(2, stream=stream)])
 
-    [merged] = await driver.merge(store.as_uri(), [group(text, binary)])
+    [merged] = await merge(group(text, binary))
 
-    assert rows_of(store, merged.output.path) == [
+    assert rows_of(store, merged.outputs[0].path) == [
         row(
             1,
             stream=stream,
@@ -154,22 +171,23 @@ async def test_ndjson_and_parquet_blocks_mix_under_any_name(driver, store):
 async def test_groups_are_answered_in_their_order(driver, store):
     blocks = [parquet_block(store, str(n), [row(10 * n + m) for m in range(n + 1)]) for n in range(4)]
     wanted = [group(block, output=f"table/{number}.parquet") for number, block in enumerate(blocks)]
-    merged = await driver.merge(str(store), wanted)
-    assert [(one.output.path, one.output.count) for one in merged] == [(f"table/{n}.parquet", n + 1) for n in range(4)]
+    merged = await driver.merge(str(store), wanted, small_bytes=0)
+    found = [(one.outputs[0].path, one.outputs[0].count) for one in merged]
+    assert found == [(f"table/{n}.parquet", n + 1) for n in range(4)]
 
 
-async def test_an_object_that_exists_is_not_touched(driver, store):
+async def test_an_object_that_exists_is_not_touched(merge, store):
     block = parquet_block(store, "one", [row(1)])
     wanted = group(block)
-    await driver.merge(store.as_uri(), [wanted])
+    await merge(wanted)
     before = (store / wanted.output).stat().st_mtime_ns
-    with pytest.raises(SparkError, match=r"c-1\.parquet exists .* and was not touched"):
-        await driver.merge(store.as_uri(), [wanted])
+    [merged] = await merge(wanted)
+    assert re.search(r"c-1\.parquet exists .* and was not touched", merged.failed)
     assert (store / wanted.output).stat().st_mtime_ns == before
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "missing", "miscounted", "not JSON"])
-async def test_a_bad_input_is_an_error_of_one_sentence_and_writes_nothing(driver, store, damage):
+async def test_a_bad_input_is_an_error_of_one_sentence_and_writes_nothing(merge, store, damage):
     block = parquet_block(store, "one", [row(number, payload=os.urandom(100)) for number in range(100)])
     file = store / block.path
     data = file.read_bytes()
@@ -186,10 +204,10 @@ async def test_a_bad_input_is_an_error_of_one_sentence_and_writes_nothing(driver
         case "not JSON":
             block = stored(store, "blocks/one.ndjson", [row(1)], lambda file: file.write_text("{oh\n"))
     wanted = group(block)
-    with pytest.raises(SparkError) as caught:
-        await driver.merge(store.as_uri(), [wanted])
-    said = str(caught.value)
-    assert said.startswith(wanted.output)
+    [merged] = await merge(wanted)
+    said = merged.failed
+    assert (merged.outputs, merged.rows_in) == ([], 0)
+    assert said
     assert len(said.splitlines()) == 1
     assert "Traceback" not in said
     assert "An error occurred while calling" not in said
@@ -200,10 +218,10 @@ async def test_a_failed_group_does_not_stop_the_driver(driver, store):
     good = parquet_block(store, "good", [row(1)])
     bad = parquet_block(store, "bad", [row(2)])
     (store / bad.path).write_bytes(b"no Parquet at all")
-    with pytest.raises(SparkError, match=r"table/bad\.parquet.*is not a Parquet file"):
-        await driver.merge(
-            store.as_uri(), [group(good, output="table/good.parquet"), group(bad, output="table/bad.parquet")]
-        )
+    wanted = [group(good, output="table/good.parquet"), group(bad, output="table/bad.parquet")]
+    [sound, failed] = await driver.merge(store.as_uri(), wanted)
+    assert (sound.failed, sound.outputs[0].count) == ("", 1)
+    assert "bad.parquet is not a Parquet file" in failed.failed
     assert (await driver.ping()).spark.startswith("4.")
 
 
@@ -214,7 +232,7 @@ async def test_a_query_sees_the_payload_as_columns(driver, store):
         row(3, payload=b"not JSON"),
     ]
     block = parquet_block(store, "one", flights)
-    views = {"flights": View(paths=[block.path], payload_schema="carrier STRING, delay DOUBLE, error STRING")}
+    views = {"flights": View(objects=[block], payload_schema="carrier STRING, delay DOUBLE, error STRING")}
     answer = await driver.query(
         store.as_uri(),
         views,
@@ -231,13 +249,13 @@ async def test_an_answer_is_plain_json_and_bounded(driver, store):
         "SELECT payload, headers, timestamp '2013-01-01 05:00:00' AS t, cast(1.50 AS DECIMAL(5,2)) AS d, "
         "struct(1 AS x) AS s, double('NaN') AS n FROM flights ORDER BY sequence"
     )
-    answer = await driver.query(store.as_uri(), {"flights": View(paths=[block.path])}, sql, limit=2)
+    answer = await driver.query(store.as_uri(), {"flights": View(objects=[block])}, sql, limit=2)
     assert answer.truncated
     assert answer.rows == [["/w==", {"A": ["1"]}, "2013-01-01T05:00:00", "1.50", {"x": 1}, None]] * 2
 
 
 async def test_a_view_of_nothing_is_empty(driver, store):
-    answer = await driver.query(store.as_uri(), {"flights": View(paths=[])}, "SELECT count(*) FROM flights")
+    answer = await driver.query(store.as_uri(), {"flights": View(objects=[])}, "SELECT count(*) FROM flights")
     assert answer.rows == [[0]]
 
 
@@ -248,6 +266,6 @@ async def test_a_wrong_query_is_answered_by_one_sentence(driver, store):
 
 async def test_views_of_one_query_are_unknown_to_the_next(driver, store):
     block = parquet_block(store, "one", [row(1)])
-    await driver.query(store.as_uri(), {"flights": View(paths=[block.path])}, "SELECT count(*) FROM flights")
+    await driver.query(store.as_uri(), {"flights": View(objects=[block])}, "SELECT count(*) FROM flights")
     with pytest.raises(SparkError, match="`flights` cannot be found"):
         await driver.query(store.as_uri(), {}, "SELECT * FROM flights")

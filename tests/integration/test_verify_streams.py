@@ -8,10 +8,11 @@ import pytest
 from archiving import compact_once, store_all, sweep_once
 from patient import PATIENCE
 
-from capture.compact import Policy, compact
+from capture.compact import compact
 from capture.config import load
 from capture.errors import CaptureError
 from capture.head import COMPACTION, SWEEP, TermHead
+from capture.planning import Policy
 from capture.report import check
 from capture.stores import FileStore, open_store
 from capture.testing import ArrowEngine

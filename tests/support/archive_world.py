@@ -11,12 +11,13 @@ from collections import Counter, defaultdict
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from set_engine import SetEngine, described
+from set_engine import SetEngine, described, read_back
 
-from capture.compact import Policy, compact
+from capture.compact import compact
 from capture.errors import AlreadyStored, CaptureError, Fenced, ManifestError, NotStored
 from capture.manifest import block_path, encode, entry_path
 from capture.picture import read_picture
+from capture.planning import Policy
 from capture.retention import EVERYTHING, Retention
 from capture.stores import MemoryStore
 from capture.sweep import read_entries, sweep
@@ -204,6 +205,7 @@ class World:
 
     async def _compact(self, term):
         engine, told = SetEngine(self.store), {"now": self.now, "grace": GRACE, "retention": self.retention}
+        told["check"] = read_back
         await compact(self.store, term, self.manifest.read, engine, POLICY, **told)
 
     async def _rounds(self, term, work):

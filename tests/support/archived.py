@@ -10,9 +10,11 @@ from capture.asked import Asked, write_record
 from capture.block import SealedBlock
 from capture.chain import current
 from capture.commit import CommitOptions, Committer
-from capture.compact import Policy, compact
+from capture.compact import compact
+from capture.iceberg import Exposer
 from capture.identity import claim
 from capture.manifest import Manifest
+from capture.planning import Policy
 from capture.readme import VERSION
 from capture.record import Records
 from capture.recording import HOUR, Recording, Seen, StreamRecord, fixed, follow_up, updated
@@ -93,7 +95,8 @@ class Archived:
     async def compact(self):
         policy = Policy(min_files=1, max_wait=0.0)
         pointer, manifest = self.pointer(Table), self.heads[Manifest].read
-        return await compact(self.store, pointer, manifest, ArrowEngine(), policy, now=self.now, grace=GRACE)
+        told = {"now": self.now, "grace": GRACE, "exposure": Exposer(self.store)}
+        return await compact(self.store, pointer, manifest, ArrowEngine(), policy, **told)
 
     async def record(self, state=None, deleted=(), config=None, consumers=()):
         """Record what a server would say, at `self.now`."""

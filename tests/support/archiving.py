@@ -8,12 +8,14 @@ from patient import PATIENCE
 
 from capture.block import SealedBlock
 from capture.commit import Committer
-from capture.compact import Policy, compact
+from capture.compact import compact
 from capture.decoders import decoder
 from capture.durable import prepare
 from capture.head import COMPACTION, RECORDING, SWEEP, TermHead
+from capture.iceberg import Exposer
 from capture.identity import claim
 from capture.partitioners import grouped, partitioner
+from capture.planning import Policy
 from capture.recording import record
 from capture.sweep import sweep
 from capture.testing import ArrowEngine
@@ -62,7 +64,11 @@ async def compact_once(natty, config, store):
     """Compact whatever there is, without Spark, as the elected leader."""
 
     async def work(term):
-        told = {"now": time.time(), "grace": config.sweep.grace}
+        told = {
+            "now": time.time(),
+            "grace": config.sweep.grace,
+            "exposure": Exposer(store, config.table, node=term.node),
+        }
         reader, policy = SWEEP.reader(natty, config.name), Policy(min_files=1, max_wait=0.0)
         return await compact(store, TermHead(term, COMPACTION), reader, ArrowEngine(), policy, **told)
 

@@ -3,8 +3,8 @@
 import hashlib
 import json
 
-from capture.compact import Merged
 from capture.manifest import Stored
+from capture.merging import Merged
 from capture.sequences import Sequences
 
 
@@ -21,10 +21,16 @@ class SetEngine:
         rows = [row for one in group.inputs for row in json.loads(await self._store.get(one.path))]
         kept = Sequences.from_iterable(rows) - Sequences.from_text(group.exclude)
         if not kept:
-            return Merged(output=None, rows_in=len(rows), duplicates=len(rows))
+            return Merged(rows_in=len(rows), duplicates=len(rows))
         output = described(group.output, list(kept), interval=group.interval)
         await self._store.put(group.output, json.dumps(list(kept)).encode())
-        return Merged(output=output, rows_in=len(rows), duplicates=len(rows) - len(kept))
+        return Merged(outputs=[output], rows_in=len(rows), duplicates=len(rows) - len(kept))
+
+
+async def read_back(store, outputs):
+    """Compare what lies in the store with what was reported."""
+    for one in outputs:
+        assert json.loads(await store.get(one.path)) == list(Sequences.from_text(one.sequences))
 
 
 def described(path, sequences, stored_at=0.0, interval=0):

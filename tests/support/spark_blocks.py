@@ -5,8 +5,8 @@ import hashlib
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from capture.compact import Group
 from capture.manifest import Stored
+from capture.merging import Group
 from capture.sequences import Sequences
 from capture.writers.envelope import SCHEMA
 
@@ -78,4 +78,4 @@ def group(*inputs, output="table/stream=FLIGHTS/key=a%2Fb/c-1.parquet", exclude=
 
 
 def rows_of(store, path):
-    return pq.read_table(store / path, partitioning=None).to_pylist()
+    return pq.read_table(store / path, partitioning=None).select(SCHEMA.names).to_pylist()

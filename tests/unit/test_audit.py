@@ -18,7 +18,17 @@ from capture.table import Table
 from capture.testing import HeadState, MemoryHead
 
 OTHER = SigningKeys({"mine": bytes(32)})  # another key of the same name
-KINDS = ("_manifest/", "_table/", "_recorded/", "_history/", "_streams/", "_asked/", "_archive.json", README)
+KINDS = (
+    "_manifest/",
+    "_table/",
+    "_recorded/",
+    "_history/",
+    "_streams/",
+    "_asked/",
+    "iceberg/",
+    "_archive.json",
+    README,
+)
 
 # Who vouches for the newest documents: NATS, a key without NATS, or both.
 WAYS = {
@@ -65,7 +75,7 @@ async def test_a_byte_that_is_changed_in_any_kind_of_object_is_found_and_the_obj
             data = await looked.store.get(path)
             for at in {0, 1, len(data) // 3, len(data) // 2, len(data) - 2, len(data) - 1}:
                 changed = bytearray(data)
-                changed[at] ^= 1
+                changed[at % len(data)] ^= 1
                 await looked.change(path, bytes(changed))
                 assert any(path in problem for problem in (await looked.look()).problems), (path, at)
             await looked.change(path, data)

@@ -10,7 +10,10 @@ from capture.block import Limits
 from capture.cli.config import problems, shown
 from capture.config import CaptureConfig, given_settings, load, read
 from capture.errors import ConfigError
+from capture.lead import policy
 from capture.origins import lines_of
+from capture.planning import Policy
+from capture.schedule import Schedule
 
 NAMED = 'stream = "ORDERS"\nstore = "/data/lake"\n'
 
@@ -394,3 +397,18 @@ def test_a_wrong_variable_of_the_connection_is_not_put_down_to_the_file(
 def test_a_key_in_the_place_of_its_file_is_not_told(file: Path) -> None:
     (said,) = found(file, NAMED, CAPTURE_KEY_FILE=f"k1:{KEY}")
     assert said == "the key file *** can't be read: No such file or directory (key_file: variable CAPTURE_KEY_FILE)"
+
+
+def test_the_compactions_settings_reach_its_policy_and_its_schedule(file):
+    text = (
+        '[compaction]\nevery = 7\ncron = "1 2 * * *"\nwaiting_files = 3\nwaiting_bytes = 4\nmin_files = 5\n'
+        'max_wait = 6\ntarget_bytes = 8\nmax_groups = 9\nmax_bytes = 10\ndistinct = "message_id"\ndecrypt = true\n'
+    )
+    config = loaded(file, NAMED + text)
+    assert config.compaction.schedule() == Schedule(every=7.0, cron="1 2 * * *", waiting_files=3, waiting_bytes=4)
+    assert policy(config) == Policy(
+        target_bytes=8, min_files=5, max_wait=6.0, max_groups=9, max_bytes=10,
+        encrypted=False, decrypt=True, distinct="message_id",
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"'soon' is no cron expression.*compaction"):
+        loaded(file, NAMED + '[compaction]\ncron = "soon"')

@@ -43,8 +43,8 @@ def test_a_damaged_document_is_named(data):
 def test_a_newer_format_is_refused_by_name_even_if_nothing_else_of_it_is_known():
     with pytest.raises(ManifestError, match="m has format 3; this version reads up to 2"):
         decode(b'{"format": 3, "blocks": "elsewhere"}', "m", Manifest)
-    with pytest.raises(ManifestError, match="t has format 2; this version reads up to 1"):
-        decode(b'{"format": 2}', "t", Table)
+    with pytest.raises(ManifestError, match="t has format 3; this version reads up to 2"):
+        decode(b'{"format": 3}', "t", Table)
 
 
 def test_a_documents_path_has_its_number_and_its_term():

@@ -16,13 +16,14 @@ from patient import PATIENCE
 
 from capture.block import Limits, OpenBlocks
 from capture.commit import CommitOptions, Committer, going_on
-from capture.compact import Policy, compact
+from capture.compact import compact
 from capture.decoders import decoder
 from capture.errors import StoreError
 from capture.manifest import BLOCKS
 from capture.partitioners import grouped, partitioner
 from capture.picture import read_picture
 from capture.pipeline import capture
+from capture.planning import Policy
 from capture.stores.file import FileStore
 from capture.sweep import sweep
 from capture.testing import ArrowEngine, HeadState, MemoryHead

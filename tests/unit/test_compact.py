@@ -7,10 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capture.chain import Retired
-from capture.compact import Merged, Policy, apply, plan
+from capture.compact import apply
 from capture.errors import CompactionError, ConfigError
 from capture.manifest import Manifest, Stored, block_path
+from capture.merging import Merged
 from capture.picture import Picture
+from capture.planning import Policy, plan
 from capture.sequences import Sequences
 from capture.table import Table
 
@@ -60,7 +62,7 @@ def merged(group):
     kept = held(group.inputs) - Sequences.from_text(group.exclude)
     rows = sum(one.count for one in group.inputs)
     if not kept:
-        return Merged(output=None, rows_in=rows, duplicates=rows)
+        return Merged(rows_in=rows, duplicates=rows)
     output = Stored(
         path=group.output,
         stream=group.stream,
@@ -74,7 +76,7 @@ def merged(group):
         format="parquet",
         sequences=kept.to_text(),
     )
-    return Merged(output=output, rows_in=rows, duplicates=rows - len(kept))
+    return Merged(outputs=[output], rows_in=rows, duplicates=rows - len(kept))
 
 
 # --- what is due -----------------------------------------------------------------------------------------------------
@@ -222,20 +224,20 @@ def test_a_group_of_which_nothing_is_left_leaves_no_file():
 
 
 def changed(result, **changes):
-    return msgspec.structs.replace(result, output=msgspec.structs.replace(result.output, **changes))
+    return msgspec.structs.replace(result, outputs=[msgspec.structs.replace(result.outputs[0], **changes)])
 
 
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        (lambda it: changed(it, path="table/elsewhere"), "the output is described as"),
+        (lambda it: changed(it, path="table/elsewhere"), "a file table/elsewhere was written that nobody asked for"),
         (lambda it: changed(it, key="else"), "the output is described as"),
         (lambda it: changed(it, count=2), "the output is described as"),
         (lambda it: changed(it, sequences=Sequences.from_iterable([1, 3]).to_text()), "missing: 2; too many: none"),
         (lambda it: changed(it, sequences=Sequences.from_range(1, 4).to_text()), "missing: none; too many: 4"),
         (lambda it: msgspec.structs.replace(it, rows_in=3), "3 rows were read, the inputs have 4"),
         (lambda it: msgspec.structs.replace(it, duplicates=0), "4 rows less 0 duplicates are not 3 sequences"),
-        (lambda it: msgspec.structs.replace(it, output=None), "nothing was written for sequences 1–3"),
+        (lambda it: msgspec.structs.replace(it, outputs=[]), "nothing was written for sequences 1–3"),
     ],
 )
 def test_results_that_do_not_add_up_are_refused(wrong, text):
@@ -256,3 +258,45 @@ def test_results_for_an_archive_that_has_moved_on_are_refused():
     tabled = msgspec.structs.replace(block([2], key="other"), path="table/x/c-1-aa.parquet")
     with pytest.raises(CompactionError, match="sequences 2 of S twice"):
         apply(archive([block([1, 2])], [tabled]), groups, results, now=NOW)
+
+
+# --- how much, and of what kind --------------------------------------------------------------------------------------
+
+
+def test_a_run_takes_its_bytes_and_one_group_at_least():
+    blocks = [block([number], key=f"k{number}", age=float(10 - number), size=100) for number in range(1, 6)]
+    for most, taken in ((1, 1), (100, 1), (250, 2), (500, 5)):
+        assert len(planned(archive(blocks), Policy(max_wait=0.0, max_bytes=most))) == taken
+
+
+def test_blocks_of_after_a_slots_begin_wait_for_the_next_one():
+    blocks = [block([1], age=100.0), block([2], age=50.0)]
+    groups = plan(archive(blocks), ALL, now=NOW, token=1, unique=names(), stored_by=NOW - 70)
+    assert [one.first for group in groups for one in group.inputs] == [1]
+
+
+def test_a_group_above_the_split_size_becomes_files_of_about_as_many_messages_each():
+    blocks = [block(range(first, 2**40, 2**33), size=100) for first in (1, 2)]
+    (group,) = planned(archive(blocks), Policy(max_wait=0.0, target_bytes=1000, split_bytes=70))
+    wanted = held(blocks)
+    counts = [len(wanted.within(part.first, part.last)) for part in group.parts]
+    assert (len(counts), sum(counts), max(counts) - min(counts) <= 1) == (3, len(wanted), True)
+    stem = group.output.removesuffix(".parquet")
+    assert [part.output for part in group.parts] == [group.output, f"{stem}-2.parquet", f"{stem}-3.parquet"]
+    (whole,) = planned(archive(blocks), Policy(max_wait=0.0, target_bytes=1000, split_bytes=200))
+    assert whole.bounds == []
+
+
+def test_what_was_encrypted_stays_encrypted_unless_it_is_to_be_decrypted():
+    blocks = [block([1]), msgspec.structs.replace(block([2]), format="ndjson.enc")]
+    (group,) = planned(archive(blocks))
+    assert group.output.endswith(".parquet.enc")
+    (plain,) = planned(archive(blocks), Policy(max_wait=0.0, decrypt=True))
+    assert plain.output.endswith(".parquet")
+    (without_keys,) = planned(archive(blocks), Policy(max_wait=0.0, encrypted=False))
+    assert without_keys.inputs == blocks[:1]
+
+
+def test_groups_are_told_the_tables_columns_and_by_what_messages_are_distinct():
+    (group,) = planned(archive([block([1])], columns="a schema"), Policy(max_wait=0.0, distinct="message_id"))
+    assert (group.columns, group.distinct) == ("a schema", "message_id")

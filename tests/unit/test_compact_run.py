@@ -8,15 +8,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from capture.chain import document_path
-from capture.compact import Policy, compact, plan
+from capture.compact import compact
 from capture.errors import CompactionError, Fenced, ManifestError, NotSwept
-from capture.manifest import Manifest, Stored, block_path, encode, entry_path
-from capture.picture import Picture, read_picture
+from capture.manifest import Stored, block_path, encode, entry_path
+from capture.picture import read_picture
+from capture.planning import Policy
+from capture.schedule import AT_ONCE, Schedule
 from capture.sequences import Sequences
-from capture.stores import MemoryStore, open_store
+from capture.stores import open_store
 from capture.sweep import sweep
 from capture.table import Table
 from capture.testing import ArrowEngine, HeadState, MemoryHead
+from capture.writers.evolution import read_columns
 
 NOW, GRACE = 100_000.0, 1_000.0
 LATER = 1e10  # after every object's time of writing, and its grace
@@ -24,10 +27,11 @@ ALL = Policy(max_wait=0.0)
 NOTHING = Policy(min_files=1000, max_wait=1e18)
 
 
-async def store_block(store, sequences, *, key="k"):
+async def store_block(store, sequences, *, key="k", extra=None):
     """Store a block and its entry, as a node does."""
     rows, file = len(sequences), io.BytesIO()
-    pq.write_table(pa.table({"stream": ["S"] * rows, "sequence": sequences, "subject": ["s"] * rows}), file)
+    columns = {"stream": ["S"] * rows, "sequence": sequences, "subject": ["s"] * rows}
+    pq.write_table(pa.table(columns | (extra or {})), file)
     data = file.getvalue()
     sha256 = hashlib.sha256(data).hexdigest()
     record = Stored(
@@ -64,12 +68,11 @@ class Archive:
     async def sweep(self, now=NOW, grace=GRACE):
         return await sweep(self.store, self.term(self.manifest), self.table.read, now=now, grace=grace)
 
-    async def compact(self, engine=None, *, term=None, policy=ALL, now=NOW, grace=GRACE):
+    async def compact(self, engine=None, *, term=None, policy=ALL, now=NOW, grace=GRACE, schedule=AT_ONCE):
         term = term or self.term(self.table)
         engine = engine or ArrowEngine()
-        return await compact(
-            self.store, term, self.manifest.read, engine, policy, now=now, grace=grace, node="leader-1"
-        )
+        told = {"now": now, "grace": grace, "node": "leader-1", "schedule": schedule}
+        return await compact(self.store, term, self.manifest.read, engine, policy, **told)
 
     async def picture(self):
         return await read_picture(self.store, self.manifest.read, self.table.read)
@@ -128,6 +131,7 @@ class Interleaved(ArrowEngine):
     """An engine during whose work something else happens."""
 
     def __init__(self, meanwhile):
+        super().__init__()
         self.meanwhile = meanwhile
 
     async def merge(self, store_url, groups):
@@ -219,15 +223,81 @@ async def test_an_output_that_is_not_in_the_store_is_never_committed(archive):
     before = (await archive.compact(term=term, policy=NOTHING)).head
 
     async def lose(results):
-        await archive.store.delete(results[0].output.path)
+        await archive.store.delete(results[0].outputs[0].path)
 
     async def cut(results):
-        await archive.store.put(results[0].output.path, b"half", if_absent=False)
+        await archive.store.put(results[0].outputs[0].path, b"half", if_absent=False)
 
     for meanwhile in (lose, cut):
-        with pytest.raises(CompactionError, match=r"bytes in memory://.*nothing was committed"):
+        with pytest.raises(CompactionError, match=r"nothing was committed: .* bytes in memory://"):
             await archive.compact(Interleaved(meanwhile), term=term)
     assert archive.table.head == before
+
+
+async def test_an_output_that_holds_something_else_stops_the_run_and_nothing_is_replaced(archive):
+    await store_block(archive.store, [1, 2])
+    await archive.sweep()
+    term = archive.term(archive.table)
+    before = (await archive.compact(term=term, policy=NOTHING)).head
+    blocks = (await archive.picture()).blocks
+
+    async def exchange(results):
+        sink = io.BytesIO()
+        output = results[0].outputs[0]
+        rows = pq.read_table(io.BytesIO(await archive.store.get(output.path)))
+        pq.write_table(rows.set_column(1, "sequence", pa.array([1, 3], pa.int64())), sink)
+        await archive.store.put(output.path, sink.getvalue(), if_absent=False)
+        facts = {"bytes": len(sink.getvalue()), "sha256": hashlib.sha256(sink.getvalue()).hexdigest()}
+        return [msgspec.structs.replace(results[0], outputs=[msgspec.structs.replace(output, **facts)])]
+
+    async def misreport(results):
+        wrong = msgspec.structs.replace(results[0].outputs[0], sequences=Sequences.from_range(2, 3).to_text())
+        return [msgspec.structs.replace(results[0], outputs=[wrong])]
+
+    for meanwhile, text in (
+        (exchange, "it holds the sequences 1, 3"),
+        (misreport, "sequences missing: 1; too many: 3"),
+    ):
+        with pytest.raises(CompactionError, match=f"nothing was committed.*{text}"):
+            await archive.compact(Interleaved(meanwhile), term=term)
+    assert archive.table.head == before
+    assert (await archive.picture()).blocks == blocks
+
+
+async def test_a_group_that_can_not_be_read_is_left_out_and_told_of(archive):
+    bad = await store_block(archive.store, [1, 2], key="bad")
+    await archive.store.put(bad.path, b"x" * bad.bytes, if_absent=False)
+    await archive.sweep()
+    with pytest.raises(CompactionError, match=r"could not be merged: .* is not a Parquet file"):
+        await archive.compact()
+    await store_block(archive.store, [3], key="good")
+    await archive.sweep()
+    report = await archive.compact()
+    assert (report.groups, report.rows_in, len(report.failed)) == (1, 1, 1)
+    assert [one.path for one in (await archive.picture()).blocks] == [bad.path]
+    assert await archive.rows() == [[3]]
+
+
+async def test_the_schedules_slot_decides_which_blocks_are_taken(archive):
+    await store_block(archive.store, [1, 2])  # at NOW
+    await archive.sweep()
+    nightly = Schedule(every=86_400.0)
+    for now, groups in ((NOW + 60, 0), (NOW - NOW % 86_400 + 86_400, 1), (NOW + 2 * 86_400, 0)):
+        assert (await archive.compact(now=now, schedule=nightly)).groups == groups
+    await store_block(archive.store, [3, 4])
+    await archive.sweep()
+    assert (await archive.compact(now=NOW + 60, schedule=Schedule(every=86_400.0, waiting_files=1))).groups == 1
+
+
+async def test_typed_columns_of_a_run_are_known_to_the_next(archive):
+    await store_block(archive.store, [1], extra={"n": pa.array([1], pa.int64())})
+    await archive.sweep()
+    await archive.compact()
+    await store_block(archive.store, [2], key="other", extra={"n": pa.array(["x"], pa.string())})
+    await archive.sweep()
+    report = await archive.compact()
+    assert report.conflicts == {"n": 1}
+    assert read_columns((await archive.picture()).table.columns).field("n").type == pa.int64()
 
 
 async def test_a_commit_without_an_answer_is_found_by_the_next_run(archive):
@@ -257,14 +327,6 @@ async def test_a_manifest_that_is_older_than_the_table_is_not_compacted(archive)
     archive.manifest.head = lagging
     with pytest.raises(ManifestError, match="older than the table: nothing was compacted"):
         await archive.compact()
-
-
-async def test_the_arrow_engine_reads_parquet_only():
-    store = MemoryStore()
-    record = msgspec.structs.replace(await store_block(store, [1]), format="ndjson")
-    groups = plan(Picture(Manifest(blocks=[record]), Table()), ALL, now=NOW, token=1)
-    with pytest.raises(CompactionError, match="is ndjson"):
-        await ArrowEngine().merge("memory://unused", groups)
 
 
 async def test_a_merge_of_excluded_rows_alone_writes_nothing(archive):

@@ -27,7 +27,6 @@ from sealed import HEADERS, block, csv_rows, stored_as
 
 from capture.cipher import Keys
 from capture.commit import Committer
-from capture.compact import Policy, plan
 from capture.config import load
 from capture.decoders import decoder
 from capture.errors import CaptureError, ConfigError, FormatError
@@ -36,6 +35,7 @@ from capture.manifest import Manifest, decode_entry
 from capture.node import Node
 from capture.partitioners import UNDECODABLE, grouped, partitioner
 from capture.picture import Picture
+from capture.planning import Policy, plan
 from capture.stores.memory import MemoryStore
 from capture.table import Table
 from capture.telemetry import NodeCollector
@@ -322,11 +322,12 @@ async def test_verify_reads_every_format_again_with_its_key(name: str, compressi
 
 def test_only_blocks_that_the_table_can_take_in_are_compacted() -> None:
     kept = block((b"a", b"", b"x"))
-    formats = ["parquet", "ndjson", "csv", "raw", "ndjson.gz", "parquet.enc"]
+    formats = ["parquet", "ndjson", "csv", "csv.gz", "raw", "ndjson.gz", "raw.zst", "avro", "parquet.enc"]
     blocks = [stored_as(b"", kept, format) for format in formats]
-    policy = Policy(min_files=1, max_wait=0.0)
-    [group] = plan(Picture(Manifest(blocks=blocks), Table()), policy, now=1e10, token=1)
-    assert {one.format for one in group.inputs} == {"parquet", "ndjson"}
+    for encrypted, wanted in ((True, {"parquet.enc"}), (False, set())):
+        policy = Policy(min_files=1, max_wait=0.0, encrypted=encrypted)
+        [group] = plan(Picture(Manifest(blocks=blocks), Table()), policy, now=1e10, token=1)
+        assert {one.format for one in group.inputs} == {"parquet", "ndjson", "raw", "ndjson.gz", "raw.zst"} | wanted
 
 
 def test_every_sample_survives_every_layer() -> None:

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from capture import layout as layouts
 from capture.block import SealedBlock
 from capture.commit import CommitOptions, Committer
-from capture.compact import Policy, compact
+from capture.compact import compact
 from capture.errors import ConfigError, ManifestError
 from capture.layout import LONGEST_FOLDER, Partition, dated, hive, layout, resolved_by
 from capture.manifest import BLOCKS, ENTRIES, block_path, decode_entry, entry_block, entry_path, table_path
 from capture.partitioners.keys import key_text
 from capture.picture import read_picture
+from capture.planning import Policy
 from capture.record import Records
 from capture.stores.contract import checked_path
 from capture.stores.file import FileStore

@@ -4,13 +4,14 @@ import hashlib
 import json
 
 import pytest
-from set_engine import SetEngine, described
+from set_engine import SetEngine, described, read_back
 
 from capture.chain import Head, Retired
-from capture.compact import Policy, compact
+from capture.compact import compact
 from capture.errors import Fenced, ManifestError, NotSwept
 from capture.manifest import Manifest, block_path, encode, entry_path
 from capture.picture import Picture, read_picture
+from capture.planning import Policy
 from capture.stores import MemoryStore
 from capture.sweep import sweep
 from capture.table import Table, first_table
@@ -40,7 +41,8 @@ class Archive:
 
     async def compact(self):
         policy, engine = Policy(min_files=1), SetEngine(self.store)
-        return await compact(self.store, self.compactor, self.manifest.read, engine, policy, now=self.now, grace=GRACE)
+        told = {"now": self.now, "grace": GRACE, "check": read_back}
+        return await compact(self.store, self.compactor, self.manifest.read, engine, policy, **told)
 
     async def all_of_it(self):
         """Compact, let go, delete, forget: as much as leaders can do, in as long as it takes them."""

@@ -14,7 +14,7 @@ from cryptography.exceptions import InvalidSignature
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capture import asked, chain, identity, manifest, recording, signing, table
+from capture import asked, chain, identity, manifest, recording, signing, snapshots, table
 from capture.cipher import Keys
 from capture.readme import README, VERSION, describe, text, version_of
 from capture.sequences import Sequences
@@ -81,13 +81,14 @@ async def test_its_program_finds_each_message_byte_for_byte(folder):
 
 
 async def test_its_program_notices_an_object_that_was_changed(folder):
-    _, root = folder
-    block = next((root / "blocks").rglob("*.zst"))
-    data = bytearray(block.read_bytes())
+    archived, root = folder
+    committed = await chain.read(archived.store, archived.heads[table.Table].head, table.Table)
+    file = root / committed.files[0].path
+    data = bytearray(file.read_bytes())
     data[-1] ^= 1
-    block.chmod(0o644)
-    block.write_bytes(bytes(data))
-    with pytest.raises(AssertionError, match=f"{block.name} was changed"):
+    file.chmod(0o644)
+    file.write_bytes(bytes(data))
+    with pytest.raises(AssertionError, match=f"{file.name} was changed"):
         list(ran(PROGRAM)["messages"](str(root)))
 
 
@@ -133,7 +134,8 @@ async def test_it_opens_what_is_encrypted():
 
 def test_it_names_every_field_and_every_column():
     kinds = [
-        manifest.Stored, manifest.Manifest, manifest.Removed, table.Table, chain.Retired, recording.Recording,
+        manifest.Stored, manifest.Manifest, manifest.Removed, table.Table, snapshots.Iceberg, snapshots.Snapshot,
+        chain.Retired, recording.Recording,
         recording.StreamRecord, recording.Configuration, recording.Consumer, recording.Position, recording.Earlier,
         identity.Archive, identity.Identity, identity.Signing, asked.Asked, signing.Signature,
     ]  # fmt: skip
@@ -145,6 +147,7 @@ def test_it_names_every_field_and_every_column():
 def test_it_names_every_place():
     for place in (
         manifest.BLOCKS, manifest.ENTRIES, manifest.TABLE, manifest.Manifest.FOLDER, table.Table.FOLDER,
+        snapshots.ICEBERG,
         recording.Recording.FOLDER, recording.HISTORY, identity.ARCHIVE, identity.SIGNING, identity.STREAMS,
         asked.ASKED, README,
     ):  # fmt: skip

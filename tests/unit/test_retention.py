@@ -3,12 +3,13 @@ import asyncio
 import msgspec
 import pytest
 from retaining import stored
-from set_engine import SetEngine, described
+from set_engine import SetEngine, described, read_back
 
 from capture.chain import Retired, commit
-from capture.compact import Policy, compact
+from capture.compact import compact
 from capture.manifest import Manifest, encode, entry_path
 from capture.picture import read_picture
+from capture.planning import Policy
 from capture.retention import Retention, Rule, recorded, removed_sequences
 from capture.stores import MemoryStore, ObjectInfo
 from capture.sweep import plan_sweep, preview, sweep
@@ -94,7 +95,7 @@ class Archive:
         return await sweep(self.store, MemoryHead(token, self.manifest), self.table.read, **told)
 
     async def compact(self, engine=None):
-        told = {"now": self.now, "grace": GRACE, "retention": self.retention}
+        told = {"now": self.now, "grace": GRACE, "retention": self.retention, "check": read_back}
         head, engine = MemoryHead(1, self.table), engine or SetEngine(self.store)
         return await compact(self.store, head, self.manifest.read, engine, Policy(min_files=1), **told)
 

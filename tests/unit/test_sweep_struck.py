@@ -5,6 +5,7 @@ import contextlib
 from contextvars import ContextVar
 
 import pytest
+from failing import Failing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sweeping import GRACE, NOW, OLD, YOUNG, block, committed, sweep, write
@@ -19,36 +20,6 @@ from capture.stores import MemoryStore
 from capture.table import Table
 from capture.testing import HeadState, MemoryHead
 from capture.writers import writer
-
-
-class Failing(MemoryStore):
-    """A store that dies at its n-th call, before or after having done what it was asked."""
-
-    def __init__(self, clock):
-        super().__init__(clock=clock)
-        self.left, self.after = -1, False
-
-    async def _call(self, done):
-        self.left -= 1
-        if self.left == 0 and not self.after:
-            done.close()
-            raise StoreError("killed")
-        result = await done
-        if self.left == 0:
-            raise StoreError("killed")
-        return result
-
-    async def put(self, path, data, *, if_absent=True):
-        return await self._call(super().put(path, data, if_absent=if_absent))
-
-    async def get(self, path):
-        return await self._call(super().get(path))
-
-    async def list(self, prefix=""):
-        return await self._call(super().list(prefix))
-
-    async def delete(self, path):
-        return await self._call(super().delete(path))
 
 
 async def prepared():

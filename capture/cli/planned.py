@@ -1,0 +1,73 @@
+"""`capture compact --dry-run`: what a compaction would merge now, and into how many files."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from rich import print_json
+from rich.console import Console
+from rich.table import Column, Table
+
+from capture.config import CaptureConfig
+from capture.head import COMPACTION, SWEEP
+from capture.lead import policy, retention
+from capture.merging import Group
+from capture.picture import read_picture
+from capture.planning import plan
+from capture.stores import open_store
+from natty import Natty
+
+
+async def planned(config: CaptureConfig) -> dict[str, Any]:
+    """Return the `groups` that are due now, oldest first, and how many blocks wait (`waiting_files`, `…_bytes`)."""
+    store, now = open_store(config.store), time.time()
+    async with Natty(**config.nats) as natty:
+        heads = SWEEP.reader(natty, config.name), COMPACTION.reader(natty, config.name)
+        picture = await read_picture(store, *heads)
+    expired = {one.object.path for one in retention(config).expired([*picture.blocks, *picture.files], now)}
+    groups = plan(picture, policy(config), now=now, token=0, leave=expired)
+    taken = {one.path for group in groups for one in group.inputs}
+    waiting = [one for one in picture.blocks if one.path not in taken]
+    return {
+        "groups": [_described(group, now) for group in groups],
+        "waiting_files": len(waiting),
+        "waiting_bytes": sum(one.bytes for one in waiting),
+    }
+
+
+def _described(group: Group, now: float) -> dict[str, Any]:
+    oldest = min(one.stored_ns for one in group.inputs) / 1e9
+    return {
+        "stream": group.stream,
+        "key": group.key,
+        "interval": datetime.fromtimestamp(group.interval, UTC).isoformat(),
+        "files": len(group.inputs),
+        "bytes": group.bytes,
+        "rows": group.rows,
+        "messages": len(group.wanted),
+        "formats": sorted({one.format for one in group.inputs}),
+        "outputs": len(group.parts),
+        "waited": round(max(0.0, now - oldest), 1),
+    }
+
+
+def show_planned(found: dict[str, Any], as_json: bool) -> None:
+    """Print it."""
+    if as_json:
+        print_json(data=found)
+        return
+    table = Table(
+        "stream", Column("key", overflow="fold"), "interval", "files", "bytes", "messages", "formats", "into", "waited"
+    )
+    for one in found["groups"]:
+        counts = (f"{one[name]:,}" for name in ("files", "bytes", "messages"))
+        ends = ", ".join(one["formats"]), f"{one['outputs']}", f"{one['waited']:,.0f} s"
+        table.add_row(one["stream"], one["key"], one["interval"], *counts, *ends)
+    console = Console(markup=False, highlight=False)
+    if found["groups"]:
+        console.print(table)
+    files = sum(one["files"] for one in found["groups"])
+    console.print(f"{len(found['groups'])} groups of {files:,} files are due")
+    console.print(f"{found['waiting_files']:,} blocks, {found['waiting_bytes']:,} bytes are not")

@@ -1,0 +1,110 @@
+"""Outputs of a merge are read back through the store before anything names them: who reports is not who is believed."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from asyncio import to_thread
+from collections.abc import Awaitable, Callable, Sequence
+from hashlib import sha256
+from typing import IO
+
+from capture.cipher import Keys
+from capture.errors import CaptureError, CompactionError, NotStored
+from capture.manifest import Stored
+from capture.planning import is_encrypted
+from capture.stores.contract import Store
+
+WHOLE_BYTES = 8 << 20
+"""A file of up to this size is read as a whole, and its SHA-256 compared; of a larger one what is looked at is read."""
+AT_ONCE = 2  # each takes a thread, in which it waits for others that the store reads in
+
+
+Check = Callable[[Store, Sequence[Stored]], Awaitable[None]]
+"""What looks at the outputs of a merge before they are committed: `read_back`, which raises CompactionError."""
+
+
+async def read_back(store: Store, outputs: Sequence[Stored], keys: Keys | None = None) -> None:
+    """Raise CompactionError unless each of these table files lies in the store and holds what was reported of it.
+
+    Its size, its footer, and the sequence and time of each row are read: they ascend, and are exactly the recorded
+    ones. What another column holds was checked by whoever wrote it; pages have checksums, which `capture verify` reads.
+    """
+    at_once = asyncio.Semaphore(AT_ONCE)
+
+    async def look(output: Stored) -> list[str]:
+        async with at_once:
+            return [f"{output.path}: {wrong}" for wrong in await _differences(store, output, keys)]
+
+    found = await asyncio.gather(*map(look, outputs))
+    if wrong := [one for several in found for one in several]:
+        raise CompactionError(f"what was written is not what was reported, nothing was committed: {'; '.join(wrong)}")
+
+
+async def _differences(store: Store, output: Stored, keys: Keys | None) -> list[str]:
+    from capture.writers.tablefile import check_table_file  # here, so that planning needs no pyarrow
+
+    try:
+        if len(await store.get_range(output.path, output.bytes - 1, 2)) != 1:
+            sizes = [one.bytes for one in await store.list(output.path) if one.path == output.path]
+            return [f"it has {sizes[0]} bytes in {store.url}, not {output.bytes}"]
+        if output.bytes <= WHOLE_BYTES or is_encrypted(output):
+            file: IO[bytes] = io.BytesIO(await _opened(store, output, keys))
+        else:
+            file = io.BufferedReader(StoredFile(store, output))
+        return await to_thread(check_table_file, file, output)
+    except NotStored:
+        return [f"it has no bytes in {store.url}"]
+    except CaptureError as error:
+        return [str(error)]
+    except Exception as error:  # whatever pyarrow raises on bytes that it can't read
+        return [f"it can't be read: {error}"]
+
+
+async def _opened(store: Store, output: Stored, keys: Keys | None) -> bytes:
+    data = await store.get(output.path)
+    if sha256(data).hexdigest() != output.sha256:
+        raise CompactionError("its SHA-256 is not the reported one")
+    if not is_encrypted(output):
+        return data
+    if keys is None:
+        raise CompactionError("it is encrypted, and the leader has no keys to read it with")
+    return keys.decrypt(data, output)
+
+
+class StoredFile(io.RawIOBase):
+    """An object as a file that is read piece by piece, by a thread that is not the event loop's."""
+
+    def __init__(self, store: Store, stored: Stored) -> None:
+        self._store = store
+        self._stored = stored
+        self._at = 0
+        self._loop = asyncio.get_running_loop()
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def tell(self) -> int:
+        """Return where the next read begins."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to where the next read begins."""
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._stored.bytes}[whence]
+        return self._at
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Fill the buffer from the store; fewer bytes only at the end."""
+        wanted = min(len(buffer), self._stored.bytes - self._at)
+        if wanted <= 0:
+            return 0
+        asked = self._store.get_range(self._stored.path, self._at, wanted)
+        data = asyncio.run_coroutine_threadsafe(asked, self._loop).result()
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)

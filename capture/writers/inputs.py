@@ -1,0 +1,126 @@
+"""What goes into the table: which typed columns objects have, and their rows under one schema."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from capture.cipher import Keys
+from capture.errors import CaptureError, FormatError
+from capture.manifest import TABLE, Stored
+from capture.merging import Group
+from capture.stores.contract import Store
+from capture.writers.choose import read_object, reader
+from capture.writers.envelope import with_envelope
+from capture.writers.evolution import evolved, in_table, read_columns, settled, typed_part
+from capture.writers.parquet import checked_version
+from capture.writers.shape import CONFLICTS
+
+BATCH_ROWS = 8192
+FOOTER_BYTES = 64 * 1024
+"""So much of a Parquet file's end is read for its footer; where that is longer, twice."""
+FOOTERS_AT_ONCE = 16
+
+_PARQUET = "parquet"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The typed columns of some objects, and what they become together: the `run`'s.
+
+    `failed` says of objects why they could not be read.
+    """
+
+    run: pa.Schema
+    objects: dict[str, pa.Schema] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def of(self, objects: Iterable[Stored]) -> pa.Schema:
+        """Return the columns of a file that these objects become: the run's, of which some object has one."""
+        held = {one.name for stored in objects for one in self._part(stored).values()}
+        return pa.schema([one for one in self.run if one.name in held or (bool(held) and one.name == CONFLICTS)])
+
+    def is_alike(self, stored: Stored) -> bool:
+        """Tell whether the object is plain Parquet whose typed columns have the run's names and types."""
+        raw = self.objects.get(stored.path, pa.schema([]))
+        return stored.format == _PARQUET and all(
+            raw.field(name).type == settled(raw.field(name).type) == self.run.field(one.name).type and name == one.name
+            for name, one in self._part(stored).items()
+        )
+
+    def why_not(self, group: Group) -> str:
+        """Return why a group can't be merged, "" if it can, as far as its footers tell."""
+        return next((self.failed[one.path] for one in group.inputs if one.path in self.failed), "")
+
+    def _part(self, stored: Stored) -> dict[str, pa.Field]:
+        return typed_part(self.objects.get(stored.path, pa.schema([])), of_table=stored.path.startswith(TABLE))
+
+
+async def columns_of(store: Store, objects: Sequence[Stored], keys: Keys | None, table: str = "") -> Columns:
+    """Return the typed columns of these objects, and of a table that has those of `table` (`Group.columns`) with them.
+
+    Of plain Parquet the footers are read; encrypted objects are read whole; other formats have no typed columns.
+    """
+    at_once = asyncio.Semaphore(FOOTERS_AT_ONCE)
+    found: dict[str, pa.Schema] = {}
+    failed: dict[str, str] = {}
+
+    async def look(one: Stored) -> None:
+        async with at_once:
+            try:
+                found[one.path] = await _schema(store, one, keys)
+            except CaptureError as error:
+                failed[one.path] = str(error) if one.path in str(error) else f"{one.path}: {error}"
+            except Exception as error:  # whatever pyarrow raises on bytes that it can't read
+                failed[one.path] = f"{one.path} is not a Parquet file that can be read: {error}"
+
+    wanted = [one for one in objects if one.format.partition(".")[0] == _PARQUET]
+    async with asyncio.TaskGroup() as looking:
+        for one in wanted:
+            looking.create_task(look(one))
+    columns = Columns(pa.schema([]), found, failed)
+    oldest_first = sorted((one for one in wanted if one.path in found), key=lambda one: (one.stored_ns, one.path))
+    parts = dict.fromkeys(pa.schema(list(columns._part(one).values())) for one in oldest_first)
+    return Columns(evolved(read_columns(table), parts), found, failed)
+
+
+async def _schema(store: Store, one: Stored, keys: Keys | None) -> pa.Schema:
+    if one.format != _PARQUET:
+        return _file(await store.get(one.path), one, keys).schema_arrow
+    end = await store.get_range(one.path, max(0, one.bytes - FOOTER_BYTES), FOOTER_BYTES)
+    length = int.from_bytes(end[-8:-4], "little") + 8  # of the footer, itself and the magic word behind it
+    if length > len(end):
+        end = await store.get_range(one.path, max(0, one.bytes - length), length)
+    return checked_version(pq.ParquetFile(pa.BufferReader(end))).schema_arrow
+
+
+def input_rows(data: bytes, one: Stored, columns: pa.Schema, keys: Keys | None) -> Iterator[pa.Table]:
+    """Yield the rows of an object some at a time, with the envelope's columns and these typed ones of the table.
+
+    Of Parquet no more than that is decoded at a time. FormatError if it is not, to the byte, what was stored, or can't
+    be read; CipherError if the keys don't open it.
+    """
+    of_table = one.path.startswith(TABLE)
+    if one.format.partition(".")[0] != _PARQUET:
+        rows = in_table(read_object(data, one, keys), columns, of_table=of_table)
+        yield from (rows.slice(start, BATCH_ROWS) for start in range(0, len(rows), BATCH_ROWS))
+        return
+    if sha256(data).hexdigest() != one.sha256:
+        raise FormatError(f"{one.path} was changed: its SHA-256 is not the recorded one")
+    try:
+        for batch in _file(data, one, keys).iter_batches(BATCH_ROWS, use_threads=False):
+            yield in_table(with_envelope(pa.Table.from_batches([batch])), columns, of_table=of_table)
+    except CaptureError as error:
+        raise type(error)(f"{one.path}: {error}") from error
+    except (pa.ArrowException, OSError) as error:
+        raise FormatError(f"{one.path} is not a Parquet file that can be read: {error}") from error
+
+
+def _file(data: bytes, one: Stored, keys: Keys | None) -> pq.ParquetFile:
+    opened = reader(one.format, keys).opened(data, one)
+    return checked_version(pq.ParquetFile(pa.BufferReader(opened), page_checksum_verification=True))

@@ -1,0 +1,111 @@
+"""A stored object as rows, some at a time: in order of their sequences, and checked against the object's record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import IO
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from capture.cipher import Keys
+from capture.errors import CaptureError, FormatError
+from capture.manifest import Stored
+from capture.writers.choose import reader
+from capture.writers.envelope import SCHEMA
+from capture.writers.parquet import checked_version
+
+PIECE_ROWS = 8192
+"""The most rows of a piece."""
+PIECE_BYTES = 4 << 20
+"""About how many bytes a piece has, unless a single message is larger."""
+READ_BYTES = 256 << 10
+"""So much of a column is read from a file at a time."""
+
+
+Source = bytes | IO[bytes]
+"""An object's bytes, or a file that has them."""
+
+
+def pieces(
+    source: Source,
+    stored: Stored,
+    keys: Keys | None = None,
+    *,
+    columns: Sequence[str] = SCHEMA.names,
+    piece_bytes: int = PIECE_BYTES,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a stored object, with these columns of the envelope, of which `sequence` must be one.
+
+    Parquet is read from the file piece by piece; of other formats, and of what is encrypted, the whole is in memory.
+    FormatError if it can't be read, does not keep whole messages, or has other rows than its record says; CipherError.
+    """
+    try:
+        yield from _checked(_pieces(source, stored, keys, columns, piece_bytes), stored)
+    except CaptureError as error:
+        raise type(error)(f"{stored.path}: {error}") from error
+    except Exception as error:  # whatever a library raises on bytes that it can't read
+        raise FormatError(f"{stored.path} is no {stored.format} that can be read: {error}") from error
+
+
+def _pieces(
+    source: Source, stored: Stored, keys: Keys | None, columns: Sequence[str], piece_bytes: int
+) -> Iterator[pa.RecordBatch]:
+    layers = reader(stored.format, keys)
+    if not layers.restorable:
+        raise FormatError(f"{stored.format} does not keep messages whole: they can't be read back from it")
+    if stored.format.startswith("parquet"):
+        plain = source if layers.is_plain else layers.opened(_whole(source), stored)
+        yield from _of_parquet(plain, columns, piece_bytes)
+    else:
+        rows = layers.read(_whole(source), stored).select(list(columns)).combine_chunks()
+        yield from rows.to_batches(max_chunksize=_piece_rows(len(rows), rows.nbytes, piece_bytes))
+
+
+def _whole(source: Source) -> bytes:
+    return source if isinstance(source, bytes) else source.read()
+
+
+def _of_parquet(source: Source, columns: Sequence[str], piece_bytes: int) -> Iterator[pa.RecordBatch]:
+    if isinstance(source, bytes):
+        parquet = pq.ParquetFile(pa.BufferReader(source))
+    else:
+        parquet = pq.ParquetFile(source, buffer_size=READ_BYTES)
+    checked_version(parquet)
+    held = [name for name in columns if name in parquet.schema_arrow.names]
+    for group in range(parquet.num_row_groups):
+        facts = parquet.metadata.row_group(group)
+        most = _piece_rows(facts.num_rows, facts.total_byte_size, piece_bytes)
+        for batch in parquet.iter_batches(most, row_groups=[group], columns=held, use_threads=False):
+            yield _of_envelope(batch, columns)
+
+
+def _piece_rows(rows: int, size: int, piece_bytes: int) -> int:
+    return max(1, min(PIECE_ROWS, piece_bytes * rows // max(1, size)))
+
+
+def _of_envelope(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+    """Return these columns as the envelope has them; null where an earlier version did not write one."""
+    fields = [SCHEMA.field(name) for name in columns]
+    held = set(batch.schema.names)
+    found = [
+        batch.column(field.name).cast(field.type) if field.name in held else pa.nulls(len(batch), field.type)
+        for field in fields
+    ]
+    return pa.RecordBatch.from_arrays(found, schema=pa.schema(fields))
+
+
+def _checked(rows: Iterator[pa.RecordBatch], stored: Stored) -> Iterator[pa.RecordBatch]:
+    """Raise FormatError if the rows are not in order, or not as many as recorded."""
+    count, last = 0, 0
+    for batch in rows:
+        if not len(batch):
+            continue
+        sequences = batch.column("sequence")
+        if sequences[0].as_py() < last or not pc.all(pc.less_equal(sequences[:-1], sequences[1:]), min_count=0).as_py():
+            raise FormatError("its rows are not in order of their sequences")
+        count, last = count + len(batch), sequences[-1].as_py()
+        yield batch
+    if count != stored.count:
+        raise FormatError(f"it has {count:,} rows, its record says {stored.count:,}")
