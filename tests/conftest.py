@@ -1,6 +1,8 @@
+import logging
 import os
 from importlib.metadata import entry_points
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Where natty is installed, pytest has loaded its plugin through the entry point; a bare checkout needs this line.
@@ -13,3 +15,13 @@ settings.load_profile("patient")
 
 # Every Java that a test starts does without its second compiler: Spark is there in half the time.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was():
+    """A command line that a test runs in this process configures logging: for that test alone."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)

@@ -1,7 +1,6 @@
 """`capture verify` and `capture purge` as a user, a cron job and a monitoring system run them."""
 
 import json
-import logging
 import shutil
 from base64 import b64encode
 
@@ -52,8 +51,6 @@ def archive(captured_stream, shell, monkeypatch):
 @pytest.fixture
 def capture(monkeypatch, capsys):
     """Run the command line in this process: (status, standard output, standard error)."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
 
     def call(*arguments):
         monkeypatch.setattr("sys.argv", ["capture", *map(str, arguments)])
@@ -62,9 +59,7 @@ def capture(monkeypatch, capsys):
         assert "Traceback" not in said.err
         return status, said.out, said.err
 
-    yield call
-    root.handlers[:] = handlers  # the command line has set its own, on the standard error that was captured
-    root.setLevel(level)
+    return call
 
 
 def a_block(folder):

@@ -93,6 +93,7 @@ async def test_a_store_that_stands_still_stops_the_reading_and_memory_stays_with
         ack_wait=NEVER,
         limits__max_bytes=limit // 16,
         limits__max_open_bytes=limit,
+        spark__java="none",  # no candidate for the compaction, whose leader loads pyiceberg besides
     )
     node = fleet.start("slow", config, script=HANGS, arguments=[tmp_path / "gate"])
     await fleet.said("slow", " captures ")

@@ -224,16 +224,11 @@ async def test_without_a_provider_nothing_is_traced(natty, stream, monkeypatch, 
 
 
 async def test_json_logs_name_the_active_span(spans, capsys):
-    root, ours = logging.getLogger(), logging.getLogger("natty.test")
-    handlers, level = root.handlers[:], root.level
-    try:
-        configure_logging(form=LogFormat.JSON)
-        with trace.get_tracer_provider().get_tracer("t").start_as_current_span("active") as span:
-            ours.info("inside", extra={"action": "a"})
-        ours.info("outside", extra={"action": "b"})
-    finally:
-        root.handlers[:] = handlers
-        root.setLevel(level)
+    ours = logging.getLogger("natty.test")
+    configure_logging(form=LogFormat.JSON)
+    with trace.get_tracer_provider().get_tracer("t").start_as_current_span("active") as span:
+        ours.info("inside", extra={"action": "a"})
+    ours.info("outside", extra={"action": "b"})
     inside, outside = map(json.loads, capsys.readouterr().err.splitlines())
     assert inside["action"] == "a"
     assert f"-{inside['trace_id']}-{inside['span_id']}-" in traceparent(span)
