@@ -161,9 +161,21 @@ def _environment(scratch: Path, python: str, *, local: bool) -> dict[str, str]:
         "SPARK_CONNECT_MODE": "0",
         "SPARK_SCALA_VERSION": "2.13",
         "PYTHONPATH": os.pathsep.join(python_path),
-        "PYSPARK_PYTHON": python,  # of what the JVM starts by itself: it plans data sources in Python
+        **_planning_python(python),
         "_PYSPARK_DRIVER_CONN_INFO_PATH": str(scratch / "connection"),
     }
+
+
+def _planning_python(python: str) -> dict[str, str]:
+    """The Python of what the JVM starts by itself: it looks for data sources, and plans them, in Python.
+
+    It asks a shell for the path, unquoted, before that: one with a blank is found by PATH and name.
+    """
+    if shlex.quote(python) == python:
+        return {"PYSPARK_PYTHON": python}
+    place = Path(python)
+    path = os.pathsep.join([str(place.parent), os.environ.get("PATH", os.defpath)])
+    return {"PYSPARK_PYTHON": place.name, "PATH": path}
 
 
 def _connection(process: "subprocess.Popen[bytes]", file: Path) -> tuple[int, str]:

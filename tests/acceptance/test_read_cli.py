@@ -88,7 +88,7 @@ def test_an_archive_is_printed_asked_about_and_moved(shell, archive, served):
 
 
 def test_whoever_reads_may_have_had_enough(shell, archive):
-    process = shell.execute(["sh", "-c", f"{sys.executable} -m capture cat lake; echo status $? >&2"])
+    process = shell.execute(["sh", "-c", '"$0" -m capture cat lake; echo status $? >&2', sys.executable])
     process.stdout.read(10)
     process.stdout.close()
     said = process.stderr.read()
