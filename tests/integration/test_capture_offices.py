@@ -79,7 +79,7 @@ def descendants(pid):
 @pytest.mark.long
 @pytest.mark.timeout(900)
 async def test_a_leader_that_is_frozen_keeps_no_spark_and_its_successor_goes_on(fleet):
-    options = {"compaction.min_files": 1, "compaction.max_wait": 0.0, "compaction.every": 0.5, "compaction.lease": 4.0}
+    options = {"compaction.min_files": 1, "compaction.max_wait": 0.0, "compaction.every": 0.5, "compaction.lease": 8.0}
     config = fleet.configure(**{"ack_wait": 5.0, "limits.max_age": 0.5} | options)
     store = open_store(str(fleet.store))
 
