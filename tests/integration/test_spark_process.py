@@ -98,7 +98,7 @@ async def test_either_java_works_and_a_kill_leaves_no_process_and_no_file(java, 
     async with SparkDriver(options) as driver:
         block = parquet_block(store, "one", [row(1), row(1)])
         [merged] = await driver.merge(store.as_uri(), [group(block)])
-        assert (merged.output.count, merged.duplicates) == (1, 1)
+        assert ([one.count for one in merged.outputs], merged.duplicates) == ([1], 1)
         session = driver.session
         assert len(members(session)) >= 3  # driver, JVM, Python workers
         await driver.kill()

@@ -46,6 +46,7 @@ class SparkCluster:
             "SPARK_LOCAL_DIRS": str(folder / "scratch"),
             "SPARK_SCALA_VERSION": "2.13",
             "PYTHONPATH": str(ROOT),
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
             "PYSPARK_PYTHON": sys.executable,
         }
 
