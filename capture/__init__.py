@@ -1,8 +1,8 @@
 """Continuous capture of JetStream streams: every message in a file, none missing, compacted on Spark."""
 
 from capture.errors import CaptureError, ConfigError, Fenced, ManifestError, SparkError, StoreError
-from capture.read import read, read_batches
-from capture.restore import restore
+from capture.reading.read import read, read_batches
+from capture.restoring.restore import restore
 
 __all__ = [
     "CaptureError",

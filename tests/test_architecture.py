@@ -13,7 +13,8 @@ FILES = sorted(path for package in ("natty", "capture") for path in (ROOT / pack
 # Lower layers first: a file may import from its own layer and the ones before it, never from a later one.
 LAYERS = {
     "natty": [
-        {"errors", "message", "link", "parser", "credit", "ingest", "window", "observed", "tracing", "subjects", "pin"},
+        {"errors", "message", "link", "parser", "credit", "ingest", "window", "observed", "tracing", "subjects", "pin"}
+        | {"units"},
         {"config", "tls"},
         {"reasons", "sinklink", "answers"},
         {"stock"},
@@ -41,18 +42,12 @@ LAYERS = {
         {"decoders", "partitioners", "writers", "layout", "hooks"}
         | {"picture", "coverage", "merging", "planning", "readback", "compact", "readme", "identity", "asked", "floor"},
         {"commit", "sweep", "verdict", "verify", "slots", "underway", "pipeline", "testing", "recording", "audit"}
-        | {"spool", "shares", "cursor"}
-        | {"archive", "rows", "iceberg"},
+        | {"iceberg"},
         {"spark", "state", "source", "durable", "head"},
         {"config", "origins", "streams"},
-        {"reading", "live", "ddl", "s2"},
-        {"arrowfs", "duck"},
-        {"seam"},
-        {"opening"},
-        {"read"},
+        {"reading"},
         {"report", "monitoring", "purge", "lead", "reload", "stopping", "summary", "progress", "status"},
-        {"past", "uptake", "restoration", "rebuild", "replay", "restore", "catalog", "serve"},
-        {"backup"},
+        {"restoring", "catalog", "serve"},
         {"node"},
         {"several"},
         {"telemetry"},
@@ -67,24 +62,21 @@ LAYERS = {
 HEAVY = {
     "pyspark": {"capture/spark/"},
     "py4j": {"capture/spark/"},
-    "pyarrow": {"capture/archive.py", "capture/rows.py", "capture/writers/", "capture/spark/", "capture/testing.py"}
-    | {"capture/spool.py", "capture/shares.py", "capture/cursor.py", "capture/reading.py", "capture/iceberg/"}
+    "pyarrow": {"capture/writers/", "capture/spark/", "capture/iceberg/", "capture/reading/", "capture/cli/cat.py"}
     | {
-        "capture/live.py",
-        "capture/seam.py",
-        "capture/duck.py",
-        "capture/arrowfs.py",
-        "capture/cli/cat.py",
-        "capture/backup.py",
+        "capture/testing.py",
+        "capture/restoring/archive.py",
+        "capture/restoring/rows.py",
+        "capture/restoring/backup.py",
     },
-    "duckdb": {"capture/duck.py"},
-    "google_crc32c": {"capture/s2.py"},
+    "duckdb": {"capture/reading/duck.py"},
+    "google_crc32c": {"capture/restoring/s2.py"},
     "pyiceberg": {"capture/iceberg/"},
     "aiohttp": {"capture/catalog.py", "capture/https.py", "capture/serve.py"},
     "pyroaring": {"capture/sequences.py"},
     "obstore": {"capture/stores/client.py", "capture/stores/object.py"},
     "cryptography": {"natty/tls.py", "capture/cipher.py", "capture/signing.py"},
-    "cramjam": {"capture/archive.py", "capture/s2.py", "capture/writers/codecs.py"},
+    "cramjam": {"capture/restoring/archive.py", "capture/restoring/s2.py", "capture/writers/codecs.py"},
     "typer": {"natty/cli/", "capture/cli/"},
     "rich": {"natty/cli/", "capture/cli/", "capture/demo.py", "capture/demo_view.py"},
     "prometheus_client": {"natty/telemetry.py", "capture/telemetry.py"},

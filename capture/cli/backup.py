@@ -9,9 +9,9 @@ import msgspec
 import typer
 from rich import print_json
 
-from capture.backup import Moved, export_backup, import_backup
 from capture.cli import settings
-from capture.past import only_stream
+from capture.restoring.backup import Moved, export_backup, import_backup
+from capture.restoring.past import only_stream
 from capture.stores import open_store
 from natty.cli.run import run_async
 

@@ -19,8 +19,8 @@ import typer
 
 from capture.cli import settings
 from capture.config import CaptureConfig
-from capture.read import ReadOptions, read_batches
-from capture.reading import RECORD, records_of
+from capture.reading.merge import RECORD, records_of
+from capture.reading.read import ReadOptions, read_batches
 from capture.sequences import Sequences
 from capture.writers.ndjson import lines
 from natty import Natty

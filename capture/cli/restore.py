@@ -19,11 +19,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from capture.cli import settings
 from capture.config import CaptureConfig
 from capture.errors import RestoreRefused
-from capture.past import Window, only_stream
-from capture.rebuild import Restored, prepare, restore_exactly
-from capture.replay import Pace, rebuild_published, replay
-from capture.restoration import Options, Plan
-from capture.restore import nanoseconds_of
+from capture.restoring.past import Window, only_stream
+from capture.restoring.plan import Options, Plan
+from capture.restoring.rebuild import Restored, prepare, restore_exactly
+from capture.restoring.replay import Pace, rebuild_published, replay
+from capture.restoring.restore import nanoseconds_of
 from capture.stores import open_store
 from capture.verdict import TOLD
 from natty import Natty

@@ -16,8 +16,8 @@ from capture.cli import settings
 from capture.config import CaptureConfig
 from capture.errors import CaptureError, ConfigError
 from capture.manifest import Stored
-from capture.reading import looking
-from capture.shares import planned
+from capture.reading.merge import looking
+from capture.reading.shares import planned
 from capture.spark import SparkDriver, View
 from capture.stores import open_store
 from natty.cli.run import run_async
@@ -68,7 +68,7 @@ async def _asked(config: CaptureConfig, query: str, schema: str | None, engine: 
         return await _by_spark(config, objects, query, schema)
     if not find_spec("duckdb"):
         raise ConfigError(NOT_INSTALLED)
-    from capture import duck  # here, so that the command line starts without it
+    from capture.reading import duck  # here, so that the command line starts without it
 
     return await duck.query(store, objects, query, payload_schema=schema, keys=config.keys())
 

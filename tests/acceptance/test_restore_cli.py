@@ -9,7 +9,7 @@ import pytest
 from patient import PATIENCE
 from restoring import Capturing, dumped, send
 
-from capture.uptake import MARK
+from capture.restoring.uptake import MARK
 
 COUNT = 20
 
@@ -87,7 +87,7 @@ def test_a_restore_that_is_killed_leaves_a_stream_that_takes_nothing_and_the_nex
     name = captured.stream
     slowly = (
         "import asyncio, sys\n"
-        "from capture import rebuild, rows\n"
+        "from capture.restoring import rebuild, rows\n"
         "async def slow(*given, **options):\n"
         "    async for table in rows.merged_rows(*given, **options):\n"
         "        yield table.slice(0, 1)\n"

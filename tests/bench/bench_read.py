@@ -81,8 +81,8 @@ async def count(way: str, folder: str) -> int:
             async for _ in capture.read(folder):
                 number += 1
             return number
-    from capture.duck import query
-    from capture.reading import looking
+    from capture.reading.duck import query
+    from capture.reading.merge import looking
     from capture.stores import open_store
 
     where = "" if way == "sql count" else " WHERE subject = 'bench.7' OR octet_length(payload) > 0"
@@ -93,7 +93,7 @@ async def count(way: str, folder: str) -> int:
 
 def child(way: str, folder: str) -> None:
     """Measure one way in this process, and print it."""
-    import capture.opening  # noqa: F401 # not what is measured
+    import capture.reading.opening  # noqa: F401 # not what is measured
 
     began, cpu = time.perf_counter(), time.process_time()
     if way == "cat":

@@ -9,11 +9,11 @@ from patient import PATIENCE
 
 import capture
 from capture import chain
-from capture.backup import DATA, META, export_backup, import_backup
 from capture.config import load
 from capture.errors import ConfigError, FormatError
 from capture.recording import Recording
-from capture.s2 import unpacked
+from capture.restoring.backup import DATA, META, export_backup, import_backup
+from capture.restoring.s2 import unpacked
 from capture.stores import open_store
 
 CHUNK = 64 << 10

@@ -7,9 +7,9 @@ from archiving import compact_once, store_all, sweep_once
 from patient import PATIENCE
 
 import capture
-from capture import seam
 from capture.config import load
 from capture.errors import CaptureError, ConfigError, DataLossError
+from capture.reading import seam
 from capture.stores import open_store
 from natty import StreamNotFoundError
 
@@ -71,7 +71,7 @@ async def test_from_archive_to_stream_and_each_message_is_what_was_published(nat
 
 
 def seam_time(text):
-    from capture.live import nanoseconds
+    from capture.reading.live import nanoseconds
 
     return nanoseconds(text)
 

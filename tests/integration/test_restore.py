@@ -26,9 +26,9 @@ from restoring import (
 )
 
 import capture
-from capture.archive import COLUMNS, ArchiveWriter
 from capture.errors import RestoreRefused
-from capture.uptake import upload
+from capture.restoring.archive import COLUMNS, ArchiveWriter
+from capture.restoring.uptake import upload
 from natty import Natty
 from natty.deadletter.letter import nanoseconds
 from natty.testing import NatsServer

@@ -4,9 +4,9 @@ import pytest
 from patient import NEVER, PATIENT
 from restoring import Capturing, configured, delete, dumped, floor_of, old_server, planned, read_some, restored, send
 
-from capture import replay as replay_module
 from capture.errors import RestoreError
-from capture.replay import Pace, replay, told
+from capture.restoring import replay as replay_module
+from capture.restoring.replay import Pace, replay, told
 from natty import Natty, PublishError, WrongLastSequenceError
 from natty.deadletter.letter import nanoseconds
 from natty.message import parse_headers
@@ -79,7 +79,9 @@ async def test_an_older_server_gets_every_sequence_and_the_rest_in_headers(natty
 
 
 async def test_what_an_older_server_refuses_leaves_nothing(older, captured, monkeypatch):
-    monkeypatch.setattr("capture.replay.told", lambda *arguments: b"NATS/1.0\r\nNats-Expected-Last-Sequence: 1\r\n\r\n")
+    monkeypatch.setattr(
+        "capture.restoring.replay.told", lambda *arguments: b"NATS/1.0\r\nNats-Expected-Last-Sequence: 1\r\n\r\n"
+    )
     with pytest.raises(WrongLastSequenceError):
         await restored(older, captured)
     names = (await older.jetstream.request("STREAM.NAMES")).get("streams") or []

@@ -12,9 +12,9 @@ import pytest
 from patient import PATIENCE, PATIENT
 from restoring import Capturing, dumped, info, planned, restored, send
 
-from capture import rows, uptake
 from capture.errors import CipherError, FormatError, RestoreError, RestoreRefused
-from capture.rebuild import restore_exactly
+from capture.restoring import rows, uptake
+from capture.restoring.rebuild import restore_exactly
 from capture.sequences import Sequences
 from natty import JetStreamError, Natty, StreamNotFoundError
 from natty.errors import NoRespondersError
@@ -148,7 +148,7 @@ async def test_what_is_stopped_in_between_leaves_nothing(natty, captured, monkey
             await release.wait()
 
     merged = rows.merged_rows
-    monkeypatch.setattr("capture.rebuild.merged_rows", slow)
+    monkeypatch.setattr("capture.restoring.rebuild.merged_rows", slow)
     running = asyncio.create_task(restored(natty, captured))
     async with asyncio.timeout(PATIENCE):
         await begun.wait()
@@ -243,6 +243,6 @@ async def test_a_store_that_is_silent_for_longer_than_a_server_waits_stops_nothi
             await asyncio.sleep(7)
             yield table
 
-    monkeypatch.setattr("capture.rebuild.merged_rows", slow)
+    monkeypatch.setattr("capture.restoring.rebuild.merged_rows", slow)
     await restored(natty, captured)
     assert await dumped(natty, captured.stream) == captured.before

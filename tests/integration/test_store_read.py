@@ -3,10 +3,10 @@ from archived import Archived, store_block
 
 import capture
 from capture.cipher import Keys
-from capture.duck import query
 from capture.errors import FormatError
 from capture.identity import claim
-from capture.reading import looking
+from capture.reading.duck import query
+from capture.reading.merge import looking
 from capture.stores import open_store
 from capture.writers import writer
 

@@ -13,10 +13,10 @@ from archiving import store_all, sweep_once
 from patient import PATIENCE
 
 from capture.config import load
-from capture.past import Window
-from capture.rebuild import prepare, restore_exactly
-from capture.replay import rebuild_published
-from capture.restoration import Options
+from capture.restoring.past import Window
+from capture.restoring.plan import Options
+from capture.restoring.rebuild import prepare, restore_exactly
+from capture.restoring.replay import rebuild_published
 from capture.sequences import Sequences
 from capture.stores import open_store
 

@@ -8,9 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capture.archive import COLUMNS, KEEP_ALIVE, ArchiveReader, ArchiveWriter, as_columns, encoded, unframed, varint
 from capture.errors import FormatError
 from capture.record import Records
+from capture.restoring.archive import (
+    COLUMNS,
+    KEEP_ALIVE,
+    ArchiveReader,
+    ArchiveWriter,
+    as_columns,
+    encoded,
+    unframed,
+    varint,
+)
 from capture.writers.envelope import to_table
 
 NOW = 1_795_230_000_123_456_789

@@ -7,10 +7,10 @@ from archived import STREAM, Archived, Settled, records, store_block
 from capture.block import SealedBlock
 from capture.cipher import Keys
 from capture.commit import Committer
-from capture.ddl import fields
-from capture.duck import query
 from capture.errors import ConfigError, FormatError, QueryError
-from capture.reading import looking
+from capture.reading.ddl import fields
+from capture.reading.duck import query
+from capture.reading.merge import looking
 from capture.stores import MemoryStore, open_store
 from capture.writers import writer
 

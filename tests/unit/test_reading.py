@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from retaining import stored as described
 
-from capture import reading
 from capture.block import SealedBlock
 from capture.cipher import Keys
 from capture.commit import Committer
 from capture.errors import CipherError, FormatError, KeyMissingError, ManifestError, NotStored, SpillError
 from capture.manifest import entry_path
-from capture.reading import looking, merged, records_of, stored
+from capture.reading import merge
+from capture.reading.merge import looking, merged, records_of, stored
+from capture.reading.shares import Selection, held, shares, widest
 from capture.sequences import Sequences
-from capture.shares import Selection, held, shares, widest
 from capture.stores import MemoryStore
 from capture.writers import writer
 
@@ -92,7 +92,7 @@ async def test_how_objects_are_cut_into_pieces_and_kept_makes_no_difference(sets
     for numbers in sets:
         await store_block(store, sorted(numbers))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "FEW", few)
+        patch.setattr(merge, "FEW", few)
         patch.setattr("capture.writers.pieces.PIECE_ROWS", piece_rows)
         found = await read(store, memory_bytes=memory)
     assert content(found) == as_published(sorted({one for numbers in sets for one in numbers}))
@@ -305,7 +305,7 @@ async def test_a_full_disk_is_told_as_one(store, monkeypatch):
 
 
 async def test_what_is_compacted_and_swept_away_meanwhile_is_read_where_it_is_then(monkeypatch):
-    monkeypatch.setattr(reading, "AHEAD", 1)
+    monkeypatch.setattr(merge, "AHEAD", 1)
     archived = Archived()
     await store_block(archived.store, range(1, 5))
     await store_block(archived.store, range(5, 9))
@@ -344,5 +344,5 @@ async def test_objects_are_opened_only_when_they_are_needed(store):
     store.get = lambda path: (opened.append(path), get(path))[1]
     batches = merged(store, plan)
     await anext(batches)
-    assert len(opened) <= reading.AHEAD + 2
+    assert len(opened) <= merge.AHEAD + 2
     await batches.aclose()

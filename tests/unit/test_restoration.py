@@ -9,13 +9,13 @@ from retaining import stored
 
 from capture.cli.restore import _speed, _start, _time
 from capture.errors import ManifestError
-from capture.past import Past, Window, bounds, held_then, in_force, recording_at
 from capture.recording import Configuration, Consumer, Earlier, Position, Recording, StreamRecord
-from capture.replay import Pace, understood
-from capture.restoration import Options, Target, plan_restore
+from capture.restoring.past import Past, Window, bounds, held_then, in_force, recording_at
+from capture.restoring.plan import Options, Target, plan_restore
+from capture.restoring.replay import Pace, understood
+from capture.restoring.uptake import LIFTED, MARK, in_making
 from capture.sequences import Sequences
 from capture.stores import MemoryStore
-from capture.uptake import LIFTED, MARK, in_making
 
 NOW = 1_795_230_000.0
 CONFIG = {"name": "S", "subjects": ["s.>"], "retention": "limits", "storage": "file", "max_age": 0, "metadata": {}}

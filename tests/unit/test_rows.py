@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capture import rows
 from capture.block import SealedBlock
 from capture.errors import FormatError, NotStored
 from capture.manifest import Stored
 from capture.record import Records
-from capture.rows import Choice, chosen_rows, merged_rows, unfit
+from capture.restoring import rows
+from capture.restoring.rows import Choice, chosen_rows, merged_rows, unfit
 from capture.sequences import Sequences
 from capture.stores import MemoryStore
 from capture.writers import writer

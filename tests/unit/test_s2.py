@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capture.errors import FormatError
-from capture.s2 import LARGEST_BLOCK, _step_by_step, decompressed, unpacked
+from capture.restoring.s2 import LARGEST_BLOCK, _step_by_step, decompressed, unpacked
 
 IDENTIFIER = b"\xff\x06\x00\x00S2sTwO"
 

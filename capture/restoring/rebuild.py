@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
 
-from capture.archive import ArchiveWriter
 from capture.cipher import Keys
 from capture.config import CaptureConfig
 from capture.errors import RestoreError, RestoreRefused
-from capture.past import held_then, read_past
-from capture.restoration import Options, Plan, Target, plan_restore
-from capture.rows import Choice, chosen_rows, merged_rows, unfit
+from capture.restoring.archive import ArchiveWriter
+from capture.restoring.past import held_then, read_past
+from capture.restoring.plan import Options, Plan, Target, plan_restore
+from capture.restoring.rows import Choice, chosen_rows, merged_rows, unfit
+from capture.restoring.uptake import consumers_there, give_up, in_making, remove_leftover, upload
 from capture.stores import Store
-from capture.uptake import consumers_there, give_up, in_making, remove_leftover, upload
 from natty import Natty
 from natty.stream.listing import all_streams
 from natty.stream.names import check_name

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 from capture.config import CaptureConfig
 from capture.errors import ConfigError
 from capture.identity import ARCHIVE, Archive, Identity, claimed, read_claim
-from capture.reading import looking, stored
-from capture.seam import Crossing, Place
+from capture.reading.merge import looking, stored
+from capture.reading.seam import Crossing, Place
+from capture.reading.shares import Selection
 from capture.sequences import MAXIMUM
-from capture.shares import Selection
 from capture.stores import Store, open_store
 from capture.writers.envelope import SCHEMA
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from capture.read import ReadOptions, Where
+    from capture.reading.read import ReadOptions, Where
 
 
 async def batches_of(

@@ -22,10 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from capture.archive import COLUMNS, as_columns
 from capture.cipher import Keys
 from capture.errors import CaptureError, FormatError
 from capture.manifest import Stored
+from capture.restoring.archive import COLUMNS, as_columns
 from capture.sequences import Sequences
 from capture.stores.contract import Store
 from capture.writers import read_object, reader

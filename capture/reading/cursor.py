@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from capture.errors import FormatError
+from capture.reading.shares import Share
 from capture.sequences import MAXIMUM, Sequences
-from capture.shares import Share
 
 
 class Cursor:

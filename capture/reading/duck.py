@@ -24,14 +24,14 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyarrow.fs import FileSystem, LocalFileSystem, PyFileSystem, SubTreeFileSystem
 
-from capture.arrowfs import StoreFiles
 from capture.cipher import Keys
-from capture.ddl import fields, quoted
 from capture.errors import QueryError
 from capture.manifest import Stored
-from capture.reading import merged
+from capture.reading.arrowfs import StoreFiles
+from capture.reading.ddl import fields, quoted
+from capture.reading.merge import merged
+from capture.reading.shares import Share, planned
 from capture.record import text_or_none
-from capture.shares import Share, planned
 from capture.stores import FileStore, Store
 from capture.writers.envelope import SCHEMA
 

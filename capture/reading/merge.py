@@ -22,15 +22,15 @@ import pyarrow as pa
 
 from capture.chain import HeadReader, latest_offline
 from capture.cipher import Keys
-from capture.cursor import Cursor, given, position
 from capture.errors import ManifestError, NotStored
 from capture.head import COMPACTION, SWEEP
 from capture.manifest import Manifest, Stored
 from capture.picture import read_picture
+from capture.reading.cursor import Cursor, given, position
+from capture.reading.shares import EVERYTHING, Selection, Share, shares, widest
+from capture.reading.spool import Room, Spooled, kept, spool
 from capture.record import Record, Records
 from capture.sequences import MAXIMUM
-from capture.shares import EVERYTHING, Selection, Share, shares, widest
-from capture.spool import Room, Spooled, kept, spool
 from capture.stores import Store
 from capture.sweep import read_entries
 from capture.table import Table

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from capture.config import CaptureConfig
-    from capture.rebuild import Restored
-    from capture.restoration import Plan
+    from capture.restoring.plan import Plan
+    from capture.restoring.rebuild import Restored
     from natty import Natty
 
 
@@ -51,10 +51,10 @@ async def restore(
     CipherError (a key), ManifestError, StoreError and NattyError: what had been written was removed again, or the error
     says what stayed.
     """
-    from capture.past import Window, only_stream
-    from capture.rebuild import prepare, restore_exactly
-    from capture.replay import rebuild_published
-    from capture.restoration import Options
+    from capture.restoring.past import Window, only_stream
+    from capture.restoring.plan import Options
+    from capture.restoring.rebuild import prepare, restore_exactly
+    from capture.restoring.replay import rebuild_published
     from capture.stores import open_store
 
     config = configured(archive, stream or await only_stream(open_store(_store_of(archive))))

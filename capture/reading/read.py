@@ -73,7 +73,7 @@ async def read(archive: Where, **options: Any) -> AsyncGenerator[Record[None], N
     FormatError and CipherError name an object that can't be read, ManifestError a document; DataLossError: see
     `ReadOptions`. CaptureError if the stream is another one than was captured, or is made again while it is read.
     """
-    from capture.reading import EACH, messages_of
+    from capture.reading.merge import EACH, messages_of
 
     async with aclosing(read_batches(archive, columns=EACH, **options)) as batches:
         async for batch in batches:
@@ -85,7 +85,7 @@ async def read_batches(
     archive: Where, *, columns: Sequence[str] = (), **options: Any
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     """Yield the same as Arrow record batches with columns of the envelope, by default all: many times as fast."""
-    from capture.opening import batches_of
+    from capture.reading.opening import batches_of
 
     wanted = ReadOptions(**options)
     async with aclosing(await batches_of(archive, wanted, columns)) as batches:

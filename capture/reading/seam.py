@@ -20,11 +20,11 @@ import pyarrow as pa
 
 from capture.cipher import Keys
 from capture.errors import CaptureError, DataLossError, NotStored
-from capture.live import check_same, live
 from capture.manifest import Stored
-from capture.reading import Gone, Look, after, merged
+from capture.reading.live import check_same, live
+from capture.reading.merge import Gone, Look, after, merged
+from capture.reading.shares import Selection, Share, held, shares
 from capture.sequences import Sequences
-from capture.shares import Selection, Share, held, shares
 from capture.source import stream_info
 from capture.stores import Store
 from capture.writers.envelope import SCHEMA
@@ -102,7 +102,7 @@ class Crossing:
         return f"Crossing({self._place.stream}, at {self.position})"
 
     async def batches(self, columns: Sequence[str] = SCHEMA.names) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Yield every selected message, ascending. It raises as `capture.reading.stored` and `capture.live.live` do."""
+        """Yield every selected message, ascending. It raises as `reading.merge.stored` and `reading.live.live` do."""
         wanted = [name for name in SCHEMA.names if name in {"sequence", *columns, *self._selection.columns}]
         view = await self._view()
         await self._begin(view)

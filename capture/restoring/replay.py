@@ -19,12 +19,12 @@ from typing import Any
 
 from capture.cipher import Keys
 from capture.errors import RestoreError, RestoreRefused
-from capture.rebuild import Progress, Restored
-from capture.restoration import Plan
-from capture.rows import merged_rows
+from capture.restoring.plan import Plan
+from capture.restoring.rebuild import Progress, Restored
+from capture.restoring.rows import merged_rows
+from capture.restoring.uptake import HIDDEN, give_up, in_making, remove_leftover
 from capture.sequences import Sequences
 from capture.stores import Store
-from capture.uptake import HIDDEN, give_up, in_making, remove_leftover
 from natty import Natty, NattyError, PublishError
 from natty.jetstream import read_ack
 from natty.link import Outgoing
@@ -88,7 +88,7 @@ async def rebuild_published(
 ) -> Restored:
     """Carry out a plan on a server before 2.15: the stream begins where it did, and every message gets its sequence.
 
-    Gaps are filled while it is made, and purged at the end. Raises what `capture.rebuild.restore_exactly` does.
+    Gaps are filled while it is made, and purged at the end. Raises what `restoring.rebuild.restore_exactly` does.
     """
     if plan.obstacles:
         raise RestoreRefused(plan.obstacles[0])

@@ -15,8 +15,8 @@ from typing import Any, Self
 
 import msgspec
 
-from capture.archive import KEEP_ALIVE
 from capture.errors import RestoreError
+from capture.restoring.archive import KEEP_ALIVE
 from natty import JetStreamError, Natty, NattyError, StreamNotFoundError
 from natty.errors import RequestTimeoutError
 from natty.message import RawMessage

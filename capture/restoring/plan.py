@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from capture.manifest import Stored
-from capture.past import Past, Window, bounds
 from capture.recording import Consumer, Position
-from capture.rows import unfit
+from capture.restoring.past import Past, Window, bounds
+from capture.restoring.rows import unfit
+from capture.restoring.uptake import MARK, own_metadata
 from capture.sequences import Sequences
-from capture.uptake import MARK, own_metadata
 from natty.subjects import overlap
 
 EXACT = (2, 15)

@@ -18,7 +18,6 @@ from typing import IO, Any
 import msgspec
 import pyarrow as pa
 
-from capture.archive import ArchiveReader, ArchiveWriter, as_columns
 from capture.block import OpenBlocks
 from capture.chain import Head, current, latest_offline
 from capture.commit import CommitOptions, Committer
@@ -28,16 +27,17 @@ from capture.errors import ConfigError, FormatError, NotStored, RestoreError
 from capture.identity import Identity, claim, read_claim, stream_path
 from capture.layout import layout
 from capture.partitioners import grouped, partitioner
-from capture.past import Window, held_then, read_past
 from capture.pipeline import capture
-from capture.reading import merged
+from capture.reading.merge import merged
+from capture.reading.shares import shares
 from capture.readme import VERSION
 from capture.record import Records
 from capture.recording import Configuration, Consumer, Position, Recording, StreamRecord, fixed, follow_up
-from capture.restoration import EXACT, Options, Target, plan_restore
-from capture.s2 import unpacked
+from capture.restoring.archive import ArchiveReader, ArchiveWriter, as_columns
+from capture.restoring.past import Window, held_then, read_past
+from capture.restoring.plan import EXACT, Options, Target, plan_restore
+from capture.restoring.s2 import unpacked
 from capture.sequences import Sequences
-from capture.shares import shares
 from capture.signing import Signer
 from capture.stores import Store
 from capture.writers import writer
