@@ -11,6 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
+from capture import chain
 from capture.compact import CompactReport, compact
 from capture.config import CaptureConfig
 from capture.coverage import Coverage, coverage
@@ -24,11 +27,12 @@ from capture.readback import read_back
 from capture.recording import record
 from capture.retention import EVERYTHING, Retention
 from capture.schedule import AT_ONCE, Schedule
+from capture.snapshots import Expiry, archive_location, base_location, table_states
 from capture.spark import SparkDriver
-from capture.state import ArchiveState, Board, StreamState, server_time
+from capture.state import ArchiveState, Board, StreamState, disagreement, server_time
 from capture.stores import Store
 from capture.sweep import SweepReport, sweep
-from capture.table import Exposure, first_table
+from capture.table import Exposure, Table, first_table
 from natty import LeadershipLost, Natty, NattyError, Term
 
 Result = TypeVar("Result")
@@ -54,11 +58,42 @@ def policy(config: CaptureConfig) -> Policy:
     )
 
 
-def exposure(store: Store, config: CaptureConfig, node: str) -> Exposure:
-    """Return how other engines get to see the table: as an Iceberg table. May block, at the first call."""
-    from capture.iceberg import Exposer  # here: a second of imports, for leaders alone
+@dataclass
+class LoadedExposure:
+    """How other engines get to see the table: as an Iceberg table. What that takes is loaded with the first file.
 
-    return Exposer(store, config.table, node=node)
+    It is a second of imports and 65 MiB, which most leaders of a compaction would have for nothing.
+    """
+
+    store: Store
+    rule: Expiry
+    node: str
+    _loaded: Exposure | None = None
+
+    def is_due(self, table: Table, now: float) -> bool:
+        """Tell whether what engines see is to change. A table that has files has been announced before."""
+        return self._loaded is not None and self._loaded.is_due(table, now)
+
+    async def expose(self, store: Store, table: Table, *, token: int, now: float) -> Table:
+        """Write what engines read about the table that is about to be committed; return it with pointers to that."""
+        loaded = await self._for(table)
+        return await loaded.expose(store, table, token=token, now=now) if loaded else table
+
+    async def announce(self, store: Store, table: Table) -> None:
+        """Tell readers that know no head of a committed table."""
+        if loaded := await self._for(table):
+            await loaded.announce(store, table)
+
+    async def _for(self, table: Table) -> Exposure | None:
+        if self._loaded is None and (table.files or table.iceberg):
+            self._loaded = await asyncio.to_thread(_exposer, self.store, self.rule, self.node)
+        return self._loaded
+
+
+def _exposer(store: Store, rule: Expiry, node: str) -> Exposure:
+    from capture.iceberg import Exposer  # see LoadedExposure
+
+    return Exposer(store, rule, node=node)
 
 
 def retention(config: CaptureConfig) -> Retention:
@@ -76,6 +111,12 @@ class Duty:
     node: str
     clock: Callable[[], float] = time.time
     spark_log: Path | None = None
+    can_compact: bool = False
+
+    @property
+    def location(self) -> str:
+        """The archive's URL as this node would write it into the table's metadata."""
+        return archive_location(self.store, self.config.table.location)
 
     async def sweep(self, term: Term) -> None:
         """Sweep for as long as the term lasts; LeadershipLost when it ends."""
@@ -142,7 +183,7 @@ class Duty:
             grace=self.config.sweep.grace,
             node=self.node,
             retention=retention(self.config),
-            exposure=await asyncio.to_thread(exposure, self.store, self.config, self.node),
+            exposure=LoadedExposure(self.store, await self._rule(), self.node),
             schedule=slots,
             check=partial(read_back, keys=self.config.keys()),
         )
@@ -156,6 +197,20 @@ class Duty:
             text = "values did not fit the table's columns, payloads keep them: %s"
             log.warning(text, done.conflicts, extra={"action": "schema"})
         return done
+
+    async def _rule(self) -> Expiry:
+        """Return what `[table]` says, with the location that the table has for as long as nodes disagree on it.
+
+        Metadata are absolute: else each new leader would write all of them anew, and the table would lose its past.
+        """
+        said = (await Board(self.natty, self.config.name).read()).locations
+        differing = disagreement({**said, self.node: self.location})
+        if not differing:
+            return self.config.table
+        log.error("the table stays where it is: %s", differing, extra={"action": "locations_differ"})
+        head = await COMPACTION.reader(self.natty, self.config.name)()
+        table = Table() if head is None else await chain.read(self.store, head, Table)
+        return msgspec.structs.replace(self.config.table, location=base_location(table.iceberg) or self.location)
 
     async def _earlier_time(self) -> float:
         """Return what is earlier, our time or the server's: nothing goes too early because one of them is ahead."""
@@ -187,7 +242,7 @@ class Sweeps:
         duty, config, elapsed = self._duty, self._duty.config, asyncio.get_running_loop().time
         began = elapsed()
         streams = sorted(self._streams)
-        asked = [await read_progress(duty.natty, duty.store, one, config.durable) for one in streams]
+        asked = [await read_progress(duty.natty, duty.store, one, config) for one in streams]
         progress = [one for one in asked if one]
         now = min([duty.clock(), *(one.now for one in progress)])
         report = await sweep(
@@ -212,6 +267,7 @@ class Sweeps:
             swept=now,
             seconds=elapsed() - began,
             every=config.sweep.every,
+            tables=table_states(picture_of(report).table.iceberg, config.table),
         )
         self._tell(report, captured, await self._publish(state))
         return report

@@ -42,7 +42,6 @@ _IDENTIFIER = b"\xff\x06\x00\x00sNaPpY"
 _CHUNK = 4  # bytes before each chunk: its kind, and its length in three bytes
 _DATA, _SKIPPED = (0x00, 0x01), range(0x80, 0xFF)
 _BITS = 14  # of a number that two bytes hold
-_NOTHING = pa.scalar(b"", pa.binary())
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -93,7 +92,7 @@ def encoded(rows: pa.Table) -> bytes:
     numbers = [sizes[0], zigzag, sequence.view(pa.uint64()), sizes[1], sizes[2]]
     parts = [part for number in numbers for part in varints(number)]
     joined = pc.binary_join_element_wise(
-        *parts, subject, headers, payload, _NOTHING, null_handling="replace", null_replacement=b""
+        *parts, subject, headers, payload, pa.scalar(b"", pa.binary()), null_handling="replace", null_replacement=b""
     )
     return bytes(memoryview(joined.buffers()[2])[: pc.sum(pc.binary_length(joined)).as_py()])
 
@@ -132,9 +131,11 @@ def varint(number: int) -> bytes:
     return bytes(data)
 
 
-def as_columns(rows: pa.Table) -> pa.Table:
+def as_columns(rows: pa.RecordBatch) -> pa.Table:
     """Return COLUMNS of rows with the envelope's (`capture.writers.envelope.SCHEMA`)."""
-    subject = pc.coalesce(rows["subject_raw"], rows["subject"].cast(pa.binary()))
+    subject, raw = rows["subject"].cast(pa.binary()), rows["subject_raw"]
+    if raw.null_count < len(rows):
+        subject = pc.coalesce(raw, subject)
     named = {"subject": subject, **{name: rows[name] for name in COLUMNS.names if name != "subject"}}
     return pa.table([named[name] for name in COLUMNS.names], schema=COLUMNS)
 
