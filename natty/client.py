@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
+from datetime import datetime
 from functools import cached_property, partial, wraps
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -15,13 +16,14 @@ from natty.deadletter import LETTERS, LetterBox
 from natty.errors import PublishError
 from natty.groups import ElasticGroup, StaticGroup
 from natty.handler import Handler
-from natty.jetstream import JetStream, PubAck
+from natty.jetstream import JetStream, PubAck, StoredMessage
 from natty.kv import Bucket, Entry, Gone, Handles, Watch
 from natty.leader import Election, ElectionOptions, Leadership, Lease, Term, ask_to_step_down, observe
 from natty.outbox import Callback, Outbox
 from natty.outgoing import publish_headers
 from natty.publish import Publisher
 from natty.pull import Pull, PullOptions
+from natty.templates import Templates
 from natty.window import PublisherOptions
 
 T = TypeVar("T")
@@ -192,6 +194,18 @@ class Natty:
         """Delete the stream with its messages and consumers; a missing one is no error."""
         await stream.delete_stream(self.jetstream, name)
 
+    async def purge_stream(self, name: str, *, subject: str = "", below: int = 0, keep: int = 0) -> int:
+        """Delete messages at once: all, on a subject, before a sequence, all but the newest; see `stream.purge`."""
+        return await stream.purge(self.jetstream, name, subject=subject, below=below, keep=keep)
+
+    async def get_message(self, stream_name: str, *, sequence: int = 0, last_for: str = "") -> StoredMessage:
+        """Return the message at a sequence, or the last one on a subject; `stream.MessageNotFoundError`."""
+        return await stream.message(self.jetstream, stream_name, sequence=sequence, last_for=last_for)
+
+    async def delete_message(self, stream_name: str, sequence: int, *, erase: bool = True) -> bool:
+        """Delete one message, overwriting it on the disk unless told not to; False if there is none."""
+        return await stream.delete_message(self.jetstream, stream_name, sequence, erase=erase)
+
     async def create_consumer(self, stream_name: str, durable: str, **settings: Any) -> dict[str, Any]:
         """Make the durable pull consumer if there is none; ConsumerExistsError if it has other settings."""
         return await stream.create_consumer(self.jetstream, stream_name, durable, settings)
@@ -207,6 +221,18 @@ class Natty:
     async def delete_consumer(self, stream_name: str, durable: str) -> None:
         """Delete the consumer; a missing one, or a missing stream, is no error."""
         await stream.delete_consumer(self.jetstream, stream_name, durable)
+
+    async def pause_consumer(self, stream_name: str, durable: str, until: datetime) -> dict[str, Any]:
+        """Let the consumer deliver nothing until a moment; it keeps its place. See `stream.pause_consumer`."""
+        return await stream.pause_consumer(self.jetstream, stream_name, durable, until)
+
+    async def resume_consumer(self, stream_name: str, durable: str) -> None:
+        """Let a paused consumer deliver again at once; one that is not paused is no error."""
+        await stream.resume_consumer(self.jetstream, stream_name, durable)
+
+    def templates(self) -> Templates:
+        """Return the templates of this account, which make streams on demand; asks nothing yet. docs/templates.md"""
+        return Templates(self.jetstream)
 
     def dead_letters(self, letters: str = LETTERS) -> LetterBox:
         """Return the dead letters of this account, to list, show, retry and purge them; asks nothing yet."""

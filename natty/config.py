@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from natty.errors import ConfigError
+from natty.units import parse_duration
 
 DEFAULT_URL = "nats://127.0.0.1:4222"
 CONNECT_TIMEOUT = 2.0  # seconds for one server: TCP, TLS, authentication
@@ -155,10 +156,11 @@ def _urls(value: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _seconds(name: str, text: str) -> float:
-    match = re.fullmatch(r"([0-9.]+)(ms|s|m)?", text.strip())
-    if not match:
-        raise ConfigError(f"{name} (NATS_{name.upper()}) is {text!r}, which is no duration; write 5s, 500ms or 5")
-    return float(match[1]) * {"ms": 0.001, "s": 1.0, "m": 60.0, None: 1.0}[match[2]]
+    try:
+        return parse_duration(text.strip())
+    except ValueError:
+        variable = f"NATS_{name.upper()}"
+        raise ConfigError(f"{name} ({variable}) is {text!r}, which is no duration; write 5s, 500ms or 5") from None
 
 
 def _read_context(name: str | None, environment: Mapping[str, str]) -> dict[str, Any]:

@@ -4,6 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from natty.errors import BadSubjectError
+
+
+def check_pattern(pattern: str) -> str:
+    """Return the pattern if a stream can have it; BadSubjectError names the character and its place."""
+    for place, character in enumerate(pattern, start=1):
+        if character.isspace() or not character.isprintable():
+            raise BadSubjectError(f"subject {pattern!r}: {character!r} at character {place} is not allowed")
+    tokens = pattern.split(".")
+    if "" in tokens:
+        place = sum(len(token) + 1 for token in tokens[: tokens.index("")]) + 1
+        raise BadSubjectError(f"subject {pattern!r} has an empty token at character {place}")
+    if ">" in tokens[:-1]:
+        raise BadSubjectError(f"subject {pattern!r}: > stands for all that follows and must be the last token")
+    return pattern
+
 
 def covers(patterns: Iterable[str], subject: str) -> bool:
     """Return whether one of the patterns takes every subject that `subject`, perhaps a pattern too, stands for."""

@@ -138,7 +138,7 @@ class ConsumeSettings:
             route=route,
             directory=Path(_needed(environment, "SHIPPER_DIRECTORY")).absolute(),
             output=output,
-            read_partitions=_partitions(environment.get("SHIPPER_READ_PARTITIONS", ""), max(route.partitions, 1)),
+            read_partitions=_partitions(environment.get("SHIPPER_READ_PARTITIONS", ""), _count(environment, route)),
             durable=environment.get("SHIPPER_DURABLE") or "shipper",
         )
 
@@ -149,10 +149,17 @@ def _needed(environment: Mapping[str, str], name: str) -> str:
     return environment[name]
 
 
-def _partitions(text: str, count: int) -> tuple[int, ...]:
+def _count(environment: Mapping[str, str], route: Route) -> int | None:
+    """Return how many partitions there are; None where only the producers know, as in the series."""
+    known = environment.get("SHIPPER_PARTITIONS") or route.server_side
+    return max(route.partitions, 1) if known else None
+
+
+def _partitions(text: str, count: int | None) -> tuple[int, ...]:
     if not text:
-        return tuple(range(count))
+        return tuple(range(count or 1))
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and int(word) < count for word in words):
-        raise SettingError(f"SHIPPER_READ_PARTITIONS is {text!r}: write numbers from 0 to {count - 1}, commas between")
+    if not all(word.isdecimal() and (count is None or int(word) < count) for word in words):
+        allowed = "whole numbers" if count is None else f"numbers from 0 to {count - 1}"
+        raise SettingError(f"SHIPPER_READ_PARTITIONS is {text!r}: write {allowed}, commas between")
     return tuple(sorted(set(map(int, words))))

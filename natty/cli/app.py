@@ -4,9 +4,10 @@ from typing import Annotated
 
 import typer
 
-from natty.cli import consumer, dlq, group, kv, leader, stream, tls
+from natty.cli import account, consumer, dlq, group, kv, leader, stream, stream_mirror, stream_template, tls
 from natty.cli.bench import bench
 from natty.cli.doctor import doctor
+from natty.cli.plugin import introspect
 from natty.cli.pub import pub, request
 from natty.cli.run import LogFormat, LogLevel, configure_logging, main_of, version_of
 from natty.cli.server import server
@@ -22,7 +23,10 @@ app.add_typer(kv.app, name="kv", help="Key-value buckets.")
 app.add_typer(group.app, name="group", help="Partitioned consumer groups.")
 app.add_typer(leader.app, name="leader", help="Elections.")
 app.add_typer(stream.app, name="stream", help="Streams, and streams as code.")
+stream.app.add_typer(stream_template.app, name="template", help="Templates: streams made on demand.")
+stream.app.add_typer(stream_mirror.app, name="mirror", help="Mirrors of streams, and disaster recovery.")
 app.add_typer(consumer.app, name="consumer", help="Consumers.")
+app.add_typer(account.app, name="account", help="The account.")
 for command in (doctor, pub, request, sub, bench, server):
     app.command()(command)
 
@@ -35,6 +39,9 @@ def options(
     log_format: Annotated[LogFormat, typer.Option(help="How it is logged.")] = LogFormat.TEXT,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=version_of("natty"), is_eager=True)
+    ] = False,
+    fisk_introspect: Annotated[
+        bool, typer.Option(help="Print the commands for nats plugins.", hidden=True, callback=introspect, is_eager=True)
     ] = False,
 ) -> None:
     """JetStream from the command line."""

@@ -1,21 +1,32 @@
-"""What several commands ask and read: a yes before destruction, durations, headers, the lines of standard input."""
+"""What several commands ask and read: a yes before destruction, what is missing, durations, sizes, headers, lines."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import re
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Annotated, TypeVar
 
 import typer
 
-from natty.errors import ConfigError
+from natty.errors import ConfigError, NattyError
+from natty.units import parse_duration, parse_size
+
+T = TypeVar("T")
+Force = Annotated[bool, typer.Option("--force", "-f", help="Do not ask.")]
 
 _READ_BYTES = 64 * 1024
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _AHEAD = 4  # reads that wait to be published
+
+
+class MissingFlagError(typer.BadParameter):
+    """What is needed was not given; exit status 2."""
+
+    def format_message(self) -> str:
+        """Return the sentence as it is: it names the flag."""
+        return self.message
 
 
 def confirm(question: str, *, force: bool) -> None:
@@ -27,13 +38,82 @@ def confirm(question: str, *, force: bool) -> None:
     typer.confirm(question, abort=True)
 
 
+def on_terminal() -> bool:
+    """Whether there is somebody to ask."""
+    return sys.stdin.isatty()
+
+
+def needed(given: T | None, flag: str, question: str, parse: Callable[[str], T]) -> T:
+    """Return what was given, else ask for it. Usage error that names the flag where there is no terminal to ask on."""
+    if given is not None:
+        return given
+    if not on_terminal():
+        raise MissingFlagError(f"{flag} is missing, and there is no terminal to ask on: give it")
+    return ask(question, parse)
+
+
+def ask(question: str, parse: Callable[[str], T], *, default: str = "", choices: Sequence[str] = ()) -> T:
+    """Ask on the terminal until `parse` takes the answer; the question goes to standard error, output stays clean.
+
+    An empty answer is the default. Of choices, shown with numbers, the number is an answer too. Abort at the end of
+    input.
+    """
+    for place, choice in enumerate(choices, start=1):
+        print(f"{place:3}  {choice}", file=sys.stderr)
+    hint = f" [{default}]" if default else ""
+    while True:
+        print(f"{question}{hint}: ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            raise typer.Abort
+        if not (answer := line.strip() or default):
+            continue
+        try:
+            return parse(_chosen(answer, choices))
+        except (typer.BadParameter, NattyError, ValueError) as error:
+            print(error, file=sys.stderr)
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    """Return a parser that takes these words and no other, in either case."""
+
+    def parse(text: str) -> str:
+        if text.lower() not in choices:
+            raise typer.BadParameter(f"{text!r} is none of {', '.join(choices)}")
+        return text.lower()
+
+    return parse
+
+
+def number(text: str) -> int:
+    """Return a whole number above zero. Usage error if it is none."""
+    if not (text.isascii() and text.isdecimal() and int(text)):
+        raise typer.BadParameter(f"{text!r} is no number from 1 on")
+    return int(text)
+
+
+def _chosen(answer: str, choices: Sequence[str]) -> str:
+    if not choices or answer in choices:
+        return answer
+    if answer.isdecimal() and 1 <= int(answer) <= len(choices):
+        return choices[int(answer) - 1]
+    raise typer.BadParameter(f"{answer!r} is none of them; type a number from 1 to {len(choices)}, or a name")
+
+
 def seconds(text: str) -> float:
     """Return the seconds of a duration as people write it: 500ms, 30s, 1h30m, 7d. Usage error if it is none."""
-    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", f"{text}s" if re.fullmatch(r"[\d.]+", text) else text)
-    total = sum(float(number) * _UNITS[unit] for number, unit in parts)
-    if "".join(map("".join, parts)) not in (text, f"{text}s") or total <= 0:
-        raise typer.BadParameter(f"{text!r} is no duration; write 30s, 1h30m or 7d")
-    return total
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def size(text: str) -> int:
+    """Return the bytes of a size as people write it: 512, 64KB, 1GiB; powers of 1024. Usage error if it is none."""
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def headers_of(given: list[str]) -> dict[str, str | list[str]]:

@@ -1,9 +1,9 @@
-"""The connection's options, the same for every command and named as in the `nats` tool."""
+"""Options that many commands share: the connection's, the same everywhere and named as in the `nats` tool."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Annotated, Any
 
@@ -20,29 +20,47 @@ _OPTIONS: dict[str, Any] = {
     "user": Annotated[
         str | None, typer.Option("--user", help="User name [env NATS_USER]; the password by NATS_PASSWORD.")
     ],
+    "password": Annotated[
+        str | None, typer.Option("--password", help="Its password; who lists processes sees it [env NATS_PASSWORD].")
+    ],
+    "token": Annotated[
+        str | None, typer.Option("--token", help="Token; who lists processes sees it [env NATS_TOKEN].")
+    ],
+    "nkey": Annotated[str | None, typer.Option("--nkey", help="File with an nkey's seed [env NATS_NKEY].")],
     "tls_ca": Annotated[str | None, typer.Option("--tlsca", "--tls-ca", help="The server's CA, PEM [env NATS_CA].")],
     "tls_cert": Annotated[
         str | None, typer.Option("--tlscert", "--tls-cert", help="Our certificate, PEM [env NATS_CERT].")
     ],
     "tls_key": Annotated[str | None, typer.Option("--tlskey", "--tls-key", help="Its key, PEM [env NATS_KEY].")],
+    "domain": Annotated[str | None, typer.Option("--js-domain", help="JetStream domain.")],
+    "api_prefix": Annotated[str | None, typer.Option("--js-api-prefix", help="Subject prefix of JetStream's API.")],
+    "inbox_prefix": Annotated[str | None, typer.Option("--inbox-prefix", help="Subject prefix of answers to us.")],
 }
 """Keyword of `Natty` → its option."""
 
 
 def options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the connection's options; it gets those that were given as `nats`, keywords of `Natty`."""
+    return injected("nats", _OPTIONS)(command)
 
-    @wraps(command)
-    def with_options(**given: Any) -> None:
-        nats = {name: given.pop(name) for name in _OPTIONS}
-        command(nats={name: value for name, value in nats.items() if value is not None}, **given)
 
-    own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name != "nats"]
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, annotation in _OPTIONS.items()
-    ]
-    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own] + added
-    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # what typer reads
-    with_options.__annotations__ = {one.name: one.annotation for one in parameters}
-    return with_options
+def injected(keyword: str, table: Mapping[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of a table, name → annotation; it gets those that were given as one dictionary."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def with_options(**given: Any) -> None:
+            values = {name: given.pop(name) for name in table}
+            command(**{keyword: {name: value for name, value in values.items() if value is not None}}, **given)
+
+        own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name != keyword]
+        added = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+            for name, annotation in table.items()
+        ]
+        parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own] + added
+        with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # what typer reads
+        with_options.__annotations__ = {one.name: one.annotation for one in parameters}
+        return with_options
+
+    return decorate

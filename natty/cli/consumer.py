@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import aclosing
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
+from rich import print_json
 
 from natty import Natty
 from natty.cli import connect
+from natty.cli.ask import confirm, needed
+from natty.cli.choose import consumer_of, stream_of
+from natty.cli.consumer_flags import moment
+from natty.cli.consumer_make import add, edit
+from natty.cli.consumer_next import next_messages
+from natty.cli.consumer_show import facts_of, list_rows, report_rows
 from natty.cli.run import run_async
-from natty.cli.show import Form, form_of, show_message
-from natty.errors import RequestTimeoutError
-from natty.stream import check_name
+from natty.cli.tables import print_facts, print_table
+from natty.errors import ConfigError
+from natty.stream import NANOSECONDS
+from natty.stream.listing import Listing, all_consumers, consumer_names
+from natty.stream.nearest import naming_nearest
+from natty.units import show_duration
 
 app = typer.Typer(help="Consumers.", no_args_is_help=True)
+
+Stream = Annotated[str | None, typer.Argument(help="The stream's name.")]
+Consumer = Annotated[str | None, typer.Argument(help="The consumer's name.")]
+Json = Annotated[bool, typer.Option("--json", "-j", help="Print JSON.")]
+Force = Annotated[bool, typer.Option("--force", "-f", help="Do not ask.")]
 
 
 @app.callback()
@@ -23,47 +37,154 @@ def _group() -> None:
     """Consumers."""
 
 
-@app.command("next")
+app.command("next")(next_messages)
+app.command("add")(add)
+app.command("edit")(edit)
+
+
+@app.command()
 @connect.options
-def next_messages(
+def ls(
     *,
     nats: dict[str, Any],
-    stream: Annotated[str, typer.Argument(help="The stream's name.")],
-    consumer: Annotated[str, typer.Argument(help="The durable consumer's name.")],
-    count: Annotated[int, typer.Option(min=1, help="How many messages.")] = 1,
-    ack: Annotated[
-        bool, typer.Option("--ack/--no-ack", help="Acknowledge them; else they come again after ack_wait.")
-    ] = True,
-    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds to wait for the next message.")] = 5.0,
-    raw: Annotated[bool, typer.Option("--raw", help="Print payloads and nothing else.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a line.")] = False,
+    stream: Stream = None,
+    names: Annotated[bool, typer.Option("--names", "-n", help="Print names and nothing else.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Take the next messages of a durable consumer and print them."""
-    form = form_of(as_json=as_json, raw=raw)
-    names = check_name("stream", stream), check_name("consumer", consumer)
-    run_async(_next(nats, *names, count, form, ack=ack, timeout=timeout))
+    """List the consumers of a stream."""
+    stream = stream_of(nats, stream)
+    if names:
+        found = run_async(_names(nats, stream))
+        print_json(data=found) if as_json else print("\n".join(found), end="\n" if found else "")
+        return
+    listing = run_async(_list(nats, stream))
+    if as_json:
+        print_json(data=listing.found)
+    else:
+        print_table(*list_rows(listing, datetime.now(UTC)))
 
 
-async def _next(
-    settings: dict[str, Any], stream: str, consumer: str, count: int, form: Form, *, ack: bool, timeout: float
+@app.command()
+@connect.options
+def info(*, nats: dict[str, Any], stream: Stream = None, consumer: Consumer = None, as_json: Json = False) -> None:
+    """Show a consumer's settings and where it is."""
+    stream = stream_of(nats, stream)
+    consumer = consumer_of(nats, stream, consumer)
+    told = run_async(_info(nats, stream, consumer))
+    if as_json:
+        print_json(data=told)
+    else:
+        print_facts(f"Consumer {consumer} of stream {stream}", facts_of(told, datetime.now(UTC)))
+
+
+@app.command()
+@connect.options
+def report(
+    *,
+    nats: dict[str, Any],
+    stream: Stream = None,
+    raw: Annotated[bool, typer.Option("--raw", "-r", help="Print numbers as they are.")] = False,
+    leaders: Annotated[
+        bool, typer.Option("--leaders", "-l", help="Count the consumers that each server leads.")
+    ] = False,
+    as_json: Json = False,
 ) -> None:
-    """Print first, then acknowledge: a message whose printing failed comes again."""
-    shown = 0
+    """Report how far the consumers of a stream are: what waits, what is unacknowledged, what came again."""
+    stream = stream_of(nats, stream)
+    listing, stored = run_async(_report(nats, stream))
+    if as_json:
+        print_json(data={"stream": stream, "messages": stored, "consumers": listing.found, "missing": listing.missing})
+        return
+    print_table(*report_rows(listing, stored, raw=raw))
+    led = [leader for one in listing.found if (leader := one.get("cluster", {}).get("leader"))]
+    if leaders and led:
+        print_table(("leader", ">consumers"), [(name, led.count(name)) for name in sorted(set(led))])
+
+
+@app.command()
+@connect.options
+def rm(*, nats: dict[str, Any], stream: Stream = None, consumer: Consumer = None, force: Force = False) -> None:
+    """Delete a consumer, its position is lost; one of any kind."""
+    stream = stream_of(nats, stream)
+    consumer = consumer_of(nats, stream, consumer)
+    told = run_async(_info(nats, stream, consumer))
+    place = f"{told['num_ack_pending']:,} messages unacknowledged, {told['num_pending']:,} not yet delivered"
+    confirm(f"Delete consumer {consumer} of stream {stream}, {place}?", force=force)
+    run_async(_delete(nats, stream, consumer))
+    print(f"deleted {consumer} of stream {stream}")
+
+
+@app.command()
+@connect.options
+def pause(
+    *,
+    nats: dict[str, Any],
+    stream: Stream = None,
+    consumer: Consumer = None,
+    until: Annotated[
+        datetime | None,
+        typer.Argument(parser=moment, metavar="UNTIL", help="For so long, as 1h30m, or until a time, UTC."),
+    ] = None,
+    force: Force = False,
+) -> None:
+    """Let a consumer deliver nothing for a while; it keeps its place."""
+    stream = stream_of(nats, stream)
+    consumer = consumer_of(nats, stream, consumer)
+    until = needed(until, "UNTIL", "Pause for so long, or until a time", moment)
+    confirm(f"Pause consumer {consumer} of stream {stream} until {_shown(until)}?", force=force)
+    answer = run_async(_pause(nats, stream, consumer, until))
+    left = show_duration(round(answer["pause_remaining"] / NANOSECONDS))
+    print(f"paused {consumer} of stream {stream} until {_shown(until)}, {left} from now")
+
+
+@app.command()
+@connect.options
+def resume(*, nats: dict[str, Any], stream: Stream = None, consumer: Consumer = None, force: Force = False) -> None:
+    """Let a paused consumer deliver again."""
+    stream = stream_of(nats, stream)
+    consumer = consumer_of(nats, stream, consumer)
+    if not run_async(_info(nats, stream, consumer)).get("paused"):
+        raise ConfigError(f"consumer {consumer} of stream {stream} is not paused")
+    confirm(f"Resume consumer {consumer} of stream {stream}?", force=force)
+    run_async(_resume(nats, stream, consumer))
+    print(f"resumed {consumer} of stream {stream}")
+
+
+def _shown(when: datetime) -> str:
+    return f"{when.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+async def _names(settings: dict[str, Any], stream: str) -> list[str]:
+    async with Natty(**settings) as natty, naming_nearest(natty.jetstream, stream):
+        return await consumer_names(natty.jetstream, stream)
+
+
+async def _list(settings: dict[str, Any], stream: str) -> Listing:
+    async with Natty(**settings) as natty, naming_nearest(natty.jetstream, stream):
+        return await all_consumers(natty.jetstream, stream)
+
+
+async def _info(settings: dict[str, Any], stream: str, consumer: str) -> dict[str, Any]:
+    async with Natty(**settings) as natty, naming_nearest(natty.jetstream, stream, consumer):
+        return await natty.jetstream.request(f"CONSUMER.INFO.{stream}.{consumer}")
+
+
+async def _report(settings: dict[str, Any], stream: str) -> tuple[Listing, int]:
+    async with Natty(**settings) as natty, naming_nearest(natty.jetstream, stream):
+        state = (await natty.jetstream.request(f"STREAM.INFO.{stream}"))["state"]
+        return await all_consumers(natty.jetstream, stream), state["messages"]
+
+
+async def _delete(settings: dict[str, Any], stream: str, consumer: str) -> None:
     async with Natty(**settings) as natty:
-        await natty.jetstream.request(f"CONSUMER.INFO.{stream}.{consumer}")  # says so at once if it is missing
-        pull = natty.pull(stream, consumer, max_messages=count)
-        async with aclosing(pull.__aiter__()) as batches:
-            while shown < count:
-                try:
-                    async with asyncio.timeout(timeout):
-                        batch = await anext(batches)
-                except TimeoutError:
-                    raise RequestTimeoutError(
-                        f"no message came from consumer {consumer} of stream {stream} within {timeout:g} s;"
-                        f" {shown} of {count} were printed"
-                    ) from None
-                for raw in batch.raw:
-                    shown += 1
-                    show_message(shown, raw, form, stored=True)
-                if ack:
-                    pull.ack(batch.replies)
+        await natty.delete_consumer(stream, consumer)
+
+
+async def _pause(settings: dict[str, Any], stream: str, consumer: str, until: datetime) -> dict[str, Any]:
+    async with Natty(**settings) as natty:
+        return await natty.pause_consumer(stream, consumer, until)
+
+
+async def _resume(settings: dict[str, Any], stream: str, consumer: str) -> None:
+    async with Natty(**settings) as natty:
+        await natty.resume_consumer(stream, consumer)

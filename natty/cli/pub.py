@@ -14,7 +14,7 @@ from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColum
 
 from natty import Natty
 from natty.cli import connect
-from natty.cli.ask import headers_of, lines_of_stdin
+from natty.cli.ask import headers_of, lines_of_stdin, seconds
 from natty.cli.run import run_async
 from natty.cli.show import fields_of
 from natty.errors import PublishError
@@ -69,7 +69,9 @@ def request(
     subject: Subject,
     body: Annotated[str, typer.Argument(help="The request.")] = "",
     header: Header = None,
-    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds to wait for the answer.")] = 5.0,
+    timeout: Annotated[
+        float, typer.Option(parser=seconds, metavar="DURATION", help="How long to wait for the answer.")
+    ] = "5s",  # type: ignore[assignment] # typer parses defaults, too
     as_json: Json = False,
 ) -> None:
     """Send a request and print the answer's payload; with --json its headers too, and how long it took."""

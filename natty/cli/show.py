@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
+from natty.jetstream import StoredMessage
 from natty.message import Message, RawMessage, parse_headers
 
 
@@ -40,13 +41,27 @@ def show_message(number: int, raw: RawMessage, form: Form, *, stored: bool = Fal
 
 def fields_of(raw: RawMessage) -> dict[str, Any]:
     """Return a message for JSON: its data as text, or in base64 as `data_base64` if it is none."""
-    fields: dict[str, Any] = {"subject": raw[0].decode()}
-    if headers := parse_headers(raw[2]):
-        fields["headers"] = headers
+    return {"subject": raw[0].decode()} | _content(raw[2], raw[3])
+
+
+def stored_fields(stream: str, message: StoredMessage) -> dict[str, Any]:
+    """Return a message that was read from a stream for JSON, as `fields_of`, with its place."""
+    place = {"stream": stream, "sequence": message.sequence, "time": message.time, "subject": message.subject}
+    return place | _content(message.header_block, message.data)
+
+
+def stored_text(stream: str, message: StoredMessage) -> bytes:
+    """Return a message that was read from a stream for people: where it is, its headers, its payload as it is."""
+    head = [f"{stream}#{message.sequence} on {message.subject}, {message.time}"]
+    return _lines(head, message.header_block) + b"\n\n" + message.data + b"\n"
+
+
+def _content(header_block: bytes, data: bytes) -> dict[str, Any]:
+    headers = {"headers": found} if (found := parse_headers(header_block)) else {}
     try:
-        return fields | {"data": raw[3].decode()}
+        return headers | {"data": data.decode()}
     except UnicodeDecodeError:
-        return fields | {"data_base64": base64.b64encode(raw[3]).decode()}
+        return headers | {"data_base64": base64.b64encode(data).decode()}
 
 
 def _place(message: Message) -> dict[str, Any]:
@@ -62,7 +77,10 @@ def _text(number: int, raw: RawMessage, place: dict[str, Any]) -> bytes:
     where = f" from {place['stream']}, sequence {place['sequence']}, {place['time']}" if place else ""
     if place and place["deliveries"] > 1:
         where += f", delivery {place['deliveries']}"
-    lines = [f'[#{number}] Received on "{raw[0].decode()}"{where}']
-    lines += [f"{name}: {value}" for name, values in parse_headers(raw[2]).items() for value in values]
-    head = "\n".join(lines).encode("utf-8", "surrogateescape")
+    head = _lines([f'[#{number}] Received on "{raw[0].decode()}"{where}'], raw[2])
     return head + b"\n\n" + raw[3] + b"\n\n" if raw[2] else head + b"\n" + raw[3] + b"\n\n"
+
+
+def _lines(head: list[str], header_block: bytes) -> bytes:
+    headers = [f"{name}: {value}" for name, values in parse_headers(header_block).items() for value in values]
+    return "\n".join(head + headers).encode("utf-8", "surrogateescape")

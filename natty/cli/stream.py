@@ -1,154 +1,25 @@
-"""`natty stream`: streams as code."""
+"""`natty stream`: the verbs of the `nats` tool, and streams as code."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated, Any
-
 import typer
-from rich import print_json
-from rich.console import Console
-from rich.table import Table
 
-from natty import Natty
-from natty.cli import connect
-from natty.cli.ask import confirm
-from natty.cli.run import run_async
-from natty.errors import StreamExistsError
-from natty.stream import Declared, Plan, Risk, check_name, load_streams, plan_consumer, plan_stream
-from natty.stream.listing import all_streams
-
-EXIT_PENDING = 3
-_SIGNS = {Risk.SAFE: "~", Risk.DESTRUCTIVE: "!", Risk.FIXED: "x"}
+from natty.cli.stream_code import apply, show_plan
+from natty.cli.stream_look import info, ls, report
+from natty.cli.stream_make import add, copy, edit, rm
+from natty.cli.stream_messages import get, purge_messages, rm_msg
 
 app = typer.Typer(help="Streams, and streams as code.", no_args_is_help=True)
-
-File = Annotated[Path, typer.Option("--file", "-f", help="The file of streams, TOML: docs/streams.md.")]
-Name = Annotated[str, typer.Argument(help="The stream's name.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Force = Annotated[bool, typer.Option("--force", help="Do not ask.")]
-
-
-@app.command("plan")
-@connect.options
-def show_plan(*, nats: dict[str, Any], file: File, as_json: Json = False) -> None:
-    """Show what `apply` would do, and do nothing. Exit status 0: nothing to do, 3: changes are pending."""
-    plans = run_async(_plans(nats, load_streams(file)))
-    _show(plans, as_json, making="to be made")
-    if not all(plan.settled for plan in plans):
-        raise typer.Exit(EXIT_PENDING)
-
-
-@app.command()
-@connect.options
-def apply(
-    *,
-    nats: dict[str, Any],
-    file: File,
-    allow_destructive: Annotated[
-        bool, typer.Option("--allow-destructive", help="Make changes too that can lose messages or break clients.")
-    ] = False,
-    force: Force = False,
-    as_json: Json = False,
-) -> None:
-    """Make the streams and consumers of a file what it says. What is not in the file stays as it is."""
-    streams = load_streams(file)
-    plans = run_async(_plans(nats, streams))
-    _refuse(plans, allow_destructive=allow_destructive)
-    if dangerous := _beyond(plans, {Risk.SAFE}):
-        confirm(f"{'; '.join(dangerous)}. Change this?", force=force)
-    run_async(_apply(nats, streams, allow_destructive=allow_destructive))
-    _show(plans, as_json, making="made")
-
-
-@app.command()
-@connect.options
-def ls(*, nats: dict[str, Any], as_json: Json = False) -> None:
-    """List the streams."""
-    streams = run_async(_list(nats))
-    if as_json:
-        print_json(data=streams)
-        return
-    table = Table("stream", "subjects", "messages", "bytes", "consumers", "replicas", box=None)
-    for one in streams:
-        config, state = one["config"], one["state"]
-        counts = [state["messages"], state["bytes"], state["consumer_count"], config["num_replicas"]]
-        table.add_row(config["name"], ", ".join(config.get("subjects") or []), *map(str, counts))
-    Console().print(table)
-
-
-@app.command()
-@connect.options
-def info(*, nats: dict[str, Any], name: Name) -> None:
-    """Print a stream's configuration and state as the server tells them, JSON."""
-    print_json(data=run_async(_info(nats, name)))
-
-
-@app.command()
-@connect.options
-def rm(*, nats: dict[str, Any], name: Name, force: Force = False) -> None:
-    """Delete a stream with its messages and consumers."""
-    state = run_async(_info(nats, name))["state"]
-    confirm(f"Delete stream {name} with {state['messages']} messages?", force=force)
-    run_async(_delete(nats, name))
-    print(f"deleted {name}")
-
-
-async def _plans(settings: dict[str, Any], streams: list[Declared]) -> list[Plan]:
-    plans = []
-    async with Natty(**settings) as natty:
-        for one in streams:
-            plans.append(await plan_stream(natty.jetstream, one.name, one.settings))
-            for durable, wanted in one.consumers.items():
-                plans.append(await plan_consumer(natty.jetstream, one.name, durable, wanted))
-    return plans
-
-
-async def _apply(settings: dict[str, Any], streams: list[Declared], *, allow_destructive: bool) -> None:
-    async with Natty(**settings) as natty:
-        for one in streams:
-            await natty.ensure_stream(one.name, allow_destructive=allow_destructive, **one.settings)
-            for durable, wanted in one.consumers.items():
-                await natty.ensure_consumer(one.name, durable, allow_destructive=allow_destructive, **wanted)
-
-
-async def _list(settings: dict[str, Any]) -> list[dict[str, Any]]:
-    async with Natty(**settings) as natty:
-        return (await all_streams(natty.jetstream)).found
-
-
-async def _info(settings: dict[str, Any], name: str) -> dict[str, Any]:
-    async with Natty(**settings) as natty:
-        return await natty.jetstream.request(f"STREAM.INFO.{check_name('stream', name)}")
-
-
-async def _delete(settings: dict[str, Any], name: str) -> None:
-    async with Natty(**settings) as natty:
-        await natty.delete_stream(name)
-
-
-def _refuse(plans: list[Plan], *, allow_destructive: bool) -> None:
-    """Raise before anything is changed if a part of the whole can't be done."""
-    if lines := _beyond(plans, {Risk.SAFE, Risk.DESTRUCTIVE}):
-        raise StreamExistsError(f"nothing was changed. {'; '.join(lines)}: make it anew under another name")
-    if (lines := _beyond(plans, {Risk.SAFE})) and not allow_destructive:
-        how = "give --allow-destructive to change it all the same"
-        raise StreamExistsError(f"nothing was changed. {'; '.join(lines)}: {how}")
-
-
-def _beyond(plans: list[Plan], allowed: set[Risk]) -> list[str]:
-    return [f"{plan.name}: {one}" for plan in plans for one in plan.beyond(allowed)]
-
-
-def _show(plans: list[Plan], as_json: bool, *, making: str) -> None:
-    if as_json:
-        print_json(data=[asdict(plan) for plan in plans])
-        return
-    for plan in plans:
-        if plan.missing:
-            print(f"+ {plan.name}: {making}")
-        elif plan.settled:
-            print(f"= {plan.name}")
-        for one in plan.changes:
-            print(f"{_SIGNS[one.risk]} {plan.name}: {one}")
+app.command("ls")(ls)
+app.command("info")(info)
+app.command("report")(report)
+app.command("add")(add)
+app.command("edit")(edit)
+app.command("copy")(copy)
+app.command("rm")(rm)
+app.command("purge")(purge_messages)
+app.command("rm-msg")(rm_msg)
+app.command("rmm", hidden=True)(rm_msg)
+app.command("get")(get)
+app.command("plan")(show_plan)
+app.command("apply")(apply)

@@ -1,5 +1,6 @@
 """Streams and consumers as code: compare what is with what is wanted, apply what is safe, refuse the rest."""
 
+from natty.stream.admin import MessageNotFoundError, delete_message, message, purge
 from natty.stream.ensure import (
     create_consumer,
     create_replicated,
@@ -14,6 +15,7 @@ from natty.stream.ensure import (
 )
 from natty.stream.file import Declared, load_streams
 from natty.stream.names import BadNameError, check_name
+from natty.stream.pause import pause_consumer, resume_consumer
 from natty.stream.plan import Change, Plan, Risk, plan
 from natty.stream.settings import NANOSECONDS, difference, to_wire
 
@@ -22,6 +24,7 @@ __all__ = [
     "BadNameError",
     "Change",
     "Declared",
+    "MessageNotFoundError",
     "Plan",
     "Risk",
     "check_name",
@@ -29,14 +32,19 @@ __all__ = [
     "create_replicated",
     "create_stream",
     "delete_consumer",
+    "delete_message",
     "delete_stream",
     "difference",
     "ensure_consumer",
     "ensure_stream",
     "load_streams",
+    "pause_consumer",
+    "message",
     "plan",
     "plan_consumer",
     "plan_stream",
+    "resume_consumer",
+    "purge",
     "stream_state",
     "to_wire",
 ]

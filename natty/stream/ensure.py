@@ -81,6 +81,24 @@ async def plan_stream(jetstream: JetStream, name: str, settings: Mapping[str, An
     return await _plan(_Stream(jetstream, name), to_wire(settings))
 
 
+async def create_document(jetstream: JetStream, config: Mapping[str, Any]) -> dict[str, Any]:
+    """As `create_stream`, of a configuration in the server's own terms: its `name` in it, durations in nanoseconds."""
+    return await _ensure(_Stream(jetstream, config["name"]), _unnamed(config), _UNCHANGED)
+
+
+async def plan_document(jetstream: JetStream, config: Mapping[str, Any]) -> Plan:
+    """As `plan_stream`, of a configuration in the server's own terms."""
+    return await _plan(_Stream(jetstream, config["name"]), _unnamed(config))
+
+
+async def change_document(jetstream: JetStream, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Change what differs from a configuration in the server's own terms, destructive or not; return what it is then.
+
+    What it does not name stays as it is. StreamNotFoundError; StreamExistsError if a change is impossible.
+    """
+    return await _ensure(_Stream(jetstream, config["name"]), _unnamed(config), _DELIBERATELY, make=False)
+
+
 async def create_consumer(
     jetstream: JetStream, stream: str, durable: str, settings: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
@@ -145,6 +163,7 @@ class _Stream:
     jetstream: JetStream
     name: str
     exists_error = StreamExistsError
+    missing_error = StreamNotFoundError
     exists_code = STREAM_EXISTS
     judges: ClassVar[Mapping[str, Judge]] = STREAM
     anew = "make another stream and copy the messages by its `sources`, or delete this one with `natty stream rm`"
@@ -177,6 +196,7 @@ class _Consumer:
     name: str
     stream: str
     exists_error = ConsumerExistsError
+    missing_error = ConsumerNotFoundError
     exists_code = _CONSUMER_EXISTS
     judges: ClassVar[Mapping[str, Judge]] = CONSUMER
     anew = "make another consumer, or delete this one: its position is then lost"
@@ -212,12 +232,16 @@ async def _plan(target: _Stream | _Consumer, wanted: Mapping[str, Any]) -> Plan:
     return Plan(str(target), missing=True) if actual is None else plan(str(target), wanted, actual, target.judges)
 
 
-async def _ensure(target: _Stream | _Consumer, wanted: Mapping[str, Any], allowed: frozenset[Risk]) -> dict[str, Any]:
+async def _ensure(
+    target: _Stream | _Consumer, wanted: Mapping[str, Any], allowed: frozenset[Risk], *, make: bool = True
+) -> dict[str, Any]:
     """Read, compare and change until nothing differs. The server compares no revisions: what we wrote is read back."""
     todo = Plan(str(target))
     for _ in range(ROUNDS):
         actual = await target.read()
         if actual is None:
+            if not make:
+                raise target.missing_error(f"there is no {target}")
             try:
                 actual = await target.create(wanted)
             except JetStreamError as error:  # somebody was faster: compare with what they made
@@ -250,8 +274,14 @@ def _refuse(target: _Stream | _Consumer, todo: Plan, allowed: frozenset[Risk]) -
     if any(one.risk is Risk.DESTRUCTIVE for one in refused):
         text += " To change it all the same: `natty stream apply --allow-destructive`, or allow_destructive=True."
     if any(one.risk is Risk.SAFE for one in refused):
-        text += " To change what is safe to change: ensure_stream and ensure_consumer."
+        text += (
+            " To change what is safe: `natty stream edit`, `natty consumer edit`, or ensure_stream and ensure_consumer."
+        )
     raise target.exists_error(text)
+
+
+def _unnamed(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key != "name"}
 
 
 def _consumer(settings: Mapping[str, Any] | None) -> dict[str, Any]:

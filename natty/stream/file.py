@@ -65,6 +65,7 @@ class _StreamSettings(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     deny_delete: bool | UnsetType = UNSET
     deny_purge: bool | UnsetType = UNSET
     sealed: bool | UnsetType = UNSET
+    no_ack: bool | UnsetType = UNSET
     persist_mode: Literal["default", "async"] | UnsetType = UNSET
     metadata: dict[str, str] | UnsetType = UNSET
     placement: Table | UnsetType = UNSET
@@ -93,6 +94,7 @@ class _ConsumerSettings(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     opt_start_seq: int | UnsetType = UNSET
     opt_start_time: str | UnsetType = UNSET
     replay_policy: Literal["instant", "original"] | UnsetType = UNSET
+    sample_freq: str | UnsetType = UNSET
     headers_only: bool | UnsetType = UNSET
     inactive_threshold: float | UnsetType = UNSET
     num_replicas: int | UnsetType = UNSET
@@ -114,6 +116,16 @@ def load_streams(path: str | Path) -> list[Declared]:
     if unknown := sorted(set(content) - {"streams"}):
         raise ConfigError(f"{path}: {unknown[0]} is not known; tables begin with streams, as in [streams.ORDERS]")
     return [_stream(name, table, str(path)) for name, table in _tables(content.get("streams"), f"{path}: streams")]
+
+
+def check_stream_settings(settings: Table, where: str = "the configuration") -> None:
+    """ConfigError if a stream has no such setting, or its value is of another kind; durations are seconds."""
+    _typed(settings, _StreamSettings, where)
+
+
+def check_consumer_settings(settings: Table, where: str = "the configuration") -> None:
+    """The same for a consumer."""
+    _typed(settings, _ConsumerSettings, where)
 
 
 def _stream(name: str, table: Table, file: str) -> Declared:

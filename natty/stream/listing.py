@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,26 +16,45 @@ class Listing:
     missing: list[str] = field(default_factory=list)
 
 
-async def all_streams(jetstream: JetStream) -> Listing:
-    """Return configuration and state of every stream, sorted by name."""
-    return await _all(jetstream, "STREAM.LIST", "streams", lambda one: one["config"]["name"])
+async def all_streams(jetstream: JetStream, *, subject: str = "") -> Listing:
+    """Return configuration and state of every stream, sorted by name; with `subject`, of those that overlap with it."""
+    only = {"subject": subject} if subject else {}
+    return await _all(jetstream, "STREAM.LIST", "streams", lambda one: str(one["config"]["name"]), only)
 
 
 async def all_consumers(jetstream: JetStream, stream: str) -> Listing:
     """Return configuration and state of every consumer of a stream, sorted by name. StreamNotFoundError."""
-    return await _all(jetstream, f"CONSUMER.LIST.{stream}", "consumers", lambda one: one["name"])
+    return await _all(jetstream, f"CONSUMER.LIST.{stream}", "consumers", lambda one: str(one["name"]), {})
 
 
-async def _all(jetstream: JetStream, subject: str, kind: str, name: Callable[[dict[str, Any]], str]) -> Listing:
-    """Read page by page: a server tells 256 at a time."""
-    listing, total = Listing(), 1
-    while len(listing.found) + len(listing.missing) < total:
-        answer = await jetstream.request(subject, {"offset": len(listing.found) + len(listing.missing)})
-        page, missing = answer.get(kind) or [], answer.get("missing") or []
-        if not page and not missing:
-            break
-        listing.found.extend(page)
-        listing.missing.extend(missing)
-        total = answer["total"]
-    listing.found.sort(key=name)
-    return listing
+async def stream_names(jetstream: JetStream, *, subject: str = "") -> list[str]:
+    """Return the name of every stream, sorted; with `subject`, of those that overlap with it."""
+    pages = await _pages(jetstream, "STREAM.NAMES", "streams", {"subject": subject} if subject else {})
+    return sorted({name for page in pages for name in page.get("streams") or []})
+
+
+async def consumer_names(jetstream: JetStream, stream: str) -> list[str]:
+    """Return the name of every consumer of a stream, sorted. StreamNotFoundError."""
+    pages = await _pages(jetstream, f"CONSUMER.NAMES.{stream}", "consumers", {})
+    return sorted({name for page in pages for name in page.get("consumers") or []})
+
+
+async def _all(
+    jetstream: JetStream, subject: str, kind: str, name: Callable[[dict[str, Any]], str], only: dict[str, Any]
+) -> Listing:
+    pages = await _pages(jetstream, subject, kind, only)
+    found = {name(one): one for page in pages for one in page.get(kind) or []}  # one may be on two, if others come
+    missing = {one for page in pages for one in page.get("missing") or []}
+    return Listing([found[one] for one in sorted(found)], sorted(missing - set(found)))
+
+
+async def _pages(jetstream: JetStream, subject: str, kind: str, only: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return every page of a list: the first tells how many there are, the others are asked for at the same time.
+
+    A server tells 256 at a time, and 1024 names. What is made meanwhile may be on no page, as in any list.
+    """
+    first = await jetstream.request(subject, {"offset": 0} | only)
+    size = len(first.get(kind) or []) + len(first.get("missing") or [])
+    offsets = range(size, first["total"], size) if size else ()
+    others = (jetstream.request(subject, {"offset": offset} | only) for offset in offsets)
+    return [first, *await asyncio.gather(*others)]

@@ -184,6 +184,7 @@ CONSUMER: Mapping[str, Judge] = {
     "max_bytes": _raised("larger requests would be refused"),
     "num_replicas": _raised("fewer copies survive the loss of servers", unlimited=False),
     "filter_subjects": _never("what it has passed over is not delivered later, and what is filtered out never"),
+    "sample_freq": _always,
     "backoff": _never("messages still being handled could be delivered a second time"),
     "headers_only": _never("handlers get payloads, or none, that they do not expect"),
     "ack_policy": _fixed,

@@ -31,6 +31,15 @@ def to_wire(settings: Mapping[str, Any]) -> dict[str, Any]:
     return wire
 
 
+def from_wire(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration of the server's with durations in seconds; what is no number there stays as it is."""
+    settings = dict(config)
+    for name in _DURATIONS & config.keys():
+        if isinstance(config[name], int):
+            settings[name] = config[name] / NANOSECONDS
+    return settings
+
+
 def differing(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
     """Return the names of the settings that differ, sorted; only what is wanted is compared.
 

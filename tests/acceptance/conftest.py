@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from commands import the_line
 from electing import vacated_archive
 from patient import PATIENCE, PATIENT
 
@@ -26,10 +27,7 @@ class Done:
     @property
     def complaint(self):
         """The one sentence on standard error; log lines above it are left out."""
-        lines = [line for line in self.err.splitlines() if line[:2] != "20"]
-        assert len(lines) == 1, self.err
-        assert "Traceback" not in self.err
-        return lines[0]
+        return the_line(self.err)
 
 
 def clean_environment():

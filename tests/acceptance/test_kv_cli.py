@@ -6,22 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import complaint, printed
 
 
 @pytest.fixture
 def bucket(natty_name):
     return natty_name("cli")
-
-
-def printed(done):
-    """Return what a command printed that went well."""
-    assert (done.status, done.err) == (0, "")
-    return done.out
-
-
-def complaint(done, status=1):
-    assert (done.status, done.out) == (status, "")
-    return done.complaint
 
 
 def test_a_bucket_and_its_keys_from_the_first_to_the_last_command(shell, bucket):

@@ -307,6 +307,25 @@ async def test_two_shippers_of_one_file_are_told(natty, tmp_path):
     assert "another shipper ships" in str(told.value.exceptions[0])
 
 
+@pytest.mark.long
+def test_a_file_that_vanishes_ends_the_shipper_when_all_of_it_is_shipped(shell, tmp_path):
+    shippers, host = Shippers(shell), Host(tmp_path, "web1")
+    host.append(100)
+    settings = {"SHIPPER_FILE": str(host.file), "HOSTNAME": "web1", "SHIPPER_PATIENCE": "1"}
+    producer, consumer = shippers.shipper("produce", **settings), shippers.consume(0)
+    wait_for([host])
+    host.append(10)
+    host.file.unlink()
+    done = shell.finish(producer)
+    assert (done.status, "what could be read of it is shipped" in done.complaint) == (1, True)
+    wait_for([host])
+    host.file.touch()
+    producer = shippers.shipper("produce", **settings)
+    host.append(10)
+    wait_for([host])
+    shippers.stop([producer, consumer])
+
+
 def test_bad_input_ends_in_one_sentence(shell, tmp_path):
     shippers = Shippers(shell)
     host = Host(tmp_path, "web1")

@@ -18,8 +18,24 @@ COMMANDS = {
     "stream apply": ("-f", "streams.toml"),
     "stream ls": (),
     "stream info": ("S",),
+    "stream report": (),
+    "stream add": ("S", "--subjects", "s"),
+    "stream edit": ("S", "--max-msgs", "5", "--force"),
+    "stream copy": ("S", "T", "--subjects", "t"),
     "stream rm": ("S", "--force"),
+    "stream purge": ("S", "--force"),
+    "stream rm-msg": ("S", "1", "--force"),
+    "stream get": ("S", "1"),
     "consumer next": ("S", "d"),
+    "consumer ls": ("S",),
+    "consumer info": ("S", "d"),
+    "consumer add": ("S", "d"),
+    "consumer edit": ("S", "d", "--wait", "9s"),
+    "consumer rm": ("S", "d", "--force"),
+    "consumer pause": ("S", "d", "1h", "--force"),
+    "consumer resume": ("S", "d", "--force"),
+    "consumer report": ("S",),
+    "account info": (),
     "bench": (),
 }
 
@@ -83,7 +99,11 @@ BAD_INPUT = {
     ("sub", "s", "--stream", "nothing_here"): (1, "stream not found"),
     ("consumer", "next", "S"): (2, "Missing argument 'consumer'."),
     ("consumer", "next", "S", "a b"): (1, "consumer name 'a b': ' ' at character 2 is not allowed"),
-    ("consumer", "next", "nothing_here", "d"): (1, "stream not found"),
+    ("consumer", "next", "nothing_here", "d"): (1, "there is no stream nothing_here"),
+    ("consumer", "next", "S", "d", "--ack", "--nak"): (2, "--ack and --nak contradict each other"),
+    ("consumer", "add", "S"): (2, "CONSUMER is missing, and there is no terminal to ask on: give it"),
+    ("consumer", "add", "S", "d", "--ephemeral"): (2, "natty makes durable pull consumers"),
+    ("consumer", "pause", "S", "d", "soon"): (2, "'soon' is no duration"),
     ("stream", "plan"): (2, "Missing option '--file' / '-f'."),
     ("stream", "info", "a b"): (1, "stream name 'a b': ' ' at character 2 is not allowed"),
     ("bench", "--storage", "tape"): (2, "Invalid value for --storage: file or memory"),
@@ -119,7 +139,7 @@ def test_completion_is_offered_and_completes(shell):
     assert "complete -o" in shown.out
     assert "_NATTY_COMPLETE=complete_bash" in shown.out
     words = shell.run("natty", _NATTY_COMPLETE="complete_bash", COMP_WORDS="natty stream p", COMP_CWORD="2")
-    assert words.out.split() == ["plan"]
+    assert words.out.split() == ["purge", "plan"]
     options = shell.run("natty", _NATTY_COMPLETE="complete_bash", COMP_WORDS="natty pub --msg", COMP_CWORD="2")
     assert options.out.split() == ["--msg-id"]
 

@@ -230,7 +230,7 @@ def test_a_consumer_that_has_no_message_is_told(shell, stream, served):
     )
     missing = shell.natty("consumer", "next", stream, "nobody")
     assert missing.status == 1
-    assert "consumer not found" in missing.complaint
+    assert "there is no consumer nobody; there is d" in missing.complaint
 
 
 def test_a_bench_measures_and_cleans_up(shell, state):

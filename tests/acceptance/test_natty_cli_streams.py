@@ -142,7 +142,7 @@ def test_streams_are_listed_shown_and_deleted(shell, make_stream, natty_name):
     assert [one["state"]["messages"] for one in listed if one["config"]["name"] == stream] == [7]
     (line,) = [line for line in shell.natty("stream", "ls").out.splitlines() if f" {stream} " in line]
     assert line.split()[1:3] == [f"{stream}.*", "7"]
-    assert json.loads(shell.natty("stream", "info", stream).out)["config"]["name"] == stream
+    assert json.loads(shell.natty("stream", "info", stream, "--json").out)["config"]["name"] == stream
 
     nobody = shell.natty("stream", "rm", stream)
     assert nobody.status == 1
@@ -153,4 +153,4 @@ def test_streams_are_listed_shown_and_deleted(shell, make_stream, natty_name):
     assert shell.natty("stream", "rm", stream, "--force").out == f"deleted {stream}\n"
     gone = shell.natty("stream", "rm", stream, "--force")
     assert gone.status == 1
-    assert "stream not found" in gone.complaint
+    assert f"there is no stream {stream}" in gone.complaint

@@ -7,7 +7,9 @@ import sys
 import time
 
 import pytest
+from command_line import CommandLine
 from electing import vacated_archive
+from node_beside import start_beside  # noqa: F401
 from patient import NEVER, PATIENCE
 from stores import azure, azurite, bare_environment, careless_s3, rclone, s3, seaweedfs  # noqa: F401
 
@@ -125,6 +127,12 @@ class Fleet:
         return await self.until(
             lambda state: state["ack_floor"]["stream_seq"] >= last and not state["num_ack_pending"], within
         )
+
+
+@pytest.fixture
+def natty_commands(nats_server, tmp_path, monkeypatch, capsys):
+    """Runs `natty …` in this process against the session's server."""
+    return CommandLine(nats_server.connect_options(), tmp_path, monkeypatch, capsys)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from patient import NEVER, PATIENCE, PATIENT, until
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from spark_jetstream import source_options
 
 from capture.errors import ConfigError, DataLossError, SparkError
 from capture.spark.jetstream import DefaultSource, direct
@@ -36,16 +37,7 @@ async def stream(natty, natty_name):
 @pytest.fixture
 def source(nats_server, stream):
     """Return the data source of that stream, with these options."""
-    connection = nats_server.connect_options()
-    given = {
-        "stream": stream,
-        "servers": connection["servers"][0],
-        "tlsCa": str(connection["tls_ca"]),
-        "tlsCert": str(connection["tls_cert"]),
-        "tlsKey": str(connection["tls_key"]),
-        "timeout": str(PATIENCE),
-        "connectTimeout": str(PATIENCE),
-    }
+    given = source_options(nats_server.connect_options(), stream)
     return lambda **options: DefaultSource(given | {name: str(value) for name, value in options.items()})
 
 

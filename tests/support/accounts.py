@@ -30,13 +30,13 @@ def _sign(issuer, subject, nats, **claims):
 
 
 class Operator:
-    """Keys of an operator, its system account and one account with JetStream."""
+    """Keys of an operator, its system account and one account with JetStream, by default without limits."""
 
-    def __init__(self):
+    def __init__(self, jetstream=JETSTREAM):
         _, operator = _pair(nkeys.PREFIX_BYTE_OPERATOR)
         _, system = _pair(nkeys.PREFIX_BYTE_ACCOUNT)
         _, self._account = _pair(nkeys.PREFIX_BYTE_ACCOUNT)
-        limits = {system: UNLIMITED, self._account: UNLIMITED | JETSTREAM}
+        limits = {system: UNLIMITED, self._account: UNLIMITED | jetstream}
         tokens = {
             account.public_key.decode(): _sign(operator, account, {"type": "account", "limits": given})
             for account, given in limits.items()

@@ -1,6 +1,9 @@
 """The log shipper's files, their ledger, and its settings."""
 
+import errno
+import io
 import os
+from pathlib import Path
 
 import pytest
 from log_shipper import ledger as ledgers
@@ -60,6 +63,40 @@ def test_no_partitions_mean_partition_0_and_the_hash_is_fnv_1a():
     assert partition_of("foo.bar", 1 << 32) == 3415486196
 
 
+def test_the_commands_of_the_series_mean_here_what_they_mean_there():
+    shared = {"SHIPPER_SUBJECT": "shipper", "HOSTNAME": "web1.example.net"}
+    producer = ProduceSettings.read(shared | {"SHIPPER_FILE": "/var/log/system.log", "SHIPPER_PARTITIONS": "10"})
+    assert producer.route.publish_on(producer.host) == "shipper.p5.web1.example.net"
+    whole = ProduceSettings.read(shared | {"SHIPPER_FILE": "/var/log/system.log"})
+    assert whole.route.publish_on(whole.host) == "shipper.p0.web1.example.net"
+    shared |= {"SHIPPER_OUTPUT": "logfile", "SHIPPER_DIRECTORY": "out"}
+    consumer = ConsumeSettings.read(shared | {"SHIPPER_READ_PARTITIONS": "0,1,2,3,4"})
+    assert (consumer.read_partitions, consumer.output) == ((0, 1, 2, 3, 4), "logfile-%Y%m%d%H%M")
+    assert ConsumeSettings.read(shared).read_partitions == (0,)
+    assert ConsumeSettings.read(shared | {"SHIPPER_PARTITIONS": "3"}).read_partitions == (0, 1, 2)
+    assert ConsumeSettings.read(shared | {"SHIPPER_OUTPUT": "app.%Y%m%d"}).output == "app.%Y%m%d"
+
+
+@pytest.mark.parametrize("written", [0, 3], ids=["nothing of it was written", "a part of it was written"])
+def test_what_a_full_disk_cut_short_is_written_once_when_there_is_room_again(tmp_path, monkeypatch, written):
+    class FullDisk(io.FileIO):
+        def write(self, data):
+            super().write(data[:written])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with Ledger(tmp_path, "app-%Y", "p0") as ledger:
+        ledger.write([("web1", 0, b"one")], 1)
+        with monkeypatch.context() as full:
+            full.setattr(Path, "open", lambda path, mode: FullDisk(path, mode.replace("b", "")))
+            with pytest.raises(ShipperError, match="No space left on device; what is not on disk stays in the stream"):
+                ledger.write([("web1", 0, b"two")], 2)
+        assert ledger.sequence == 1
+    with Ledger(tmp_path, "app-%Y", "p0") as ledger:
+        assert ledger.sequence == 1
+        ledger.write([("web1", 0, b"two")], 2)
+    assert (tmp_path / "web1" / "app-1970").read_bytes() == b"one\ntwo\n"
+
+
 @pytest.mark.parametrize(
     ("settings", "read", "complaint"),
     [
@@ -73,6 +110,7 @@ def test_no_partitions_mean_partition_0_and_the_hash_is_fnv_1a():
         ({"SHIPPER_PARTITIONED_BY": "me"}, ConsumeSettings, "SHIPPER_PARTITIONED_BY is 'me'"),
         ({"SHIPPER_PATIENCE": "long"}, ProduceSettings, "SHIPPER_PATIENCE is 'long'"),
         ({"SHIPPER_READ_PARTITIONS": "0,2"}, ConsumeSettings, "numbers from 0 to 1"),
+        ({"SHIPPER_READ_PARTITIONS": "a", "SHIPPER_PARTITIONS": ""}, ConsumeSettings, "write whole numbers"),
         ({"SHIPPER_OUTPUT": "app-%H"}, ConsumeSettings, "gives two days one name"),
         ({"SHIPPER_OUTPUT": "../app"}, ConsumeSettings, "inside of SHIPPER_DIRECTORY"),
     ],

@@ -1,0 +1,52 @@
+"""Which stream a command is about: the name that was given, else one of those that there are."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from natty import Natty
+from natty.cli.ask import ask, needed, on_terminal
+from natty.cli.run import run_async
+from natty.errors import ConfigError
+from natty.stream import check_name
+from natty.stream.listing import consumer_names, stream_names
+from natty.stream.nearest import naming_nearest
+
+StreamName = Annotated[
+    str | None, typer.Argument(metavar="STREAM", help="The stream's name; without it, it is asked for.")
+]
+
+
+def stream_of(nats: dict[str, Any], given: str | None) -> str:
+    """Return the stream's name, checked; where none was given, ask which one. Usage error without a terminal."""
+    if given is None and on_terminal():
+        given = _choose(
+            "Stream", run_async(_stream_names(nats)), "there is no stream yet; make one with `natty stream add`"
+        )
+    return check_name("stream", needed(given, "STREAM", "Stream", str))
+
+
+def consumer_of(nats: dict[str, Any], stream: str, given: str | None) -> str:
+    """Return the consumer's name, checked; where none was given, ask which one. Usage error without a terminal."""
+    if given is None and on_terminal():
+        names = run_async(_consumer_names(nats, stream))
+        given = _choose("Consumer", names, f"stream {stream} has no consumer; make one with `natty consumer add`")
+    return check_name("consumer", needed(given, "CONSUMER", "Consumer", str))
+
+
+def _choose(question: str, names: list[str], none: str) -> str:
+    if not names:
+        raise ConfigError(none)
+    return ask(question, str, choices=names)
+
+
+async def _stream_names(nats: dict[str, Any]) -> list[str]:
+    async with Natty(**nats) as natty:
+        return await stream_names(natty.jetstream)
+
+
+async def _consumer_names(nats: dict[str, Any], stream: str) -> list[str]:
+    async with Natty(**nats) as natty, naming_nearest(natty.jetstream, stream):
+        return await consumer_names(natty.jetstream, stream)

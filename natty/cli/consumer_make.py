@@ -1,0 +1,178 @@
+"""`natty consumer add` and `natty consumer edit`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import print_json
+
+from natty import Natty
+from natty.cli import connect, consumer_flags
+from natty.cli.ask import ask, confirm, needed, on_terminal, one_of, seconds
+from natty.cli.choose import consumer_of, stream_of
+from natty.cli.consumer_flags import ACK_POLICIES, REPLAY_POLICIES, settings_of, start
+from natty.cli.consumer_show import facts_of
+from natty.cli.run import run_async
+from natty.cli.stream_code import EXIT_PENDING, SIGNS
+from natty.cli.tables import print_facts
+from natty.errors import ConfigError, ConsumerExistsError
+from natty.stream import NANOSECONDS, Plan, Risk, check_name, plan_consumer
+from natty.stream.consumer import ONLY_DURABLE, check_consumer, settings_from
+from natty.stream.document import load_document
+from natty.stream.nearest import naming_nearest
+
+Stream = Annotated[str | None, typer.Argument(help="The stream's name.")]
+Name = Annotated[str | None, typer.Argument(help="The durable consumer's name.")]
+Json = Annotated[bool, typer.Option("--json", "-j", help="Print JSON.")]
+Ephemeral = Annotated[bool, typer.Option("--ephemeral", hidden=True, help="Not made: only durable ones are.")]
+Target = Annotated[str | None, typer.Option("--target", hidden=True, help="Not made: only pull consumers are.")]
+Config = Annotated[
+    Path | None, typer.Option("--config", help="A configuration, or what `info --json` printed, JSON; options win.")
+]
+Pull = Annotated[bool, typer.Option("--pull", hidden=True, help="It is one in any case.")]
+
+
+@connect.options
+@connect.injected("given", consumer_flags.NEW)
+def add(
+    *,
+    nats: dict[str, Any],
+    given: dict[str, Any],
+    stream: Stream = None,
+    consumer: Name = None,
+    config: Config = None,
+    defaults: Annotated[bool, typer.Option("--defaults", help="Take the defaults of all that is not given.")] = False,
+    ephemeral: Ephemeral = False,
+    target: Target = None,
+    pull: Pull = False,
+    as_json: Json = False,
+) -> None:
+    """Make a durable pull consumer. One that is there already is never changed.
+
+    On a terminal, what is missing is asked for.
+    """
+    _refuse_others(ephemeral=ephemeral, target=target)
+    settings = _read(config)
+    asked = stream is None or consumer is None
+    stream = stream_of(nats, stream)
+    consumer = check_name("consumer", needed(consumer, "CONSUMER", "Consumer", partial(check_name, "consumer")))
+    if asked and on_terminal() and not (defaults or config):
+        given = given | _interview(given)
+    told = run_async(_add(nats, stream, consumer, settings | settings_of(given)))
+    if as_json:
+        print_json(data=told)
+    else:
+        print_facts(f"Consumer {consumer} of stream {stream}", facts_of(told, datetime.now(UTC)))
+
+
+@connect.options
+@connect.injected("given", consumer_flags.CHANGED)
+def edit(
+    *,
+    nats: dict[str, Any],
+    given: dict[str, Any],
+    stream: Stream = None,
+    consumer: Name = None,
+    config: Config = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what would change; exit status 3 if something would.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Do not ask.")] = False,
+    target: Target = None,
+) -> None:
+    """Change settings of a durable pull consumer; what is not given stays as it is."""
+    _refuse_others(ephemeral=False, target=target)
+    stream = stream_of(nats, stream)
+    consumer = consumer_of(nats, stream, consumer)
+    wanted = _read(config) | settings_of(given)
+    plan = run_async(_plan(nats, stream, consumer, wanted))
+    for one in plan.changes:
+        print(f"{SIGNS[one.risk]} {one}")
+    if plan.settled:
+        print(f"nothing to change at consumer {consumer} of stream {stream}")
+    elif dry_run:
+        raise typer.Exit(EXIT_PENDING)
+    else:
+        confirm(f"Change consumer {consumer} of stream {stream}?", force=force)
+        run_async(_edit(nats, stream, consumer, wanted))
+        print(f"changed consumer {consumer} of stream {stream}")
+
+
+def _read(config: Path | None) -> dict[str, Any]:
+    return settings_from(load_document(config, kind="consumer"), str(config)) if config else {}
+
+
+def _refuse_others(*, ephemeral: bool, target: str | None) -> None:
+    if ephemeral or target:
+        raise typer.BadParameter(ONLY_DURABLE, param_hint="--ephemeral" if ephemeral else "--target")
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What is asked where it was not given: an option's name, the words, how the answer is read, what Enter means."""
+
+    option: str
+    text: str
+    parse: Any
+    default: str
+    choices: tuple[str, ...] = field(default=())
+
+
+_QUESTIONS = (
+    _Question("deliver", "Start: all, new, last, subject, a sequence, 1h, or a time", start, "all"),
+    _Question("ack_policy", "Ack policy", one_of(*ACK_POLICIES), "explicit", ACK_POLICIES),
+    _Question("replay_policy", "Replay", one_of(*REPLAY_POLICIES), "instant", REPLAY_POLICIES),
+    _Question("filter", "Only these subjects", lambda text: [] if text == "all" else [text], "all"),
+    _Question("ack_wait", "Ack wait", seconds, "30s"),
+    _Question("max_deliver", "Deliveries at most, -1: no limit", int, "-1"),
+    _Question("max_ack_pending", "Unacknowledged at most, -1: no limit", int, "1000"),
+)
+_OF_ACKS = {"ack_wait", "max_deliver", "max_ack_pending"}
+
+
+def _interview(given: dict[str, Any]) -> dict[str, Any]:
+    answers: dict[str, Any] = {}
+    for one in _QUESTIONS:
+        unacked = (given | answers).get("ack_policy") == "none" and one.option in _OF_ACKS
+        if one.option not in given and not unacked and not (one.option == "ack_wait" and "backoff" in given):
+            answers[one.option] = ask(one.text, one.parse, default=one.default, choices=one.choices)
+    return answers
+
+
+async def _add(settings: dict[str, Any], stream: str, consumer: str, wanted: dict[str, Any]) -> dict[str, Any]:
+    async with Natty(**settings) as natty, naming_nearest(natty.jetstream, stream, consumer):
+        check_consumer(wanted, (await natty.jetstream.request(f"STREAM.INFO.{stream}"))["config"])
+        await natty.create_consumer(stream, consumer, **wanted)
+        return await natty.jetstream.request(f"CONSUMER.INFO.{stream}.{consumer}")
+
+
+async def _plan(settings: dict[str, Any], stream: str, consumer: str, wanted: dict[str, Any]) -> Plan:
+    """Say what would change. ConfigError for what can't be meant, ConsumerExistsError for what is never changed."""
+    async with Natty(**settings) as natty, naming_nearest(natty.jetstream, stream, consumer):
+        of_stream = (await natty.jetstream.request(f"STREAM.INFO.{stream}"))["config"]
+        config = (await natty.jetstream.request(f"CONSUMER.INFO.{stream}.{consumer}"))["config"]
+        if config.get("deliver_subject") or not config.get("durable_name"):
+            raise ConfigError(f"consumer {consumer} of stream {stream} is another kind: {ONLY_DURABLE}")
+        check_consumer(_kept(config) | wanted, of_stream)
+        plan = await plan_consumer(natty.jetstream, stream, consumer, wanted)
+        if fixed := plan.beyond({Risk.SAFE, Risk.DESTRUCTIVE}):
+            raise ConsumerExistsError(f"nothing was changed. {plan.name}: {'; '.join(map(str, fixed))}")
+        return plan
+
+
+def _kept(config: dict[str, Any]) -> dict[str, Any]:
+    """Return what a consumer has that new settings could contradict; seconds."""
+    if config["ack_policy"] == "none":
+        return {"ack_policy": "none"}
+    waits = [one / NANOSECONDS for one in config.get("backoff") or []]
+    return {"max_deliver": config.get("max_deliver") or -1, "backoff": waits}
+
+
+async def _edit(settings: dict[str, Any], stream: str, consumer: str, wanted: dict[str, Any]) -> None:
+    async with Natty(**settings) as natty:
+        await natty.ensure_consumer(stream, consumer, allow_destructive=True, **wanted)

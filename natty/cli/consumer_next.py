@@ -1,0 +1,124 @@
+"""`natty consumer next`."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+
+from natty import Message, Natty
+from natty.cli import connect
+from natty.cli.ask import seconds
+from natty.cli.run import run_async
+from natty.cli.show import Form, form_of, show_message
+from natty.errors import RequestTimeoutError
+from natty.stream import check_name
+from natty.stream.take import take, why_silent
+
+Answer = Callable[[Message], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wish:
+    """What is to be taken, and what becomes of it."""
+
+    stream: str
+    consumer: str
+    count: int
+    timeout: float
+    answer: Answer | None
+    wait: float  # seconds at most between printing and answering
+    form: Form
+
+
+@connect.options
+def next_messages(
+    *,
+    nats: dict[str, Any],
+    stream: Annotated[str, typer.Argument(help="The stream's name.")],
+    consumer: Annotated[str, typer.Argument(help="The durable consumer's name.")],
+    count: Annotated[int, typer.Option(min=1, help="How many messages.")] = 1,
+    ack: Annotated[
+        bool | None, typer.Option("--ack/--no-ack", help="Acknowledge them, the default; else they come again later.")
+    ] = None,
+    nak: Annotated[bool, typer.Option("--nak", help="Hand them back, to be delivered again.")] = False,
+    delay: Annotated[
+        float | None, typer.Option(parser=seconds, metavar="DURATION", help="With --nak: so much later, 30s.")
+    ] = None,
+    term: Annotated[bool, typer.Option("--term", help="Give them up: they are never delivered again.")] = False,
+    reason: Annotated[str, typer.Option(help="With --term: why, for the server's advisory.")] = "",
+    in_progress: Annotated[
+        bool, typer.Option("--in-progress", help="Say that work on them goes on: ack_wait begins anew.")
+    ] = False,
+    wait: Annotated[
+        float | None,
+        typer.Option(parser=seconds, metavar="DURATION", help="Answer each after a random time up to this."),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(parser=seconds, metavar="DURATION", help="How long to wait for the next message.")
+    ] = "5s",  # type: ignore[assignment] # typer parses defaults, too
+    raw: Annotated[bool, typer.Option("--raw", "-r", help="Print payloads and nothing else.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", "-j", help="Print a JSON object a line.")] = False,
+) -> None:
+    """Take the next messages of a durable consumer, print them, then acknowledge them or answer otherwise.
+
+    It takes one round trip: nothing is asked before.
+    """
+    wish = _Wish(
+        stream=check_name("stream", stream),
+        consumer=check_name("consumer", consumer),
+        count=count,
+        timeout=timeout,
+        answer=_answer(ack=ack, nak=nak, delay=delay, term=term, reason=reason, in_progress=in_progress),
+        wait=wait or 0.0,
+        form=form_of(as_json=as_json, raw=raw),
+    )
+    run_async(_next(nats, wish))
+
+
+def _answer(
+    *, ack: bool | None, nak: bool, delay: float | None, term: bool, reason: str, in_progress: bool
+) -> Answer | None:
+    """Return what is said to each message. Usage error if that is two things, or half of one."""
+    given = {"--ack": ack, "--nak": nak, "--term": term, "--in-progress": in_progress}
+    if len(named := [name for name, wanted in given.items() if wanted]) > 1:
+        raise typer.BadParameter(f"{' and '.join(named)} contradict each other: give one of them")
+    if delay is not None and not nak:
+        raise typer.BadParameter("it is how long --nak hands a message back for: give --nak, too", param_hint="--delay")
+    if reason and not term:
+        raise typer.BadParameter("it is why --term gives a message up: give --term, too", param_hint="--reason")
+    if nak:
+        return partial(Message.nak, delay=delay or 0.0)
+    if term:
+        return partial(Message.term, reason=reason)
+    if in_progress:
+        return Message.in_progress
+    return None if ack is False else Message.ack
+
+
+async def _next(settings: dict[str, Any], wish: _Wish) -> None:
+    """Print first, then answer: a message whose printing failed comes again."""
+    shown = 0
+    async with Natty(**settings) as natty:
+        taken = take(natty.jetstream, wish.stream, wish.consumer, wish.count, wait=wish.timeout)
+        async with aclosing(taken):
+            async for batch in taken:
+                for message in batch:
+                    shown += 1
+                    show_message(shown, message.raw, wish.form, stored=True)
+                    if wish.wait:
+                        await asyncio.sleep(random.uniform(0, wish.wait))
+                    if wish.answer:
+                        wish.answer(message)
+        if shown < wish.count:
+            raise RequestTimeoutError(
+                f"no message came from consumer {wish.consumer} of stream {wish.stream} within {wish.timeout:g} s;"
+                f" {shown} of {wish.count} were printed"
+                f"{await why_silent(natty.jetstream, wish.stream, wish.consumer)}"
+            )

@@ -1,0 +1,138 @@
+"""What consumers look like on a screen. Pure: the server's answers in, rows and facts out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from natty.stream import NANOSECONDS
+from natty.stream.listing import Listing
+from natty.units import show_duration, show_size
+
+Rows = tuple[tuple[str, ...], list[tuple[Any, ...]]]
+
+
+def list_rows(listing: Listing, now: datetime) -> Rows:
+    """Return the columns and rows of `ls`."""
+    rows: list[tuple[Any, ...]] = []
+    for one in listing.found:
+        last = since(one["delivered"].get("last_active"), now)
+        counts = f"{one['num_ack_pending']:,}", f"{one['num_pending']:,}"
+        rows.append((one["name"], kind_of(one["config"]), one["config"].get("description", ""), *counts, last))
+    rows += [(name, "nobody answers for it", "", "", "", "") for name in listing.missing]
+    return ("consumer", "kind", "description", ">unacknowledged", ">waiting", "last delivery"), rows
+
+
+def report_rows(listing: Listing, stored: int, *, raw: bool) -> Rows:
+    """Return the columns and rows of `report`, of a stream with so many messages; `raw` numbers are bare."""
+    rows: list[tuple[Any, ...]] = []
+    for one in listing.found:
+        config, waiting = one["config"], one["num_pending"]
+        counts = [one["num_ack_pending"], one["num_redelivered"], waiting, one["ack_floor"]["stream_seq"]]
+        shown = [str(count) if raw else f"{count:,}" for count in counts]
+        if waiting and stored and not raw:
+            shown[2] += f" / {min(100, 100 * waiting // stored)}%"
+        ack_wait = config.get("ack_wait", 0) / NANOSECONDS
+        wait = (f"{ack_wait:g}" if raw else show_duration(ack_wait)) if ack_wait else ""
+        rows.append((one["name"], kind_of(config), config["ack_policy"], wait, *shown, _cluster(one)))
+    rows += [(name, "nobody answers for it", *[""] * 7) for name in listing.missing]
+    columns = ("consumer", "kind", "acks", ">ack wait", ">unacknowledged", ">redelivered", ">waiting", ">ack floor")
+    return (*columns, "cluster"), rows
+
+
+def kind_of(config: Mapping[str, Any]) -> str:
+    """Return what kind of consumer it is: durable pull, or another that somebody else made."""
+    lasting = "durable" if config.get("durable_name") else "ephemeral"
+    return f"{lasting} {'push' if config.get('deliver_subject') else 'pull'}"
+
+
+def since(moment: str | None, now: datetime) -> str:
+    """Return how long ago a moment was, as the server writes it; "never" if there was none."""
+    if not moment:
+        return "never"
+    return f"{show_duration(max(0, round((now - datetime.fromisoformat(moment)).total_seconds())))} ago"
+
+
+def facts_of(told: Mapping[str, Any], now: datetime) -> list[tuple[str, Any]]:
+    """Return what is to be shown of a consumer, names and values."""
+    return [*_settings(told["config"]), *_state(told, now)]
+
+
+def _settings(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    filters = config.get("filter_subjects") or [config.get("filter_subject", "")]
+    start = config["deliver_policy"].replace("_", " ")
+    for name in ("opt_start_seq", "opt_start_time"):
+        start += f" {config[name]}" if config.get(name) else ""
+    own = {key: value for key, value in config.get("metadata", {}).items() if not key.startswith("_nats.")}
+    return [
+        ("Kind", kind_of(config)),
+        ("Description", config.get("description")),
+        ("Delivers to", config.get("deliver_subject")),
+        ("Filter", ", ".join(filters)),
+        ("Start", start),
+        ("Ack policy", config["ack_policy"]),
+        ("Ack wait", _duration(config, "ack_wait")),
+        ("Backoff", ", ".join(show_duration(one / NANOSECONDS) for one in config.get("backoff") or [])),
+        ("Replay", config["replay_policy"]),
+        ("Deliveries at most", _limit(config, "max_deliver")),
+        ("Unacknowledged at most", _limit(config, "max_ack_pending")),
+        ("Waiting requests at most", _limit(config, "max_waiting")),
+        ("Messages of a request at most", _limit(config, "max_batch")),
+        ("Bytes of a request at most", show_size(config["max_bytes"]) if config.get("max_bytes", 0) > 0 else ""),
+        ("Duration of a request at most", _duration(config, "max_expires")),
+        ("Sampling", f"{config['sample_freq'].rstrip('%')}%" if config.get("sample_freq") else ""),
+        ("Headers only", config.get("headers_only") or ""),
+        ("Deleted when idle for", _duration(config, "inactive_threshold")),
+        ("Replicas", config.get("num_replicas") or ""),
+        ("In memory", config.get("mem_storage") or ""),
+        ("Priority", config.get("priority_policy", "")),
+        ("Groups", config.get("priority_groups") or []),
+        ("Metadata", [f"{key}={value}" for key, value in own.items()]),
+    ]
+
+
+def _state(told: Mapping[str, Any], now: datetime) -> list[tuple[str, Any]]:
+    config = told["config"]
+    paused = f"until {config.get('pause_until')}" if told.get("paused") else ""
+    if left := told.get("pause_remaining", 0):
+        paused += f", {show_duration(round(left / NANOSECONDS))} from now"
+    groups = told.get("priority_groups") or []
+    pinned = [f"{one['group']}: {one['pinned_client_id']}" for one in groups if one.get("pinned_client_id")]
+    return [
+        ("Created", f"{told['created'][:19].replace('T', ' ')} UTC, {since(told['created'], now)}"),
+        ("Paused", paused),
+        ("Cluster", _cluster(told)),
+        ("Last delivered", _place(told["delivered"], now)),
+        ("Acknowledged up to", _place(told["ack_floor"], now)),
+        ("Unacknowledged", told["num_ack_pending"]),
+        ("Redelivered", told["num_redelivered"]),
+        ("Not yet delivered", told["num_pending"]),
+        ("Waiting requests", told["num_waiting"]),
+        ("Pinned", pinned),
+    ]
+
+
+def _place(one: Mapping[str, Any], now: datetime) -> str:
+    return (
+        f"stream sequence {one['stream_seq']:,}, its own {one['consumer_seq']:,}, {since(one.get('last_active'), now)}"
+    )
+
+
+def _duration(config: Mapping[str, Any], name: str) -> str:
+    return show_duration(config[name] / NANOSECONDS) if config.get(name) else ""
+
+
+def _limit(config: Mapping[str, Any], name: str) -> str:
+    value = config.get(name, 0)
+    return f"{value:,}" if value > 0 else "no limit" if value < 0 else ""
+
+
+def _cluster(one: Mapping[str, Any]) -> str:
+    """Return the leader with a star, then the replicas; one that lags or is lost with a mark."""
+    cluster = one.get("cluster") or {}
+    names = [f"{cluster['leader']}*"] if cluster.get("leader") else []
+    for replica in cluster.get("replicas") or []:
+        mark = "" if replica.get("current") and not replica.get("offline") else "!"
+        names.append(replica["name"] + mark)
+    return ", ".join(names)

@@ -1,0 +1,240 @@
+"""`natty stream ls`, `info` and `report`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, astuple, fields
+from typing import Annotated, Any
+
+import typer
+
+from natty import Natty
+from natty.cli import connect
+from natty.cli.choose import StreamName, stream_of
+from natty.cli.run import run_async
+from natty.cli.tables import Json, print_document, print_facts, print_table
+from natty.stream import NANOSECONDS
+from natty.stream.listing import Listing, all_streams, stream_names
+from natty.stream.nearest import naming_nearest
+from natty.stream.report import Order, Replication, Row, leaders_of, replications_of, rows_of, total
+from natty.units import show_duration, show_size
+
+Subject = Annotated[str, typer.Option("--subject", help="Only streams whose subjects overlap with this one.")]
+
+
+@connect.options
+def ls(
+    *,
+    nats: dict[str, Any],
+    names: Annotated[bool, typer.Option("--names", "-n", help="Print names and nothing else.")] = False,
+    subject: Subject = "",
+    size_sort: Annotated[bool, typer.Option("--size-sort", help="The largest first, not by name.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List the streams."""
+    if names:
+        found = run_async(_names(nats, subject, by_size=size_sort))
+        print_document(found) if as_json else print("".join(f"{one}\n" for one in found), end="")
+        return
+    listing = run_async(_list(nats, subject, by_size=size_sort))
+    if as_json:
+        print_document(listing.found)
+    else:
+        columns = ("stream", "subjects", ">messages", ">bytes", ">consumers", ">replicas")
+        print_table(columns, map(_listed, listing.found))
+    _tell_missing(listing)
+
+
+@connect.options
+def info(
+    *,
+    nats: dict[str, Any],
+    name: StreamName = None,
+    state: Annotated[bool, typer.Option("--state", help="The state only, not the configuration.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show a stream's configuration and state; with --json, as the server tells them."""
+    document = run_async(read_info(nats, stream_of(nats, name)))
+    if not state:
+        show_info(document, as_json=as_json)
+    elif as_json:
+        print_document(document["state"])
+    else:
+        print_facts("State", _state(document))
+
+
+@connect.options
+def report(
+    *,
+    nats: dict[str, Any],
+    subject: Subject = "",
+    cluster: Annotated[str, typer.Option("--cluster", help="Only streams in this cluster.")] = "",
+    consumers: Annotated[bool, typer.Option("--consumers", "-o", help="Sort by the number of consumers.")] = False,
+    messages: Annotated[bool, typer.Option("--messages", "-m", help="Sort by the number of messages.")] = False,
+    name: Annotated[bool, typer.Option("--name", "-n", help="Sort by name.")] = False,
+    storage: Annotated[bool, typer.Option("--storage", "-t", help="Sort by storage.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", "-r", help="Print plain numbers.")] = False,
+    leaders: Annotated[bool, typer.Option("--leaders", "-l", help="Tell how many streams each server leads.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Report on all streams, the largest last, with the sums, and on what they take from other streams."""
+    wishes = {Order.CONSUMERS: consumers, Order.MESSAGES: messages, Order.NAME: name, Order.STORAGE: storage}
+    order = next((order for order, wished in wishes.items() if wished), Order.BYTES)
+    listing = run_async(_list(nats, subject))
+    rows, copies = rows_of(listing.found, order, cluster=cluster), replications_of(listing.found)
+    if as_json:
+        found: dict[str, Any] = {"streams": [asdict(row) for row in rows], "total": asdict(total(rows))}
+        found |= {"replication": [asdict(one) for one in copies], "leaders": dict(leaders_of(listing.found))}
+        print_document(found | {"missing": listing.missing})
+        return
+    columns = [f">{one.name}" if one.type == "int" else one.name.replace("_", " ") for one in fields(Row)]
+    print_table(columns, (_reported(row, raw) for row in rows), total=_reported(total(rows), raw))
+    if copies:
+        columns = [f">{one.name}" if one.type == "int" else one.name for one in fields(Replication)]
+        print_table(columns, (_replicated(one, raw) for one in copies))
+    if leaders:
+        print_table(("server", ">streams led"), leaders_of(listing.found))
+    _tell_missing(listing)
+
+
+async def read_info(nats: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return what the server tells of a stream. StreamNotFoundError names those that are near."""
+    async with Natty(**nats) as natty, naming_nearest(natty.jetstream, name):
+        return await natty.jetstream.request(f"STREAM.INFO.{name}")
+
+
+def show_info(document: dict[str, Any], *, as_json: bool) -> None:
+    """Print a stream's configuration and state."""
+    if as_json:
+        print_document(document)
+        return
+    print_facts(f"Stream {document['config']['name']}", _configuration(document))
+    print_facts("State", _state(document))
+
+
+async def _names(nats: dict[str, Any], subject: str, *, by_size: bool) -> list[str]:
+    if by_size:
+        return [one["config"]["name"] for one in (await _list(nats, subject, by_size=True)).found]
+    async with Natty(**nats) as natty:
+        return await stream_names(natty.jetstream, subject=subject)
+
+
+async def _list(nats: dict[str, Any], subject: str, *, by_size: bool = False) -> Listing:
+    async with Natty(**nats) as natty:
+        listing = await all_streams(natty.jetstream, subject=subject)
+    if by_size:
+        listing.found.sort(key=lambda one: -int(one["state"]["bytes"]))
+    return listing
+
+
+def _listed(one: dict[str, Any]) -> tuple[Any, ...]:
+    config, state = one["config"], one["state"]
+    subjects = ", ".join(config.get("subjects") or [])
+    numbers = state["messages"], show_size(state["bytes"]), state["consumer_count"], config["num_replicas"]
+    return (config["name"], subjects, *numbers)
+
+
+def _reported(row: Row, raw: bool) -> tuple[Any, ...]:
+    if raw:
+        return astuple(row)
+    shown = {field.name: f"{getattr(row, field.name):,}" for field in fields(row) if field.type == "int"}
+    return tuple((asdict(row) | shown | {"bytes": show_size(row.bytes)}).values())
+
+
+def _replicated(one: Replication, raw: bool) -> tuple[Any, ...]:
+    heard = "never" if one.active < 0 else f"{show_duration(round(one.active / NANOSECONDS, 1))} ago"
+    numbers = (one.active, one.lag) if raw else (heard, f"{one.lag:,}")
+    return (one.stream, one.kind, one.source, one.domain, one.filters, *numbers, one.error)
+
+
+def _tell_missing(listing: Listing) -> None:
+    if listing.missing:
+        print(f"no server answered for {', '.join(listing.missing)}", file=sys.stderr)
+
+
+def _configuration(document: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    config = document["config"]
+    metadata = config.get("metadata") or {}
+    yield "Description", config.get("description")
+    yield "Subjects", config.get("subjects")
+    yield "Created", document["created"]
+    for label, setting in _PLAIN.items():
+        yield label, config.get(setting)
+    for label, setting in _LIMITS.items():
+        yield label, _limited(config.get(setting, -1), show_size if setting in _SIZES else "{:,}".format)
+    yield "Max age", _limited(config.get("max_age", 0), _span)
+    yield "Duplicate window", _span(config.get("duplicate_window", 0))
+    yield "Delete markers", _span(marked) if (marked := config.get("subject_delete_marker_ttl")) else ""
+    yield (
+        "Allows",
+        [name.removeprefix("allow_") for name in sorted(config) if name.startswith("allow_") and config[name]],
+    )
+    yield "Denies", [name for name in ("delete", "purge") if config.get(f"deny_{name}")]
+    for label, setting in _TABLES.items():
+        yield label, _table(config.get(setting))
+    yield "Metadata", _table({key: value for key, value in metadata.items() if not key.startswith("_nats.")})
+    yield "API level needed", metadata.get("_nats.req.level")
+    yield "Sources", [_table(one) for one in config.get("sources") or []]
+
+
+def _state(document: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    state, cluster = document["state"], document.get("cluster") or {}
+    yield "Messages", state["messages"]
+    yield "Bytes", show_size(state["bytes"])
+    yield "First sequence", f"{state['first_seq']:,}{_at(state, 'first_ts')}"
+    yield "Last sequence", f"{state['last_seq']:,}{_at(state, 'last_ts')}"
+    yield "Deleted inside", state.get("num_deleted", 0)
+    yield "Subjects held", state.get("num_subjects", 0)
+    yield "Consumers", state["consumer_count"]
+    yield "Leader", cluster.get("leader")
+    yield (
+        "Replicas",
+        [one["name"] + ("" if one.get("current") else " (behind)") for one in cluster.get("replicas") or []],
+    )
+    for copy in replications_of([document]):
+        yield f"{copy.kind.title()} of {copy.source}", f"{copy.lag:,} behind{f', {copy.error}' if copy.error else ''}"
+
+
+_PLAIN = {
+    "Storage": "storage",
+    "Replicas": "num_replicas",
+    "Retention": "retention",
+    "Discard": "discard",
+    "Discard new per subject": "discard_new_per_subject",
+    "Compression": "compression",
+    "Sealed": "sealed",
+    "First sequence": "first_seq",
+    "Persist mode": "persist_mode",
+}
+_SIZES = {"max_bytes", "max_msg_size"}
+_LIMITS = {
+    "Max messages": "max_msgs",
+    "Max messages of a subject": "max_msgs_per_subject",
+    "Max bytes": "max_bytes",
+    "Max message size": "max_msg_size",
+    "Max consumers": "max_consumers",
+}
+_TABLES = {
+    "Placement": "placement",
+    "Consumers' limits": "consumer_limits",
+    "Subject transform": "subject_transform",
+    "Republish": "republish",
+    "Mirror": "mirror",
+}
+
+
+def _limited(value: int, show: Callable[[int], str]) -> str:
+    return show(value) if value > 0 else "no limit"
+
+
+def _span(nanoseconds: int) -> str:
+    return show_duration(nanoseconds / NANOSECONDS)
+
+
+def _table(table: dict[str, Any] | None) -> str:
+    return ", ".join(f"{name} {value}" for name, value in (table or {}).items())
+
+
+def _at(state: dict[str, Any], key: str) -> str:
+    return f" at {state[key]}" if state["messages"] else ""

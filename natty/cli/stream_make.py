@@ -1,0 +1,221 @@
+"""`natty stream add`, `edit`, `copy` and `rm`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from natty import Natty
+from natty.cli import connect
+from natty.cli.ask import Force, MissingFlagError, ask, confirm, needed, number, one_of
+from natty.cli.choose import StreamName, stream_of
+from natty.cli.run import run_async
+from natty.cli.stream_code import EXIT_PENDING, show_plans
+from natty.cli.stream_flags import limit, nanoseconds, retention, settings, size_limit, storage, subjects_of
+from natty.cli.stream_look import read_info, show_info
+from natty.cli.tables import Json, print_document
+from natty.errors import ConfigError, StreamExistsError
+from natty.stream import Plan, Risk, check_name
+from natty.stream.document import check, complaints, copied, load_document
+from natty.stream.ensure import change_document, create_document, plan_document
+from natty.stream.nearest import naming_nearest
+from natty.stream.refusal import explaining_refusal
+
+_QUESTIONS: tuple[tuple[str, str, Any, str], ...] = (
+    ("storage", "Storage, file or memory", storage, "file"),
+    ("num_replicas", "Replicas", number, "1"),
+    ("retention", "Retention, limits, interest or work", retention, "limits"),
+    ("discard", "Discard at a limit, old messages or new ones", one_of("old", "new"), "old"),
+    ("max_msgs", "Messages to keep, -1 for no limit", limit, "-1"),
+    ("max_msgs_per_subject", "Messages to keep of each subject", limit, "-1"),
+    ("max_bytes", "Bytes to keep, as 1GiB", size_limit, "-1"),
+    ("max_age", "How long to keep messages, as 7d", nanoseconds, "-1"),
+    ("max_msg_size", "Largest message, as 64KB", size_limit, "-1"),
+)
+"""Setting, question, parser, default, in the `nats` tool's order: asked where something that is needed was missing."""
+
+NewName = Annotated[str | None, typer.Argument(metavar="STREAM", help="The new stream's name.")]
+Config = Annotated[
+    Path | None, typer.Option("--config", help="A configuration, JSON, or what `info --json` printed; options win.")
+]
+
+
+@connect.options
+@settings()
+def add(
+    *,
+    nats: dict[str, Any],
+    wanted: dict[str, Any],
+    name: NewName = None,
+    config: Config = None,
+    defaults: Annotated[bool, typer.Option("--defaults", help="Ask only for what has no default.")] = False,
+    validate: Annotated[bool, typer.Option("--validate", help="Check the configuration and make nothing.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", help="Write the configuration to this file; make nothing.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a stream. On a terminal what is missing is asked for."""
+    document = ({"allow_direct": True} if config is None else load_document(config)) | wanted
+    document = _completed(document, name or document.get("name"), defaults=defaults)
+    check(document)
+    if output is not None:
+        _write(output, document)
+    elif validate:
+        print("the configuration is valid")
+    else:
+        made, found = run_async(_add(nats, document))
+        show_made(document["name"], made, found, as_json=as_json)
+
+
+@connect.options
+@settings(without=("storage", "first_seq", "persist_mode", "limit_consumer_inactive", "limit_consumer_max_pending"))
+def edit(
+    *,
+    nats: dict[str, Any],
+    wanted: dict[str, Any],
+    name: StreamName = None,
+    config: Config = None,
+    no_transform: Annotated[bool, typer.Option("--no-transform", help="Rename subjects no more.")] = False,
+    no_republish: Annotated[bool, typer.Option("--no-republish", help="Publish messages again no more.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Show what would change, and change nothing; exit status 3 if something would."),
+    ] = False,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Change settings of a stream: shows what would change, and asks. What is not named stays as it is."""
+    ended = {"subject_transform": no_transform, "republish": no_republish}
+    wanted |= {setting: None for setting, given in ended.items() if given}
+    if config is not None:
+        wanted = load_document(config) | wanted
+        name = name or wanted.get("name")
+    elif not wanted:
+        raise MissingFlagError("nothing to change was given: name a setting, as --max-age 7d, or a file with --config")
+    document = wanted | {"name": stream_of(nats, name)}
+    plan = run_async(_plan(nats, document))
+    if dry_run or plan.settled:
+        show_plans([plan], as_json, making="")
+        raise typer.Exit(0 if plan.settled else EXIT_PENDING)
+    if not force:
+        with redirect_stdout(sys.stderr if as_json else sys.stdout):
+            show_plans([plan], as_json=False, making="")
+            confirm(f"Change stream {document['name']}?", force=force)
+    found = run_async(_change(nats, document))
+    if as_json:
+        print_document(found)
+    else:
+        print(f"changed {document['name']}")
+
+
+@connect.options
+@settings()
+def copy(
+    *,
+    nats: dict[str, Any],
+    wanted: dict[str, Any],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The stream whose configuration is copied.")],
+    destination: Annotated[str, typer.Argument(metavar="DESTINATION", help="The new stream's name.")],
+    as_json: Json = False,
+) -> None:
+    """Make a stream with the configuration of another one, but for the settings given; no messages are copied."""
+    check_name("stream", destination)
+    config = run_async(read_info(nats, check_name("stream", source)))["config"]
+    if config.get("subjects") and not config.get("mirror"):  # two streams can't have the same subjects
+        question = f"Subjects of {destination}, other ones than {', '.join(config['subjects'])}"
+        wanted["subjects"] = needed(wanted.get("subjects"), "--subjects", question, subjects_of)
+    document = copied(config) | wanted | {"name": destination}
+    check(document)
+    made, found = run_async(_add(nats, document))
+    show_made(destination, made, found, as_json=as_json)
+
+
+@connect.options
+def rm(*, nats: dict[str, Any], name: StreamName = None, force: Force = False) -> None:
+    """Delete a stream with its messages and consumers."""
+    name = stream_of(nats, name)
+    state = run_async(read_info(nats, name))["state"]
+    confirm(f"Delete stream {name} with {state['messages']} messages?", force=force)
+    run_async(_delete(nats, name))
+    print(f"deleted {name}")
+
+
+def show_made(name: str, made: bool, found: dict[str, Any], *, as_json: bool) -> None:
+    """Print a stream that was just made, or was there already in just this way."""
+    if not as_json:
+        print(f"stream {name} was made" if made else f"stream {name} is there already, as it was asked for")
+    show_info(found, as_json=as_json)
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(document, indent=2) + "\n")
+    except OSError as error:
+        raise ConfigError(f"{path} can't be written: {error.strerror}; check --output") from error
+
+
+def _completed(document: dict[str, Any], name: str | None, *, defaults: bool) -> dict[str, Any]:
+    """Return the configuration with what was missing, asked for."""
+    takes_messages = any(document.get(one) for one in ("subjects", "mirror", "sources"))
+    complete = name is not None and takes_messages
+    document = document | {"name": needed(name, "STREAM", "Stream", lambda text: check_name("stream", text))}
+    check_name("stream", document["name"])
+    if not takes_messages:
+        question = "Subjects, wildcards too, separated by commas"
+        document["subjects"] = needed(None, "--subjects", question, subjects_of)
+    if not (complete or defaults):
+        for setting, question, parse, default in _QUESTIONS:
+            if setting not in document:
+                document[setting] = ask(question, parse, default=default)
+    return document
+
+
+async def _add(nats: dict[str, Any], document: dict[str, Any]) -> tuple[bool, dict[str, Any]]:
+    """Make the stream unless it is there in just this way; return whether it was made, and what the server tells."""
+    name = document["name"]
+    async with Natty(**nats) as natty, explaining_refusal(natty.jetstream, document):
+        plan = await plan_document(natty.jetstream, document)
+        if plan.changes:
+            lines = "; ".join(map(str, plan.changes))
+            raise StreamExistsError(
+                f"{plan.name} exists with another configuration: {lines}. Change it with `natty stream edit`"
+            )
+        await create_document(natty.jetstream, document)
+        return plan.missing, await natty.jetstream.request(f"STREAM.INFO.{name}")
+
+
+async def _plan(nats: dict[str, Any], document: dict[str, Any]) -> Plan:
+    """Return what would change. StreamExistsError if the server never changes it; ConfigError if it is impossible."""
+    name = document["name"]
+    async with Natty(**nats) as natty, naming_nearest(natty.jetstream, name):
+        actual = (await natty.jetstream.request(f"STREAM.INFO.{name}"))["config"]
+        plan = await plan_document(natty.jetstream, document)
+    if refused := [str(one) for one in plan.changes if one.risk is Risk.FIXED]:
+        raise StreamExistsError(f"nothing was changed. {plan.name}: {'; '.join(refused)}")
+    known = set(complaints(actual))  # a stream may have been made with what is not sensible: that stays its business
+    planned = {setting: value for setting, value in plan.applied_to(actual).items() if value is not None}
+    if new := [one for one in complaints(planned) if one not in known]:
+        raise StreamExistsError(f"nothing was changed. {plan.name}: {'; '.join(new)}")
+    return plan
+
+
+async def _change(nats: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
+    name = document["name"]
+    async with (
+        Natty(**nats) as natty,
+        explaining_refusal(natty.jetstream, document),
+        naming_nearest(natty.jetstream, name),
+    ):
+        await change_document(natty.jetstream, document)
+        return await natty.jetstream.request(f"STREAM.INFO.{name}")
+
+
+async def _delete(nats: dict[str, Any], name: str) -> None:
+    async with Natty(**nats) as natty:
+        await natty.delete_stream(name)

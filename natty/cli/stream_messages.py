@@ -1,0 +1,136 @@
+"""`natty stream purge`, `rm-msg` and `get`: the messages of a stream."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from natty import Natty
+from natty.cli import connect
+from natty.cli.ask import Force, confirm, needed, number
+from natty.cli.choose import StreamName, stream_of
+from natty.cli.run import run_async
+from natty.cli.show import stored_fields, stored_text
+from natty.cli.tables import Json, print_document
+from natty.errors import ConfigError
+from natty.jetstream import StoredMessage
+from natty.stream.admin import delete_message, message, purge
+from natty.stream.nearest import naming_nearest
+from natty.subjects import check_pattern
+
+Sequence = Annotated[int | None, typer.Argument(metavar="SEQUENCE", min=1, help="The message's sequence.")]
+
+
+@connect.options
+def purge_messages(
+    *,
+    nats: dict[str, Any],
+    name: StreamName = None,
+    subject: Annotated[str, typer.Option("--subject", help="Only messages on this subject, wildcards too.")] = "",
+    seq: Annotated[int, typer.Option("--seq", min=0, help="Only messages before this sequence: truncate to it.")] = 0,
+    keep: Annotated[int, typer.Option("--keep", min=0, help="Leave the newest so many.")] = 0,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Delete messages of a stream: all of them, those on a subject, those before a sequence; asks first."""
+    if seq and keep:
+        raise typer.BadParameter("choose one of --seq and --keep: a purge is down to a sequence, or keeps a number")
+    name = stream_of(nats, name)
+    state = run_async(_state(nats, name, check_pattern(subject) if subject else ""))
+    if seq > state["last_seq"] + 1:
+        raise ConfigError(f"stream {name} ends at sequence {state['last_seq']}: --seq {seq} would skip sequences")
+    confirm(_question(name, state, subject, seq, keep), force=force)
+    purged = run_async(_purge(nats, name, subject, seq, keep))
+    if as_json:
+        print_document({"stream": name, "purged": purged})
+    else:
+        print(f"purged {_counted(purged)} of stream {name}")
+
+
+@connect.options
+def rm_msg(
+    *,
+    nats: dict[str, Any],
+    name: StreamName = None,
+    sequence: Sequence = None,
+    erase: Annotated[
+        bool, typer.Option("--erase/--no-erase", help="Overwrite it on the disk, or only mark it as deleted.")
+    ] = True,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Delete one message securely: it is overwritten on the disk; asks first."""
+    name = stream_of(nats, name)
+    sequence = needed(sequence, "SEQUENCE", "Sequence of the message", number)
+    found = run_async(_message(nats, name, sequence, ""))
+    what = f"message {sequence} of stream {name}, {len(found.data)} bytes on {found.subject}"
+    confirm(f"{'Erase' if erase else 'Delete'} {what}?", force=force)
+    deleted = run_async(_delete(nats, name, sequence, erase))
+    if as_json:
+        print_document({"stream": name, "sequence": sequence, "deleted": deleted})
+    else:
+        print(f"deleted {what}" if deleted else f"message {sequence} of stream {name} was gone already")
+
+
+@connect.options
+def get(
+    *,
+    nats: dict[str, Any],
+    name: StreamName = None,
+    sequence: Sequence = None,
+    last_for: Annotated[
+        str, typer.Option("--last-for", "-S", metavar="SUBJECT", help="The last one on this subject, wildcards too.")
+    ] = "",
+    raw: Annotated[bool, typer.Option("--raw", help="Print the payload and nothing else.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show one message of a stream, by its sequence or the last one on a subject."""
+    if sequence is not None and last_for:
+        raise typer.BadParameter("choose one of SEQUENCE and --last-for")
+    name = stream_of(nats, name)
+    if not last_for:
+        sequence = needed(sequence, "SEQUENCE, or --last-for,", "Sequence of the message", number)
+    found = run_async(_message(nats, name, sequence or 0, check_pattern(last_for) if last_for else ""))
+    if as_json:
+        print_document(stored_fields(name, found))
+        return
+    sys.stdout.buffer.write(found.data + b"\n" if raw else stored_text(name, found))
+    sys.stdout.buffer.flush()
+
+
+def _question(name: str, state: dict[str, Any], subject: str, seq: int, keep: int) -> str:
+    """Return what is asked: it tells what would be lost."""
+    on = f" on {subject}" if subject else ""
+    held = sum((state.get("subjects") or {}).values()) if subject else state["messages"]
+    if seq:
+        return f"Purge stream {name}: the messages{on} before sequence {seq}?"
+    if keep:
+        return f"Purge stream {name}: {_counted(max(0, held - keep))}{on}, all but the newest {keep}?"
+    return f"Purge stream {name}: {_counted(held)}{on}, all there {'is' if held == 1 else 'are'}?"
+
+
+def _counted(messages: int) -> str:
+    return "1 message" if messages == 1 else f"{messages} messages"
+
+
+async def _state(nats: dict[str, Any], name: str, subject: str) -> dict[str, Any]:
+    body = {"subjects_filter": subject} if subject else None
+    async with Natty(**nats) as natty, naming_nearest(natty.jetstream, name):
+        return dict((await natty.jetstream.request(f"STREAM.INFO.{name}", body))["state"])
+
+
+async def _purge(nats: dict[str, Any], name: str, subject: str, seq: int, keep: int) -> int:
+    async with Natty(**nats) as natty, naming_nearest(natty.jetstream, name):
+        return await purge(natty.jetstream, name, subject=subject, below=seq, keep=keep)
+
+
+async def _message(nats: dict[str, Any], name: str, sequence: int, last_for: str) -> StoredMessage:
+    async with Natty(**nats) as natty, naming_nearest(natty.jetstream, name):
+        return await message(natty.jetstream, name, sequence=sequence, last_for=last_for)
+
+
+async def _delete(nats: dict[str, Any], name: str, sequence: int, erase: bool) -> bool:
+    async with Natty(**nats) as natty, naming_nearest(natty.jetstream, name):
+        return await delete_message(natty.jetstream, name, sequence, erase=erase)

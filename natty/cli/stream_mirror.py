@@ -1,0 +1,228 @@
+"""`natty stream mirror`: copies of streams, here or far away, and disaster recovery."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich import print_json
+
+from natty import Natty
+from natty.cli import connect
+from natty.cli.ask import confirm, needed
+from natty.cli.choose import stream_of
+from natty.cli.run import run_async
+from natty.cli.stream_flags import settings
+from natty.cli.tables import print_facts, print_table
+from natty.errors import ConfigError
+from natty.stream.mirror import Copying, Origin, copies, copying, create_mirror, create_sourced, promote
+from natty.stream.nearest import naming_nearest
+from natty.units import show_duration
+
+app = typer.Typer(help="Mirrors of streams, and disaster recovery.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(metavar="STREAM", help="The copy's name.")]
+Domain = Annotated[str, typer.Option("--domain", help="The JetStream domain that the origin is in.")]
+Api = Annotated[str, typer.Option("--external-api", help="The prefix by which the origin's API is imported.")]
+Deliver = Annotated[str, typer.Option("--external-deliver", help="The prefix on which its messages are imported.")]
+Filter = Annotated[str, typer.Option("--filter", help="Only messages on these subjects.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Force = Annotated[bool, typer.Option("--force", help="Go on without messages that are missing; do not ask.")]
+_NOT_OF_A_COPY = (
+    "subjects",
+    "retention",
+    "first_seq",
+    "ack",
+    "mirror",
+    "source",
+    "transform_source",
+    "transform_destination",
+    "duplicate_window",
+    "allow_atomic",
+    "allow_batched",
+    "allow_msg_counter",
+    "allow_msg_schedules",
+    "allow_rollup_hdrs",
+    "persist_mode",
+)
+"""Settings that only a stream with subjects of its own can have."""
+
+
+@app.command()
+@connect.options
+@settings(without=_NOT_OF_A_COPY)
+def add(
+    *,
+    nats: dict[str, Any],
+    wanted: dict[str, Any],
+    name: Annotated[str | None, typer.Argument(metavar="[STREAM]", help="The mirror's name.")] = None,
+    origin: Annotated[str | None, typer.Argument(metavar="[ORIGIN]", help="The stream to mirror.")] = None,
+    origin_domain: Domain = "",
+    api: Api = "",
+    deliver: Deliver = "",
+    start_sequence: Annotated[
+        int | None, typer.Option("--start-seq", min=1, help="Begin at this sequence of the origin.")
+    ] = None,
+    start_time: Annotated[str, typer.Option("--start-time", help="Begin at this time, RFC 3339.")] = "",
+    only: Filter = "",
+    transform: Annotated[
+        list[str] | None, typer.Option("--transform", help="FILTER=SUBJECT: keep these under another subject.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a mirror of a stream, with its limits: the same messages, sequences and times."""
+    name = needed(name, "STREAM", "Name of the mirror", str)
+    found = Origin(
+        stream=needed(origin, "ORIGIN", "Stream to mirror", str) if origin_domain or api else stream_of(nats, origin),
+        domain=origin_domain,
+        api=api,
+        deliver=deliver,
+        start_sequence=start_sequence,
+        start_time=start_time,
+        filter_subject=only,
+        transforms=tuple(map(_transform, transform or [])),
+    )
+    _made(run_async(_add(nats, name, found, wanted)), as_json)
+
+
+@app.command()
+@connect.options
+@settings(without=_NOT_OF_A_COPY)
+def gather(
+    *,
+    nats: dict[str, Any],
+    name: Name,
+    origins: Annotated[list[str], typer.Argument(metavar="ORIGIN...", help="The streams to gather from.")],
+    wanted: dict[str, Any],
+    origin_domain: Domain = "",
+    api: Api = "",
+    deliver: Deliver = "",
+    only: Filter = "",
+    as_json: Json = False,
+) -> None:
+    """Make a stream that gathers the messages of several (`sources`): in order of each, under new sequences."""
+    found = [Origin(stream=one, domain=origin_domain, api=api, deliver=deliver, filter_subject=only) for one in origins]
+    _made(run_async(_gather(nats, name, found, wanted)), as_json)
+
+
+@app.command()
+@connect.options
+def ls(*, nats: dict[str, Any], as_json: Json = False) -> None:
+    """List mirrors and gathering streams: how far each is behind, and whether its origin is heard."""
+    found = run_async(_ls(nats))
+    if as_json:
+        print_json(data=msgspec.to_builtins(found))
+    elif found:
+        print_table(
+            ["stream", "kind", "origin", "state", ">lag", ">heard"],
+            [[one.stream, one.kind, _place(one), _state(one), one.lag, _heard(one)] for one in found],
+        )
+    else:
+        print("there is no mirror")
+
+
+@app.command()
+@connect.options
+def info(
+    *,
+    nats: dict[str, Any],
+    name: Annotated[str | None, typer.Argument(metavar="[STREAM]", help="The copy's name.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show how far a mirror is, and on which subjects it would be promoted."""
+    name = stream_of(nats, name)
+    found, state = run_async(_info(nats, name))
+    if not found:
+        raise ConfigError(f"stream {name} is no mirror and gathers from none; `natty stream mirror ls` shows those")
+    if as_json:
+        print_json(data={"copying": msgspec.to_builtins(found), "state": state})
+        return
+    for one in found:
+        print_facts(
+            f"{one.kind} {one.stream} of {_place(one)}",
+            [
+                ("State", _state(one)),
+                ("Messages behind", one.lag),
+                ("Origin heard", _heard(one)),
+                ("Messages", state["messages"]),
+                ("Last sequence", state["last_seq"]),
+                ("Last message", state["last_ts"] if state["messages"] else ""),
+            ],
+        )
+
+
+@app.command("promote")
+@connect.options
+def promote_(
+    *,
+    nats: dict[str, Any],
+    name: Annotated[str | None, typer.Argument(metavar="[STREAM]", help="The mirror's name.")] = None,
+    subject: Annotated[
+        list[str] | None, typer.Option("--subject", help="Take these subjects; as the origin had if not given.")
+    ] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Make a mirror a stream of its own that takes its origin's subjects: when the origin is lost, or to move it."""
+    name = stream_of(nats, name)
+    confirm(f"Cut {name} off from its origin for ever and let it take its place?", force=force)
+    config = run_async(_promote(nats, name, subject or [], force))
+    if as_json:
+        print_json(data=config)
+    else:
+        print(f"{name} is a stream of its own now, on {', '.join(config['subjects'])}")
+
+
+async def _add(nats: dict[str, Any], name: str, origin: Origin, wanted: dict[str, Any]) -> dict[str, Any]:
+    async with Natty(**nats) as natty:
+        return await create_mirror(natty.jetstream, name, origin, wanted)
+
+
+async def _gather(nats: dict[str, Any], name: str, origins: list[Origin], wanted: dict[str, Any]) -> dict[str, Any]:
+    async with Natty(**nats) as natty:
+        return await create_sourced(natty.jetstream, name, origins, wanted)
+
+
+async def _ls(nats: dict[str, Any]) -> list[Copying]:
+    async with Natty(**nats) as natty:
+        return await copies(natty.jetstream)
+
+
+async def _info(nats: dict[str, Any], name: str) -> tuple[list[Copying], dict[str, Any]]:
+    async with Natty(**nats) as natty, naming_nearest(natty.jetstream, name):
+        answer = await natty.jetstream.request(f"STREAM.INFO.{name}")
+        return copying(answer), answer["state"]
+
+
+async def _promote(nats: dict[str, Any], name: str, subjects: list[str], force: bool) -> dict[str, Any]:
+    async with Natty(**nats) as natty:
+        return await promote(natty.jetstream, name, subjects, force=force)
+
+
+def _made(config: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(data=config)
+        return
+    origins = [one["name"] for one in (config.get("sources") or [config.get("mirror")])]
+    how = "mirrors" if config.get("mirror") else "gathers from"
+    print(f"{config['name']} {how} {', '.join(origins)}")
+
+
+def _transform(text: str) -> tuple[str, str]:
+    source, equals, dest = text.partition("=")
+    if not (source and equals and dest):
+        raise typer.BadParameter(f"{text!r} is no transform; write FILTER=SUBJECT", param_hint="--transform")
+    return source, dest
+
+
+def _place(one: Copying) -> str:
+    return f"{one.origin} by {one.external}" if one.external else one.origin
+
+
+def _state(one: Copying) -> str:
+    return f"{one.state}: {one.error}" if one.error else one.state
+
+
+def _heard(one: Copying) -> str:
+    return "never" if one.heard is None else f"{show_duration(round(one.heard, 1) or 0.1)} ago"

@@ -1,0 +1,193 @@
+"""`natty stream template`: streams made on demand."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich import print_json
+
+from natty import Natty
+from natty.cli import connect
+from natty.cli.ask import confirm, needed
+from natty.cli.run import run_async
+from natty.cli.stream_flags import settings
+from natty.cli.tables import print_facts, print_table
+from natty.errors import ConfigError
+from natty.leader.options import LEASE
+from natty.shutdown import stopped_by_signals
+from natty.templates import Standing, Template
+from natty.templates.template import MAX_STREAMS
+
+app = typer.Typer(help="Templates: streams made on demand.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(metavar="TEMPLATE", help="The template's name.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+MaxStreams = Annotated[int, typer.Option("--max-streams", min=1, help="How many streams it may make.")]
+_OURS = (
+    "subjects",
+    "retention",
+    "mirror",
+    "source",
+    "transform_source",
+    "transform_destination",
+    "first_seq",
+    "ack",
+    "allow_atomic",
+    "allow_batched",
+    "allow_msg_counter",
+    "allow_msg_schedules",
+    "persist_mode",
+)
+"""Settings that its streams have from the template, or can't have as they store what an intake stored before."""
+
+
+@app.command()
+@connect.options
+@settings(without=_OURS)
+def add(
+    *,
+    nats: dict[str, Any],
+    wanted: dict[str, Any],
+    name: Annotated[str | None, typer.Argument(metavar="[TEMPLATE]", help="The template's name.")] = None,
+    subject: Annotated[
+        str | None, typer.Option("--subject", help="What is published, with a * for each token that may be new.")
+    ] = None,
+    stream: Annotated[
+        str | None, typer.Option("--stream", help="The streams' names; {1} is what the first * stands for.")
+    ] = None,
+    max_streams: MaxStreams = MAX_STREAMS,
+    max_waiting: Annotated[
+        int, typer.Option("--max-waiting", min=0, help="Messages of a subject that may wait for a stream; 0: any.")
+    ] = 0,
+    as_json: Json = False,
+) -> None:
+    """Declare a template: what is published on its subjects is stored, and each new token gets a stream."""
+    name = needed(name, "TEMPLATE", "Name of the template", str)
+    subject = needed(subject, "--subject", "Subject, as orders.*", str)
+    stream = needed(stream, "--stream", "Streams' names, as ORDERS_{1}", str)
+    options = {"subject": subject, "stream": stream, "max_streams": max_streams, "max_waiting": max_waiting}
+    made = run_async(_add(nats, name, options, wanted))
+    if as_json:
+        print_json(data=msgspec.to_builtins(made))
+    else:
+        print(f"{made.subject} goes to streams {made.stream}; `natty stream template run` makes them")
+
+
+@app.command()
+@connect.options
+def edit(*, nats: dict[str, Any], name: Name, max_streams: MaxStreams, as_json: Json = False) -> None:
+    """Change how many streams a template may make."""
+    changed = run_async(_edit(nats, name, max_streams))
+    if as_json:
+        print_json(data=msgspec.to_builtins(changed))
+    else:
+        print(f"template {name} may make {changed.max_streams} streams")
+
+
+@app.command()
+@connect.options
+def ls(*, nats: dict[str, Any], as_json: Json = False) -> None:
+    """List the templates."""
+    found = run_async(_ls(nats))
+    if as_json:
+        print_json(data=msgspec.to_builtins(found))
+    elif found:
+        columns = ["template", "subject", "streams", ">max streams", "intake"]
+        print_table(columns, [[one.name, one.subject, one.stream, one.max_streams, one.intake] for one in found])
+    else:
+        print("there is no template")
+
+
+@app.command()
+@connect.options
+def info(*, nats: dict[str, Any], name: Name, as_json: Json = False) -> None:
+    """Show a template: its streams, what waits without one and why, and who makes them."""
+    standing = run_async(_info(nats, name))
+    if as_json:
+        print_json(data=msgspec.to_builtins(standing))
+        return
+    template = standing.template
+    print_facts(
+        f"template {name}",
+        [
+            ("Subject", template.subject),
+            ("Streams", template.stream),
+            ("Made", f"{len(standing.streams)} of {template.max_streams}"),
+            ("Intake", template.intake),
+            ("Leader", standing.leader or "nobody: `natty stream template run`"),
+            ("Waiting for a stream", sum(standing.waiting.values())),
+        ],
+    )
+    if standing.waiting:
+        rows = [[subject, count, standing.why(subject)] for subject, count in sorted(standing.waiting.items())]
+        print_table(["subject", ">messages", "why"], rows)
+
+
+@app.command()
+@connect.options
+def rm(
+    *,
+    nats: dict[str, Any],
+    name: Name,
+    force: Annotated[bool, typer.Option("--force", help="Delete messages that wait for a stream; do not ask.")] = False,
+) -> None:
+    """Remove a template. Its streams stay, and take their own subjects from now on."""
+    confirm(f"Remove template {name}? Its streams stay.", force=force)
+    streams = run_async(_rm(nats, name, force))
+    print(f"removed {name}; {len(streams)} streams take their own subjects now")
+
+
+@app.command()
+@connect.options
+def run(
+    *,
+    nats: dict[str, Any],
+    node_name: Annotated[str, typer.Option(help="Who we are; host and process by default.")] = "",
+    lease: Annotated[float, typer.Option(help="Seconds after which a dead leader is replaced.")] = LEASE,
+) -> None:
+    """Make the streams of all templates, until stopped; on any number of nodes, one of which is elected."""
+    try:
+        run_async(_run(nats, {"node_name": node_name, "lease": lease}))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+async def _add(nats: dict[str, Any], name: str, options: dict[str, Any], wanted: dict[str, Any]) -> Template:
+    async with Natty(**nats) as natty:
+        return await natty.templates().add(name, settings=wanted, **options)
+
+
+async def _edit(nats: dict[str, Any], name: str, max_streams: int) -> Template:
+    async with Natty(**nats) as natty:
+        return await natty.templates().edit(name, max_streams=max_streams)
+
+
+async def _ls(nats: dict[str, Any]) -> list[Template]:
+    async with Natty(**nats) as natty:
+        return await natty.templates().ls()
+
+
+async def _info(nats: dict[str, Any], name: str) -> Standing:
+    async with Natty(**nats) as natty:
+        return await natty.templates().info(name)
+
+
+async def _rm(nats: dict[str, Any], name: str, force: bool) -> list[str]:
+    async with Natty(**nats) as natty:
+        return await natty.templates().rm(name, force=force)
+
+
+async def _run(nats: dict[str, Any], options: dict[str, Any]) -> None:
+    async with Natty(**nats) as natty:
+        running = asyncio.create_task(natty.templates().run(**options))
+
+        def stop() -> None:
+            running.cancel()
+
+        with stopped_by_signals(stop):
+            await asyncio.wait([running])
+        if not running.cancelled():
+            running.result()

@@ -1,0 +1,209 @@
+"""The elected leader's work: it looks what waits in the intakes, and makes the streams.
+
+What is made is decided by a fenced commit, then made by requests that may be repeated: whoever leads next makes what
+was decided and perhaps not done, and a leader that was deposed meanwhile can't decide anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+import msgspec
+
+from natty.errors import ConfigError, JetStreamError, LeadershipLost, NattyError, StreamExistsError
+from natty.jetstream import JetStream
+from natty.kv import Bucket, Entry
+from natty.leader import Term
+from natty.stream.ensure import create_document
+from natty.stream.listing import all_streams, stream_names
+from natty.templates.template import OWNER, Template, decide
+
+logger = logging.getLogger("natty.templates")
+
+LOOK_EVERY = 0.5  # seconds: the messages are stored, only their readers wait
+REFRESH = 2.0  # seconds after which it is seen that somebody deleted a stream
+TRY_AGAIN = 10.0  # seconds before what the server refused is asked for again
+AT_ONCE = 32  # streams being made
+MAKING = "making"  # the commit that says what is being made
+
+
+class Job(msgspec.Struct, frozen=True):
+    """A stream that was decided upon."""
+
+    template: str
+    filter: str
+    document: dict[str, Any]
+
+
+class Maker:
+    """Makes the streams of all templates during one term."""
+
+    def __init__(self, jetstream: JetStream, bucket: Bucket, term: Term) -> None:
+        self._jetstream, self._bucket, self._term = jetstream, bucket, term
+        self._revision = -1
+        self._templates: list[Template] = []
+        self._known: dict[str, set[str]] = {}  # template → its streams
+        self._compared: dict[str, float] = {}  # template → when that was last seen to be so
+        self._failed: dict[str, tuple[float, str]] = {}  # filter → when, and why
+        self._reported: dict[str, dict[str, str]] = {}  # template → what is refused, and why
+        self._troubles: dict[str, str] = {}  # template → what its last look ended in
+        self._slots = asyncio.Semaphore(AT_ONCE)
+
+    async def run(self) -> None:
+        """Serve the templates until the term ends. LeadershipLost; trouble with one of them is told, and passes."""
+        done = False
+        while True:
+            self._term.check()
+            try:
+                done = done or await self._finish()
+                await self._reload()
+            except LeadershipLost:
+                raise
+            except NattyError as error:
+                self._tell("", str(error))
+            for template in self._templates:
+                try:
+                    await self._serve(template)
+                except LeadershipLost:
+                    raise
+                except NattyError as error:
+                    self._tell(template.name, f"template {template.name}: {error}")
+                else:
+                    self._troubles.pop(template.name, None)
+            await asyncio.sleep(LOOK_EVERY)
+
+    async def _finish(self) -> bool:
+        """Make what the leader before us had decided upon."""
+        jobs = msgspec.json.decode(await self._term.read(MAKING) or b"[]", type=list[Job])
+        if jobs:
+            await asyncio.gather(*map(self._make, jobs))
+            await self._term.commit(MAKING, b"[]")
+        return True
+
+    async def _reload(self) -> None:
+        revision = (await self._bucket.status())["last_revision"]
+        if revision != self._revision:
+            self._templates = await templates_in(self._bucket)
+            self._revision = revision
+
+    async def _serve(self, template: Template) -> None:
+        """Make the streams that one template's waiting messages need, and report those that can't be."""
+        waiting = await waiting_in(self._jetstream, template)
+        if not waiting:
+            await self._report(template, {})
+            return
+        known, now = await self._streams(template), time.monotonic()
+        failed = {only: why for only, (_, why) in self._failed.items()}
+        again = {only for only, (when, _) in self._failed.items() if now - when >= TRY_AGAIN}
+        decision = decide(template, waiting, known, failed, again)
+        jobs = [Job(template.name, only, template.document(stream, only)) for stream, only in decision.make.items()]
+        if jobs:
+            await self._term.commit(MAKING, msgspec.json.encode(jobs))
+            await asyncio.gather(*map(self._make, jobs))
+            await self._term.commit(MAKING, b"[]")
+        failed_now = {job.filter: self._failed[job.filter][1] for job in jobs if job.filter in self._failed}
+        await self._report(template, decision.refused | failed_now)
+
+    async def _make(self, job: Job) -> None:
+        name = job.document["name"]
+        async with self._slots:
+            self._term.check()
+            try:
+                await create_document(self._jetstream, job.document)
+            except StreamExistsError:
+                if not await self._is_its_own(job):
+                    self._fail(job, f"there is a stream {name} that is none of this template's: give it another name")
+                    return
+            except JetStreamError as error:
+                self._fail(job, str(error))
+                return
+            else:
+                logger.info("stream %s takes %s", name, job.filter, extra={"action": "made", "stream": name})
+            self._failed.pop(job.filter, None)
+            self._known.setdefault(job.template, set()).add(name)
+
+    def _fail(self, job: Job, why: str) -> None:
+        self._failed[job.filter] = (time.monotonic(), why)
+
+    async def _is_its_own(self, job: Job) -> bool:
+        """Whether the stream that is there is the one to be made, changed by its operator."""
+        config = (await self._jetstream.request(f"STREAM.INFO.{job.document['name']}"))["config"]
+        same_source = config.get("sources") == job.document["sources"]
+        return same_source and (config.get("metadata") or {}).get(OWNER) == job.template
+
+    async def _streams(self, template: Template) -> set[str]:
+        """Return the streams that the template has."""
+        now = time.monotonic()
+        if template.name not in self._compared:
+            self._known[template.name] = set(await streams_of(self._jetstream, template))
+            self._compared[template.name] = now
+        elif now - self._compared[template.name] >= REFRESH:
+            self._known[template.name] &= set(await stream_names(self._jetstream))
+            self._compared[template.name] = now
+        return self._known[template.name]
+
+    async def _report(self, template: Template, refused: dict[str, str]) -> None:
+        """Leave for `info` what is refused, if that has changed, and log what is new."""
+        before = self._reported.get(template.name)
+        if refused == before:
+            return
+        for only, why in refused.items():
+            if before is None or before.get(only) != why:
+                logger.error("no stream for %s: %s", only, why, extra={"action": "refused", "template": template.name})
+        if refused or before is not None or await self._term.read(report_of(template.name)):
+            await self._term.commit(report_of(template.name), msgspec.json.encode(refused))
+        self._reported[template.name] = refused
+
+    def _tell(self, about: str, text: str) -> None:
+        if self._troubles.get(about) != text:
+            logger.warning("%s; it is tried again", text, extra={"action": "trouble"})
+            self._troubles[about] = text
+
+
+def report_of(template: str) -> str:
+    """Return the name of the commit that says what is refused."""
+    return f"refused-{template}"
+
+
+async def templates_in(bucket: Bucket) -> list[Template]:
+    """Return the templates that are declared, sorted by name; what is none is logged, and left out."""
+    found = []
+    for entry in await asyncio.gather(*(bucket.get(key) for key in await bucket.keys())):
+        try:
+            found.append(read_template(entry))
+        except ConfigError as error:
+            logger.error("%s", error, extra={"action": "no template"})
+    return found
+
+
+def read_template(entry: Entry) -> Template:
+    """Return what an entry declares. ConfigError if somebody else wrote it."""
+    try:
+        template = msgspec.json.decode(entry.value, type=Template)
+        template.check()
+    except (msgspec.MsgspecError, NattyError) as error:
+        raise ConfigError(f"what the bucket holds for template {entry.key} is none: {error}") from error
+    return template
+
+
+async def waiting_in(jetstream: JetStream, template: Template) -> dict[str, int]:
+    """Return how many messages of each subject are in the intake: waiting for their stream, or on their way to it."""
+    waiting: dict[str, int] = {}
+    offset, total = 0, 1
+    while offset < total:
+        question = {"subjects_filter": ">", "offset": offset}
+        answer = await jetstream.request(f"STREAM.INFO.{template.intake}", question)
+        page = answer["state"].get("subjects") or {}
+        waiting |= page
+        total = answer.get("total", 0) if page else 0
+        offset += len(page)
+    return waiting
+
+
+async def streams_of(jetstream: JetStream, template: Template) -> dict[str, dict[str, Any]]:
+    """Return the template's streams, name → configuration."""
+    found = (one["config"] for one in (await all_streams(jetstream)).found)
+    return {one["name"]: one for one in found if (one.get("metadata") or {}).get(OWNER) == template.name}

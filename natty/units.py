@@ -1,0 +1,75 @@
+"""Durations and sizes as people and the `nats` tool write them: 1h30m, 7d; 512KB, 1GiB."""
+
+from __future__ import annotations
+
+import math
+import re
+
+_SECONDS = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "m": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
+    "D": 86400.0,
+    "w": 7 * 86400.0,
+    "W": 7 * 86400.0,
+    "M": 30 * 86400.0,
+    "y": 365 * 86400.0,
+    "Y": 365 * 86400.0,
+}
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|[smhdDwWMyY])")
+_SHOWN = (("d", 86400), ("h", 3600), ("m", 60))
+_PREFIXES = "KMGTP"
+_POWERS = {"": 0} | {prefix: 10 * power for power, prefix in enumerate(_PREFIXES, start=1)}
+_SIZE = re.compile(r"([0-9]+)\s*([KMGTP]?)(?:I?B)?", re.IGNORECASE)
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of a duration: 500ms, 30s, 1h30m, 7d, 2w, 6M (months of 30 days), 1y; a bare 30 is seconds.
+
+    ValueError if it is none, or not above zero.
+    """
+    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
+        total = float(text)
+    else:
+        parts = _DURATION.findall(text)
+        total = sum(float(number) * _SECONDS[unit] for number, unit in parts)
+        if "".join(map("".join, parts)) != text:
+            total = 0.0
+    if total <= 0:
+        raise ValueError(f"{text!r} is no duration; write 30s, 1h30m or 7d")
+    return total
+
+
+def show_duration(seconds: float) -> str:
+    """Return seconds as people write them: 1h30m0s is 1h30m; below a second, in ms."""
+    if 0 < seconds < 1:
+        return f"{seconds * 1000:g}ms"
+    text, rest = "", seconds
+    for unit, size in _SHOWN:
+        count, rest = divmod(rest, size)
+        text += f"{count:.0f}{unit}" if count else ""
+    return text + f"{round(rest, 3):g}s" if rest or not text else text
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of a size: 512, 64K, 64KB, 64KiB, 1GiB. Units are powers of 1024, as in the `nats` tool.
+
+    ValueError if it is none.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no size; write 512, 64KB or 1GiB")
+    return int(match[1]) << _POWERS[match[2].upper()]
+
+
+def show_size(size: float) -> str:
+    """Return bytes for people: 512 B, 1.5 KiB, 20 GiB."""
+    if size < 1024:
+        return f"{size:.0f} B"
+    power = min(math.floor(math.log2(size) / 10), len(_PREFIXES))
+    return f"{size / 1024**power:.1f}".removesuffix(".0") + f" {_PREFIXES[power - 1]}iB"

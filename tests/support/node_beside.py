@@ -1,0 +1,44 @@
+"""Capture nodes in the test's own process, over connections of the test's."""
+
+import asyncio
+
+import pytest
+from patient import PATIENCE
+
+from capture.config import load
+from capture.node import Node
+from capture.streams import each
+
+
+class Running:
+    """A node in this process."""
+
+    def __init__(self, node, work):
+        self.node = node
+        self.task = asyncio.ensure_future(work)
+
+    async def ended(self):
+        async with asyncio.timeout(PATIENCE):
+            await self.task
+
+    async def stop(self):
+        self.node.stop()
+        await self.ended()
+
+
+@pytest.fixture
+async def start_beside(fleet, monkeypatch):
+    """Start a node in this process, `start_beside(path, natty)`; those that still run are cancelled in the end."""
+    for limit in ("capture.source.END_TIMEOUT", "natty.supply.DRAIN_TIMEOUT", "natty.connection.CLOSE_TIMEOUT"):
+        monkeypatch.setattr(limit, PATIENCE)
+    running = []
+
+    def begin(path, natty=None):
+        node = Node(*each(load(path)))
+        running.append(Running(node, node.run_beside(natty or fleet.natty)))
+        return running[-1]
+
+    yield begin
+    for one in running:
+        one.task.cancel()
+    await asyncio.gather(*(one.task for one in running), return_exceptions=True)

@@ -1,0 +1,131 @@
+import json
+
+import pytest
+
+from natty import NattyError
+from natty.errors import BadSubjectError, ConfigError
+from natty.stream.document import check, complaints, copied, load_document, unmarked
+from natty.stream.refusal import sentence
+from natty.stream.settings import from_wire, to_wire
+from natty.subjects import check_pattern
+
+SECOND = 1_000_000_000
+ORDERS = {"name": "ORDERS", "subjects": ["orders.>"], "max_age": 3600 * SECOND, "max_bytes": 1024**3}
+
+WRONG = [
+    ({"name": "a b"}, "stream name 'a b': ' ' at character 2 is not allowed"),
+    ({"name": "ORDERS.EU"}, "stream name 'ORDERS.EU': '.' at character 7 is not allowed"),
+    ({"max_mgs": 5}, "the configuration: Object contains unknown field `max_mgs`"),
+    ({"max_msgs": "many"}, "the configuration: Expected `int`, got `str` - at `$.max_msgs`"),
+    ({"max_age": "1d"}, "the configuration: Expected `float`, got `str` - at `$.max_age`"),
+    ({"storage": "disk"}, "the configuration: Invalid enum value 'disk' - at `$.storage`"),
+    ({"max_msgs": -5}, "max_msgs is -5: write a limit, or -1 for none"),
+    ({"max_msg_size": 2**31}, "max_msg_size is 2 GiB, and a server takes less than 2 GiB"),
+    ({"max_bytes": 100, "max_msg_size": 2048}, "max_bytes is 100 B, less than one message of max_msg_size 2 KiB"),
+    ({"num_replicas": 6}, "num_replicas is 6: there can be 1 to 5, and an odd number is best"),
+    ({"max_age": SECOND // 20}, "max_age is 50ms: the shortest is 100ms, and 0 is none"),
+    ({"duplicate_window": 7200 * SECOND}, "duplicate_window is 2h and max_age 1h: what is gone can't be compared"),
+    ({"subjects": ["orders.*", "orders.eu"]}, "subjects orders.* and orders.eu overlap: the wider one is enough"),
+    ({"subjects": ["orders..eu"]}, "subject 'orders..eu' has an empty token at character 8"),
+    ({"subjects": ["orders.eu "]}, "subject 'orders.eu ': ' ' at character 10 is not allowed"),
+    ({"subjects": ["orders.>.eu"]}, "subject 'orders.>.eu': > stands for all that follows and must be the last token"),
+    ({"mirror": {"name": "HUB"}}, "a mirror has no subjects: it takes those of the stream it mirrors"),
+    ({"deny_purge": True, "allow_rollup_hdrs": True}, "allow_rollup_hdrs needs purging, and deny_purge forbids it"),
+    (
+        {"discard_new_per_subject": True, "max_msgs_per_subject": 1},
+        "discard_new_per_subject needs discard new",
+    ),
+    (
+        {"discard_new_per_subject": True, "discard": "new"},
+        "discard_new_per_subject needs max_msgs_per_subject: that is the limit it is about",
+    ),
+]
+
+
+def test_a_sensible_configuration_has_nothing_wrong():
+    assert list(complaints(ORDERS)) == []
+    assert list(complaints({"name": "ORDERS"})) == []
+    assert list(complaints(ORDERS | {"max_msgs": -1, "max_bytes": -1, "max_age": 0, "max_msg_size": -1})) == []
+    assert list(complaints({"name": "COPY", "mirror": {"name": "HUB"}, "subjects": []})) == []
+
+
+@pytest.mark.parametrize(("change", "said"), WRONG, ids=[said for _, said in WRONG])
+def test_what_is_wrong_is_one_sentence(change, said):
+    (found,) = complaints(ORDERS | change)
+    assert found.startswith(said)
+    assert "\n" not in found
+
+
+def test_everything_that_is_wrong_is_told_at_once():
+    with pytest.raises(ConfigError, match=r"max_msgs is -7: .*; num_replicas is 9: "):
+        check(ORDERS | {"max_msgs": -7, "num_replicas": 9})
+    with pytest.raises(ConfigError, match="the stream has no name"):
+        check({"subjects": ["a"]})
+
+
+def test_a_configuration_is_read_from_a_file_or_from_what_info_printed(tmp_path):
+    path = tmp_path / "orders.json"
+    path.write_text(json.dumps(ORDERS))
+    assert load_document(path) == ORDERS
+    path.write_text(json.dumps({"type": "…", "config": ORDERS, "state": {"messages": 5}}))
+    assert load_document(path) == ORDERS
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, r"orders.json can't be read: No such file or directory; check --config"),
+        ("{", r"orders.json is no valid JSON: "),
+        ("[]", r"orders.json holds no stream's configuration: a JSON object with its name is wanted"),
+        ('{"name": 5}', r"orders.json holds no stream's configuration: a JSON object with its name is wanted"),
+        ('{"config": 5}', r"orders.json holds no stream's configuration: a JSON object with its name is wanted"),
+    ],
+)
+def test_a_file_that_holds_none_is_told_with_its_name(tmp_path, content, said):
+    path = tmp_path / "orders.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(NattyError, match=said):
+        load_document(path)
+
+
+def test_the_marks_of_a_server_are_no_part_of_a_configuration(tmp_path):
+    marked = ORDERS | {"metadata": {"_nats.level": "1", "owner": "us"}}
+    assert unmarked(marked) == ORDERS | {"metadata": {"owner": "us"}}
+    assert unmarked(ORDERS) == ORDERS
+    (tmp_path / "orders.json").write_text(json.dumps(marked))
+    assert load_document(tmp_path / "orders.json") == unmarked(marked)
+
+
+def test_a_copy_has_everything_but_what_belongs_to_the_one_stream():
+    settings = {"max_age": 5 * SECOND, "metadata": {"owner": "us"}, "first_seq": 7}
+    own = {"name": "ORDERS", "subjects": ["orders.>"], "sealed": True}
+    assert copied(own | settings | {"metadata": {"_nats.level": "1", "owner": "us"}}) == settings
+
+
+def test_durations_come_back_as_they_went():
+    settings = {"max_age": 3600.5, "duplicate_window": 120.0, "max_msgs": 5, "subjects": ["a"]}
+    assert from_wire(to_wire(settings)) == settings
+
+
+@pytest.mark.parametrize("pattern", ["orders", "orders.>", "*.eu.*", ">", "größe.1"])
+def test_patterns_that_a_stream_can_have(pattern):
+    assert check_pattern(pattern) == pattern
+
+
+@pytest.mark.parametrize("pattern", ["", ".a", "a.", "a..b", "a b", "a\tb", "a.>.b", "a\n"])
+def test_patterns_that_no_stream_can_have(pattern):
+    with pytest.raises(BadSubjectError):
+        check_pattern(pattern)
+
+
+def test_a_refusal_is_told_with_the_numbers_it_is_about():
+    wanted = {"name": "X", "max_bytes": 5 * 1024**4, "num_replicas": 3, "placement": {"cluster": "eu", "tags": ["ssd"]}}
+    assert sentence(10047, wanted) == (
+        "the server has not the storage that max_bytes, 5 TiB, reserves; ask for less, or give it more"
+    )
+    assert "has not the memory" in sentence(10028, wanted)
+    assert sentence(10074, wanted) == "num_replicas is 3, and this server is in no cluster: ask for 1"
+    assert sentence(10005, wanted) == "there are not 3 servers with cluster eu, tag ssd that could take it"
+    assert sentence(10005, {"name": "X"}) == "there are not 1 servers that could take it"
+    assert sentence(10052, wanted) == ""

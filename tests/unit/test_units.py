@@ -1,0 +1,78 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from natty.units import parse_duration, parse_size, show_duration, show_size
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30", 30),
+        ("1.5", 1.5),
+        ("500ms", 0.5),
+        ("250us", 0.00025),
+        ("90s", 90),
+        ("1h30m", 5400),
+        ("1d2h", 93600),
+        ("7d", 604800),
+        ("2w", 1209600),
+        ("1M", 2592000),  # a month, and m is a minute
+        ("1m", 60),
+        ("1y", 31536000),
+    ],
+)
+def test_durations_are_read_as_the_nats_tool_reads_them(text, seconds):
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "s", "-1", "0", "0s", "1x", "1 h", "h1", "1h30", "1..5s", "30 seconds", "١h"])
+def test_what_is_no_duration_is_refused(text):
+    with pytest.raises(ValueError, match="is no duration; write 30s, 1h30m or 7d"):
+        parse_duration(text)
+
+
+@given(st.integers(1, 10**10))
+def test_a_duration_that_is_shown_is_read_as_it_was(milliseconds):
+    assert parse_duration(show_duration(milliseconds / 1000)) == pytest.approx(milliseconds / 1000)
+
+
+def test_durations_are_shown_in_the_largest_units():
+    assert [show_duration(one) for one in (0, 0.25, 59, 120, 5400, 86400, 90061.5)] == [
+        *("0s", "250ms", "59s", "2m", "1h30m", "1d", "1d1h1m1.5s")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("512", 512),
+        ("512B", 512),
+        ("1K", 1024),
+        ("1kb", 1024),
+        ("64KiB", 65536),
+        ("3MB", 3 * 1024**2),
+        ("1GiB", 1024**3),
+        ("2T", 2 * 1024**4),
+    ],
+)
+def test_sizes_are_powers_of_1024_in_every_spelling(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.5K", "K", "1Q", "1 G B", "1GBB"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(ValueError, match="is no size; write 512, 64KB or 1GiB"):
+        parse_size(text)
+
+
+def test_sizes_are_shown_for_people():
+    assert [show_size(one) for one in (0, 1023, 1024, 1536, 1024**3, 5 * 1024**5, 1024**6)] == [
+        *("0 B", "1023 B", "1 KiB", "1.5 KiB", "1 GiB", "5 PiB", "1024 PiB")
+    ]
+
+
+@given(st.integers(0, 1023), st.sampled_from("KMGTP"))
+def test_a_size_that_is_shown_is_read_as_it_was(number, prefix):
+    size = parse_size(f"{number}{prefix}")
+    assert parse_size(show_size(size)) == size
