@@ -32,6 +32,8 @@ GROUP = Kind(
     ("rebalances", "handed_over", "lost", "hand_over_seconds", "work.cut_short", "work.overran"),
 )
 
+LAG = Kind(("stream", "group", "member", "partition"), ())
+
 
 class Observed:
     """The parts that work now, and what those that are done have counted. Safe to use from any thread.

@@ -6,6 +6,7 @@ from natty.message import RawMessage, parse_headers
 
 PIN_HEADER = "Nats-Pin-Id"
 _PIN = PIN_HEADER.encode()
+_NO_HEADERS = b"NATS/1.0\r\n\r\n"
 PIN_REFUSED = 423  # status: another client is pinned, or nobody
 
 
@@ -41,8 +42,23 @@ class Pin:
         """Take the id from a message, which tells whose it is."""
         if self.id or _PIN not in raw[2]:
             return
-        self.id = parse_headers(raw[2])[PIN_HEADER][0]
+        self.id = parse_headers(raw[2])[PIN_HEADER][-1]  # the server's is the last, whatever the publisher wrote
         self._on_change()
+
+    def unmarked(self, raws: list[RawMessage]) -> list[RawMessage] | None:
+        """Return messages as they are in the stream, without the last header, that tells whose they are.
+
+        None if one of them is not ours. One whose header block was empty comes without any: that can't be told apart.
+        """
+        mark = b"\r\n%s: %s\r\n\r\n" % (_PIN, self.id.encode())
+        if not self.id or not all(raw[2].endswith(mark) for raw in raws):
+            return None
+        end = -len(mark)
+        blocks = [raw[2][:end] + b"\r\n\r\n" for raw in raws]
+        return [
+            (raw[0], raw[1], b"" if block == _NO_HEADERS else block, raw[3])
+            for raw, block in zip(raws, blocks, strict=True)
+        ]
 
     def forget(self) -> None:
         """Somebody else is pinned, or nobody."""

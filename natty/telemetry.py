@@ -17,7 +17,7 @@ from natty.client import Natty
 from natty.errors import ConfigError
 from natty.httpd import Answer, Pages, serving
 from natty.leader import Term
-from natty.observed import ELECTION, GROUP, HANDLER, PUBLISHER, PULL, Kind, Labels, Observed
+from natty.observed import ELECTION, GROUP, HANDLER, LAG, PUBLISHER, PULL, Kind, Labels, Observed
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -75,6 +75,7 @@ NOW = (
     _Now("natty_publish_waiting", "Messages taken and neither stored nor failed.", PUBLISHER, lambda p: p.waiting),
     _Now("natty_group_pinned", "1 where this instance gets its member's messages.", GROUP, lambda m: m.pinned),
     _Now("natty_group_partitions", "Partitions of the member.", GROUP, lambda m: len(m.partitions)),
+    _Now("natty_group_lag", "Messages of a partition that nobody has acknowledged.", LAG, lambda part: part.waiting),
     _Now("natty_leader", "1 while this node is the elected leader.", ELECTION, lambda election: _leads(election.term)),
 )
 

@@ -21,9 +21,9 @@ from natty.cli.group_shared import Group, Json, Member, Stream, admin_of, named
 from natty.cli.run import run_async
 from natty.errors import NattyError
 from natty.groups.admin import Kind, MemberState
-from natty.groups.autojoin import TTL
 from natty.groups.lag import lag
 from natty.groups.member import Membership
+from natty.groups.roster import TTL
 from natty.shutdown import stopped_by_signals
 
 Sleep = Annotated[str, typer.Option("--sleep", help="Work on each message for so long.")]

@@ -9,26 +9,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self
 
-from natty.errors import KeyNotFoundError, NattyError, RevisionConflictError
+from natty.errors import NattyError
 from natty.groups.elastic import ElasticAdmin
 from natty.groups.joining import JoinOptions
 from natty.groups.member import Membership
 from natty.groups.place import Place
-from natty.groups.reading import DRIFT
+from natty.groups.roster import Roster
 from natty.groups.shares import AUTOMATIC, planned
 from natty.handler import Handler
 from natty.jetstream import JetStream
-from natty.kv import Bucket, Entry, Gone, PictureComplete, create_bucket
-from natty.leader import Election, ElectionOptions, Term, clock
+from natty.kv import Entry
+from natty.leader import Election, ElectionOptions, Term
 
 logger = logging.getLogger("natty.groups")
 
-MEMBERS_BUCKET = "natty-group-members"
-TTL = 5.0  # seconds
 TOGETHER = 0.05  # seconds in which several members that come or go make one change
 LEASE = 1.5  # seconds, of the group's leader
 
@@ -43,24 +41,20 @@ class AutoMembership(Membership):
     def __init__(self, jetstream: JetStream, admin: ElasticAdmin, handler: Handler, ttl: float, options: JoinOptions):
         member = f"{AUTOMATIC}{secrets.token_hex(4)}"
         super().__init__(jetstream, "elastic", (admin.stream, admin.name), member, handler, options)
-        self.ttl = max(1.0, float(round(ttl)))
         self.election = Election(jetstream, ElectionOptions(name=election_name(admin), lease=LEASE, node_name=member))
         self.alone = True
         self._admin = admin
-        self._registered = Bucket(jetstream, MEMBERS_BUCKET)
-        self._registration = f"{admin.key}.{member}"
-        self._valid_until = 0.0
-        self._known: set[str] = set()
+        self._roster = Roster(jetstream, admin.key, member, ttl)
         self._jobs: list[asyncio.Task[None]] = []
-        self.limit = lambda: self._valid_until
+        self.limit = lambda: self._roster.valid_until
 
     async def __aenter__(self) -> Self:
         """Register and join; raises as `Membership.__aenter__`."""
         await self._admin.read()
-        await create_bucket(self._jetstream, MEMBERS_BUCKET)
+        await self._roster.prepare()
         await super().__aenter__()
-        entry = await self._register()
-        self._jobs = [asyncio.create_task(job) for job in (self._stay_registered(entry), self._campaign())]
+        await self._roster.register()
+        self._jobs = [asyncio.create_task(job) for job in (self._roster.stay(), self._campaign())]
         return self
 
     async def __aexit__(
@@ -73,27 +67,7 @@ class AutoMembership(Membership):
             for job in self._jobs:
                 job.cancel()
             await asyncio.gather(*self._jobs, return_exceptions=True)
-            with suppress(NattyError):
-                await self._registered.delete(self._registration)
-
-    async def _register(self) -> Entry:
-        sent = clock()
-        revision = await self._registered.put(self._registration, b"{}", ttl=self.ttl)
-        self._valid_until = sent + self.ttl * (1 - DRIFT)
-        return Entry(self._registration, b"{}", revision)
-
-    async def _stay_registered(self, entry: Entry) -> None:
-        while True:
-            await asyncio.sleep(self.ttl / 4)
-            sent = clock()
-            try:
-                entry = await self._registered.refresh(entry, ttl=self.ttl, timeout=self.ttl / 2)
-                self._valid_until = sent + self.ttl * (1 - DRIFT)
-            except (KeyNotFoundError, RevisionConflictError):  # it ran out, or its bucket was lost
-                with suppress(NattyError):
-                    entry = await self._register()
-            except NattyError as error:
-                logger.warning("%r: could not stay registered: %s", self, error, extra={"action": "registration"})
+            await self._roster.leave()
 
     async def _campaign(self) -> None:
         while True:
@@ -108,7 +82,7 @@ class AutoMembership(Membership):
         changed = asyncio.Event()
         live: set[str] = set()
         async with asyncio.TaskGroup() as watching:
-            watching.create_task(self._follow_members(live, changed))
+            watching.create_task(self._roster.follow(live, changed))
             watching.create_task(self._follow_record_of(changed))
             while True:
                 await changed.wait()
@@ -122,18 +96,6 @@ class AutoMembership(Membership):
                     await asyncio.sleep(LEASE)
                     changed.set()
 
-    async def _follow_members(self, live: set[str], changed: asyncio.Event) -> None:
-        complete = False
-        async with aclosing(self._registered.watch(f"{self._admin.key}.*").__aiter__()) as events:
-            async for event in events:
-                if isinstance(event, PictureComplete):
-                    complete = True
-                else:
-                    name = event.key.removeprefix(f"{self._admin.key}.")
-                    (live.discard if isinstance(event, Gone) else live.add)(name)
-                if complete:
-                    changed.set()
-
     async def _follow_record_of(self, changed: asyncio.Event) -> None:
         async with aclosing(self._bucket.watch(self._key, updates_only=True).__aiter__()) as events:
             async for event in events:
@@ -145,7 +107,7 @@ class AutoMembership(Membership):
         listed = await self._admin.read()
         named = {name for name in listed.members if not name.startswith(AUTOMATIC)}
         for name in named - live:  # kept when the partitions are mapped, too
-            await self._registered.put(f"{self._admin.key}.{name}", b"{}")
+            await self._roster.add(name)
         change = await self._admin.change(lambda record: planned(record, live | named))
         gone = [name for name in change.dropped if name.startswith(AUTOMATIC)]
         for name in gone:

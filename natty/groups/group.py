@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from natty.groups.autojoin import TTL, AutoMembership
+from natty.groups.autojoin import AutoMembership
 from natty.groups.elastic import ElasticAdmin
 from natty.groups.joining import JoinOptions
 from natty.groups.member import Membership
+from natty.groups.roster import TTL
 from natty.groups.static import StaticAdmin
 from natty.handler import Handler
 

@@ -9,6 +9,7 @@ from typing import Any
 from natty.groups.settings import ACK_WAIT
 from natty.groups.work import WorkOptions
 
+LAG_EVERY = 30.0  # seconds
 MAX_ACK_PENDING = 500  # Go's `cg` uses 1: an instance beside it must be given the same
 
 
@@ -49,6 +50,7 @@ class JoinOptions(WorkOptions):
     )
     consumer: dict[str, Any] = field(default_factory=dict)  # other settings of the consumer, by the server's names
     on_event: Callable[[MemberEvent], None] | None = None
+    lag_every: float = LAG_EVERY  # seconds between two counts of what waits in our partitions, for metrics; 0: none
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from natty.errors import ConsumerNotFoundError, StreamNotFoundError
+from natty.errors import ConsumerNotFoundError, NattyError, StreamNotFoundError
 from natty.groups.admin import GroupAdmin
 from natty.groups.elastic import ElasticAdmin
 from natty.groups.partitions import partition_filters
 from natty.groups.records import Record
 from natty.jetstream import JetStream
+from natty.observed import LAG
 from natty.stream import NANOSECONDS
+
+logger = logging.getLogger("natty.groups")
 
 IDLE = 5.0  # seconds after which the server removes a counting consumer, should we not be able to
 
@@ -69,3 +74,38 @@ async def _behind(jetstream: JetStream, admin: GroupAdmin[Any], record: Record, 
     made = await jetstream.request(f"CONSUMER.CREATE.{admin.consumed_stream}.{name}", body)
     await jetstream.request(f"CONSUMER.DELETE.{admin.consumed_stream}.{name}")
     return int(made["num_pending"])
+
+
+@dataclass(eq=False)
+class PartitionLag:
+    """What waited in a partition when it was counted last."""
+
+    waiting: int = 0
+
+
+async def count_lag(
+    jetstream: JetStream, admin: GroupAdmin[Any], member: str, every: float, partitions: Callable[[], Sequence[int]]
+) -> None:
+    """Count what waits in a member's partitions every so many seconds, for metrics, until cancelled.
+
+    `partitions` is asked each time: those that the member has no more are 0 here, whoever has them tells of them.
+    """
+    observed = jetstream.connection.observed
+    parts: dict[int, PartitionLag] = {}
+    try:
+        while True:
+            try:
+                counts = await lag(jetstream, admin, partitions())
+            except NattyError as error:
+                logger.info("what waits in %s can't be counted: %s", admin, error, extra={"action": "lag"})
+                counts = {}
+            for partition in parts.keys() - counts.keys():
+                observed.retire(parts.pop(partition))
+            for partition, waiting in counts.items():
+                part = parts.setdefault(partition, PartitionLag())
+                part.waiting = waiting
+                observed.add(part, LAG, admin.stream, admin.name, member, str(partition))
+            await asyncio.sleep(every)
+    finally:
+        for part in parts.values():
+            observed.retire(part)

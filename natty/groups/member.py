@@ -16,13 +16,16 @@ from natty.errors import (
     KeyNotFoundError,
     NattyError,
 )
+from natty.groups.elastic import ElasticAdmin
 from natty.groups.instance import Do, Instance, Own, Step
 from natty.groups.joining import MAX_ACK_PENDING, JoinOptions, MemberEvent, State
+from natty.groups.lag import count_lag
 from natty.groups.names import ELASTIC_BUCKET, STATIC_BUCKET, record_key
 from natty.groups.place import Place, seen
 from natty.groups.reading import Reading
 from natty.groups.records import ElasticRecord, Record, StaticRecord
 from natty.groups.settings import Timings
+from natty.groups.static import StaticAdmin
 from natty.groups.work import Work
 from natty.handler import Handler
 from natty.jetstream import JetStream
@@ -113,10 +116,13 @@ class Membership:
         observed.add(self.work, HANDLER, self.stream, self.consumer)
         observed.add(self, GROUP, self.source, self.group, self.member)
         self._jetstream.connection.listeners.append(self._on_connection)
-        self._tasks = [
-            asyncio.create_task(job, name=f"natty group {self._key} {self.member}")
-            for job in (self._follow_record(), self._reconcile())
-        ]
+        jobs = [self._follow_record(), self._reconcile()]
+        if every := self.options.lag_every:
+            admin = (ElasticAdmin if self._elastic else StaticAdmin)(self._jetstream, self.source, self.group)
+            jobs.append(
+                count_lag(self._jetstream, admin, self.member, every, lambda: self.partitions if self.pinned else ())
+            )
+        self._tasks = [asyncio.create_task(job, name=f"natty group {self._key} {self.member}") for job in jobs]
         return self
 
     async def __aexit__(
@@ -274,6 +280,10 @@ class Membership:
 
     def _begin(self, info: dict[str, Any]) -> None:
         config = info["config"]
+        if config["ack_policy"] == "all":
+            text = f"consumer {self.consumer} of {self.stream} acknowledges for all before it, as capture's does"
+            self._end(BadGroupError(f"{text}: nobody can handle its messages one by one; join another group"))
+            return
         timings = Timings(config["ack_wait"] / NANOSECONDS)
         wanted = self.options.settings
         if timings.ack_wait != wanted["ack_wait"] or config.get("max_ack_pending") != wanted["max_ack_pending"]:

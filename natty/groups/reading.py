@@ -7,31 +7,24 @@ from contextlib import aclosing, suppress
 from itertools import count
 from typing import Any
 
-import msgspec
-
 from natty.credit import size_of
 from natty.errors import ConsumerNotFoundError, NattyError, NoRespondersError, NotConnectedError
+from natty.groups.keeping import ANSWER, FLUSH_TIMEOUT, keep_pin
 from natty.groups.names import PRIORITY_GROUP
-from natty.groups.place import seen
 from natty.groups.settings import Timings
 from natty.groups.stint import Stint
 from natty.groups.work import Work, by_sequence, delivery_of, identity_of
 from natty.jetstream import JetStream
-from natty.leader import clock
-from natty.message import Batch, status_of
-from natty.pin import PIN_REFUSED, Pin
+from natty.message import Batch
+from natty.pin import Pin
 from natty.pull import Pull, PullOptions
 from natty.receipts import Receipts
-from natty.stream import NANOSECONDS
 
 logger = logging.getLogger("natty.groups")
 
-DRIFT = 0.02  # how far the server's clock and ours may differ in rate
 STOP_BEFORE = 0.1  # of the ack wait: handlers are stopped so long before the lease ends
 KEEP_EVERY = 1.0  # seconds at most between two requests that keep the pin
-ANSWER = 0.05  # seconds within which the server answers to a request that keeps the pin
 QUIET = 0.025  # seconds between two looks at what is not yet acknowledged
-FLUSH_TIMEOUT = 2.0
 
 
 class Reading:
@@ -58,7 +51,7 @@ class Reading:
         self.refused = False  # the server ended our requests: the consumer is gone, or has a new leader
         self._jetstream, self._timings, self._work = jetstream, timings, work
         self._changed, self._limit = changed, limit
-        self._lease = min(timings.ack_wait, timings.pinned_ttl) * (1 - DRIFT)
+        self._window = min(timings.ack_wait, timings.pinned_ttl)
         self._pin = Pin(PRIORITY_GROUP, self._pin_changed, self._on_refused, self._on_renewed)
         options = PullOptions(
             max_messages=credit[0],
@@ -186,21 +179,9 @@ class Reading:
             await asyncio.sleep(min(self._timings.ack_wait / (5 if kept else 50), KEEP_EVERY if kept else ANSWER))
 
     async def _keep(self, stint: Stint) -> bool:
-        """Ask with our pin for a message of a byte: none is that small. Return whether handlers may start.
-
-        Such a request restarts the pin's time. That the server took it says nothing yet: with nothing to deliver it
-        does so from anybody while nobody is pinned. Who is, it tells afterwards; an id is never given twice.
-        """
-        expires = min(ANSWER, self._timings.ack_wait / 10)
-        body = {"batch": 1, "max_bytes": 1, "expires": int(expires * NANOSECONDS), **self._pin.fields()}
-        sent = clock()
+        """Keep the pin; return whether handlers may start."""
         try:
-            answer = await self._jetstream.connection.request(
-                f"{self._jetstream.prefix}.CONSUMER.MSG.NEXT.{self.stream}.{self.consumer}",
-                msgspec.json.encode(body),
-                timeout=self._timings.ack_wait / 2,
-            )
-            info = await self._info()
+            kept = await keep_pin(self._jetstream, self.stream, self.consumer, self._pin, self._window)
         except (NoRespondersError, ConsumerNotFoundError):
             self._on_refused()
             return False
@@ -208,16 +189,16 @@ class Reading:
             return False
         if self.stint is not stint:
             return False
-        if status_of(answer[2])[0] == PIN_REFUSED or seen(info).pinned != stint.pin:
+        if not kept.ours:
             self._pin.forget()
             if not self._pull.stopping:
                 self._pull.renew()
             return False
-        stint.extend(min(sent + self._lease, self._limit()))
+        stint.extend(min(kept.until, self._limit()))
         if not stint.watched:
             self._watch_lease(stint)
         if not stint.open and not stint.over:
-            self._take_over(stint, info["num_ack_pending"], info["delivered"]["consumer_seq"])
+            self._take_over(stint, kept.info["num_ack_pending"], kept.info["delivered"]["consumer_seq"])
         return stint.may_start() or stint.over
 
     def _watch_lease(self, stint: Stint) -> None:

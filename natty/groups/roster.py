@@ -1,0 +1,84 @@
+"""Who is there: each one registers under a key of a bucket that lives some seconds unless it is stored again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing, suppress
+
+from natty.errors import KeyNotFoundError, NattyError, RevisionConflictError
+from natty.groups.keeping import DRIFT
+from natty.jetstream import JetStream
+from natty.kv import Bucket, Entry, Gone, PictureComplete, create_bucket
+from natty.leader import clock
+
+logger = logging.getLogger("natty.groups")
+
+MEMBERS_BUCKET = "natty-group-members"
+TTL = 5.0  # seconds
+
+
+class Roster:
+    """The registrations below a key, ours too: `prepare`, `register`, then `stay` beside the work, and `leave`.
+
+    `valid_until` is when ours ends at the earliest (`leader.clock`): before that nobody takes us for gone.
+    """
+
+    def __init__(self, jetstream: JetStream, key: str, name: str, ttl: float) -> None:
+        self.ttl = max(1.0, float(round(ttl)))
+        self.valid_until = 0.0
+        self._jetstream, self._key, self._name = jetstream, key, name
+        self._bucket = Bucket(jetstream, MEMBERS_BUCKET)
+        self._entry: Entry | None = None
+
+    def __repr__(self) -> str:
+        return f"Roster({self._key}.{self._name}, {self.valid_until - clock():.2f} s left)"
+
+    async def prepare(self) -> None:
+        """Make the bucket if there is none. NattyError."""
+        await create_bucket(self._jetstream, MEMBERS_BUCKET)
+
+    async def register(self) -> None:
+        """Tell that we are there. NattyError."""
+        sent, key = clock(), f"{self._key}.{self._name}"
+        revision = await self._bucket.put(key, b"{}", ttl=self.ttl)
+        self._entry = Entry(key, b"{}", revision)
+        self.valid_until = sent + self.ttl * (1 - DRIFT)
+
+    async def stay(self) -> None:
+        """Stay registered until cancelled; a registration that ran out, or was lost with its bucket, is made again."""
+        while True:
+            await asyncio.sleep(self.ttl / 4)
+            assert self._entry is not None
+            sent = clock()
+            try:
+                self._entry = await self._bucket.refresh(self._entry, ttl=self.ttl, timeout=self.ttl / 2)
+                self.valid_until = sent + self.ttl * (1 - DRIFT)
+            except (KeyNotFoundError, RevisionConflictError):
+                with suppress(NattyError):
+                    await self.register()
+            except NattyError as error:
+                logger.warning("%r: could not stay registered: %s", self, error, extra={"action": "registration"})
+
+    async def follow(self, live: set[str], changed: asyncio.Event) -> None:
+        """Keep `live` as the names of those who are there, and set `changed`, once the picture is complete."""
+        complete, told = False, None
+        async with aclosing(self._bucket.watch(f"{self._key}.*").__aiter__()) as events:
+            async for event in events:
+                if isinstance(event, PictureComplete):
+                    complete = True
+                else:
+                    name = event.key.removeprefix(f"{self._key}.")
+                    (live.discard if isinstance(event, Gone) else live.add)(name)
+                if complete and live != told:
+                    told = set(live)
+                    changed.set()
+
+    async def add(self, name: str) -> None:
+        """Register somebody else for good."""
+        await self._bucket.put(f"{self._key}.{name}", b"{}")
+
+    async def leave(self) -> None:
+        """Tell that we are gone; where that can't be told, the registration runs out."""
+        with suppress(NattyError):
+            await self._bucket.delete(f"{self._key}.{self._name}")
