@@ -17,7 +17,7 @@ from capture.merging import Engine, Group, Merged, Part
 from capture.picture import Picture
 from capture.planning import Policy, new_name, plan
 from capture.readback import Check, read_back
-from capture.retention import EVERYTHING, Retention
+from capture.retention import EVERYTHING, Retention, summed_up
 from capture.schedule import AT_ONCE, Schedule
 from capture.sequences import Sequences
 from capture.snapshots import ICEBERG
@@ -76,7 +76,7 @@ def apply(picture: Picture, groups: Sequence[Group], merged: Sequence[Merged], *
         consumed=[*unforgotten(picture.table, picture.manifest), *(path for path in inputs if path in blocks)],
         retired=[*picture.table.retired, *(Retired(path, now) for path in inputs if path in files)],
         of_manifest=picture.manifest.number,
-        removed=_with_repeated(picture.table.removed, groups, merged, now),
+        removed=_summed_up(_with_repeated(picture.table.removed, groups, merged, now), picture.manifest, now),
         columns=next((result.columns for result in merged if result.columns), picture.table.columns),
         created=now,
     )
@@ -130,6 +130,12 @@ def _with_repeated(
             both = Sequences.from_text(before.sequences) | Sequences.from_text(result.repeated)
             record[group.stream] = msgspec.structs.replace(before, sequences=both.to_text(), at=now)
     return sorted(record.values(), key=lambda one: one.stream)
+
+
+def _summed_up(removed: list[Removed], manifest: Manifest, now: float) -> list[Removed]:
+    """Return the record without the exact sequences that the manifest has summed up."""
+    below, recorded = {one.stream: one.below for one in manifest.removed}, {one.stream for one in removed}
+    return summed_up(removed, {stream: first for stream, first in below.items() if stream in recorded}, now)
 
 
 def _check_disjoint(table: Iterable[Stored], streams: set[str]) -> None:

@@ -119,9 +119,9 @@ class Spark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     properties_file: str = ""  # of Spark's own settings, as spark-submit takes it: a cluster's, with its secrets
     class_data: bool = True  # keep an archive of Spark's classes in the user's cache: sessions start in half the time
 
-    def options(self) -> SparkOptions:
-        """Return them for the driver."""
-        return SparkOptions(**msgspec.structs.asdict(self))
+    def options(self, *, queries: bool = False) -> SparkOptions:
+        """Return them for a driver that merges, or answers queries."""
+        return SparkOptions(**msgspec.structs.asdict(self), queries=queries)
 
 
 class Logging(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -157,6 +157,8 @@ class CaptureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     filter_subjects: list[str] = []
     start: int | str = ALL  # of a durable that is made now: "all", "new", a sequence, or a time
     ack: Literal["explicit", "all"] = "explicit"  # "all": one acknowledgement for all before it, by one node alone
+    group: str = ""  # of the stream, a static one: nodes share its members' consumers, and read no `durable`
+    member: str = ""  # of it: this node waits for the partitions of this one alone
     streams: list[str] | dict[str, Own] = []  # several, each an archive below the store; names, or [streams.NAME]
     keep_going: bool = False  # when one of several streams fails
     lease: Lease = 2.0  # seconds, of the sweep's leader
@@ -184,7 +186,8 @@ class CaptureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def block_limits(self) -> Limits:
         """Return when blocks are sealed. ConfigError. Where acks go in order, no block may hold them back for long."""
         limits = self.limits.limits()
-        return replace(limits, max_behind=int(NEARLY_FULL * limits.max_pending)) if self.ack == TOGETHER else limits
+        in_order = self.ack == TOGETHER or self.group
+        return replace(limits, max_behind=int(NEARLY_FULL * limits.max_pending)) if in_order else limits
 
     def consumer(self) -> Durable:
         """Return the durable consumer that a node reads. ConfigError."""
@@ -286,6 +289,15 @@ def contradictions(config: CaptureConfig, given: Given) -> list[str]:
             one.consumer()
     except ConfigError as error:
         return [given.blame(str(error), "stream", "streams", "start")]
+    return [given.blame(fault, "streams", "group", "member", "filter_subjects") for fault in _misgrouped(config)]
+
+
+def _misgrouped(config: CaptureConfig) -> list[str]:
+    for one in each(config):
+        if one.member and not one.group:
+            return [f"member {one.member} is one of a group: name the group, too"]
+        if one.group and one.filter_subjects:
+            return [f"group {one.group} decides which subjects are captured: leave filter_subjects out"]
     return []
 
 

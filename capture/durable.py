@@ -12,12 +12,14 @@ from capture.asked import Asked, read_record, write_record
 from capture.errors import ConfigError, NotStored
 from capture.stores import Store
 from natty import JetStreamError, Natty
+from natty.groups.names import PRIORITY_GROUP
 from natty.stream.listing import all_consumers
 
 ALL, NEW = "all", "new"
 STARTS = 'start must be "all", "new", a sequence from 1 on, or a time with its zone as in "2026-11-21T06:00:00Z"'
 EXPLICIT, TOGETHER = "explicit", "all"
 ACKS = f'ack must be "{EXPLICIT}" or "{TOGETHER}"'
+PINNED = {"priority_policy": "pinned_client", "priority_groups": [PRIORITY_GROUP]}
 ACK_ALL_SERVER = (2, 14)  # the first that takes up a consumer again where its acks end
 _WORK_QUEUE_ACK, _NOT_UNIQUE, _WORK_QUEUE_START = {10098}, {10099, 10100}, {10101}
 _FILTERS = {10093, 10136, 10138}
@@ -38,6 +40,7 @@ class Durable:
     start: int | str = ALL
     ack: str = EXPLICIT
     filter_subjects: tuple[str, ...] = ()
+    pinned: float = 0.0  # seconds after which a silent reader of a group's member is replaced; 0: of no group
 
     def __post_init__(self) -> None:
         if self.ack not in (EXPLICIT, TOGETHER):
@@ -52,6 +55,7 @@ class Durable:
             "filter_subjects": list(self.filter_subjects) or None,
             "ack_policy": self.ack,
             **delivery(self.start),
+            **(PINNED | {"priority_timeout": self.pinned} if self.pinned else {}),
         }
 
 
@@ -133,9 +137,8 @@ async def _explained(natty: Natty, wanted: Durable, error: JetStreamError) -> Co
     """Return what says what a work-queue stream, or a filter, wants; None if it is about something else."""
     what = f"stream {wanted.stream} is a work queue"
     if error.err_code in _WORK_QUEUE_ACK:
-        return ConfigError(
-            f'{what}: it takes no consumer that acknowledges several messages at once. Use ack = "explicit"'
-        )
+        way_out = "Leave group out" if wanted.pinned else 'Use ack = "explicit"'
+        return ConfigError(f"{what}: it takes no consumer that acknowledges several messages at once. {way_out}")
     if error.err_code in _WORK_QUEUE_START:
         return ConfigError(f'{what}: each of its messages has to be delivered. Use start = "all"')
     if error.err_code in _NOT_UNIQUE:

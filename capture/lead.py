@@ -203,14 +203,21 @@ class Duty:
 
         Metadata are absolute: else each new leader would write all of them anew, and the table would lose its past.
         """
-        said = (await Board(self.natty, self.config.name).read()).locations
-        differing = disagreement({**said, self.node: self.location})
+        differing = await self._differing()
         if not differing:
             return self.config.table
         log.error("the table stays where it is: %s", differing, extra={"action": "locations_differ"})
         head = await COMPACTION.reader(self.natty, self.config.name)()
         table = Table() if head is None else await chain.read(self.store, head, Table)
         return msgspec.structs.replace(self.config.table, location=base_location(table.iceberg) or self.location)
+
+    async def _differing(self) -> str:
+        """Return by what nodes differ in where the archive lies, or why that is not known; "" if they agree."""
+        try:
+            said = (await Board(self.natty, self.config.name).read()).locations
+        except (CaptureError, NattyError) as error:
+            return f"where it is for other nodes is not known: {error}"
+        return disagreement({**said, self.node: self.location})
 
     async def _earlier_time(self) -> float:
         """Return what is earlier, our time or the server's: nothing goes too early because one of them is ahead."""
@@ -253,6 +260,7 @@ class Sweeps:
             grace=config.sweep.grace,
             node=duty.node,
             retention=retention(config) if progress else EVERYTHING,  # nothing goes by one clock alone
+            begins={one.stream: one.first for one in progress},
         )
         await duty.store.remove_leftovers(config.sweep.grace, now)
         captured = await self._captured(report, progress)

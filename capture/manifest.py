@@ -54,6 +54,7 @@ class Removed(msgspec.Struct, frozen=True, kw_only=True):
 
     `sequences` (`Sequences.to_text`) are those of `objects` objects of `bytes` bytes, the last of them let go at `at`
     (Unix seconds). What other objects hold as well is there all the same. `capture.picture.Picture.removed` reads it.
+    Of the sequences before `below` no exact record is kept: neither archive nor stream had any of them any more.
     """
 
     stream: str
@@ -61,6 +62,7 @@ class Removed(msgspec.Struct, frozen=True, kw_only=True):
     objects: int
     bytes: int
     at: float
+    below: int = 0
 
 
 class Manifest(Document, frozen=True, kw_only=True):

@@ -14,6 +14,8 @@ from capture.config import CaptureConfig
 from capture.decoders import decoder
 from capture.durable import TOGETHER, prepare
 from capture.errors import CaptureError, NotDrained
+from capture.group import consumers
+from capture.grouped import GroupSource, roster_key
 from capture.head import COMPACTION, SWEEP
 from capture.hooks import Completion, Hook, hook
 from capture.identity import claim
@@ -141,6 +143,7 @@ class Node:
             stored=dict(self.stored),
             pending=self._blocks.pending + self._under_way.messages,
             oldest=max((age for age in (open_for, self._under_way.longest) if age is not None), default=None),
+            location=self._duty.location if self._duty and self._duty.can_compact else "",
         )
 
     async def _prepare(self, natty: Natty) -> None:
@@ -158,11 +161,12 @@ class Node:
     async def _claim(self, natty: Natty) -> None:
         stream = await stream_info(natty, self.config.stream)
         await claim(self.store, self.config.name, self.config.stream, stream["created"], self.config.signer())
-        await prepare(natty, self.store, self.config.consumer())
+        for wanted in await consumers(natty, self.config):
+            await prepare(natty, self.store, wanted)
 
     async def _capture(self, natty: Natty) -> None:
         config = self.config
-        source = Source(natty, config.stream, config.durable, ack_wait=config.ack_wait, together=config.ack == TOGETHER)
+        source = await self._source(natty)
         options = CommitOptions(
             node=self.name,
             interval=config.limits.interval,
@@ -193,6 +197,21 @@ class Node:
                     await capture(source, self._decode, self._partition, self._blocks, watched, slots=config.slots)
             finally:
                 self._unstored = source.read - self._settled if self._stopping.told else 0
+
+    async def _source(self, natty: Natty) -> Source | GroupSource:
+        config = self.config
+        if not config.group:
+            together = config.ack == TOGETHER
+            return Source(natty, config.stream, config.durable, ack_wait=config.ack_wait, together=together)
+        return GroupSource(
+            natty,
+            config.stream,
+            [one.name for one in await consumers(natty, config)],
+            roster="" if config.member else roster_key(config.stream, config.group),
+            ack_wait=config.ack_wait,
+            drain=config.drain,
+            seal=self._blocks.seal,
+        )
 
     def _count(self, completion: Completion) -> None:
         if completion.error is None:
@@ -228,7 +247,7 @@ class Node:
             self.name,
             self.stored,
             lambda: self.config.logging.summary_every,
-            lambda: read_backlog(natty, config.stream, config.durable),
+            lambda: read_backlog(natty, config),
         )
 
     async def _campaigns(self, natty: Natty) -> list[asyncio.Task[None]]:
@@ -245,6 +264,7 @@ class Node:
                 extra={"action": "no_spark"},
             )
         else:
+            duty.can_compact = True
             offices.append((COMPACTION.election(config.name), config.compaction.lease, duty.compact))
         return [
             asyncio.create_task(self._campaign(natty.election(name, lease=lease, node_name=self.name), work))

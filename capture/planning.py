@@ -20,7 +20,7 @@ SMALL = 0.75
 MERGED = {"parquet", "ndjson", "raw"}
 """The formats of blocks that the table takes in, however compressed. Others stay as they are: CSV lacks payloads."""
 SPLIT_BYTES = 2 << 30
-"""Inputs of more than this become several files, so that no job reads and sorts more at a time."""
+"""Inputs of more than this become several files, so that no task sorts much more at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from capture.asked import read_records
+from capture.config import CaptureConfig
 from capture.coverage import Coverage
 from capture.sequences import Sequences
 from capture.state import StreamState, server_time
@@ -67,13 +68,13 @@ class Progress:
         return (gaps & there) - Sequences.from_iterable(state.get("deleted") or ())
 
 
-async def read_progress(natty: Natty, store: Store, stream: str, durable: str) -> Progress | None:
+async def read_progress(natty: Natty, store: Store, stream: str, config: CaptureConfig) -> Progress | None:
     """Ask the server how far a stream is captured; None if it does not say, or has no such stream or consumer.
 
     StoreError; ManifestError if what was asked of a durable can't be read.
     """
     try:
-        backlog = await read_backlog(natty, stream, durable)
+        backlog = await read_backlog(natty, config, stream)
         info: dict[str, Any] = await natty.jetstream.request(f"STREAM.INFO.{stream}")
     except NattyError as error:
         log.info("it can't be told how far %s is captured: %s", stream, error, extra={"action": "no_progress"})

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from capture.config import CaptureConfig
 from capture.errors import NotStored, PurgeRefused
+from capture.group import consumer_names, consumer_states, consumers
 from capture.identity import Identity, read_claim, stream_path
 from capture.sequences import Sequences
 from capture.source import stream_info
 from capture.stores import Store
-from natty import Batch, ConsumerNotFoundError, JetStreamError, Natty
+from natty import Batch, JetStreamError, Natty
 from natty.deadletter.letter import nanoseconds
 from natty.jetstream import NO_MESSAGE
 from natty.ordered import CaughtUp, Ordered, OrderedOptions
@@ -150,8 +153,10 @@ async def _check_identity(store: Store, stream: str, created: str) -> None:
 async def _filters(natty: Natty, config: CaptureConfig, stream: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the subjects to be purged, none for all of them. PurgeRefused if it is not sure which are captured."""
     wanted = sorted(config.filter_subjects)
-    with suppress(ConsumerNotFoundError):
-        consumer = await natty.jetstream.request(f"CONSUMER.INFO.{config.stream}.{config.durable}")
+    if config.group:
+        members = await consumers(natty, msgspec.structs.replace(config, member=""))
+        wanted = sorted(subject for one in members for subject in one.filter_subjects)
+    for consumer in [] if config.group else await consumer_states(natty, config):
         found = consumer["config"].get("filter_subjects") or [consumer["config"].get("filter_subject") or ""]
         if (found := sorted(filter(None, found))) != wanted:
             raise PurgeRefused(
@@ -210,13 +215,14 @@ async def _first_since(natty: Natty, stream: str, present: Sequences, since: flo
 
 async def _floors(natty: Natty, config: CaptureConfig, last: int) -> dict[str, int]:
     """Return up to which sequence each other consumer, mirror and source is done. PurgeRefused if one doesn't say."""
-    consumers = await all_consumers(natty.jetstream, config.stream)
-    if consumers.missing:
+    found = await all_consumers(natty.jetstream, config.stream)
+    if found.missing:
         raise PurgeRefused(
-            f"nobody answers for consumer {consumers.missing[0]}: how far it is can't be told. Try again when its"
+            f"nobody answers for consumer {found.missing[0]}: how far it is can't be told. Try again when its"
             f" server is back, or ignore it with --ignore-consumers"
         )
-    others = [one for one in consumers.found if one["name"] != config.durable]
+    ours = await consumer_names(natty, config)
+    others = [one for one in found.found if one["name"] not in ours]
     floors = {f"consumer {one['name']}": _floor(one, last) for one in others}
     for one in (await all_streams(natty.jetstream)).found:
         floors |= _copied(config.stream, one, last)

@@ -14,6 +14,7 @@ from capture.errors import CaptureError, CompactionError, NotStored
 from capture.manifest import Stored
 from capture.planning import is_encrypted
 from capture.stores.contract import Store
+from capture.stores.ranges import StoredFile
 
 WHOLE_BYTES = 8 << 20
 """A file of up to this size is read as a whole, and its SHA-256 compared; of a larger one what is looked at is read."""
@@ -51,7 +52,7 @@ async def _differences(store: Store, output: Stored, keys: Keys | None) -> list[
         if output.bytes <= WHOLE_BYTES or is_encrypted(output):
             file: IO[bytes] = io.BytesIO(await _opened(store, output, keys))
         else:
-            file = io.BufferedReader(StoredFile(store, output))
+            file = io.BufferedReader(StoredFile(store, output.path, output.bytes))
         return await to_thread(check_table_file, file, output)
     except NotStored:
         return [f"it has no bytes in {store.url}"]
@@ -70,41 +71,3 @@ async def _opened(store: Store, output: Stored, keys: Keys | None) -> bytes:
     if keys is None:
         raise CompactionError("it is encrypted, and the leader has no keys to read it with")
     return keys.decrypt(data, output)
-
-
-class StoredFile(io.RawIOBase):
-    """An object as a file that is read piece by piece, by a thread that is not the event loop's."""
-
-    def __init__(self, store: Store, stored: Stored) -> None:
-        self._store = store
-        self._stored = stored
-        self._at = 0
-        self._loop = asyncio.get_running_loop()
-
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def seekable(self) -> bool:
-        """It is."""
-        return True
-
-    def tell(self) -> int:
-        """Return where the next read begins."""
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to where the next read begins."""
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._stored.bytes}[whence]
-        return self._at
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Fill the buffer from the store; fewer bytes only at the end."""
-        wanted = min(len(buffer), self._stored.bytes - self._at)
-        if wanted <= 0:
-            return 0
-        asked = self._store.get_range(self._stored.path, self._at, wanted)
-        data = asyncio.run_coroutine_threadsafe(asked, self._loop).result()
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)

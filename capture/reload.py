@@ -81,8 +81,12 @@ class ChangingBlocks(OpenBlocks):
     def change(self, limits: Limits) -> None:
         """Have other limits from now on."""
         if limits != self.limits:
-            self._sealed += super().seal_all()
+            self.seal()
             self.limits = limits
+
+    def seal(self) -> None:
+        """Have all that is open sealed."""
+        self._sealed += super().seal_all()
 
     def add(self, groups: Groups, *, now: float) -> list[SealedBlock]:
         """As in the pipeline, after what a change has sealed."""

@@ -15,6 +15,7 @@ from capture.audit import HeadReaders, audit
 from capture.chain import Head, latest_offline, read
 from capture.config import CaptureConfig
 from capture.errors import CaptureError, ManifestError, NotStored
+from capture.group import Position, consumer_states
 from capture.head import COMPACTION, SWEEP, head_readers
 from capture.identity import Identity, read_claim, stream_path
 from capture.manifest import Manifest, Stored
@@ -27,7 +28,7 @@ from capture.sweep import read_entries
 from capture.table import Table
 from capture.verdict import Holdings, StreamView, Verdict, compare
 from capture.verify import Progress, read_archive
-from natty import ConsumerNotFoundError, Natty, StreamNotFoundError
+from natty import Natty, StreamNotFoundError
 from natty.stream import stream_state
 
 JSON_VERSION = 1
@@ -252,15 +253,15 @@ async def _acknowledged(natty: Natty, config: CaptureConfig, store: Store) -> Ac
             f" made at {info['created']}: they have nothing in common. To check the archive alone, use --offline"
         )
     last, acks_delete = info["state"]["last_seq"], info["config"]["retention"] != "limits"
-    try:
-        consumer = await natty.jetstream.request(f"CONSUMER.INFO.{config.stream}.{config.durable}")
-    except ConsumerNotFoundError:
+    states = await consumer_states(natty, config)
+    if not states:
         return Acknowledged(last=last, floor=last, acks_delete=acks_delete)
+    position = Position.of(states)
     return Acknowledged(
         last=last,
-        floor=consumer["ack_floor"]["stream_seq"],
-        waiting=consumer["num_pending"] + consumer["num_ack_pending"],
-        delivered=consumer["delivered"]["stream_seq"],
+        floor=position.floor,
+        waiting=position.pending + position.unacked,
+        delivered=position.delivered,
         acks_delete=acks_delete,
     )
 
@@ -302,10 +303,11 @@ async def _view(natty: Natty, config: CaptureConfig, before: Acknowledged, recor
 async def _recorded_view(config: CaptureConfig, store: Store, recording: Recording) -> StreamView | None:
     """Return what was recorded of the stream; None if that was nothing, or not how far capture was."""
     record = recording.streams.get(config.stream)
-    if record is None or (consumer := record.consumers.get(config.durable)) is None:
-        return None
-    last = min(record.state["last_seq"], consumer.ack_floor.stream_seq)
     asked = await read_records(store, config.stream)
+    wanted = {one.durable for one in asked} if config.group else {config.durable}
+    if record is None or not (found := [record.consumers[name] for name in wanted & record.consumers.keys()]):
+        return None
+    last = min(record.state["last_seq"], *(consumer.ack_floor.stream_seq for consumer in found))
     begin = min((one.start for one in asked), default=1)
     whole = min((one.start for one in asked if not one.filter_subjects), default=last + 1 if asked else 1)
     return StreamView(
@@ -314,6 +316,6 @@ async def _recorded_view(config: CaptureConfig, store: Store, recording: Recordi
         deleted=recording.deleted(config.stream),
         unwanted=Sequences.from_range(1, begin - 1),
         doubtful=Sequences.from_range(begin, whole - 1),
-        delivered=consumer.delivered.stream_seq,
+        delivered=min(consumer.delivered.stream_seq for consumer in found),
         acks_delete=record.configurations[-1].config["retention"] != "limits",
     )

@@ -105,7 +105,22 @@ def recorded(removed: Iterable[Removed], objects: Iterable[Stored], at: float) -
             objects=before.objects + len(gone),
             bytes=before.bytes + sum(one.bytes for one in gone),
             at=at,
+            below=before.below,
         )
+    return sorted(record.values(), key=lambda one: one.stream)
+
+
+def summed_up(removed: Iterable[Removed], below: Mapping[str, int], at: float) -> list[Removed]:
+    """Return the record, which says of the sequences before a stream's number in `below` only that they are gone; pure.
+
+    An exact set of them would grow with the stream's age, wherever sequences of other subjects lie between them.
+    """
+    record = {one.stream: one for one in removed}
+    for stream, first in below.items():
+        before = record.get(stream) or Removed(stream=stream, sequences="", objects=0, bytes=0, at=at)
+        if first > max(1, before.below):
+            left = Sequences.from_text(before.sequences) - Sequences.from_range(1, first - 1)
+            record[stream] = msgspec.structs.replace(before, sequences=left.to_text(), below=first)
     return sorted(record.values(), key=lambda one: one.stream)
 
 
@@ -113,5 +128,5 @@ def removed_sequences(*records: Iterable[Removed]) -> Mapping[str, Sequences]:
     """Return, by stream, the sequences of what was removed according to one or more records."""
     sets: dict[str, list[Sequences]] = defaultdict(list)
     for one in (one for record in records for one in record):
-        sets[one.stream].append(Sequences.from_text(one.sequences))
+        sets[one.stream] += [Sequences.from_text(one.sequences), Sequences.from_range(1, one.below - 1)]
     return {stream: Sequences.union_of(held) for stream, held in sets.items()}

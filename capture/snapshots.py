@@ -5,12 +5,14 @@ Nothing here reads or writes Iceberg's own files: `capture.iceberg` does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated
+from urllib.parse import unquote
 
 import msgspec
 
 from capture.manifest import quote_key
+from capture.stores.contract import Store
 
 ICEBERG = "iceberg/"
 """Where the tables' metadata lie, below the archive; their data files are the table's own."""
@@ -63,6 +65,50 @@ class Iceberg(msgspec.Struct, frozen=True, kw_only=True):
     def held(self) -> set[str]:
         """Return what is named by snapshots of the past only."""
         return {path for one in self.snapshots for path in one.dropped}
+
+
+class TableState(msgspec.Struct, frozen=True, kw_only=True):
+    """What is told of a stream's Iceberg table: how many snapshots it has, which is the current one, since when.
+
+    `current` is its id, as text since JSON's readers have no numbers of 64 bits; `made` and `expires`, when the next
+    snapshot of the past goes (None: there is none), are Unix seconds. `location` is where engines find the table.
+    """
+
+    stream: str
+    location: str
+    snapshots: int
+    current: str
+    made: float
+    expires: float | None
+
+
+def table_states(tables: Mapping[str, Iceberg], rule: Expiry) -> list[TableState]:
+    """Return what there is to tell of these tables, by stream; pure."""
+    return [
+        TableState(
+            stream=stream,
+            location=one.location,
+            snapshots=len(one.snapshots),
+            current=str(one.snapshots[-1].id),
+            made=one.snapshots[-1].made,
+            expires=one.snapshots[1].made + rule.keep_for if len(one.snapshots) > rule.keep_snapshots else None,
+        )
+        for stream, one in sorted(tables.items())
+    ]
+
+
+def archive_location(store: Store, said: str = "") -> str:
+    """Return the URL that paths of the archive are below, without a slash at its end: what is `said`, or the store's.
+
+    Iceberg's metadata consist of absolute locations. It is plain text: Iceberg's readers take a percent sign in it, or
+    in a path below it, for nothing but itself.
+    """
+    return (said or unquote(store.url.partition("?")[0])).rstrip("/")
+
+
+def base_location(tables: Mapping[str, Iceberg]) -> str:
+    """Return the archive's URL as it stands in the metadata of these tables, by stream; "" if there are none."""
+    return next((one.location.removesuffix(f"/{folder(stream)}") for stream, one in sorted(tables.items())), "")
 
 
 def folder(stream: str) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from capture.errors import FormatError
+from capture.snapshots import TableState
 from natty import Bucket, BucketNotFoundError, KeyNotFoundError, Natty, NattyError
 
 BUCKET = "capture_state"
@@ -75,7 +76,8 @@ class ArchiveState(msgspec.Struct, frozen=True, kw_only=True):
     swept at `swept`, in `seconds`, and does so every `every` seconds. `blocks` wait for the compaction. The last
     sweep has `adopted` new ones, could not adopt `unadopted`, let go of `let_go` and of `expired` by retention, and
     deleted `deleted` objects. `dangling` entries have no block, `unreadable` ones can't be read. The table is that of
-    `compacted`, by `compactor`. `retained` is what retention has removed so far, in objects and bytes.
+    `compacted`, by `compactor`; `tables` are the Iceberg tables of it. `removed_objects` and `removed_bytes` are what
+    retention has removed so far.
     """
 
     archive: str
@@ -106,6 +108,7 @@ class ArchiveState(msgspec.Struct, frozen=True, kw_only=True):
     removed_objects: int = 0
     removed_bytes: int = 0
     streams: list[StreamState] = []
+    tables: list[TableState] = []
     format: int = FORMAT
 
 
@@ -113,7 +116,8 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     """What a node says of itself, every `every` seconds: since when it runs (Unix seconds), and what it has stored.
 
     `stored` counts messages, blocks, bytes. `pending` messages are in open blocks, the oldest of which is open for
-    `oldest` seconds (None: there is none).
+    `oldest` seconds (None: there is none). `location` is the archive's URL as it would write it into the table's
+    metadata; "" if it can't lead the compaction.
     """
 
     node: str
@@ -123,6 +127,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     stored: dict[str, int] = {}
     pending: int = 0
     oldest: float | None = None
+    location: str = ""
     format: int = FORMAT
 
 
@@ -147,6 +152,11 @@ class View:
     ago: float
     nodes: list[Heard]
 
+    @property
+    def locations(self) -> Mapping[str, str]:
+        """Where the archive lies according to each node that runs and can lead the compaction."""
+        return {one.node.node: one.node.location for one in self.nodes if one.node.location and not one.is_late}
+
     def troubles(self, *, leader: str) -> list[str]:
         """Return a sentence for each thing that is wrong; `leader` leads the sweep as far as the election tells."""
         found = [] if leader else ["nobody leads the sweep: what is stored is not adopted"]
@@ -157,11 +167,21 @@ class View:
         found += [missing for one in self.state.streams if (missing := one.missing_sentence())]
         found += [f"{path} is named by an entry, and not there" for path in self.state.dangling]
         found += [f"an entry can't be read: {text}" for text in self.state.unreadable]
+        found += [differing] if (differing := disagreement(self.locations)) else []
         return found + [
             f"{one.node.node} was not heard of for {one.ago:.0f} s, and says something every {one.node.every:g} s"
             for one in self.nodes
             if one.is_late
         ]
+
+
+def disagreement(locations: Mapping[str, str]) -> str:
+    """Return the sentence for nodes, by name, that know the archive by different URLs; "" if they agree."""
+    by_location = {location: node for node, location in sorted(locations.items(), reverse=True)}
+    if len(by_location) < 2:
+        return ""
+    said = ", ".join(f"{location} ({node})" for location, node in sorted(by_location.items()))
+    return f"nodes know the archive by different URLs, {said}: set [table] location to the one of engines on all nodes"
 
 
 class Board:

@@ -22,6 +22,8 @@ class Own(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     filter_subjects: list[str] | None = None
     start: int | str | None = None
     ack: Literal["explicit", "all"] | None = None
+    group: str | None = None
+    member: str | None = None
 
 
 def each(config: CaptureConfig) -> list[CaptureConfig]:

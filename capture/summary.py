@@ -10,7 +10,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from natty import Natty, NattyError
+from capture.config import CaptureConfig
+from capture.group import Position, consumer_states
+from natty import ConsumerNotFoundError, Natty, NattyError
 
 log = logging.getLogger(__name__)
 
@@ -31,19 +33,27 @@ class Backlog:
     gets_all: bool = True
 
 
-async def read_backlog(natty: Natty, stream: str, durable: str) -> Backlog:
-    """Ask the server. NattyError."""
-    info = await natty.jetstream.request(f"CONSUMER.INFO.{stream}.{durable}")
-    config, pending, unacked = info["config"], int(info["num_pending"]), int(info["num_ack_pending"])
-    filters = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
-    after = int(info["ack_floor"]["stream_seq"]) + 1
-    times = [await _stored_at(natty, stream, after, subject) for subject in filters] if pending or unacked else []
+async def read_backlog(natty: Natty, config: CaptureConfig, stream: str = "") -> Backlog:
+    """Ask the server about a stream, the configuration's by default. NattyError."""
+    stream = stream or config.stream
+    states = await consumer_states(natty, config, stream)
+    if not states:
+        raise ConsumerNotFoundError(f"stream {stream} has no consumer that captures it")
+    position = Position.of(states)
+    filters: list[str] = []
+    oldest: list[float | None] = []
+    for one in states:
+        wanted = one["config"].get("filter_subjects") or [one["config"].get("filter_subject") or ">"]
+        filters += wanted
+        if one["num_pending"] or one["num_ack_pending"]:
+            after = int(one["ack_floor"]["stream_seq"]) + 1
+            oldest += [await _stored_at(natty, stream, after, subject) for subject in wanted]
     return Backlog(
-        pending=pending,
-        unacked=unacked,
-        oldest=min((at for at in times if at is not None), default=None),
-        acked=after - 1,
-        gets_all=filters == [">"],
+        pending=position.pending,
+        unacked=position.unacked,
+        oldest=min((at for at in oldest if at is not None), default=None),
+        acked=position.floor,
+        gets_all=">" in filters,
     )
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -20,7 +20,7 @@ from capture.manifest import (
     entry_block,
     entry_path,
 )
-from capture.retention import EVERYTHING, Expired, Retention, recorded, removed_sequences
+from capture.retention import EVERYTHING, Expired, Retention, recorded, removed_sequences, summed_up
 from capture.sequences import Sequences
 from capture.stores.contract import Listing, Store
 from capture.table import Table
@@ -32,6 +32,8 @@ It is what readers of an older picture get, and what a writer has between a bloc
 gives up, without an ack, if its entry was not durable within half of this.
 """
 CONCURRENCY = 16
+NOWHERE: Mapping[str, int] = {}
+"""Of no stream it is known where it begins."""
 
 log = logging.getLogger(__name__)
 
@@ -93,12 +95,14 @@ def plan_sweep(
     now: float,
     grace: float = GRACE,
     retention: Retention = EVERYTHING,
+    begins: Mapping[str, int] = NOWHERE,
 ) -> SweepPlan:
     """Decide what to adopt, what to let go and what to remove; pure.
 
     `objects` is a listing of the archive, in which blocks were listed before entries, and both before the manifest was
     read: then what nothing names was not merely overtaken. `entries` are the listed entries that were read. The table
-    is a committed one, however old: what it names as consumed stays consumed.
+    is a committed one, however old: what it names as consumed stays consumed. `begins` are the first sequences that the
+    streams have, as far as that is known.
     """
     listed = {one.path for one in objects}
     consumed = set(table.consumed) if table else set()
@@ -133,7 +137,11 @@ def plan_sweep(
             retired=[*kept, *let_go, *(Retired(path, now) for path in sorted(gone))],
             of_table=max(manifest.of_table, table.number if table else 0),
             table=[] if table else manifest.table,
-            removed=recorded(manifest.removed, (one.object for one in expired), now),
+            removed=summed_up(
+                recorded(manifest.removed, (one.object for one in expired), now),
+                _gone_before(manifest, table, waiting, begins),
+                now,
+            ),
             created=now,
         )
         if changed
@@ -154,6 +162,18 @@ def _expired(
     ours = {one.path for one in blocks}
     files = table.files if table else manifest.table
     return [one for one in retention.expired([*blocks, *files], now) if one.object.path in ours]
+
+
+def _gone_before(
+    manifest: Manifest, table: Table | None, waiting: list[Stored], begins: Mapping[str, int]
+) -> Mapping[str, int]:
+    """Return, for streams of which something was removed, before which sequence neither archive nor stream has any."""
+    if manifest.of_table > (table.number if table else 0):
+        return NOWHERE
+    held = [*waiting, *(table.files if table else manifest.table)]
+    removed = {one.stream for one in (*manifest.removed, *(table.removed if table else ()))}
+    firsts = {stream: [one.first for one in held if one.stream == stream] for stream in removed & begins.keys()}
+    return {stream: min([begins[stream], *found]) for stream, found in firsts.items()}
 
 
 def _superseded(entries: list[Stored], manifest: Manifest, blocks: list[Stored], table: Table | None) -> set[str]:
@@ -208,16 +228,18 @@ async def sweep(
     grace: float = GRACE,
     node: str = "",
     retention: Retention = EVERYTHING,
+    begins: Mapping[str, int] = NOWHERE,
 ) -> SweepReport:
     """Adopt stored blocks into the manifest, let go of those that the table has consumed or that retention removes.
 
     Then remove leftovers. May be stopped anywhere and run again, or by two at once: nothing is deleted before the
-    manifest that makes it superfluous is committed. Fenced, with nothing deleted, if this term is over.
+    manifest that makes it superfluous is committed. Fenced, with nothing deleted, if this term is over. `begins` are
+    the first sequences that the streams have, asked before.
     """
     objects = await _listed(store)
     head, manifest = await current(store, pointer, Manifest, now)
     table, entries, objects, unreadable = await _seen(store, manifest, table_head, objects)
-    plan = plan_sweep(manifest, table, entries, objects, now=now, grace=grace, retention=retention)
+    plan = plan_sweep(manifest, table, entries, objects, now=now, grace=grace, retention=retention, begins=begins)
     if plan.manifest is not None:
         head = await chain.commit(store, pointer, head, msgspec.structs.replace(plan.manifest, leader=node))
 

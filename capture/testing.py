@@ -78,11 +78,11 @@ class ArrowEngine:
         return [msgspec.structs.replace(one, columns=write_columns(columns.run)) for one in merged]
 
     async def _merge(self, store: Store, group: Group, columns: Any) -> Merged:
-        from capture.writers.inmemory import merge_in_memory
+        from capture.writers.merge import merge_group
 
         if why := columns.why_not(group):
             return Merged(failed=why)
         try:
-            return await merge_in_memory(store, group, columns.of(group.inputs), self._keys, stored_ns=time.time_ns())
+            return await merge_group(store, group, columns.of(group.inputs), self._keys, stored_ns=time.time_ns())
         except CaptureError as error:
             return Merged(failed=str(error))

@@ -41,6 +41,8 @@ _FLAGS = {
     "stream": "stream",
     "store": "store",
     "durable": "durable",
+    "group": "group",
+    "member": "member",
     "node_name": "node",
     "decoder": "decoder",
     "partition": "partition",
@@ -130,8 +132,8 @@ def problems(given: Given) -> list[str]:
 
     if faulty.isdisjoint(RELATED):
         found += contradictions(config, given)
-    for kind, name in (("stream", config.stream), ("durable", config.durable)):
-        if name:
+    for kind in ("stream", "durable", "group", "member"):
+        if name := getattr(config, kind):
             tried(check_name, kind, name, of=(kind,))
     for name in config.streams:
         tried(check_name, "stream", name, of=("streams",))

@@ -20,7 +20,7 @@ from natty import NattyError
 from natty.cli import connect
 from natty.cli.run import EXIT_ERROR, run_async
 
-COLLECT_AFTER = 100_000, 50, 100
+COLLECT_AFTER = 500_000, 50, 100
 """When the collector of cycles runs (`gc.set_threshold`): messages are many, in no cycle, and it looks at them all."""
 
 THREADS_END_WITHIN = 5.0  # seconds that a thread may go on, when the node has ended
@@ -37,6 +37,10 @@ def run(
     durable: Annotated[
         str | None, typer.Option(help="The durable consumer; nodes that share it share the work.")
     ] = None,
+    group: Annotated[
+        str | None, typer.Option(help="A static group of the stream, whose partitions the nodes share.")
+    ] = None,
+    member: Annotated[str | None, typer.Option(help="Read the partitions of this member of the group alone.")] = None,
     node_name: Annotated[str | None, typer.Option(help="This node's name; host and process by default.")] = None,
     decoder: Annotated[str | None, typer.Option(help="raw, json, message or module:function.")] = None,
     partition: Annotated[
@@ -55,6 +59,8 @@ def run(
         "stream": stream,
         "store": store,
         "durable": durable,
+        "group": group,
+        "member": member,
         "node": node_name,
         "decoder": decoder,
         "partition": partition,
@@ -80,6 +86,7 @@ def run(
     else:
         node = Node(wanted[0], load=lambda: load()[0], on_reload=on_reload)
     last = _LastResort()
+    gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)
     try:
         run_async(last.after(_served(node, metrics) if metrics else node.run()))

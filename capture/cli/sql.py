@@ -82,5 +82,5 @@ async def _by_spark(config: CaptureConfig, objects: list[Stored], query: str, sc
         payload_schema=schema,
         repeated=not all(share.is_whole for share in plan),
     )
-    async with SparkDriver(config.spark.options(), key_file=config.key_file) as spark:
+    async with SparkDriver(config.spark.options(queries=True), key_file=config.key_file) as spark:
         return await spark.query(config.store, {"messages": view}, query)

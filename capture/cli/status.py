@@ -19,6 +19,7 @@ from rich.text import Text
 
 from capture.cli import settings
 from capture.config import CaptureConfig
+from capture.snapshots import TableState
 from capture.state import ArchiveState, Heard, StreamState
 from capture.status import Status, look
 from capture.streams import each
@@ -139,6 +140,9 @@ def _archive(status: Status, state: ArchiveState) -> Table:
         compacted = f"; compacted {_age(time.time() - state.compacted)} ago by {state.compactor or 'nobody'}"
     files = f"{state.files:,} files, {state.rows:,} messages, {_size(state.table_bytes)}"
     table.add_row(f"table {state.table}", files + compacted)
+    for one in state.tables:
+        known = f"{one.snapshots:,} snapshots, the current one {one.current} of {_time(one.made)}"
+        table.add_row(f"Iceberg {one.stream}", f"{known}; {_going(one)}")
     if state.removed_objects:
         table.add_row("retention", f"has removed {state.removed_objects:,} objects, {_size(state.removed_bytes)}")
     return table
@@ -172,6 +176,14 @@ def _nodes(nodes: list[Heard]) -> Table:
             Text(f"{_age(one.ago)} ago", style="red" if one.is_late else ""),
         )
     return table
+
+
+def _going(table: TableState) -> str:
+    """Return when a snapshot goes next, for people; what is due goes with the compaction's next look."""
+    if table.expires is None:
+        return "none expires"
+    left = table.expires - time.time()
+    return f"the next expires in {_age(left)}" if left > 0 else "the next has expired"
 
 
 def _time(at: float) -> str:

@@ -16,7 +16,6 @@ from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from capture.chain import Retired
 from capture.errors import ManifestError, NotStored
 from capture.iceberg.facts import data_file, read_footer
-from capture.iceberg.location import archive_location
 from capture.iceberg.memory import MemoryFiles
 from capture.iceberg.schema import evolved, new_metadata
 from capture.iceberg.snapshot import Added, Read, add_snapshot, without_snapshots
@@ -26,6 +25,7 @@ from capture.snapshots import (
     Expiry,
     Iceberg,
     Snapshot,
+    archive_location,
     count_expired,
     folder,
     hint_path,

@@ -19,6 +19,7 @@ from capture import chain
 from capture.chain import HeadReader
 from capture.snapshots import folder
 from capture.stores.contract import Store
+from capture.stores.ranges import StoredFile
 from capture.table import Table as Committed
 
 READ_AHEAD = 1024 * 1024
@@ -120,35 +121,7 @@ class _StoredFile(InputFile):
         return any(one.path == self._path for one in _answered(self._store.list(self._path), self._loop))
 
     def open(self, seekable: bool = True) -> Any:
-        return io.BufferedReader(_Ranges(self._store, self._path, len(self), self._loop), READ_AHEAD)
-
-
-class _Ranges(io.RawIOBase):
-    """An object of a store as a file: each read is a range of it."""
-
-    def __init__(self, store: Store, path: str, length: int, loop: asyncio.AbstractEventLoop) -> None:
-        self._store, self._path, self._length, self._loop = store, path, length, loop
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        wanted = max(0, min(len(buffer), self._length - self._at))
-        data = _answered(self._store.get_range(self._path, self._at, wanted), self._loop) if wanted else b""
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
+        return io.BufferedReader(StoredFile(self._store, self._path, len(self), self._loop), READ_AHEAD)
 
 
 def _answered(question: Coroutine[Any, Any, Answer], loop: asyncio.AbstractEventLoop) -> Answer:

@@ -77,6 +77,13 @@ function streams(list) {
   ]));
 }
 
+function tables(list, now) {
+  return table("Iceberg tables", ["stream", "snapshots", "current", "since", "next expires"], list.map(one => [
+    one.stream, count(one.snapshots), one.current, new Date(1000 * one.made).toISOString().slice(0, 19).replace("T", " "),
+    one.expires === null ? "none" : one.expires > now / 1000 ? `in ${age(one.expires - now / 1000)}` : "due",
+  ]));
+}
+
 function nodes(list) {
   return table("nodes", ["node", "version", "since", "messages", "blocks", "size", "pending", "oldest", "heard"], list.map(one => [
     one.node, one.version, new Date(1000 * one.since).toISOString().slice(0, 19).replace("T", " "), count(one.stored.messages ?? 0),
@@ -108,6 +115,7 @@ function section(archive, now) {
       ["removed by retention", `${count(state.removed_objects)} objects, ${size(state.removed_bytes)}`],
     ]));
     parts.push(streams(state.streams));
+    if (state.tables?.length) parts.push(tables(state.tables, now));
   }
   parts.push(nodes(archive.nodes));
   return made("section", parts, { id: `archive-${archive.archive}` });

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import io
-from collections.abc import Coroutine, Mapping
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 from pyarrow import NativeFile, PythonFile
 from pyarrow.fs import FileInfo, FileSystemHandler, FileType
 
 from capture.stores.contract import Store
-
-T = TypeVar("T")
+from capture.stores.ranges import StoredFile
 
 
 class StoreFiles(FileSystemHandler):  # type: ignore[misc] # pyarrow has no types
@@ -36,7 +34,7 @@ class StoreFiles(FileSystemHandler):  # type: ignore[misc] # pyarrow has no type
 
     def open_input_file(self, path: str) -> NativeFile:
         """Return an object, to be read at any place."""
-        return PythonFile(_Object(self, path, self._sizes[path]), mode="r")
+        return PythonFile(StoredFile(self._store, path, self._sizes[path], self._loop), mode="r")
 
     def open_input_stream(self, path: str) -> NativeFile:
         """Return an object, to be read from its beginning."""
@@ -52,40 +50,7 @@ class StoreFiles(FileSystemHandler):  # type: ignore[misc] # pyarrow has no type
     get_file_info_selector = open_output_stream = open_append_stream = copy_file = move = _refused
     create_dir = delete_dir = delete_dir_contents = delete_root_dir_contents = delete_file = _refused
 
-    def read(self, path: str, start: int, length: int) -> bytes:
-        """Return a part of an object; in whichever thread."""
-        return self._wait(self._store.get_range(path, start, length))
-
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
     def __eq__(self, other: object) -> bool:
         return self is other
 
     __hash__ = object.__hash__
-
-
-class _Object(io.RawIOBase):
-    def __init__(self, files: StoreFiles, path: str, size: int) -> None:
-        self._files, self._path, self._size = files, path, size
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def read(self, size: int | None = -1) -> bytes:
-        left = max(0, self._size - self._at)
-        wanted = left if size is None or size < 0 else min(size, left)
-        data = self._files.read(self._path, self._at, wanted) if wanted else b""
-        self._at += len(data)
-        return data

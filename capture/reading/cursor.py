@@ -27,6 +27,11 @@ class Cursor:
         return f"Cursor({self._left:,} rows left)"
 
     @property
+    def left(self) -> int:
+        """How many rows are still to be given."""
+        return self._left
+
+    @property
     def ended(self) -> bool:
         """Whether all was given."""
         return self._rows is None

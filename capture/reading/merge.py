@@ -28,23 +28,23 @@ from capture.manifest import Manifest, Stored
 from capture.picture import read_picture
 from capture.reading.cursor import Cursor, given, position
 from capture.reading.shares import EVERYTHING, Selection, Share, shares, widest
-from capture.reading.spool import Room, Spooled, kept, spool
+from capture.reading.spool import Room, Spooled, Work, kept, spool
 from capture.record import Record, Records
 from capture.sequences import MAXIMUM
 from capture.stores import Store
 from capture.sweep import read_entries
 from capture.table import Table
 from capture.writers.envelope import SCHEMA
-from capture.writers.pieces import PIECE_BYTES, PIECE_ROWS, pieces
+from capture.writers.pieces import PIECE_BYTES, PIECE_ROWS, cut, pieces
 from natty import Natty
 
 MEMORY_BYTES = 64 << 20
-"""What open objects may take of memory; the rest of them is in temporary files."""
-BATCH_ROWS = PIECE_ROWS
+"""What a merge may take of memory: a quarter each for objects as they were fetched, for the pieces that are decoded,
+for those that are put in order, and for what one object takes while it is decoded. The rest is in temporary files."""
 AHEAD = 2
 """Objects that are fetched before they are needed."""
-FEW = 8
-"""So many objects that overlap are read where they are; of more each would take too much memory to be decoded."""
+FAN_IN = 8
+"""So many objects are open at once, each with a piece. Where more overlap, some are merged into one first."""
 SMALLEST_PIECE = 16 << 10  # bytes
 AT_ONCE = 16  # blocks that are looked for
 
@@ -150,8 +150,9 @@ async def merged(
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     """Yield what a plan says, ascending; it is that of `shares`. Raises as `stored` does, and Gone.
 
-    Objects overlap, since their keys and their nodes differ: as many are open as do. `also` are rows of other sequences
-    that are merged with them.
+    Objects overlap, since their keys and their nodes differ: FAN_IN are open at once. `also` are rows of other
+    sequences that are merged with them. `memory_bytes` is what it takes, beside that of FAN_IN messages if they are
+    larger than a piece, and of one object as a whole where that is no plain Parquet.
     """
     opener = _Opener(plan, keys, columns, memory_bytes)
     waiting = deque(plan)
@@ -160,12 +161,15 @@ async def merged(
         1, "capture-merge"
     )  # one: what Arrow frees in a thread is for the same one to use again
     work = partial(asyncio.get_running_loop().run_in_executor, worker)
-    async with aclosing(_spooled(store, plan, opener.room)) as spooled:
+    async with aclosing(_spooled(store, plan, opener.room, work)) as spooled:
         try:
             while waiting or active:
                 while waiting and waiting[0].given.first <= min((one.head for one in active), default=MAXIMUM):
+                    if len(active) >= FAN_IN:
+                        await work(opener.fold, active)
                     await work(opener.open, waiting.popleft(), await anext(spooled), active)
-                rows = await work(_step, active, waiting[0].given.first - 1 if waiting else MAXIMUM)
+                upto = waiting[0].given.first - 1 if waiting else MAXIMUM
+                rows = await work(_step, active, upto, opener.piece_bytes)
                 active = [one for one in active if not one.ended]
                 for batch in rows:
                     yield batch
@@ -179,49 +183,64 @@ def _close(cursors: list[Cursor]) -> None:
         one.close()
 
 
-def _step(active: list[Cursor], upto: int) -> list[pa.RecordBatch]:
+def _step(active: list[Cursor], upto: int, most_bytes: int) -> list[pa.RecordBatch]:
     """Return the next rows: as far as all that may hold them has been decoded."""
     upto = min([upto, *(one.last for one in active)])
     parts = [one.take(upto) for one in active if one.head <= upto]
     if len(parts) == 1:
         return parts
-    rows = pa.Table.from_batches(parts).sort_by("sequence")
-    most = max(1, min(BATCH_ROWS, len(rows) * PIECE_BYTES // max(1, rows.nbytes)))
-    return list(rows.combine_chunks().to_batches(max_chunksize=most))
+    rows = pa.Table.from_batches(parts).sort_by("sequence").combine_chunks()
+    return [piece for batch in rows.to_batches(max_chunksize=PIECE_ROWS) for piece in cut(batch, most_bytes)]
 
 
 class _Opener:
     """Opens objects such that those which are open together take no more memory than they may."""
 
     def __init__(self, plan: Sequence[Share], keys: Keys | None, columns: Sequence[str], memory_bytes: int) -> None:
-        together = max(1, widest(plan))
-        self.room = Room(memory_bytes // 2)
-        self._few = together <= FEW
+        together = min(FAN_IN, max(1, widest(plan)))
+        self.room = Room(memory_bytes // 4)
+        self.piece_bytes = max(SMALLEST_PIECE, min(PIECE_BYTES, memory_bytes // 4 // together))
         self._keys = keys
         self._columns = columns
-        self._piece_bytes = max(SMALLEST_PIECE, min(PIECE_BYTES, memory_bytes // 2 // together))
+        self._where_it_is: Cursor | None = None
 
     def open(self, share: Share, spooled: Spooled, active: list[Cursor]) -> None:
-        """Add the cursor of an object."""
-        rows = pieces(spooled.source, share.stored, self._keys, columns=self._columns, piece_bytes=self._piece_bytes)
+        """Add the cursor of an object.
+
+        One at a time is read where it is: a page takes memory. The others are decoded one after the other, and kept.
+        """
+        rows = pieces(spooled.source, share.stored, self._keys, columns=self._columns, piece_bytes=self.piece_bytes)
         mine, count = given(share, rows), len(share.given)
-        if self._few and share.stored.format == "parquet":
-            active.append(Cursor(mine, count, spooled.close))
+        if share.stored.format == "parquet" and (self._where_it_is is None or self._where_it_is.ended):
+            self._where_it_is = Cursor(mine, count, spooled.close)
+            active.append(self._where_it_is)
             return
         try:
             active.append(Cursor(kept(mine, self.room), count))
         finally:
             spooled.close()
 
+    def fold(self, active: list[Cursor]) -> None:
+        """Merge into one the half that has the least left: so no row is moved more often than is needed."""
+        active.sort(key=lambda one: one.left)
+        few = active[: FAN_IN // 2]
+        count = sum(one.left for one in few)
+        active[: len(few)] = [Cursor(kept(self._rows_of(few), self.room), count)]
 
-async def _spooled(store: Store, plan: Sequence[Share], room: Room) -> AsyncGenerator[Spooled, None]:
+    def _rows_of(self, cursors: list[Cursor]) -> Iterator[pa.RecordBatch]:
+        while cursors:
+            yield from _step(cursors, MAXIMUM, self.piece_bytes)
+            cursors = [one for one in cursors if not one.ended]
+
+
+async def _spooled(store: Store, plan: Sequence[Share], room: Room, work: Work) -> AsyncGenerator[Spooled, None]:
     """Yield the objects of a plan, a few of which are fetched before they are asked for. Gone."""
     waiting = deque(plan)
     fetched: deque[asyncio.Task[Spooled]] = deque()
     try:
         while waiting or fetched:
             while waiting and len(fetched) < AHEAD:
-                fetched.append(asyncio.create_task(_fetch(store, waiting.popleft().stored, room)))
+                fetched.append(asyncio.create_task(_fetch(store, waiting.popleft().stored, room, work)))
             yield await fetched.popleft()
     finally:
         for task in fetched:
@@ -231,9 +250,9 @@ async def _spooled(store: Store, plan: Sequence[Share], room: Room) -> AsyncGene
                 done.close()
 
 
-async def _fetch(store: Store, stored: Stored, room: Room) -> Spooled:
+async def _fetch(store: Store, stored: Stored, room: Room, work: Work) -> Spooled:
     try:
-        return await spool(store, stored, room)
+        return await spool(store, stored, room, work)
     except NotStored as error:
         raise Gone(stored.path, str(error)) from error
 

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from capture.config import CaptureConfig
 from capture.errors import ConfigError
 from capture.identity import ARCHIVE, Archive, Identity, claimed, read_claim
@@ -47,8 +49,7 @@ async def batches_of(
         store=store,
         look=looking(store, identity.stream, natty=wanted.natty, archive=name),
         natty=wanted.natty,
-        stream=identity.stream,
-        durable=config.durable,
+        config=msgspec.structs.replace(config, stream=identity.stream),
         created=identity.created,
         keys=keys,
     )

@@ -19,7 +19,9 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from capture.cipher import Keys
+from capture.config import CaptureConfig
 from capture.errors import CaptureError, DataLossError, NotStored
+from capture.group import Position, consumer_states
 from capture.manifest import Stored
 from capture.reading.live import check_same, live
 from capture.reading.merge import Gone, Look, after, merged
@@ -28,7 +30,7 @@ from capture.sequences import Sequences
 from capture.source import stream_info
 from capture.stores import Store
 from capture.writers.envelope import SCHEMA
-from natty import ConsumerNotFoundError, Natty
+from natty import Natty
 
 PENDING_WITHIN = 60.0
 """Seconds that a message which capture was given, and the stream holds no more, has to appear in the archive."""
@@ -44,7 +46,7 @@ OnGap = Callable[[Sequences], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a stream's messages are: the archive's store, what tells of its objects, the server and capture's consumer.
+    """Where a stream's messages are: the archive's store, what tells of its objects, the server, capture's consumers.
 
     `created` is when the server made the stream that was captured, as it writes that; "" if that is not known.
     """
@@ -52,10 +54,14 @@ class Place:
     store: Store
     look: Look
     natty: Natty
-    stream: str
-    durable: str
+    config: CaptureConfig  # names the consumers
     created: str = ""
     keys: Keys | None = None
+
+    @property
+    def stream(self) -> str:
+        """The stream's name."""
+        return self.config.stream
 
 
 @dataclass(frozen=True)
@@ -251,22 +257,20 @@ class Crossing:
     async def _doubtful(self) -> Sequences:
         """Return what nodes that are at work were given lately, and may be about to store."""
         now = asyncio.get_running_loop().time()
-        given = await self._given()
+        given, furthest = await self._given()
         if not self._told or given > self._told[-1][1]:
             self._told.append((now, given))
         while self._told and self._told[0][0] <= now - PENDING_WITHIN:
             self._stored = self._told.popleft()[1]
-        return Sequences.from_range(self._stored + 1, given)
+        return Sequences.from_range(self._stored + 1, furthest)
 
-    async def _given(self) -> int:
-        """Return up to which sequence nodes that are at work were given messages."""
-        place = self._place
-        try:
-            consumer = await place.natty.jetstream.request(f"CONSUMER.INFO.{place.stream}.{place.durable}")
-        except ConsumerNotFoundError:
-            return 0
-        at_work = consumer["num_waiting"] or consumer["num_ack_pending"]
-        return int(consumer["delivered"]["stream_seq"]) if at_work else 0
+    async def _given(self) -> tuple[int, int]:
+        """Return up to which sequence nodes that are at work were given all messages, and up to which they were any."""
+        states = await consumer_states(self._place.natty, self._place.config)
+        at_work = [one for one in states if one["num_waiting"] or one["num_ack_pending"]]
+        if not at_work:
+            return 0, 0
+        return Position.of(at_work).delivered, max(int(one["delivered"]["stream_seq"]) for one in at_work)
 
 
 def settled(archived: Sequences, position: int, stream_first: int) -> int:

@@ -49,6 +49,15 @@ class Selection:
             and (self.until_ns is None or stored.min_ns < self.until_ns)
         )
 
+    def takes_all_of(self, stored: Stored) -> bool:
+        """Tell whether the record of an object says that all of its messages are of these times and subjects."""
+        return not self.columns or (
+            not self.subjects
+            and stored.max_ns > 0
+            and (self.since_ns is None or stored.min_ns >= self.since_ns)
+            and (self.until_ns is None or stored.max_ns < self.until_ns)
+        )
+
     def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows whose time and subject are selected."""
         masks = []
@@ -91,6 +100,12 @@ class Share:
         """Return the share without what is not wanted."""
         given = self.given & wanted
         return Share(self.stored, given, self.withheld | (self.given - given))
+
+
+def narrowed(plan: Iterable[Share], wanted: Sequences) -> list[Share]:
+    """Return a plan without what is not wanted, by its first sequences as `shares` returns it."""
+    mine = [share for one in plan if (share := one.only(wanted)).given]
+    return sorted(mine, key=lambda share: (share.given.first, share.stored.path))
 
 
 def shares(objects: Iterable[Stored], selection: Selection = EVERYTHING) -> list[Share]:

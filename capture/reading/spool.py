@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
-from asyncio import to_thread
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import IO
+from typing import IO, Any
 
 import pyarrow as pa
 
@@ -17,7 +17,7 @@ from capture.errors import FormatError, SpillError
 from capture.manifest import Stored
 from capture.stores.contract import Store
 
-CHUNK_BYTES = 8 << 20
+CHUNK_BYTES = 2 << 20
 """So much of an object that does not fit is read at a time."""
 
 
@@ -59,26 +59,30 @@ class Spooled:
         self.source = b""
 
 
-async def spool(store: Store, stored: Stored, room: Room) -> Spooled:
+Work = Callable[..., Awaitable[Any]]
+"""Calls a function with arguments, in a thread."""
+
+
+async def spool(store: Store, stored: Stored, room: Room, work: Work) -> Spooled:
     """Return an object's bytes. FormatError if they are not those that were recorded; NotStored; SpillError."""
     if room.take(stored.bytes):
         try:
             data = await store.get(stored.path)
-            _check(stored, len(data), (await to_thread(sha256, data)).hexdigest())
+            _check(stored, len(data), (await work(sha256, data)).hexdigest())
         except BaseException:
             room.give(stored.bytes)
             raise
         return Spooled(stored, data, room)
-    file = tempfile.TemporaryFile()  # noqa: SIM115 # it outlives this function
+    file = _temporary()
     try:
-        _check(stored, *await _copied(store, stored, file))
+        _check(stored, *await _copied(store, stored, file, work))
     except BaseException:
-        file.close()
+        _discard(file)
         raise
     return Spooled(stored, file, room)
 
 
-async def _copied(store: Store, stored: Stored, file: IO[bytes]) -> tuple[int, str]:
+async def _copied(store: Store, stored: Stored, file: IO[bytes], work: Work) -> tuple[int, str]:
     """Copy an object into the file, piece by piece; return its size and its SHA-256."""
     digest, size = sha256(), 0
 
@@ -88,8 +92,9 @@ async def _copied(store: Store, stored: Stored, file: IO[bytes]) -> tuple[int, s
             return file.write(data)
 
     while some := await store.get_range(stored.path, size, CHUNK_BYTES):
-        size += await to_thread(take, some)
-    file.seek(0)
+        size += await work(take, some)
+    with spilling():
+        file.seek(0)  # what is still in its buffer is written
     return size, digest.hexdigest()
 
 
@@ -100,14 +105,25 @@ def _check(stored: Stored, size: int, digest: str) -> None:
         raise FormatError(f"{stored.path} was changed: its SHA-256 is not the recorded one")
 
 
+def _temporary() -> IO[bytes]:
+    with spilling():
+        return tempfile.TemporaryFile()  # it outlives this function
+
+
+def _discard(file: IO[bytes]) -> None:
+    with contextlib.suppress(OSError):  # the disk may be full: what is in its buffer is lost, as it should be
+        file.close()
+
+
 @contextlib.contextmanager
 def spilling() -> Iterator[None]:
     """Turn what goes wrong with temporary files into SpillError."""
     try:
         yield
     except OSError as error:
+        where = tempfile.tempdir or os.environ.get("TMPDIR", "the folder of temporary files")
         raise SpillError(
-            f"a temporary file could not be written in {tempfile.gettempdir()}: {error.strerror or error};"
+            f"a temporary file could not be written in {where}: {error.strerror or error};"
             f" free space there, or set TMPDIR"
         ) from error
 
@@ -145,15 +161,17 @@ def _with(
 
 
 def _written(pieces: Iterator[pa.RecordBatch]) -> IO[bytes]:
-    file = tempfile.TemporaryFile()  # noqa: SIM115 # it outlives this function
+    file = _temporary()
     try:
         first = next(pieces)
         with spilling(), pa.ipc.new_file(pa.PythonFile(file, "w"), first.schema) as writer:
             writer.write_batch(first)
             for piece in pieces:
                 writer.write_batch(piece)
+        with spilling():
+            file.flush()
     except BaseException:
-        file.close()
+        _discard(file)
         raise
     return file
 

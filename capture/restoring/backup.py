@@ -13,10 +13,9 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
-import pyarrow as pa
 
 from capture.block import OpenBlocks
 from capture.chain import Head, current, latest_offline
@@ -28,13 +27,12 @@ from capture.identity import Identity, claim, read_claim, stream_path
 from capture.layout import layout
 from capture.partitioners import grouped, partitioner
 from capture.pipeline import capture
-from capture.reading.merge import merged
-from capture.reading.shares import shares
 from capture.readme import VERSION
 from capture.record import Records
 from capture.recording import Configuration, Consumer, Position, Recording, StreamRecord, fixed, follow_up
-from capture.restoring.archive import ArchiveReader, ArchiveWriter, as_columns
+from capture.restoring.archive import ArchiveReader, ArchiveWriter
 from capture.restoring.past import Window, held_then, read_past
+from capture.restoring.pick import rows_of
 from capture.restoring.plan import EXACT, Options, Target, plan_restore
 from capture.restoring.s2 import unpacked
 from capture.sequences import Sequences
@@ -47,7 +45,6 @@ META = "backup.json"
 DATA = ("stream.arc.s2", "stream.tar.s2")
 """The data file as versions of the tool name it; the first is what is written."""
 GRACE = 900.0
-KEPT = ["sequence", "time_ns", "subject", "subject_raw", "header_block", "payload"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,16 +238,14 @@ async def export_backup(config: CaptureConfig, store: Store, folder: Path) -> Mo
     target = Target(version=EXACT, streams={})
     plan = plan_restore(past, held_then(past, Window()), Options(), target, now=time.time())
     state = plan.state() | {"consumer_count": len(plan.consumers)}
-    wanted = [mine for share in shares(plan.objects) if (mine := share.only(plan.wanted)).given]
-    wanted.sort(key=lambda share: share.given.first)
     await to_thread(_make_empty, folder)
     try:
         with (folder / DATA[0]).open("xb") as file:
             archive = ArchiveWriter(now_ns=time.time_ns())
             await to_thread(file.write, archive.begin(state, plan.consumers))
-            async with aclosing(merged(store, wanted, keys=config.keys(), columns=KEPT)) as batches:
-                async for batch in batches:
-                    await to_thread(_write, file, archive, batch)
+            async with aclosing(rows_of(store, plan.objects, plan.wanted, keys=config.keys())) as tables:
+                async for rows in tables:
+                    file.write(await to_thread(archive.add, rows))
             file.write(archive.end())
         (folder / META).write_bytes(msgspec.json.encode({"config": plan.config, "state": state}))
     except OSError as error:
@@ -276,10 +271,6 @@ def _make_empty(folder: Path) -> None:
             raise ConfigError(f"{folder} is not empty: name a new folder")
     except OSError as error:
         raise ConfigError(f"{folder} can't be made: {error.strerror}") from error
-
-
-def _write(file: IO[bytes], archive: ArchiveWriter, batch: pa.RecordBatch) -> None:
-    file.write(archive.add(as_columns(pa.Table.from_batches([batch]))))
 
 
 def _remove(folder: Path, names: Sequence[str]) -> None:

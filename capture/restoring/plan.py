@@ -10,7 +10,7 @@ from typing import Any
 from capture.manifest import Stored
 from capture.recording import Consumer, Position
 from capture.restoring.past import Past, Window, bounds
-from capture.restoring.rows import unfit
+from capture.restoring.pick import unfit
 from capture.restoring.uptake import MARK, own_metadata
 from capture.sequences import Sequences
 from natty.subjects import overlap
@@ -88,11 +88,12 @@ def plan_restore(past: Past, wanted: Sequences, options: Options, target: Target
     objects = [one for one in past.objects if one.path not in spoilt]
     there = wanted & Sequences.union_of(Sequences.from_text(one.sequences) for one in objects)
     first, last = _ends(past, options.window, there)
-    config = _configured(past, options)
+    exact = target.version >= EXACT
+    config, cut = _configured(past, options, exact)
     consumers, left = _consumers(past, options, last)
     gaps = Sequences.from_range(first, last) - there
-    exact = target.version >= EXACT
     not_kept = [
+        *cut,
         *_unrestorable(wanted - there, spoilt),
         *_missing(past, options.window, gaps - (wanted - there)),
         *left,
@@ -133,14 +134,33 @@ def _ends(past: Past, window: Window, wanted: Sequences) -> tuple[int, int]:
     return max(1, min(first, wanted.first)), last
 
 
-def _configured(past: Past, options: Options) -> dict[str, Any]:
+def _configured(past: Past, options: Options, exact: bool) -> tuple[dict[str, Any], list[str]]:
+    """Return the stream's configuration, and sentences about what of it is left out.
+
+    A server goes on behind the last message that a mirror or a source gave: into a whole stream, and if it can tell.
+    """
     config = dict(past.config) | {"name": options.name or past.stream, "metadata": own_metadata(past.config)}
     if options.replicas is not None:
         config["num_replicas"] = options.replicas
     if options.detached:
-        cut = {"mirror", "sources", "republish", "subject_transform"}
-        config = {key: value for key, value in config.items() if key not in cut} | {"subjects": [config["name"]]}
-    return config
+        return _without(config, "mirror", "sources", "republish", "subject_transform") | {
+            "subjects": [config["name"]]
+        }, []
+    window = options.window
+    is_part = bool(window.at_ns is not None or window.to_sequence or window.subjects)
+    origins = [config["mirror"]] if config.get("mirror") else list(config.get("sources") or ())
+    if not origins or (exact and not is_part):
+        return config, []
+    why = "behind a part of the stream, it would add what came after" if exact else "this server would take all again"
+    names = ", ".join(dict.fromkeys(one["name"] for one in origins))
+    plain = _without(config, "mirror", "mirror_direct", "sources")
+    return plain | {"subjects": config.get("subjects") or [config["name"]]}, [
+        f"the stream goes on from {names} no more: {why}. It is a plain one"
+    ]
+
+
+def _without(config: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name not in names}
 
 
 def _consumers(past: Past, options: Options, last: int) -> tuple[list[dict[str, Any]], list[str]]:

@@ -14,10 +14,11 @@ from typing import Any
 from capture.cipher import Keys
 from capture.config import CaptureConfig
 from capture.errors import RestoreError, RestoreRefused
+from capture.reading.shares import Selection
 from capture.restoring.archive import ArchiveWriter
 from capture.restoring.past import held_then, read_past
+from capture.restoring.pick import chosen, fit, rows_of
 from capture.restoring.plan import Options, Plan, Target, plan_restore
-from capture.restoring.rows import Choice, chosen_rows, merged_rows, unfit
 from capture.restoring.uptake import consumers_there, give_up, in_making, remove_leftover, upload
 from capture.stores import Store
 from natty import Natty
@@ -46,19 +47,18 @@ async def prepare(
 ) -> Plan:
     """Read what the archive tells and what the server says, and make the plan. Nothing is written.
 
-    RestoreRefused, ManifestError; objects are read where only they tell what was chosen: what `merged_rows` raises.
+    RestoreRefused, ManifestError; objects are read where only they tell what was chosen: then it raises what
+    `reading.merge.merged` does.
     """
     if options.name:
         check_name("stream", options.name)
     past = await read_past(None if offline else natty, config, store, options.window)
     wanted = held_then(past, options.window)
     window = options.window
-    after_ns = None if window.start_ns is None else window.start_ns - 1
-    choice = Choice(after_ns=after_ns, upto_ns=window.at_ns, subjects=window.subjects)
-    if choice != Choice():
-        spoilt = set(unfit(past.objects))
-        whole = [one for one in past.objects if one.path not in spoilt]
-        wanted = await chosen_rows(store, whole, choice, keys=config.keys(), wanted=wanted)
+    until_ns = None if window.at_ns is None else window.at_ns + 1
+    selection = Selection(since_ns=window.start_ns, until_ns=until_ns, subjects=window.subjects)
+    if selection.columns:
+        wanted = await chosen(store, fit(past.objects), selection, wanted, keys=config.keys())
     return plan_restore(past, wanted, options, await look_at(natty), now=time.time())
 
 
@@ -98,7 +98,8 @@ async def restore_exactly(
         async with aclosing(_pieces(plan, store, keys, count)) as pieces:
             await upload(natty, in_making(plan.config, token), plan.state(), pieces)
         state = (await natty.jetstream.request(f"STREAM.INFO.{plan.name}"))["state"]
-        if plan.config.get("retention", "limits") == "limits" and state["last_seq"] != plan.last:
+        goes_on = bool(plan.config.get("mirror")) and state["last_seq"] > plan.last
+        if plan.config.get("retention", "limits") == "limits" and state["last_seq"] != plan.last and not goes_on:
             raise RestoreError(f"the server's last sequence is {state['last_seq']}, and not {plan.last}")
         floors = {one["config"]["name"]: one["state"]["ack_floor"] for one in plan.consumers}
         await consumers_there(natty, plan.name, floors, CONSUMERS_WITHIN)
@@ -122,7 +123,7 @@ async def _pieces(
     writer, seen = ArchiveWriter(now_ns=time.time_ns()), 0
     yield writer.begin(plan.state(), plan.consumers)
     with ThreadPoolExecutor(1) as thread:
-        async with aclosing(merged_rows(store, plan.objects, keys=keys, wanted=plan.wanted)) as tables:
+        async with aclosing(rows_of(store, plan.objects, plan.wanted, keys=keys)) as tables:
             async for rows in tables:
                 yield await asyncio.get_running_loop().run_in_executor(thread, writer.add, rows)
                 seen += len(rows)

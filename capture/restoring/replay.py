@@ -19,9 +19,9 @@ from typing import Any
 
 from capture.cipher import Keys
 from capture.errors import RestoreError, RestoreRefused
+from capture.restoring.pick import rows_of
 from capture.restoring.plan import Plan
 from capture.restoring.rebuild import Progress, Restored
-from capture.restoring.rows import merged_rows
 from capture.restoring.uptake import HIDDEN, give_up, in_making, remove_leftover
 from capture.sequences import Sequences
 from capture.stores import Store
@@ -92,8 +92,6 @@ async def rebuild_published(
     """
     if plan.obstacles:
         raise RestoreRefused(plan.obstacles[0])
-    if plan.config.get("mirror"):
-        raise RestoreRefused(f"stream {plan.name} is a mirror: only nats-server 2.15 or later takes one in")
     began, token = time.monotonic(), token_hex(8)
     final, unknown = understood(plan.config, natty.connection.server_version)
     await remove_leftover(natty, plan.name)
@@ -162,7 +160,7 @@ Sendable = tuple[bytes, bytes, bytes, int]
 async def _messages(plan: Plan, store: Store, keys: Keys | None) -> AsyncGenerator[list[Sendable], None]:
     """Yield every message with its sequence, and between them what fills the gaps."""
     upcoming = max(1, plan.first)
-    async with aclosing(merged_rows(store, plan.objects, keys=keys, wanted=plan.wanted)) as tables:
+    async with aclosing(rows_of(store, plan.objects, plan.wanted, keys=keys)) as tables:
         async for rows in tables:
             batch: list[Sendable] = []
             for sequence, time_ns, subject, headers, payload in zip(
@@ -215,7 +213,7 @@ async def replay(
     pace, began = pace or Pace(), clock()
     first_ns: int | None = None
     async with (
-        aclosing(merged_rows(store, plan.objects, keys=keys, wanted=plan.wanted)) as tables,
+        aclosing(rows_of(store, plan.objects, plan.wanted, keys=keys)) as tables,
         _Publishing(natty, plan.stream) as publishing,
     ):
         async for rows in tables:

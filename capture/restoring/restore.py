@@ -45,7 +45,8 @@ async def restore(
     messages were sent, of how many.
 
     On nats-server 2.15 and later sequences, times and headers are exactly what they were; from 2.10 on sequences alone,
-    see `Restored.not_kept`. Memory is that of 33 windows of 1 MiB at most, and of one object while it is decoded.
+    see `Restored.not_kept`. From plain Parquet it takes less than 64 MB of memory; docs/restore.md says what can make
+    it more.
 
     RestoreRefused if it can't be done: nothing was written then. RestoreError, FormatError (a damaged object),
     CipherError (a key), ManifestError, StoreError and NattyError: what had been written was removed again, or the error

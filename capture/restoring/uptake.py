@@ -19,7 +19,7 @@ from capture.errors import RestoreError
 from capture.restoring.archive import KEEP_ALIVE
 from natty import JetStreamError, Natty, NattyError, StreamNotFoundError
 from natty.errors import RequestTimeoutError
-from natty.message import RawMessage
+from natty.message import RawMessage, status_of
 
 MARK = "capture.restore"
 """In the metadata of a stream that is not whole yet: a token of the restore that makes it."""
@@ -31,6 +31,7 @@ SILENCE = 1.0  # seconds after which something is sent: a server that hears noth
 ANSWER_WITHIN = 60.0  # seconds, for a chunk
 END_WITHIN = 600.0  # seconds, for the end: the server may have much to write
 POLL = 0.05  # seconds
+NOBODY = 503  # the status of an answer where nobody listens
 SERVERS_OWN = "_nats."
 """Begins what servers put into metadata themselves."""
 LIFTED: Mapping[str, Any] = {
@@ -100,19 +101,21 @@ async def upload(
 class _Chunks:
     """Requests in order, several under way. Any answer with content but the last one is a refusal.
 
-    Left by an error, it ends the upload all the same and waits for the answer: then the server does nothing any more.
+    Left by an error of ours, it ends the upload all the same and waits for the answer: then the server does nothing any
+    more. After a refusal the server answers nothing that is still under way.
     """
 
     def __init__(self, natty: Natty, subject: str) -> None:
         self._connection, self._subject = natty.connection, subject
         self._size = min(CHUNK_BYTES, int(natty.connection.server_info.get("max_payload", CHUNK_BYTES)) // 2)
         self._waiting: deque[asyncio.Future[RawMessage]] = deque()
+        self._is_refused = False
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
+        if kind is not None and not self._is_refused:
             with contextlib.suppress(NattyError, RestoreError):
                 self._put(b"")
                 while self._waiting:
@@ -122,37 +125,50 @@ class _Chunks:
         """Send bytes, as chunks; waits while too many are not answered. RestoreError."""
         for start in range(0, len(data), self._size):
             while len(self._waiting) >= IN_FLIGHT or (self._waiting and self._waiting[0].done()):
-                _refused(await self._answer(ANSWER_WITHIN))
+                await self._go_on(ANSWER_WITHIN)
             self._put(data[start : start + self._size])
             await self._connection.drained()
 
     async def end(self) -> None:
         """Say that this is all; return when the stream is made. RestoreError."""
         while self._waiting:
-            _refused(await self._answer(ANSWER_WITHIN))
+            await self._go_on(ANSWER_WITHIN)
         self._put(b"")
-        _refused(await self._answer(END_WITHIN))
+        await self._go_on(END_WITHIN)
 
     def _put(self, data: bytes) -> None:
         reply, future = self._connection.expect_answer(self._subject.encode())
         self._connection.send(self._subject, data, reply=reply)
         self._waiting.append(future)
 
-    async def _answer(self, within: float) -> bytes:
+    async def _go_on(self, within: float) -> None:
+        """Wait for the next answer. RestoreError if it is a refusal."""
+        answer = await self._answer(within)
+        try:
+            _check(answer)
+        except RestoreError:
+            self._is_refused = True
+            raise
+
+    async def _answer(self, within: float) -> RawMessage:
         try:
             async with asyncio.timeout(within):
-                return (await self._waiting.popleft())[3]
+                return await self._waiting.popleft()
         except TimeoutError:
             raise RestoreError(f"the server did not answer within {within:g} s") from None
 
 
-def _refused(answer: bytes) -> None:
-    if not answer:
+def _check(answer: RawMessage) -> None:
+    """RestoreError unless an answer says to go on, or that all is there."""
+    _, _, headers, payload = answer
+    if not payload:
+        if status_of(headers)[0] == NOBODY:
+            raise RestoreError("the server gave up: it does not say why")
         return
     try:
-        told = msgspec.json.decode(answer, type=dict[str, Any])
+        told = msgspec.json.decode(payload, type=dict[str, Any])
     except msgspec.DecodeError:
-        told = {"error": {"description": answer.decode("utf-8", "replace")}}
+        told = {"error": {"description": payload.decode("utf-8", "replace")}}
     if error := told.get("error"):
         raise RestoreError(f"the server gave up: {error.get('description', error)}")
 

@@ -68,7 +68,7 @@ class SparkDriver:
     async def merge(self, store_url: str, groups: Sequence[Group], *, small_bytes: int = SMALL_BYTES) -> list[Merged]:
         """Compact every group into its outputs; what became of each, in their order. SparkError when Spark has ended.
 
-        Groups of up to `small_bytes` are merged in one job, each in memory; of each other one Spark sorts the rows.
+        Groups of up to `small_bytes` are merged in one job, each other one in a job of its own, side by side.
         Cancelled, it kills the whole child: when it returns, no process works on the groups any more.
         """
         request = Merge(

@@ -114,35 +114,35 @@ class Driver:
         merger = Merger(self._spark, Place(request.store, request.key_file), columns)
         merged = {group.output: Merged(failed=why) for group in request.groups if (why := columns.why_not(group))}
         sound = [group for group in request.groups if group.output not in merged]
-        small = [group for group in sound if group.bytes <= request.small_bytes]
-        merged |= self._small(merger, small)
-        jobs = [self._groups.submit(self._one, merger, group) for group in sound if group.output not in merged]
-        merged |= dict(job.result() for job in jobs)
+        small = [group for group in sound if group.bytes <= request.small_bytes and not group.bounds]
+        large = [group for group in sound if group not in small]
+        jobs = [self._groups.submit(self._together, merger, small)] if small else []
+        jobs += [self._groups.submit(self._alone, merger, group) for group in large]
+        for job in jobs:
+            merged |= job.result()
         run = write_columns(columns.run)
         return MergeDone(
             merged=[msgspec.structs.replace(merged[group.output], columns=run) for group in request.groups]
         )
 
-    def _small(self, merger: Merger, groups: list[Group]) -> dict[str, Merged]:
-        """What became of small groups, by their outputs; those that turned out to be large are not among them."""
-        if not groups:
-            return {}
+    def _together(self, merger: Merger, groups: list[Group]) -> dict[str, Merged]:
+        """What became of small groups, by their outputs."""
         self._in_pool("merge")
         try:
             answers = merger.merge_small(groups)
         except Exception as error:
             traceback.print_exc()
             answers = [Merged(failed=sentence(error)) for _ in groups]
-        pairs = zip(groups, answers, strict=True)
-        return {group.output: merged for group, merged in pairs if merged is not None}
+        return {group.output: merged for group, merged in zip(groups, answers, strict=True)}
 
-    def _one(self, merger: Merger, group: Group) -> tuple[str, Merged]:
+    def _alone(self, merger: Merger, group: Group) -> dict[str, Merged]:
+        """What became of a large group, by its output."""
         self._in_pool("merge")
         try:
-            return group.output, merger.merge(group)
+            return {group.output: merger.merge(group)}
         except Exception as error:
             traceback.print_exc()
-            return group.output, Merged(failed=sentence(error))
+            return {group.output: Merged(failed=sentence(error))}
 
     def _in_pool(self, name: str) -> None:
         """So that a long merge does not hold up a query: FAIR shares between pools."""

@@ -10,8 +10,12 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from capture.manifest import Stored
+from capture.merging import Group
+from capture.sequences import Sequences
+from capture.spark.merge import Merger
 from capture.spark.read import map_in_arrow
 from capture.spark.table import load, with_payload
+from capture.spark.write import Place
 from capture.writers.envelope import SCHEMA
 from capture.writers.inputs import Columns
 
@@ -23,10 +27,12 @@ _COUNTED = "SELECT subject, COUNT(*) AS messages, SUM(n) AS n FROM exercise GROU
 
 
 def exercise(spark: SparkSession) -> None:
-    """Read a block, sort it, take it through a Python worker, as a merge does; then ask it something in SQL."""
+    """Merge a block; read it, sort it, take it through a Python worker; then ask it something in SQL."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "block.parquet"
         pq.write_table(pa.Table.from_pylist(_ROWS, SCHEMA), file, compression="zstd")
+        group = Group(stream="EXERCISE", key="", interval=0, inputs=[_stored(file)], output="merged.parquet")
+        Merger(spark, Place(Path(folder).as_uri()), Columns(pa.schema([]))).merge(group)
         messages = load(spark, Path(folder).as_uri(), [_stored(file)], Columns(pa.schema([])))
         rows = messages.coalesce(1).sortWithinPartitions("sequence", "deliveries")
         map_in_arrow(rows, _unchanged, messages.schema).collect()
@@ -37,9 +43,18 @@ def exercise(spark: SparkSession) -> None:
 def _stored(file: Path) -> Stored:
     data = file.read_bytes()
     return Stored(
-        path=file.name, stream="EXERCISE", key="", interval=0, first=1, last=8, count=8, sequences="",
-        bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), format="parquet",
-    )  # fmt: skip
+        path=file.name,
+        stream="EXERCISE",
+        key="",
+        interval=0,
+        first=1,
+        last=8,
+        count=8,
+        sequences=Sequences.from_range(1, 8).to_text(),
+        bytes=len(data),
+        sha256=hashlib.sha256(data).hexdigest(),
+        format="parquet",
+    )
 
 
 def _unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

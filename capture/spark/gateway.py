@@ -27,6 +27,9 @@ END_TIMEOUT = 10.0
 LONGEST_SOCKET_FOLDER = 60
 """Characters: a unix socket's path has at most 103 on some systems, its name here has 43; else workers use loopback."""
 
+FIRST_HEAP = "-Xms32m"
+"""It grows when it must; by default it begins with a 64th of the machine's memory, and takes that for good."""
+
 LOOPBACK = "127.0.0.1"
 
 _SPARK_HOME = Path(pyspark.__file__).parent
@@ -76,6 +79,7 @@ def command(
         str(java.path),
         "-cp", str(_SPARK_HOME / "jars" / "*"),  # Java itself expands the star
         f"-Xmx{memory}",
+        FIRST_HEAP,
         "-XX:+UseSerialGC",  # as fast as the others here, with half their memory
         "-XX:-UsePerfData",  # no file in the shared temporary folder
         *flags,

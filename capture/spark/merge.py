@@ -4,27 +4,28 @@ from dataclasses import dataclass
 from functools import partial
 
 import msgspec
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, StructType
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
 from capture.merging import Group, Merged, Part
-from capture.sequences import Sequences
 from capture.spark.read import map_in_arrow
 from capture.spark.table import load
-from capture.spark.write import Place, Task, find_repeated, merge_each, write_and_report
+from capture.spark.write import Place, Task, carry_out, find_repeated
 from capture.writers.evolution import write_columns
 from capture.writers.inputs import Columns
+from capture.writers.merge import inputs_of
 
-MOST_MEMORY = 256 * 1024 * 1024
-"""Bytes that the rows of a group may take in an executor's Python before it is sorted by Spark, which spills."""
 TASKS_A_CORE = 4
 """Of the job that merges small groups: they are not all equally large."""
 
 
 @dataclass(frozen=True)
 class Merger:
-    """Merges groups on one Spark session, with the typed columns that their inputs have together."""
+    """Merges groups on one Spark session, with the typed columns that their inputs have together.
+
+    Rows stay in the executors' Python, which reads, sorts, writes and stores them; Spark carries only what is to be
+    done, and the facts about what was. Through the JVM a message costs ten times as much.
+    """
 
     spark: SparkSession
     place: Place
@@ -33,15 +34,12 @@ class Merger:
     def merge(self, group: Group) -> Merged:
         """Write a group's outputs, sorted by sequence, each sequence once; says what became of them.
 
-        One job of one task a part, no shuffle: read → sort → write. The executor puts the file into the store itself
-        and reports its facts; it counts only once a table names it. Of copies of a message the first delivery is kept.
-        Raises whatever Spark does, and CompactionError unless exactly the messages that the inputs' entries name were
-        read and written.
+        One job, without a shuffle: a task for each part, which reads the inputs that have something of it.
         """
-        messages = load(self.spark, self.place.store, group.inputs, self.columns, key_file=self.place.key_file)
-        exclude = group.excluded
-        repeated = self._repeated(messages, exclude) if group.distinct == "message_id" else Sequences()
-        done = [self._part(messages, group, part, exclude | repeated) for part in group.parts]
+        repeated = self._repeated(group) if group.distinct == "message_id" else None
+        done = self._run([self._task(group, part, repeated) for part in group.parts], len(group.parts))
+        if failed := next((one for one in done if one.failed), None):
+            return failed
         conflicts: dict[str, int] = {}
         for one in done:
             conflicts |= {name: conflicts.get(name, 0) + count for name, count in one.conflicts.items()}
@@ -49,41 +47,33 @@ class Merger:
             outputs=[output for one in done for output in one.outputs],
             rows_in=sum(one.rows_in for one in done),
             duplicates=sum(one.duplicates for one in done),
-            repeated=repeated.to_text(),
+            repeated=repeated or "",
             conflicts=conflicts,
         )
 
-    def merge_small(self, groups: Sequence[Group]) -> list[Merged | None]:
-        """Merge groups in one job, each in the memory of a task; None for one that is too large for that."""
-        rows = [(number, msgspec.json.encode(self._task(group)).decode()) for number, group in enumerate(groups)]
-        tasks = min(len(rows), TASKS_A_CORE * self.spark.sparkContext.defaultParallelism)
-        named = self.spark.createDataFrame(
-            self.spark.sparkContext.parallelize(rows, tasks), "number BIGINT, task STRING"
-        )
-        run = partial(merge_each, self.place, most_bytes=MOST_MEMORY)
-        reports = map_in_arrow(named, run, _schema("number BIGINT, merged STRING")).collect()
-        said = {one["number"]: one["merged"] for one in reports}
-        return [said[number] and msgspec.json.decode(said[number], type=Merged) for number in range(len(groups))]
+    def merge_small(self, groups: Sequence[Group]) -> list[Merged]:
+        """Merge groups in one job, several one after the other in each task."""
+        tasks = min(len(groups), TASKS_A_CORE * self.spark.sparkContext.defaultParallelism)
+        return self._run([self._task(group) for group in groups], tasks)
 
-    def _part(self, messages: DataFrame, group: Group, part: Part, exclude: Sequences) -> Merged:
-        if group.bounds:
-            messages = messages.where(F.col("sequence").between(part.first, part.last))
-        rows = messages.coalesce(1).sortWithinPartitions("sequence", "deliveries")
-        run = partial(write_and_report, self.place, self._task(group), part, exclude.to_text())
-        [report] = map_in_arrow(rows, run, _schema("number BIGINT, merged STRING")).collect()
-        return msgspec.json.decode(report["merged"], type=Merged)
+    def _run(self, wanted: Sequence[Task], tasks: int) -> list[Merged]:
+        """Carry out what is wanted in one job of so many tasks. No rows of Spark's: planning and compiling a query
+        would take longer than most merges."""
+        texts = [msgspec.json.encode(one) for one in wanted]
+        said = self.spark.sparkContext.parallelize(texts, tasks).map(partial(carry_out, self.place)).collect()
+        return [msgspec.json.decode(one, type=Merged) for one in said]
 
-    def _repeated(self, messages: DataFrame, exclude: Sequences) -> Sequences:
-        """The sequences of messages whose id an earlier one has: a job of its own, which reads two columns."""
+    def _task(self, group: Group, part: Part | None = None, repeated: str | None = None) -> Task:
+        columns = write_columns(self.columns.of(group.inputs))
+        if part:
+            group = msgspec.structs.replace(group, inputs=inputs_of(group, part.first, part.last))
+        return Task(group=group, columns=columns, stored_ns=time.time_ns(), part=part, repeated=repeated)
+
+    def _repeated(self, group: Group) -> str:
+        """The sequences of messages whose id an earlier one has: a job of its own, in which Spark sorts two columns."""
+        messages = load(self.spark, self.place.store, group.inputs, self.columns, key_file=self.place.key_file)
         ids = messages.where("message_id <> ''").select("message_id", "sequence")
         rows = ids.coalesce(1).sortWithinPartitions("message_id", "sequence")
-        [found] = map_in_arrow(rows, partial(find_repeated, exclude.to_text()), _schema("repeated STRING")).collect()
-        return Sequences.from_text(found["repeated"])
-
-    def _task(self, group: Group) -> Task:
-        columns = write_columns(self.columns.of(group.inputs))
-        return Task(group=group, columns=columns, stored_ns=time.time_ns())
-
-
-def _schema(text: str) -> DataType:
-    return StructType.fromDDL(text)
+        found_in = partial(find_repeated, group.exclude)
+        [found] = map_in_arrow(rows, found_in, StructType.fromDDL("repeated STRING")).collect()
+        return str(found["repeated"])

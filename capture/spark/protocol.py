@@ -13,7 +13,7 @@ DEFAULT_LIMIT = 10_000
 """Rows of a query's answer; it is collected in one piece."""
 
 SMALL_BYTES = 4 * 1024 * 1024
-"""A group whose inputs have no more than this is merged beside others in one job, each in memory."""
+"""A group whose inputs have no more than this is merged in one job with others."""
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):

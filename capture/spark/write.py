@@ -1,32 +1,33 @@
-"""What runs in the executor to merge: rows or groups come in, files go to the store, facts about them come out."""
+"""What runs in the executor to merge: groups come in, files go to the store, facts about them come out."""
 
 import asyncio
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import pyarrow as pa
 
 from capture.cipher import Keys
-from capture.errors import CaptureError, CompactionError
+from capture.errors import CaptureError
 from capture.merging import Group, Merged, Part
 from capture.sequences import Sequences
 from capture.stores import open_store
 from capture.writers.evolution import read_columns
-from capture.writers.inmemory import TooLarge, merge_in_memory
-from capture.writers.tablefile import Distinct, TableFile
-
-Reports = Iterator[pa.RecordBatch]
+from capture.writers.merge import merge_group
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """A group, the typed columns that its files get, and when they are stored (Unix nanoseconds)."""
+    """A group, the typed columns that its files get, and when they are stored (Unix nanoseconds).
+
+    Where it is split, `part` is the one to write. `repeated` (`Sequences.to_text`) are left out for their message ids,
+    None if nobody has looked for them.
+    """
 
     group: Group
     columns: str
     stored_ns: int
+    part: Part | None = None
+    repeated: str | None = None
 
 
 @dataclass(frozen=True)
@@ -41,56 +42,28 @@ class Place:
         return Keys.load(self.key_file)
 
 
-def write_and_report(place: Place, task: Task, part: Part, exclude: str, batches: Iterable[pa.RecordBatch]) -> Reports:
-    """Store the rows of a part of a group, which come sorted by sequence; yields one row, a `Merged` as JSON.
-
-    Each sequence is written once, and none of `exclude` (`Sequences.to_text`). When nothing is left, no object is made.
-    CompactionError, and nothing is stored, unless exactly the messages were read that the entries of the inputs name;
-    else what the store raises.
-    """
-    group, excluded = task.group, Sequences.from_text(exclude)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "table"
-        with TableFile(path, group, part, read_columns(task.columns)) as file:
-            distinct = Distinct(excluded)
-            for batch in batches:
-                file.add(distinct.of(pa.Table.from_batches([batch])))
-            _check(group, part, excluded, file.sequences)
-            output = file.finish(task.stored_ns, place.keys())
-        if output is not None:
-            asyncio.run(open_store(place.store).put(output.path, path, if_absent=True))
-    merged = Merged(
-        outputs=[output] if output else [],
-        rows_in=distinct.rows_in,
-        duplicates=distinct.rows_in - len(file.sequences),
-        conflicts=file.conflicts,
-    )
-    yield _report(merged)
+def carry_out(place: Place, task: bytes) -> bytes:
+    """Carry out a `Task` (JSON); return a `Merged` as JSON, which says why where that was not possible."""
+    return msgspec.json.encode(asyncio.run(_merged(place, msgspec.json.decode(task, type=Task))))
 
 
-def merge_each(place: Place, batches: Iterable[pa.RecordBatch], *, most_bytes: int) -> Reports:
-    """Merge groups one after the other, each in memory; a row for each, with its number and a `Merged` as JSON.
-
-    A group that takes more than `most_bytes` is answered by null; one that can't be merged by why.
-    """
-    for batch in batches:
-        for number, text in zip(batch["number"].to_pylist(), batch["task"].to_pylist(), strict=True):
-            task = msgspec.json.decode(text, type=Task)
-            yield _report(asyncio.run(_merged(place, task, most_bytes)), number)
-
-
-async def _merged(place: Place, task: Task, most_bytes: int) -> Merged | None:
-    store, columns = open_store(place.store), read_columns(task.columns)
-    options = {"stored_ns": task.stored_ns, "most_bytes": most_bytes}
+async def _merged(place: Place, task: Task) -> Merged:
+    repeated = None if task.repeated is None else Sequences.from_text(task.repeated)
     try:
-        return await merge_in_memory(store, task.group, columns, place.keys(), **options)
-    except TooLarge:
-        return None
+        return await merge_group(
+            open_store(place.store),
+            task.group,
+            read_columns(task.columns),
+            place.keys(),
+            stored_ns=task.stored_ns,
+            part=task.part,
+            repeated=repeated,
+        )
     except CaptureError as error:
         return Merged(failed=str(error))
 
 
-def find_repeated(exclude: str, batches: Iterable[pa.RecordBatch]) -> Reports:
+def find_repeated(exclude: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield one row, the sequences (`Sequences.to_text`) whose message id a lower one has that is not in `exclude`.
 
     Rows come sorted by message id and sequence, and are of messages that have an id.
@@ -108,17 +81,3 @@ def find_repeated(exclude: str, batches: Iterable[pa.RecordBatch]) -> Reports:
                 found.append(sequence)
         repeated |= Sequences.from_iterable(found)
     yield pa.RecordBatch.from_pydict({"repeated": [repeated.to_text()]})
-
-
-def _report(merged: Merged | None, number: int = 0) -> pa.RecordBatch:
-    text = None if merged is None else msgspec.json.encode(merged).decode()
-    schema = pa.schema([("number", pa.int64()), ("merged", pa.string())])
-    return pa.RecordBatch.from_pylist([{"number": number, "merged": text}], schema)
-
-
-def _check(group: Group, part: Part, exclude: Sequences, written: Sequences) -> None:
-    held = Sequences.union_of(Sequences.from_text(one.sequences) for one in group.inputs)
-    wanted = (held - exclude).within(part.first, part.last)
-    if written != wanted:
-        differing = (wanted - written) | (written - wanted)
-        raise CompactionError(f"sequences {differing.describe()} differ between the inputs' entries and what was read")

@@ -55,6 +55,10 @@ class Format(Writer, Protocol):
         """Return the rows: the columns of `envelope.SCHEMA`, then the typed ones. It raises on what it can't read."""
         ...
 
+    def parts(self, data: bytes, part_bytes: int) -> Iterator[pa.Table]:
+        """Yield what `read` returns, some rows at a time: those of about so many bytes, where the format allows it."""
+        ...
+
     def positions(self, file: IO[bytes]) -> Positions:
         """Yield the sequence and the time of each message; cheaper than `read`. It raises on what it can't read."""
         ...
@@ -74,6 +78,8 @@ def check_format(wanted: Format) -> None:
         )
         found = wanted.read(data).select(SCHEMA.names)
         assert found.schema == SCHEMA, f"{name}: the columns are not the envelope's"
+        parts = [part.select(SCHEMA.names) for part in wanted.parts(data, 1)]
+        assert pa.concat_tables(parts).equals(found), f"{name}: read in parts it has other rows"
         if wanted.restorable:
             _check_rows(name, to_table(block.records).to_pylist(), found.to_pylist())
 

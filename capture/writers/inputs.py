@@ -15,13 +15,15 @@ from capture.errors import CaptureError, FormatError
 from capture.manifest import TABLE, Stored
 from capture.merging import Group
 from capture.stores.contract import Store
-from capture.writers.choose import read_object, reader
+from capture.writers.choose import reader
 from capture.writers.envelope import with_envelope
 from capture.writers.evolution import evolved, in_table, read_columns, settled, typed_part
 from capture.writers.parquet import checked_version
 from capture.writers.shape import CONFLICTS
 
 BATCH_ROWS = 8192
+BATCH_BYTES = 2 << 20
+"""Of these no more than the one or about the other is decoded at a time, unless a single message is larger."""
 FOOTER_BYTES = 64 * 1024
 """So much of a Parquet file's end is read for its footer; where that is longer, twice."""
 FOOTERS_AT_ONCE = 16
@@ -102,23 +104,33 @@ async def _schema(store: Store, one: Stored, keys: Keys | None) -> pa.Schema:
 def input_rows(data: bytes, one: Stored, columns: pa.Schema, keys: Keys | None) -> Iterator[pa.Table]:
     """Yield the rows of an object some at a time, with the envelope's columns and these typed ones of the table.
 
-    Of Parquet no more than that is decoded at a time. FormatError if it is not, to the byte, what was stored, or can't
-    be read; CipherError if the keys don't open it.
+    No more than that is decoded at a time. FormatError if it is not, to the byte, what was stored, or can't be read;
+    CipherError if the keys don't open it.
     """
-    of_table = one.path.startswith(TABLE)
-    if one.format.partition(".")[0] != _PARQUET:
-        rows = in_table(read_object(data, one, keys), columns, of_table=of_table)
-        yield from (rows.slice(start, BATCH_ROWS) for start in range(0, len(rows), BATCH_ROWS))
-        return
     if sha256(data).hexdigest() != one.sha256:
         raise FormatError(f"{one.path} was changed: its SHA-256 is not the recorded one")
+    of_table, count = one.path.startswith(TABLE), 0
     try:
-        for batch in _file(data, one, keys).iter_batches(BATCH_ROWS, use_threads=False):
-            yield in_table(with_envelope(pa.Table.from_batches([batch])), columns, of_table=of_table)
+        for rows in _parts(data, one, keys):
+            count += len(rows)
+            yield in_table(rows, columns, of_table=of_table)
     except CaptureError as error:
         raise type(error)(f"{one.path}: {error}") from error
-    except (pa.ArrowException, OSError) as error:
-        raise FormatError(f"{one.path} is not a Parquet file that can be read: {error}") from error
+    except Exception as error:  # whatever a library raises on bytes that it can't read
+        raise FormatError(f"{one.path} is no {one.format} that can be read: {error}") from error
+    if count != one.count:
+        raise FormatError(f"{one.path} has {count:,} rows, its record says {one.count:,}")
+
+
+def _parts(data: bytes, one: Stored, keys: Keys | None) -> Iterator[pa.Table]:
+    if one.format.partition(".")[0] != _PARQUET:
+        yield from reader(one.format, keys).parts(data, one, BATCH_BYTES)
+        return
+    file = _file(data, one, keys)
+    groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+    size = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)  # of a row
+    for batch in file.iter_batches(max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, size))), use_threads=False):
+        yield with_envelope(pa.Table.from_batches([batch]))
 
 
 def _file(data: bytes, one: Stored, keys: Keys | None) -> pq.ParquetFile:

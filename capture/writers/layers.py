@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from io import BytesIO
 from typing import IO
 
@@ -64,6 +65,10 @@ class BlockWriter:
         CipherError; else whatever the format raises on bytes that it can't read.
         """
         return self._plain.read(self.opened(data, described))
+
+    def parts(self, data: bytes, described: SealedBlock | Stored, part_bytes: int) -> Iterator[pa.Table]:
+        """Yield what `read` returns, some rows at a time: about so many bytes. Raises as it does."""
+        yield from self._plain.parts(self.opened(data, described), part_bytes)
 
     def positions(self, file: IO[bytes], described: SealedBlock | Stored) -> Positions:
         """Yield the sequence and the time of each message; cheaper than `read`, and raises the same.

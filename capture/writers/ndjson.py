@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import repeat
 from typing import IO, Any, ClassVar
 
@@ -59,24 +59,34 @@ class NdjsonWriter:
 
     def read(self, data: bytes) -> pa.Table:
         """Return the rows; msgspec's DecodeError if a line is none."""
-        rows = msgspec.json.Decoder(Row).decode_lines(data)
-        return to_table(
-            Records(
-                stream=rows[0].stream if rows else "",
-                sequences=[row.sequence for row in rows],
-                times_ns=[row.time_ns for row in rows],
-                subjects=[_bytes(row.subject, row.subject_raw_base64) for row in rows],
-                header_blocks=[b64decode(row.header_block_base64 or "") for row in rows],
-                payloads=[_bytes(row.payload, row.payload_base64) for row in rows],
-                deliveries=[row.deliveries for row in rows],
-                errors={index: row.error for index, row in enumerate(rows) if row.error is not None},
-            )
-        )
+        return to_table(_records(data))
+
+    def parts(self, data: bytes, part_bytes: int) -> Iterator[pa.Table]:
+        """Yield the rows of so many bytes, and of the rest of the last line. Raises as `read` does."""
+        start = 0
+        while start < len(data):
+            end = data.find(b"\n", start + part_bytes - 1) + 1 or len(data)
+            yield to_table(_records(data[start:end]))
+            start = end
 
     def positions(self, file: IO[bytes]) -> Positions:
         """Yield the sequence and the time of each row."""
         rows = msgspec.json.Decoder(_Position).decode_lines(file.read())
         yield [row.sequence for row in rows], [row.time_ns for row in rows]
+
+
+def _records(data: bytes) -> Records[Any]:
+    rows = msgspec.json.Decoder(Row).decode_lines(data)
+    return Records(
+        stream=rows[0].stream if rows else "",
+        sequences=[row.sequence for row in rows],
+        times_ns=[row.time_ns for row in rows],
+        subjects=[_bytes(row.subject, row.subject_raw_base64) for row in rows],
+        header_blocks=[b64decode(row.header_block_base64 or "") for row in rows],
+        payloads=[_bytes(row.payload, row.payload_base64) for row in rows],
+        deliveries=[row.deliveries for row in rows],
+        errors={index: row.error for index, row in enumerate(rows) if row.error is not None},
+    )
 
 
 class _Position(msgspec.Struct):

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from threading import Lock
 from typing import IO, Any, ClassVar
 
@@ -24,6 +25,10 @@ log = logging.getLogger(__name__)
 
 COMPRESSIONS = ("none", "gzip", "snappy", "zstd")
 COMPRESSION_LEVEL = 1  # of zstd and gzip: the compaction writes the lasting file
+PAGE_BYTES = 1 << 20
+"""About how many a page has, unless a message is larger: who reads a file piece by piece has a page in memory."""
+PAGE_ROWS = 8  # values that are written to a page at once, where the size of messages is not known beforehand
+MOST_PAGE_ROWS = 1024  # where it is: more make nothing faster
 MOST_TOLD = 1000  # things of which the log tells: the names of fields are the publishers' choice
 POSITIONS = 65_536  # rows whose sequences and times are read at a time
 REPETITIVE = ["stream", "subject", "error"]  # a dictionary pays here; elsewhere it is built and thrown away
@@ -72,6 +77,8 @@ class ParquetWriter:
             data_page_version="1.0",
             write_page_index=True,
             write_page_checksum=True,
+            data_page_size=PAGE_BYTES,
+            write_batch_size=_page_rows(block.records),
         )
         return bytes(sink.getvalue())
 
@@ -79,6 +86,10 @@ class ParquetWriter:
         """Return the rows; page checksums are verified. FormatError if a newer version wrote it, else pyarrow's."""
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
         return with_envelope(checked_version(file).read())
+
+    def parts(self, data: bytes, part_bytes: int) -> Iterator[pa.Table]:
+        """Yield the rows at once: what reads Parquet in pieces reads it from its file (`writers.pieces`)."""
+        yield self.read(data)
 
     def positions(self, file: IO[bytes]) -> Positions:
         """Yield the sequence and the time of each row, some at a time: a table's file may be larger than memory."""
@@ -105,6 +116,12 @@ class ParquetWriter:
             where = f"{block.stream} {block.first}–{block.last}, key {block.key!r}"
             what = ", ".join(sentence for thing, sentence in said.items() if thing in new)
             log.warning("%s: %s; the payloads keep all, more is counted only", where, what, extra={"action": "schema"})
+
+
+def _page_rows(records: Records[Any]) -> int:
+    """Return how many messages may go into a page before its size is looked at: none then exceeds it by more."""
+    largest = max(map(len, chain(records.payloads, records.header_blocks)), default=0)
+    return min(MOST_PAGE_ROWS, PAGE_BYTES // max(1, min(largest, PAGE_BYTES)))
 
 
 def checked_version(file: pq.ParquetFile) -> pq.ParquetFile:

@@ -18,9 +18,9 @@ from capture.writers.parquet import checked_version
 
 PIECE_ROWS = 8192
 """The most rows of a piece."""
-PIECE_BYTES = 4 << 20
-"""About how many bytes a piece has, unless a single message is larger."""
-READ_BYTES = 256 << 10
+PIECE_BYTES = 1 << 20
+"""The most bytes of a piece, unless a single message is larger."""
+READ_BYTES = 64 << 10
 """So much of a column is read from a file at a time."""
 
 
@@ -38,11 +38,13 @@ def pieces(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a stored object, with these columns of the envelope, of which `sequence` must be one.
 
-    Parquet is read from the file piece by piece; of other formats, and of what is encrypted, the whole is in memory.
+    Parquet is read from the file page by page; of other formats, and of what is encrypted, the whole is in memory,
+    and some of its rows.
     FormatError if it can't be read, does not keep whole messages, or has other rows than its record says; CipherError.
     """
     try:
-        yield from _checked(_pieces(source, stored, keys, columns, piece_bytes), stored)
+        for rows in _checked(_pieces(source, stored, keys, columns, piece_bytes), stored):
+            yield from cut(rows, piece_bytes)
     except CaptureError as error:
         raise type(error)(f"{stored.path}: {error}") from error
     except Exception as error:  # whatever a library raises on bytes that it can't read
@@ -59,8 +61,8 @@ def _pieces(
         plain = source if layers.is_plain else layers.opened(_whole(source), stored)
         yield from _of_parquet(plain, columns, piece_bytes)
     else:
-        rows = layers.read(_whole(source), stored).select(list(columns)).combine_chunks()
-        yield from rows.to_batches(max_chunksize=_piece_rows(len(rows), rows.nbytes, piece_bytes))
+        for rows in layers.parts(_whole(source), stored, piece_bytes):
+            yield from rows.select(list(columns)).combine_chunks().to_batches(max_chunksize=PIECE_ROWS)
 
 
 def _whole(source: Source) -> bytes:
@@ -68,11 +70,10 @@ def _whole(source: Source) -> bytes:
 
 
 def _of_parquet(source: Source, columns: Sequence[str], piece_bytes: int) -> Iterator[pa.RecordBatch]:
-    if isinstance(source, bytes):
-        parquet = pq.ParquetFile(pa.BufferReader(source))
-    else:
-        parquet = pq.ParquetFile(source, buffer_size=READ_BYTES)
-    checked_version(parquet)
+    file = pa.BufferReader(source) if isinstance(source, bytes) else source
+    parquet = checked_version(  # pre_buffer, which is pyarrow's default, reads a row group as a whole
+        pq.ParquetFile(file, buffer_size=READ_BYTES, pre_buffer=False, page_checksum_verification=True)
+    )
     held = [name for name in columns if name in parquet.schema_arrow.names]
     for group in range(parquet.num_row_groups):
         facts = parquet.metadata.row_group(group)
@@ -83,6 +84,16 @@ def _of_parquet(source: Source, columns: Sequence[str], piece_bytes: int) -> Ite
 
 def _piece_rows(rows: int, size: int, piece_bytes: int) -> int:
     return max(1, min(PIECE_ROWS, piece_bytes * rows // max(1, size)))
+
+
+def cut(rows: pa.RecordBatch, most_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Yield rows in pieces of so many bytes at most, unless a single one is larger."""
+    if rows.nbytes <= most_bytes or len(rows) < 2:
+        yield rows
+        return
+    half = len(rows) // 2
+    yield from cut(rows[:half], most_bytes)
+    yield from cut(rows[half:], most_bytes)
 
 
 def _of_envelope(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:

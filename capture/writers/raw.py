@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
+from collections.abc import Iterator
 from typing import IO, Any, ClassVar
 
 import msgspec
@@ -11,7 +12,7 @@ from capture.block import SealedBlock
 from capture.errors import FormatError
 from capture.record import Records
 from capture.writers.contract import Positions
-from capture.writers.envelope import to_table
+from capture.writers.envelope import SCHEMA, to_table
 
 MAGIC = b"CAPRAW1\n"
 LENGTH = struct.Struct(">I")
@@ -53,28 +54,34 @@ class RawWriter:
 
     def read(self, data: bytes) -> pa.Table:
         """Return the rows. FormatError if the data is damaged or cut off."""
-        return to_table(_records(data))
+        return pa.concat_tables([SCHEMA.empty_table(), *self.parts(data, len(data))])
+
+    def parts(self, data: bytes, part_bytes: int) -> Iterator[pa.Table]:
+        """Yield the rows of so many bytes, and of the rest of the last message. FormatError."""
+        yield from map(to_table, _records(data, part_bytes))
 
     def positions(self, file: IO[bytes]) -> Positions:
         """Yield the sequence and the time of each message. FormatError."""
-        records = _records(file.read())
-        yield records.sequences, records.times_ns
+        data = file.read()
+        for records in _records(data, len(data)):
+            yield records.sequences, records.times_ns
 
 
-def _records(data: bytes) -> Records[Any]:
+def _records(data: bytes, part_bytes: int) -> Iterator[Records[Any]]:
     try:
-        return _parsed(data)
+        yield from _parsed(data, part_bytes)
     except (struct.error, msgspec.DecodeError) as error:
         raise FormatError(f"it is damaged or cut off: {error}") from error
 
 
-def _parsed(data: bytes) -> Records[Any]:
+def _parsed(data: bytes, part_bytes: int) -> Iterator[Records[Any]]:
     if not data.startswith(MAGIC):
         raise FormatError(f"it does not begin with {MAGIC!r}: it is no raw block, or one of a newer format")
     at = len(MAGIC) + LENGTH.size + LENGTH.unpack_from(data, len(MAGIC))[0]
     begin = msgspec.json.decode(data[len(MAGIC) + LENGTH.size : at], type=_Begin)
     records: Records[Any] = Records(begin.stream)
-    for index in range(begin.count):
+    part_ends = at + part_bytes
+    for _ in range(begin.count):
         sequence, time_ns, deliveries, *lengths = HEAD.unpack_from(data, at)
         at += HEAD.size
         cells = []
@@ -89,7 +96,11 @@ def _parsed(data: bytes) -> Records[Any]:
         records.header_blocks.append(headers)
         records.payloads.append(payload)
         if error:
-            records.errors[index] = error.decode("utf-8", "replace")
+            records.errors[len(records) - 1] = error.decode("utf-8", "replace")
+        if at >= part_ends:
+            yield records
+            records, part_ends = Records(begin.stream), at + part_bytes
     if at != len(data):
         raise FormatError(f"it has {len(data):,} bytes, its messages end at {at:,}")
-    return records
+    if len(records):
+        yield records

@@ -22,7 +22,7 @@ from capture.merging import Group, Part
 from capture.sequences import Sequences
 from capture.writers.envelope import SCHEMA, VERSION
 from capture.writers.evolution import OWN
-from capture.writers.parquet import COMPRESSION_LEVEL, REPETITIVE, SEARCHED
+from capture.writers.parquet import COMPRESSION_LEVEL, PAGE_ROWS, REPETITIVE, SEARCHED
 from capture.writers.shape import CONFLICTS
 
 ROW_GROUP_ROWS = 128 * 1024
@@ -38,7 +38,7 @@ class Distinct:
 
     def __init__(self, exclude: Sequences) -> None:
         self.rows_in = 0
-        self._exclude = exclude
+        self.exclude = exclude
         self._last = -1
 
     def of(self, rows: pa.Table) -> pa.Table:
@@ -57,9 +57,9 @@ class Distinct:
         return self._without_excluded(rows if least else rows.filter(pc.not_equal(steps, 0)))
 
     def _without_excluded(self, rows: pa.Table) -> pa.Table:
-        if not self._exclude:
+        if not self.exclude:
             return rows
-        held = sequences_of(rows["sequence"]) & self._exclude
+        held = sequences_of(rows["sequence"]) & self.exclude
         return rows.filter(pc.invert(pc.is_in(rows["sequence"], pa.array(held, pa.int64())))) if held else rows
 
 
@@ -81,14 +81,15 @@ class TableFile:
     """
 
     def __init__(self, path: Path, group: Group, part: Part, columns: pa.Schema) -> None:
-        self.sequences = Sequences()
+        self.path = path
         self.conflicts: Counter[str] = Counter()
-        self._path = path
+        self._held: list[Sequences] = []
         self._group = group
         self._part = part
         self._rows_schema = pa.schema([*SCHEMA, *columns])
         self._times: list[int] = []
         self._waiting: list[pa.Table] = []
+        self._rows = self._bytes = 0  # that wait
         schema = pa.schema([*SCHEMA, *OWN, *columns])
         self._writer = pq.ParquetWriter(
             path,
@@ -100,6 +101,7 @@ class TableFile:
             data_page_version="1.0",  # Iceberg's vectorised reader can't read version 2
             write_page_index=True,
             write_page_checksum=True,
+            write_batch_size=PAGE_ROWS,
             sorting_columns=pq.SortingColumn.from_ordering(schema, [("sequence", "ascending")]),
         )
 
@@ -111,19 +113,24 @@ class TableFile:
     ) -> None:
         self._writer.close()
 
+    @property
+    def sequences(self) -> Sequences:
+        """The sequences of the rows."""
+        return Sequences.union_of(self._held)
+
     def add(self, rows: pa.Table) -> None:
         """Take rows; full row groups go to the disk."""
         if not rows.num_rows:
             return
-        self.sequences |= sequences_of(rows["sequence"])
+        self._held.append(sequences_of(rows["sequence"]))
         times = [*self._times, *(one or 0 for one in pc.min_max(rows["time_ns"]).as_py().values())]
         self._times = [min(times), max(times)]
         if CONFLICTS in rows.column_names:
             self.conflicts.update(pc.list_flatten(rows[CONFLICTS]).to_pylist())
-        self._waiting.append(rows.select(self._rows_schema.names).cast(self._rows_schema))
-        while sum(table.num_rows for table in self._waiting) >= ROW_GROUP_ROWS:
+        self._wait(rows.select(self._rows_schema.names).cast(self._rows_schema))
+        while self._rows >= ROW_GROUP_ROWS:
             self._write(ROW_GROUP_ROWS)
-        if sum(table.nbytes for table in self._waiting) >= ROW_GROUP_BYTES:
+        if self._bytes >= ROW_GROUP_BYTES:
             self._write(ROW_GROUP_ROWS)
 
     def finish(self, stored_ns: int, keys: Keys | None) -> Stored | None:
@@ -132,20 +139,21 @@ class TableFile:
         KeyMissingError if it is to be encrypted and there are no keys.
         """
         self._write(ROW_GROUP_ROWS)
-        if not self.sequences:
+        sequences = self.sequences
+        if not sequences:
             return None
         facts = Stored(
             path=self._part.output,
             stream=self._group.stream,
             key=self._group.key,
             interval=self._group.interval,
-            first=self.sequences.first,
-            last=self.sequences.last,
-            count=len(self.sequences),
+            first=sequences.first,
+            last=sequences.last,
+            count=len(sequences),
             bytes=0,
             sha256="",
             format=self._part.output.rpartition("/")[2].partition(".")[2],
-            sequences=self.sequences.to_text(),
+            sequences=sequences.to_text(),
             stored_ns=stored_ns,
             min_ns=self._times[0],
             max_ns=self._times[1],
@@ -155,19 +163,24 @@ class TableFile:
         self._writer.close()
         if facts.format.endswith(f".{ENDING}"):
             self._encrypt(facts, keys)
-        return msgspec.structs.replace(facts, bytes=self._path.stat().st_size, sha256=_sha256(self._path))
+        return msgspec.structs.replace(facts, bytes=self.path.stat().st_size, sha256=_sha256(self.path))
 
     def _encrypt(self, facts: Stored, keys: Keys | None) -> None:
         if keys is None:
             raise KeyMissingError("it is to be encrypted, and there are no keys: name key_file, or set CAPTURE_KEYS")
-        self._path.write_bytes(keys.encrypt(self._path.read_bytes(), facts))
+        self.path.write_bytes(keys.encrypt(self.path.read_bytes(), facts))
 
     def _write(self, rows: int) -> None:
         waiting = pa.concat_tables(self._waiting) if self._waiting else self._rows_schema.empty_table()
         if waiting.num_rows:
             self._writer.write_table(self._with_own(waiting.slice(0, rows)), row_group_size=rows)
-        rest = waiting.slice(rows)
-        self._waiting = [rest] if rest.num_rows else []
+        self._waiting, self._rows, self._bytes = [], 0, 0
+        self._wait(waiting.slice(rows))
+
+    def _wait(self, rows: pa.Table) -> None:
+        self._waiting.append(rows)
+        self._rows += rows.num_rows
+        self._bytes += rows.nbytes
 
     def _with_own(self, rows: pa.Table) -> pa.Table:
         """Put the columns of the partition behind the envelope's."""

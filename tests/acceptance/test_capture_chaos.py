@@ -51,6 +51,13 @@ async def test_nothing_is_lost_or_invented_whatever_happens_to_a_folder(play, tm
     assert sorted(outcome.faults.played.elements()) == sorted(struck)
 
 
+async def test_nothing_is_lost_or_invented_where_nodes_share_the_partitions_of_a_group(play, tmp_path):
+    struck = ("kill", "stop", "half_open", "server", "kill", "term")
+    outcome = await play(Folder(tmp_path / "archive"), nodes=2, messages=2000, faults=struck, ack="group")
+    assert outcome.wrong == []
+    assert sorted(outcome.faults.played.elements()) == sorted(struck)
+
+
 async def test_the_same_harness_finds_out_nodes_that_ack_before_a_block_is_durable(play, tmp_path):
     outcome = await play(Folder(tmp_path / "archive"), nodes=2, messages=1000, faults=("kill",), broken=True)
     assert outcome.verified == 3

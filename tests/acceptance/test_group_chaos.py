@@ -22,7 +22,15 @@ async def test_nothing_is_lost_and_each_key_keeps_its_order_whatever_happens(own
     verdict = await chaos.run()
     print(verdict, dict(chaos.faults))
     assert verdict.wrongs == []
-    assert verdict.begun_again <= 100 * sum(chaos.faults.values())
+
+
+@pytest.mark.long
+async def test_the_same_harness_finds_out_members_that_lose_acks_without_a_fault(own_server, natty_name, tmp_path):
+    options = Options(messages=6000, faults=6, every=0.5, rate=1000, weights={"edit": 1}, forgetful=True)
+    verdict = await Chaos(own_server, tmp_path, natty_name("CHAOS"), options).run()
+    print(verdict)
+    assert verdict.again
+    assert (verdict.lost, verdict.unordered) == ([], [])
 
 
 def test_the_judge_sees_what_is_wrong(tmp_path):
@@ -43,3 +51,42 @@ def test_the_judge_sees_what_is_wrong(tmp_path):
         more.write(f"P {6 * second} {4 * second}\nO {6 * second} 1\n")
     verdict = judge(logs, {}, {"k0": 3}, 2.0)
     assert (verdict.together, verdict.overlaps, verdict.overran) == ([], 1, 1)
+
+
+SECOND = 1_000_000_000
+DONE = [f"S {1 * SECOND} k0 0", f"E {2 * SECOND} k0 0"]
+HAVE_ACK = f"F {3 * SECOND} {int(2.5 * SECOND)}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "losses", "excused"),
+    [
+        ([*DONE, HAVE_ACK], {}, False),
+        (DONE, {}, False),  # it never heard that the ack had come, and lost nothing
+        (DONE, {"killed": {"a"}}, True),
+        ([*DONE, HAVE_ACK], {"killed": {"a"}}, False),  # the ack was there before
+        ([*DONE, f"F {3 * SECOND} {SECOND}"], {"killed": {"a"}}, True),  # other acks were
+        ([*DONE, f"L {int(3.5 * SECOND)} standby"], {}, True),
+        ([*DONE, HAVE_ACK, f"L {6 * SECOND} standby"], {}, False),  # it was pinned until two seconds before
+        ([*DONE, f"P {4 * SECOND} {3 * SECOND}"], {}, True),
+        ([DONE[0], f"C {2 * SECOND} k0 0"], {}, True),
+        ([*DONE], {"outages": [(int(1.5 * SECOND), 4 * SECOND)]}, True),
+        ([*DONE, HAVE_ACK], {"outages": [(8 * SECOND, 9 * SECOND)]}, False),
+    ],
+)
+def test_a_message_is_begun_once_more_only_where_it_was_in_flight_at_a_loss(tmp_path, lines, losses, excused):
+    logs = {"a": tmp_path / "a", "b": tmp_path / "b"}
+    logs["a"].write_text("".join(f"{line}\n" for line in lines))
+    logs["b"].write_text(f"S {5 * SECOND} k0 0\nE {6 * SECOND} k0 0\n")
+    verdict = judge(logs, {"a": int(4.5 * SECOND)}, {"k0": 1}, 2.0, **losses)
+    assert verdict.again == ([] if excused else ["k0: 0 in b after a"])
+
+
+def test_one_loss_excuses_one_more_beginning_each_time_that_it_is_in_flight(tmp_path):
+    logs = {name: tmp_path / name for name in "abc"}
+    logs["a"].write_text(f"S {1 * SECOND} k0 0\n")
+    logs["b"].write_text(f"S {5 * SECOND} k0 0\nE {6 * SECOND} k0 0\n")
+    logs["c"].write_text(f"S {8 * SECOND} k0 0\nE {9 * SECOND} k0 0\n")
+    verdict = judge(logs, {"a": 2 * SECOND}, {"k0": 1}, 2.0, killed={"a"})
+    assert verdict.again == ["k0: 0 in c after b"]
+    assert verdict.losses == 1

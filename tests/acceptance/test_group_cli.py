@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from commands import complaint, printed
 
 
 @pytest.fixture
@@ -10,17 +11,6 @@ def stream(served, natty_name):
     name = natty_name("ORDERS")
     served(lambda natty: natty.create_stream(name, subjects=[f"{name}.*"]))
     return name
-
-
-def printed(done):
-    """Return what a command printed that went well."""
-    assert (done.status, done.err) == (0, "")
-    return done.out
-
-
-def complaint(done, status=1):
-    assert (done.status, done.out) == (status, "")
-    return done.complaint
 
 
 def test_a_group_is_made_filled_shown_and_deleted(shell, stream):

@@ -1,9 +1,11 @@
+import asyncio
 import json
 import signal
 import subprocess
 import sys
 
 import pytest
+from go_groups import ELASTIC, Go
 from group_members import make, publish
 from patient import PATIENCE
 
@@ -29,6 +31,18 @@ def test_a_member_reads_until_it_is_stopped(shell, group):
     assert done.status == 0, done.err
     assert {one["member"] for one in read} == {"m1"}
     assert {one["subject"] for one in read} == {f"{group.stream}.k{key}" for key in range(8)}
+
+
+@pytest.mark.long
+async def test_a_member_whose_group_was_changed_in_what_never_may_ends_with_status_1_and_says_why(shell, natty, group):
+    process = shell.start("natty", "group", "elastic", "consume", group.stream, "g", "m1", "--ack-wait", "30s")
+    await asyncio.to_thread(lines, process, 16)
+    value, _, _ = await Go(natty).get(ELASTIC, group.key)
+    await Go(natty).put(ELASTIC, group.key, value.replace(b'"max_members":4', b'"max_members":5'))
+    done = await asyncio.to_thread(shell.finish, process)
+    assert done.status == 1
+    assert "was changed in what never may" in done.err.splitlines()[-1]
+    assert "Traceback" not in done.err
 
 
 def test_lag_and_watch_show_what_waits_and_whose_it_is(shell, group):

@@ -10,6 +10,7 @@ from patient import PATIENCE
 from restoring import Capturing, dumped, send
 
 from capture.restoring.uptake import MARK
+from natty.deadletter.letter import nanoseconds
 
 COUNT = 20
 
@@ -48,6 +49,7 @@ def test_the_plan_is_told_then_the_stream_is_there_and_a_second_time_it_is_refus
     assert f"19 messages of {name}, about " in planned.out
     assert "gaps: 1 sequences (5)" in planned.out
     assert "not kept: when the stream was made" in planned.out
+    assert "this takes about 1 s" in planned.out
     assert name not in names_of(served)
     done = shell.capture("restore", archive, "--json")
     told = json.loads(done.out)
@@ -62,6 +64,43 @@ def test_the_plan_is_told_then_the_stream_is_there_and_a_second_time_it_is_refus
     replayed = shell.capture("restore", archive, "--replay", f"{name}_copy", "--pace", "max")
     assert replayed.status == 1
     assert "no stream takes" in replayed.complaint
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("arguments", "first", "last", "messages", "consumers"),
+    [
+        (["--to-sequence", "7"], 1, 7, 6, ["capture"]),
+        (["--from", "8"], 8, 20, 13, ["capture"]),
+        (["--from", "2020-01-01T00:00:00Z", "--all"], 1, 20, 19, ["capture"]),
+        (["--at", "2100-01-01T00:00:00Z", "--subject", "*.0"], 1, 20, 9, ["capture"]),
+        (["--no-consumers"], 1, 20, 19, []),
+        (["--consumers", "--as", "copied"], 1, 20, 19, ["capture"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_every_option_reaches_the_plan(shell, captured, arguments, first, last, messages, consumers):
+    planned = shell.capture("restore", captured.config.store, "--dry-run", "--json", *arguments)
+    plan = json.loads(planned.out)
+    assert (plan["first"], plan["last"], plan["messages"], plan["consumers"]) == (first, last, messages, consumers)
+    assert plan["name"] == ("copied" if "--as" in arguments else captured.stream)
+    assert (plan["restored"], plan["seconds_expected"] >= 0) == (None, True)
+
+
+@pytest.mark.long
+def test_replicas_that_there_are_not_are_refused_and_a_replay_keeps_its_pace(shell, served, captured, natty_name):
+    refused = shell.capture("restore", captured.config.store, "--replicas", "3")
+    assert refused.status == 1
+    assert "replicas" in refused.complaint
+    assert captured.stream not in names_of(served)
+    again = natty_name("again")
+    served(lambda natty: natty.ensure_stream(again, subjects=[f"{again}.>"]))
+    done = shell.capture("restore", captured.config.store, "--replay", again, "--pace", "0.5")
+    assert done.status == 0, done.err
+    found = [nanoseconds(one["time"]) for one in stream_of(served, again)[1].values()]
+    were = [nanoseconds(one["time"]) for one in captured.before[1].values()]
+    assert len(found) == len(were)
+    assert found[-1] - found[0] >= 2 * (were[-1] - were[0]) - 50_000_000  # when the first was stored is not exact
 
 
 @pytest.mark.parametrize(
@@ -87,12 +126,12 @@ def test_a_restore_that_is_killed_leaves_a_stream_that_takes_nothing_and_the_nex
     name = captured.stream
     slowly = (
         "import asyncio, sys\n"
-        "from capture.restoring import rebuild, rows\n"
+        "from capture.restoring import pick, rebuild\n"
         "async def slow(*given, **options):\n"
-        "    async for table in rows.merged_rows(*given, **options):\n"
+        "    async for table in pick.rows_of(*given, **options):\n"
         "        yield table.slice(0, 1)\n"
         "        await asyncio.sleep(3600)\n"
-        "rebuild.merged_rows = slow\n"
+        "rebuild.rows_of = slow\n"
         "from capture.cli import main\n"
         "main()\n"
     )

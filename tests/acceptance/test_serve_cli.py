@@ -102,6 +102,7 @@ def test_a_browser_shows_it_and_follows_what_changes(page, archive, served, tmp_
             "4,900",
             "node-1",
             "4,321",
+            "6129484611666145821",  # the table's snapshot
         ):
             assert expected in seen["text"]
         publish(served, archive, rows=1_234_567)

@@ -17,14 +17,18 @@ from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+from group_members import start_instance
+
 from natty import ConsumerNotFoundError, Natty, NattyError
 from natty.groups import PartitioningFilter
 from natty.testing import NatsServer
 
-NODE = Path(__file__).parents[1] / "support" / "group_node.py"
 PARTITIONS, MEMBERS = 10, 4
 WORK = 0.001  # seconds
 ACK_WAIT = 2.0  # seconds: the pinned TTL
+OPTIONS = {"ack_wait": ACK_WAIT, "dead_letters": False}
+TTL = 2.0  # seconds, of automatic members
 KEYS = 1000
 
 
@@ -106,9 +110,9 @@ class Nodes:
     def __init__(self, server, folder):
         self.server, self.folder, self.started = server, folder, []
 
-    def count(self, stream, member, *, static):
-        """Start an instance whose handler does nothing."""
-        settings = json.dumps([self.server.connect_options(), stream, member, static])
+    def count(self, stream, members, *, static):
+        """Start a process that reads as these members, with a handler that does nothing."""
+        settings = json.dumps([self.server.connect_options(), stream, members, static])
         self.started.append(subprocess.Popen([sys.executable, __file__, "--member", settings], stdout=subprocess.PIPE))
 
     def until_ready(self):
@@ -116,21 +120,10 @@ class Nodes:
         for process in self.started:
             assert process.stdout.readline() == b"ready\n"
 
-    def note(self, stream, member):
+    def note(self, stream, member, options=OPTIONS):
         """Start an instance that notes what it does; return it and its log."""
         log = self.folder / f"{stream}{len(self.started)}.log"
-        log.touch()
-        settings = {
-            "nats": self.server.connect_options(),
-            "stream": stream,
-            "group": "g",
-            "member": member,
-            "options": {"ack_wait": ACK_WAIT, "dead_letters": False},
-            "log": str(log),
-            "work": 0,
-            "pause": 1.0,
-        }
-        self.started.append(subprocess.Popen([sys.executable, str(NODE), json.dumps(settings)]))
+        self.started.append(start_instance(self.server, stream, member, log, options))
         return self.started[-1], log
 
     def close(self):
@@ -142,22 +135,27 @@ class Nodes:
 
 
 async def member(settings):
-    options, stream, name, static = json.loads(settings)
+    options, stream, names, static = json.loads(settings)
 
     async def handle(message):
         pass
 
-    async with Natty(**options) as natty:
+    async with Natty(**options) as natty, AsyncExitStack() as stack:
         group = natty.static_group(stream, "g") if static else natty.group(stream, "g")
-        async with group.join(name, handle, max_ack_pending=5000, dead_letters=False) as membership:
-            print("ready", flush=True)
-            await membership.ended()
+        for name in names:
+            joined = group.join(name, handle, max_ack_pending=5000, dead_letters=False)
+            membership = await stack.enter_async_context(joined)
+        print("ready", flush=True)
+        await membership.ended()
 
 
-async def throughput(server, nodes, count, partitions, *, static, buffered):
-    """Return messages a second through two processes without work; `buffered`: the work queue was filled before."""
-    stream = f"{'STATIC' if static else 'BUFFERED' if buffered else 'ELASTIC'}{partitions}"
-    names = ["m0", "m1"]
+async def throughput(server, nodes, count, partitions, *, static, buffered, apart=False):
+    """Return messages a second through two processes without work; `buffered`: the work queue was filled before.
+
+    They are two members, or with `apart` half of the members each, of which every one has one partition.
+    """
+    stream = f"{'STATIC' if static else 'BUFFERED' if buffered else 'ELASTIC'}{partitions}{'APART' if apart else ''}"
+    names = [f"m{number}" for number in range(partitions if apart else 2)]
     async with Natty(**server.connect_options()) as natty:
         if static:
             transform = {
@@ -172,8 +170,8 @@ async def throughput(server, nodes, count, partitions, *, static, buffered):
             group = await elastic(natty, stream, names, partitions)
             if buffered:
                 await sourced(natty, group, count)
-        for name in names:
-            nodes.count(stream, name, static=static)
+        for first in range(2):
+            nodes.count(stream, names[first::2], static=static)
         await asyncio.to_thread(nodes.until_ready)
         began, left = time.perf_counter(), await unsettled(natty, group, names, count, static=static)
         while await unsettled(natty, group, names, count, static=static):
@@ -265,6 +263,58 @@ async def hand_over(server, rounds):
     return pauses
 
 
+async def ignore(message):
+    pass
+
+
+@contextlib.asynccontextmanager
+async def automatic(server, stream):
+    """Yield what tells whether two automatic members have all partitions and read, the group, and their options."""
+    options = {"ack_wait": ACK_WAIT, "dead_letters": False, "ttl": TTL}
+    async with Natty(**server.connect_options()) as natty:
+        await fill(natty, stream, 0)
+        group = natty.group(stream, "g")
+        await group.create(PARTITIONS, [PartitioningFilter(f"{stream}.*", (1,))])
+        publishing = asyncio.create_task(trickle(natty, stream, 0.001))
+        async with group.join(handler=ignore, **options) as a, group.join(handler=ignore, **options) as b:
+
+            def whole():
+                share = sum(len(one.partitions) for one in (a, b) if one.state == "active")
+                return share == PARTITIONS
+
+            await until(whole)
+            yield whole, group, options
+        publishing.cancel()
+
+
+async def arrival(server, rounds):
+    """Return the seconds from joining until a third automatic member reads its share."""
+    took = []
+    async with automatic(server, "COME") as (whole, group, options):
+        for _ in range(rounds):
+            began = time.monotonic()
+            async with group.join(handler=ignore, **options) as third:
+                await until(lambda third=third: len(third.partitions) == PARTITIONS // 3 and third.state == "active")
+                took.append(time.monotonic() - began)
+            await until(whole)
+    return took
+
+
+async def death(server, nodes, rounds):
+    """Return the seconds from the SIGKILL of a third automatic member until the others read its partitions."""
+    took = []
+    async with automatic(server, "DIE") as (whole, _, options):
+        for _ in range(rounds):
+            process, log = nodes.note("DIE", "", options)
+            await until(partial(begun, log))
+            process.send_signal(signal.SIGKILL)
+            killed = time.monotonic()
+            await until(whole)
+            took.append(time.monotonic() - killed)
+    nodes.close()
+    return took
+
+
 def spread(seconds):
     high = quantiles(seconds, n=100, method="inclusive")[98]
     return f"median {median(seconds):.2f} s, 99th percentile {high:.2f} s ({len(seconds)} times)"
@@ -286,13 +336,19 @@ async def main(quick):
                 (False, True, "elastic, copied before"),
                 (True, False, "static; goal 60 000"),
             ):
-                for partitions in (2, PARTITIONS):  # the server's work grows with the filters of a consumer
-                    rate = await throughput(server, nodes, size, partitions, static=static, buffered=buffered)
-                    print(f"without work, 2 processes, {partitions} partitions, {text}: {rate:,.0f} msg/s")
+                for partitions, apart in ((2, False), (PARTITIONS, False), (PARTITIONS, True)):
+                    given = {"static": static, "buffered": buffered, "apart": apart}
+                    rate = await throughput(server, nodes, size, partitions, **given)
+                    members = f"{partitions if apart else 2} members"
+                    print(f"without work, 2 processes, {members}, {partitions} partitions, {text}: {rate:,.0f} msg/s")
             took = await fail_over(server, nodes, rounds)
             print(f"from SIGKILL to the standby's first message, pinned TTL {ACK_WAIT:g} s: {spread(took)}")
             pauses = await hand_over(server, rounds)
             print(f"longest pause of a key while a member is added: {spread(pauses)}")
+            took = await arrival(server, rounds)
+            print(f"from joining without a name to reading its share, goal 2 s: {spread(took)}")
+            took = await death(server, nodes, rounds)
+            print(f"from its SIGKILL to its partitions' next reader, goal {TTL + 1:g} s: {spread(took)}")
         finally:
             nodes.close()
 

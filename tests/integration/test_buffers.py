@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 from patient import NEVER, PATIENCE, until
 
 from capture.writers.parquet import ParquetWriter
@@ -80,6 +81,7 @@ async def until_reading_stops(fleet):
     return state
 
 
+@pytest.mark.long
 async def test_a_store_that_stands_still_stops_the_reading_and_memory_stays_within_its_bound(fleet, tmp_path):
     """1 000 keys, messages up to 1 MiB; the bytes that wait are several times the bound."""
     limit = 32 * MiB

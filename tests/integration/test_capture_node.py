@@ -121,6 +121,7 @@ async def test_a_message_that_is_no_json_is_stored_raw_with_the_reason_and_does_
     assert all(row["error"].startswith("DecodeError: JSON is malformed") for row in rows)
 
 
+@pytest.mark.long
 async def test_nodes_killed_at_any_moment_lose_nothing_and_every_message_is_in_the_table_once(fleet):
     payloads = []
     config = fleet.configure(ack_wait=2.0, limits__max_age=0.3, limits__max_messages=150)
@@ -221,6 +222,7 @@ class Held(MemoryStore):
         await super().put(path, data, if_absent=if_absent)
 
 
+@pytest.mark.long
 async def test_a_store_slower_than_ack_wait_causes_no_redelivery(fleet):
     """That there is time left when the server is told, two thirds of `ack_wait`, is a matter of tests/unit."""
     ack_wait = 6.0

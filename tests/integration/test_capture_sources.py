@@ -14,7 +14,6 @@ from capture import several, source
 from capture.asked import never_asked
 from capture.config import load
 from capture.errors import ConfigError, NotAlone
-from capture.node import Node
 from capture.report import check
 from capture.sequences import Sequences
 from capture.several import Several
@@ -46,38 +45,9 @@ async def stream_of(fleet):
     return await fleet.natty.jetstream.request(f"STREAM.INFO.{fleet.stream}")
 
 
-class Running:
-    """A node in this process."""
-
-    def __init__(self, node, work):
-        self.node = node
-        self.task = asyncio.ensure_future(work)
-
-    async def ended(self):
-        async with asyncio.timeout(PATIENCE):
-            await self.task
-
-    async def stop(self):
-        self.node.stop()
-        await self.ended()
-
-
 @pytest.fixture
-async def start(fleet, monkeypatch):
-    """Start a node in this process, `start(path, natty)`; those that still run are cancelled in the end."""
-    for limit in ("capture.source.END_TIMEOUT", "natty.supply.DRAIN_TIMEOUT", "natty.connection.CLOSE_TIMEOUT"):
-        monkeypatch.setattr(limit, PATIENCE)
-    running = []
-
-    def begin(path, natty=None):
-        node = Node(*each(load(path)))
-        running.append(Running(node, node.run_beside(natty or fleet.natty)))
-        return running[-1]
-
-    yield begin
-    for one in running:
-        one.task.cancel()
-    await asyncio.gather(*(one.task for one in running), return_exceptions=True)
+def start(start_beside):
+    return start_beside
 
 
 @pytest.fixture

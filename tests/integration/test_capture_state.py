@@ -10,15 +10,18 @@ from deposed import elected_and_asleep
 from electing import vacated_archive
 from patient import PATIENCE, PATIENT, until
 
+from capture import chain
 from capture.block import SealedBlock
 from capture.commit import CommitOptions, Committer
 from capture.compact import compact
 from capture.config import CaptureConfig, Sweeping
 from capture.head import COMPACTION, SWEEP, TermHead
 from capture.lead import Duty, Sweeps
+from capture.manifest import Manifest
 from capture.planning import Policy
 from capture.record import Records
 from capture.retention import Rule
+from capture.sequences import Sequences
 from capture.state import BUCKET, NODE_TTL, ArchiveState, Board, NodeState, announcing, server_time
 from capture.stores import open_store
 from capture.testing import ArrowEngine
@@ -251,6 +254,12 @@ async def test_retention_by_age_and_size_removes_blocks_and_files_and_is_publish
     (found,) = state.streams
     assert (found.held, found.removed, found.missing) == (0, 3, 0)
     assert young.count == 1
+    await natty.jetstream.request(f"STREAM.PURGE.{archive.stream}", {"seq": 6})  # it begins with 6 from now on
+    await archive.block(5, age=2 * DAY)  # 4 was never stored
+    (found,) = (await archive.swept()).streams
+    assert (found.held, found.removed, found.gaps) == (0, 5, 0)
+    manifest = await chain.read(archive.store, await SWEEP.reader(natty, archive.config.name)(), Manifest)
+    assert [(one.below, list(Sequences.from_text(one.sequences))) for one in manifest.removed] == [(5, [5])]
 
 
 async def test_a_leader_whose_clock_is_ahead_removes_nothing_too_early(captured):

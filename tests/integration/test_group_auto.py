@@ -1,20 +1,15 @@
 import asyncio
-import json
 import signal
-import subprocess
-import sys
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import pytest
 from consuming import until
-from group_members import Notes, make, publish
-from patient import PATIENCE, PATIENT
+from group_members import Notes, make, publish, start_instance
+from patient import PATIENCE
 
-from natty.groups.autojoin import MEMBERS_BUCKET
+from natty.groups.roster import MEMBERS_BUCKET
 from natty.groups.shares import moved
 
-NODE = Path(__file__).parents[1] / "support" / "group_node.py"
 AUTO = {"ack_wait": 2.0, "ttl": 2.0, "dead_letters": False}
 
 
@@ -63,18 +58,7 @@ async def test_the_partitions_of_one_that_is_killed_go_to_the_others(natty, grou
     async with AsyncExitStack() as stack:
         ours = [] if first else [await stack.enter_async_context(group.join(handler=notes.handler(), **AUTO))]
         log = tmp_path / "node.log"
-        log.touch()
-        settings = {
-            "nats": nats_server.connect_options() | PATIENT,
-            "stream": group.stream,
-            "group": "g",
-            "member": "",
-            "options": AUTO,
-            "log": str(log),
-            "work": 3600.0,
-            "pause": 1.0,
-        }
-        process = subprocess.Popen([sys.executable, "-W", "error", str(NODE), json.dumps(settings)])
+        process = start_instance(nats_server, group.stream, "", log, AUTO, work=3600.0)
         try:
             await until(lambda: log.read_text())
             ours = ours or [await stack.enter_async_context(group.join(handler=notes.handler(), **AUTO))]

@@ -6,6 +6,7 @@ import sys
 from collections import namedtuple
 
 import pytest
+from commands import complaint, printed
 from go_groups import ELASTIC, Go
 from patient import PATIENT
 
@@ -80,18 +81,6 @@ def elastic(natty_command):
 @pytest.fixture
 def static(natty_command):
     return lambda *words: natty_command("group", "static", *words)
-
-
-def printed(done):
-    """Return what a command printed that went well."""
-    assert (done.status, done.err) == (0, ""), done.err
-    return done.out
-
-
-def complaint(done, status=1):
-    assert (done.status, done.out) == (status, "")
-    (line,) = done.err.splitlines()
-    return line
 
 
 def test_an_elastic_group_from_the_first_to_the_last_command(elastic, stream, served):

@@ -1,21 +1,15 @@
 import asyncio
-import json
 import signal
-import subprocess
-import sys
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import pytest
 from consuming import until
 from go_groups import ELASTIC, Go
-from group_members import LONG, QUICK, Notes, consumer, has_state, make, publish
+from group_members import LONG, QUICK, Notes, consumer, has_state, make, publish, start_instance
 from patient import PATIENCE, PATIENT
 
 from natty import Natty, NattyError
 from natty.testing import NatsServer, ServerOptions
-
-NODE = Path(__file__).parents[1] / "support" / "group_node.py"
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +106,29 @@ async def test_an_instance_that_is_cut_off_stops_its_handlers_and_its_standby_go
     assert notes.ordered
 
 
+@pytest.mark.long
+async def test_one_that_is_cut_off_until_the_server_has_removed_its_consumer_makes_it_again(
+    natty, natty_proxy, group, notes
+):
+    await publish(natty, group.stream, range(2))
+    async with Natty(**natty_proxy.options, **PATIENT) as cut, AsyncExitStack() as stack:
+        ours = cut.group(group.stream, "g").join("m1", notes.handler(), **QUICK)
+        m1 = await stack.enter_async_context(ours)
+        await notes.have(16)
+        await natty_proxy.cut()
+        await publish(natty, group.stream, range(2, 4))
+
+        async def removed():
+            return not (await group.member("m1")).exists
+
+        await until(removed)
+        await natty_proxy.restore()
+        await notes.have(32)
+        assert m1.pinned
+    assert notes.ordered
+    assert notes.together == 0
+
+
 async def test_members_wait_for_a_record_that_vanished_with_its_bucket(own_server, natty_name, notes):
     async with Natty(**own_server.connect_options(), **PATIENT) as natty:
         group = await make(natty, natty_name("GROUP"), members=["m1"])
@@ -136,18 +153,7 @@ def instance(nats_server, group, tmp_path):
 
     def start(work=0.0):
         log = tmp_path / f"{len(started)}.log"
-        log.touch()
-        settings = {
-            "nats": nats_server.connect_options() | PATIENT,
-            "stream": group.stream,
-            "group": "g",
-            "member": "m1",
-            "options": QUICK,
-            "log": str(log),
-            "work": work,
-            "pause": 1.0,
-        }
-        started.append(subprocess.Popen([sys.executable, "-W", "error", str(NODE), json.dumps(settings)]))
+        started.append(start_instance(nats_server, group.stream, "m1", log, QUICK, work=work))
         return started[-1], log
 
     yield start

@@ -11,6 +11,7 @@ from natty import BadGroupError, ConsumerNotFoundError
 from natty.groups import ElasticAdmin, PartitioningFilter, StaticAdmin
 from natty.groups.partitions import key_of, partition_of
 from natty.groups.settings import elastic_consumer, static_member_consumer
+from natty.pin import PIN_HEADER
 
 
 @pytest.fixture
@@ -179,7 +180,7 @@ async def test_a_step_down_pins_the_standby(natty, go, natty_name):
     await group.step_down("m1")
     await natty.connection.request(first[0][1].decode(), b"+ACK")
     await natty.publish(f"{name}.2", b"")
-    await until(lambda: second and b"Nats-Pin-Id" in second[-1][2])
+    await until(lambda: second and PIN_HEADER.encode() in second[-1][2])
     assert (await group.member("m1")).pinned == pinned_by(second[-1]) != pinned_by(first[0])
 
 

@@ -14,9 +14,11 @@ from patient import PATIENCE
 
 from capture import chain
 from capture.config import load
-from capture.head import COMPACTION, TermHead
-from capture.lead import Duty
-from capture.snapshots import folder
+from capture.head import COMPACTION, SWEEP, TermHead
+from capture.lead import Duty, Sweeps
+from capture.snapshots import archive_location, folder
+from capture.state import Board, NodeState
+from capture.status import look
 from capture.stores import open_store
 from capture.table import Table
 from capture.testing import ArrowEngine
@@ -129,6 +131,66 @@ async def test_the_table_is_read_by_a_program_that_knows_nothing_of_us_and_of_no
     assert ran.stdout == "[1, 2, 3]\n", ran.stderr
 
 
+async def compacted_by(node, fleet, config):
+    """Compact as a node's leader does it, without Spark."""
+
+    async def work(term):
+        duty = Duty(fleet.natty, open_store(config.store), config, node)
+        return await duty.compact_once(TermHead(term, COMPACTION), ArrowEngine())
+
+    await vacated_archive(fleet.natty, config.name)
+    await fleet.natty.election(COMPACTION.election(config.name), lease=PATIENCE).run(work)
+
+
+async def swept_by(node, fleet, config):
+    """Sweep as a node's leader does it, who publishes the archive's state."""
+
+    async def work(term):
+        return await Sweeps(Duty(fleet.natty, open_store(config.store), config, node), term).run()
+
+    await vacated_archive(fleet.natty, config.name)
+    await fleet.natty.election(SWEEP.election(config.name), lease=PATIENCE).run(work)
+
+
+async def test_nodes_that_know_the_archive_by_different_urls_are_told_of_and_do_not_move_the_table(fleet, caplog):
+    settings = {"compaction__min_files": 1, "compaction__max_wait": 0.0, "table__keep_for": 3600.0}
+    one = load(fleet.configure(partition="time", decoder="raw", **settings))
+    other = load(fleet.configure(partition="time", decoder="raw", **settings, table__location="s3://lake/orders"))
+    store, board = open_store(one.store), Board(fleet.natty, one.name)
+    places = {"node-1": archive_location(store), "node-2": "s3://lake/orders"}
+
+    async def compacted(node, config, payload):
+        await fleet.publish([payload])
+        await store_all(fleet.natty, config, store)
+        await swept_by(node, fleet, config)
+        said = NodeState(node=node, version="", since=0.0, every=PATIENCE, location=places[node])
+        await board.announce(said)
+        await compacted_by(node, fleet, config)
+        await swept_by(node, fleet, config)
+        [status] = await look(fleet.natty, [config])
+        return status
+
+    status = await compacted("node-1", one, b"1")
+    [table] = status.view.state.tables
+    assert (table.location, table.snapshots, table.expires) == (f"{places['node-1']}/{folder(fleet.stream)}", 1, None)
+    assert not any("URLs" in trouble for trouble in status.troubles)
+    status = await compacted("node-2", other, b"2")
+    [kept] = status.view.state.tables
+    assert (kept.location, kept.snapshots) == (table.location, 2)
+    assert kept.expires == kept.made + 3600.0
+    assert sequences_of(static_table(store, fleet.stream)) == [1, 2]
+    wrong = (
+        f"nodes know the archive by different URLs, {places['node-1']} (node-1), s3://lake/orders (node-2): "
+        "set [table] location to the one of engines on all nodes"
+    )
+    assert wrong in status.troubles
+    assert f"the table stays where it is: {wrong}" in caplog.text
+    await board.withdraw("node-1")
+    status = await compacted("node-2", other, b"3")
+    [moved] = status.view.state.tables
+    assert moved.location == f"s3://lake/orders/{folder(fleet.stream)}"
+
+
 async def test_the_nodes_leader_keeps_as_many_snapshots_as_it_is_told(fleet):
     settings = {
         "table__keep_snapshots": 2,
@@ -142,13 +204,7 @@ async def test_the_nodes_leader_keeps_as_many_snapshots_as_it_is_told(fleet):
         await fleet.publish([payload])
         await store_all(fleet.natty, config, store)
         await sweep_once(fleet.natty, config, store)
-
-        async def work(term):
-            head = TermHead(term, COMPACTION)
-            return await Duty(fleet.natty, store, config, "node-1").compact_once(head, ArrowEngine())
-
-        await vacated_archive(fleet.natty, config.name)
-        await fleet.natty.election(COMPACTION.election(config.name), lease=PATIENCE).run(work)
+        await compacted_by("node-1", fleet, config)
     table = static_table(store, fleet.stream)
     assert sequences_of(table) == [1, 2, 3, 4]
     before, now = table.snapshots()

@@ -176,6 +176,7 @@ async def test_a_half_open_connection_is_left(natty_proxy, natty, natty_name, se
         await seen.until(lambda seen: "k" in seen.keys)
 
 
+@pytest.mark.long
 async def test_on_three_replicas_the_death_of_the_leader_loses_nothing(nats_cluster, natty_name, see):
     """The server that leads the bucket's stream is killed; watches through each server, writes and changes go on."""
     async with AsyncExitStack() as stack:

@@ -113,6 +113,7 @@ async def test_lost_acks_store_each_message_once(natty_proxy, natty, stream, pat
     assert await payloads(natty, stream) == [b"%d" % i for i in range(1000)]
 
 
+@pytest.mark.long
 @PATHS
 async def test_lost_acks_of_messages_without_an_id_are_told_as_doubt(natty_proxy, natty, stream, path):
     async with Natty(**natty_proxy.options, **PATIENT) as far:

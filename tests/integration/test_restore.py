@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from patient import NEVER, PATIENCE, PATIENT
 from restoring import (
     Capturing,
+    all_kinds,
     configured,
     delete,
     dumped,
@@ -33,9 +34,6 @@ from natty import Natty
 from natty.deadletter.letter import nanoseconds
 from natty.testing import NatsServer
 
-REPEATED = b"NATS/1.0\r\nColour: red\r\nColour: blue\r\nColour: \r\nEmpty:\r\nNot-Utf8: \xff\xfe\r\n\r\n"
-LARGE = (1 << 20) - 200
-
 
 @pytest.fixture(scope="module")
 def other_server(natty_tls, nats_server_binary, tmp_path_factory):
@@ -50,22 +48,6 @@ def other_server(natty_tls, nats_server_binary, tmp_path_factory):
 async def other(other_server):
     async with Natty(**other_server.connect_options(), **PATIENT) as client:
         yield client
-
-
-async def all_kinds(natty, name, **settings):
-    """Make a stream with messages of every kind, and gaps of every kind."""
-    await natty.ensure_stream(name, subjects=[f"{name}.>"], allow_rollup_hdrs=True, **settings)
-    await send(natty, f"{name}.a", b"purged")
-    await send(natty, f"{name}.a", b"purged too")
-    for number in range(6):
-        await send(natty, f"{name}.b.{number}", b"%d" % number, REPEATED if number % 2 else b"")
-    await send(natty, f"{name}.empty")
-    await send(natty, f"{name}.binary", bytes(range(256)), REPEATED)
-    await send(natty, f"{name}.large", bytes(range(256)) * (LARGE // 256))
-    await send(natty, f"{name}.rolled", b"old")
-    await send(natty, f"{name}.rolled", b"new", b"NATS/1.0\r\nNats-Rollup: sub\r\n\r\n")
-    await send(natty, f"{name}.last", b"deleted tail")
-    await natty.jetstream.request(f"STREAM.PURGE.{name}", {"seq": 3})
 
 
 @pytest.mark.parametrize("storage", ["file", "memory"])

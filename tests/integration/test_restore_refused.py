@@ -13,7 +13,7 @@ from patient import PATIENCE, PATIENT
 from restoring import Capturing, dumped, info, planned, restored, send
 
 from capture.errors import CipherError, FormatError, RestoreError, RestoreRefused
-from capture.restoring import rows, uptake
+from capture.restoring import pick, uptake
 from capture.restoring.rebuild import restore_exactly
 from capture.sequences import Sequences
 from natty import JetStreamError, Natty, StreamNotFoundError
@@ -85,7 +85,7 @@ async def test_a_changed_a_missing_and_a_cut_object_stop_it_and_leave_nothing(na
     last = blocks_of(captured)[-1]
     whole = last.read_bytes()
     last.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(FormatError, match="was changed or cut off: its SHA-256 is not the recorded one"):
+    with pytest.raises(FormatError, match="was changed: its SHA-256 is not the recorded one"):
         await restored(natty, captured)
     await nothing_there(natty, captured.stream)
     last.write_bytes(whole[:-1])
@@ -141,14 +141,13 @@ async def test_an_unsigned_archive_is_refused_where_a_signature_is_demanded(natt
 async def test_what_is_stopped_in_between_leaves_nothing(natty, captured, monkeypatch):
     begun, release = asyncio.Event(), asyncio.Event()
 
-    async def slow(store, objects, **options):
-        async for table in merged(store, objects, **options):
+    async def slow(*given, **options):
+        async for table in pick.rows_of(*given, **options):
             yield table.slice(0, 1)
             begun.set()
             await release.wait()
 
-    merged = rows.merged_rows
-    monkeypatch.setattr("capture.restoring.rebuild.merged_rows", slow)
+    monkeypatch.setattr("capture.restoring.rebuild.rows_of", slow)
     running = asyncio.create_task(restored(natty, captured))
     async with asyncio.timeout(PATIENCE):
         await begun.wait()
@@ -217,6 +216,20 @@ async def test_a_server_without_room_refuses_and_nothing_is_left(natty, captured
         assert await dumped(small, captured.stream) == captured.before
 
 
+async def test_limits_of_the_account_are_looked_at_before_anything_is_written(
+    captured, natty_tls, nats_server_binary, tmp_path
+):
+    account = "{ jetstream: { max_file: 2KB, max_streams: 9 }, users: [{ user: small, password: small }] }"
+    config = f"accounts {{ SMALL: {account} }}\nno_auth_user: small"
+    with NatsServer(
+        ServerOptions(config=config), folder=tmp_path / "account", tls_files=natty_tls, binary=nats_server_binary
+    ) as server:
+        async with Natty(**server.connect_options(), **PATIENT) as small:
+            with pytest.raises(RestoreRefused, match=r"the account may store 2,048 bytes \(storage\), 0 are used, and"):
+                await restored(small, captured)
+            await nothing_there(small, captured.stream)
+
+
 async def test_what_is_only_in_csv_is_named_and_the_rest_is_restored(natty, natty_name, tmp_path):
     name = natty_name("csv")
     await natty.ensure_stream(name, subjects=[f"{name}.*"])
@@ -236,13 +249,11 @@ async def test_what_is_only_in_csv_is_named_and_the_rest_is_restored(natty, natt
 
 @pytest.mark.long
 async def test_a_store_that_is_silent_for_longer_than_a_server_waits_stops_nothing(natty, captured, monkeypatch):
-    merged = rows.merged_rows
-
-    async def slow(store, objects, **options):
-        async for table in merged(store, objects, **options):
+    async def slow(*given, **options):
+        async for table in pick.rows_of(*given, **options):
             await asyncio.sleep(7)
             yield table
 
-    monkeypatch.setattr("capture.restoring.rebuild.merged_rows", slow)
+    monkeypatch.setattr("capture.restoring.rebuild.rows_of", slow)
     await restored(natty, captured)
     assert await dumped(natty, captured.stream) == captured.before

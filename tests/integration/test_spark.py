@@ -1,10 +1,8 @@
-import asyncio
 import hashlib
 import os
 import re
 from datetime import UTC, datetime
 
-import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,13 +11,10 @@ from spark_blocks import HOUR, QUICK, STARTED, group, parquet_block, row, rows_o
 
 from capture.block import SealedBlock
 from capture.errors import SparkError
-from capture.manifest import Stored
-from capture.merging import Merged
 from capture.record import Records
 from capture.sequences import Sequences
 from capture.spark import SparkDriver, SparkOptions, View
 from capture.spark.protocol import SMALL_BYTES
-from capture.spark.write import Place, Task, write_and_report
 from capture.writers.envelope import SCHEMA
 from capture.writers.evolution import OWN
 from capture.writers.ndjson import NdjsonWriter
@@ -40,10 +35,10 @@ def store(tmp_path):
     return tmp_path / "a lake"
 
 
-@pytest.fixture(params=["in memory", "sorted by Spark"])
+@pytest.fixture(params=["together", "alone"])
 def merge(request, driver, store):
-    """Merge groups in either of the two ways."""
-    small_bytes = SMALL_BYTES if request.param == "in memory" else 0
+    """Merge groups in one job, or each in a job of its own."""
+    small_bytes = SMALL_BYTES if request.param == "together" else 0
     return lambda *groups: driver.merge(store.as_uri(), groups, small_bytes=small_bytes)
 
 
@@ -82,33 +77,6 @@ async def test_the_table_file_says_what_it_is(merge, store):
     assert {name: facts[f"capture.{name}"] for name in ("version", "stream", "first", "last", "count")} == {
         "version": "1", "stream": "FLIGHTS", "first": "1", "last": "3", "count": "3",
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("batches", "rows", "payload", "row_groups"),
-    [(3, 65_536, b"", [131_072, 65_536]), (6, 16, bytes(2**20), [64, 32])],
-    ids=["by rows", "by bytes"],
-)
-async def test_a_row_group_is_bounded_in_rows_and_in_bytes(store, batches, rows, payload, row_groups):
-    def columns(first):
-        numbers = range(first, first + rows)
-        values = {"stream": ["FLIGHTS"] * rows, "sequence": numbers, "payload": [payload] * rows}
-        return pa.record_batch([pa.array(values.get(name, [None] * rows), kind) for name, kind in types], SCHEMA)
-
-    types = list(zip(SCHEMA.names, SCHEMA.types, strict=True))
-    count = batches * rows
-    held = Stored(
-        path="", stream="FLIGHTS", key="a/b", interval=HOUR, first=0, last=count - 1, count=count, bytes=0, sha256="",
-        format="parquet", sequences=Sequences.from_range(0, count - 1).to_text(),
-    )  # fmt: skip
-    wanted = group(held)
-    task, part = Task(group=wanted, columns="", stored_ns=0), wanted.parts[0]
-    written = write_and_report(
-        Place(store.as_uri()), task, part, "", (columns(rows * number) for number in range(batches))
-    )
-    [[report]] = await asyncio.to_thread(lambda: [batch["merged"].to_pylist() for batch in written])
-    file = pq.ParquetFile(store / msgspec.json.decode(report, type=Merged).outputs[0].path)
-    assert [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)] == row_groups
 
 
 async def test_the_first_delivery_of_a_message_is_the_one_that_is_kept(merge, store):

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 import spark_jetstream
-from patient import PATIENCE
 from spark_blocks import QUICK, group, parquet_block, row, rows_of
 from spark_cluster import command_line, spark_cluster  # noqa: F401
 from stores import SECRET, seaweedfs  # noqa: F401
@@ -84,14 +83,7 @@ async def stream(nats_server):
         async with natty.publisher("CLUSTERED") as publisher:
             for number in range(1, MESSAGES + 1):
                 await publisher.publish("CLUSTERED.1", b"message %d" % number, headers={"N": str(number)})
-    files = {"tlsCa": "tls_ca", "tlsCert": "tls_cert", "tlsKey": "tls_key"}
-    return {
-        "stream": "CLUSTERED",
-        "servers": connection["servers"][0],
-        "timeout": str(PATIENCE),
-        "connectTimeout": str(PATIENCE),
-        **{name: str(connection[file]) for name, file in files.items()},
-    }
+    return spark_jetstream.source_options(connection, "CLUSTERED")
 
 
 async def test_executors_read_a_stream_over_mutual_tls_and_end_with_a_driver_that_was_killed(
@@ -119,6 +111,10 @@ async def test_executors_read_a_stream_over_mutual_tls_and_end_with_a_driver_tha
         assert (batch["rows"], batch["distinct"], batch["tasks"]) == (MESSAGES, MESSAGES, 4)
         assert (where["master"], where["python"]) == (cluster.master, [sys.executable])
         assert len(cluster.executors()) == 2
+        assert where["kept"] == MESSAGES
+        written = [path.read_bytes() for path in cluster.scratch.rglob("rdd_*")]
+        assert written, "nothing was kept on disk"
+        assert not any(b"CLUSTERED" in data for data in written), "it lies there in clear text"
         driver.send_signal(signal.SIGKILL)
         cluster.wait(lambda: not members(driver.pid) and not cluster.executors(), "JVM and executors have ended")
     finally:

@@ -43,9 +43,7 @@ async def answers(nats_server, tmp_path_factory):
     """What each job said; before them, the one that streams was killed in its middle."""
     folder = tmp_path_factory.mktemp("jetstream")
     connection = nats_server.connect_options()
-    options = {"servers": connection["servers"][0], "stream": "FLOWING"}
-    options |= {name: str(connection[file]) for name, file in (("tlsCa", "tls_ca"), ("tlsCert", "tls_cert"))}
-    options |= {"tlsKey": str(connection["tls_key"]), "timeout": str(PATIENCE), "connectTimeout": str(PATIENCE)}
+    options = spark_jetstream.source_options(connection, "FLOWING")
     async with Natty(**connection) as natty:
         for name in ("FLOWING", "FLOWING_OUT", "FLOWING_FLOW"):
             await natty.create_stream(

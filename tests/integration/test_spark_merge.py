@@ -1,5 +1,7 @@
 """Spark makes of any blocks what pyarrow's engine does: the same rows in the same order, counts and columns."""
 
+import asyncio
+import os
 from pathlib import Path
 
 import msgspec
@@ -7,6 +9,7 @@ import pyarrow as pa
 import pytest
 import pytest_asyncio
 from merging import KEY_LINE, KEYS, block, every_format, evolving, group, table_of
+from patient import until
 from spark_blocks import QUICK
 
 from capture.cipher import Keys
@@ -37,10 +40,10 @@ def store(tmp_path):
     return FileStore(tmp_path)
 
 
-@pytest.fixture(params=["in memory", "sorted by Spark"])
+@pytest.fixture(params=["together", "alone"])
 def alike(request, driver, store):
-    """Merge groups by Spark and by pyarrow, and compare what came of them; return the tables."""
-    small_bytes = SMALL_BYTES if request.param == "in memory" else 0
+    """Merge groups by Spark, in one job or each alone, and by pyarrow; compare what came of them, return the tables."""
+    small_bytes = SMALL_BYTES if request.param == "together" else 0
 
     async def compare(*groups):
         found = await driver.merge(store.url, groups, small_bytes=small_bytes)
@@ -119,7 +122,24 @@ async def test_many_small_groups_are_merged_in_one_job(driver, store):
     assert {(one.rows_in, one.duplicates) for one in merged} == {(6, 2)}
 
 
-async def test_a_group_that_is_small_on_the_disk_only_is_sorted_by_spark(driver, store):
+@pytest.mark.parametrize("quick_ones", ["alone", "together"])
+async def test_groups_are_merged_side_by_side_so_that_none_waits_for_a_slow_one(driver, store, quick_ones):
+    slow = await block(store, range(1000), format="ndjson")
+    quick = group([await block(store, [1001, 1002], format="ndjson")])
+    pipe = store.root / slow.path
+    pipe.unlink()
+    os.mkfifo(pipe)  # whoever opens it waits until it is written to
+    small_bytes = 0 if quick_ones == "alone" else quick.bytes
+    merging = asyncio.create_task(driver.merge(store.url, [group([slow]), quick], small_bytes=small_bytes))
+    await until(lambda: (store.root / quick.output).exists() or merging.done())
+    assert not merging.done()
+    await asyncio.to_thread(pipe.write_bytes, b"")
+    stuck, done = await merging
+    assert stuck.failed
+    assert [one.path for one in done.outputs] == [quick.output]
+
+
+async def test_a_group_that_is_small_in_the_store_only_is_sorted_through_the_disk(driver, store):
     zeros = bytes(4 << 20)
     inputs = [await block(store, range(first, first + 24), payload=lambda number: zeros) for first in (1, 20, 40)]
     wanted = group(inputs)

@@ -58,6 +58,8 @@ async def test_the_status_is_a_page_for_people(published):
         "6 files, 70,000 messages, 8.9 MB; compacted",
         "by node-2",
         "has removed 9 objects, 1.0 MB",
+        "Iceberg ORDERS",
+        "15 snapshots, the current one 6129484611666145821 of 2026-09-21 14:14:10 UTC; the next ",
         "4,321",
         "all is well",
     ):
@@ -75,6 +77,7 @@ async def test_what_is_missing_is_said(published):
     data = json.loads(json.dumps(status.as_dict()))
     assert (data["ok"], data["leaders"]) == (False, {"sweep": "node-1", "compaction": None})
     assert data["state"]["streams"][0]["missing"] == 2
+    assert data["state"]["tables"][0]["current"] == "6129484611666145821"
     assert (data["nodes"][0]["node"], data["nodes"][0]["late"]) == ("node-1", False)
 
 

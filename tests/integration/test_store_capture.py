@@ -3,6 +3,7 @@ import json
 import subprocess
 import sys
 
+import pytest
 from stores import BUCKET, SECRET
 
 from capture.stores import open_store
@@ -18,6 +19,7 @@ async def verified(config):
     return json.loads(done.stdout)
 
 
+@pytest.mark.long
 async def test_nodes_that_store_over_tls_in_s3_lose_nothing_when_one_is_killed(fleet, s3):
     config = fleet.configure(
         store=s3.url(), partition="time", ack_wait=3.0, limits__max_age=0.3, limits__max_messages=400

@@ -1,5 +1,6 @@
 """A state of an archive as its leader would publish it, and of a node; both are never late."""
 
+from capture.snapshots import TableState
 from capture.state import ArchiveState, NodeState
 
 STATE = ArchiveState(
@@ -24,5 +25,15 @@ STATE = ArchiveState(
     compactor="node-2",
     removed_objects=9,
     removed_bytes=1_000_000,
+    tables=[
+        TableState(
+            stream="ORDERS",
+            location="s3://lake/iceberg/ORDERS",
+            snapshots=15,
+            current="6129484611666145821",
+            made=1_790_000_050.0,
+            expires=1_790_003_600.0,
+        )
+    ],
 )
 NODE = NodeState(node="node-1", version="1.2", since=1_790_000_000.0, every=1e6, stored={"messages": 4321}, pending=17)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from uuid import uuid4
 
 import msgspec
@@ -61,10 +62,11 @@ def records(sequences):
     )
 
 
-async def store_block(store, sequences, made_by=None, key="eu"):
+async def store_block(store, sequences, made_by=None, key="eu", interval=1_795_230_000, clock=time.time):
     """Store a block with its entry, as a node does."""
-    block = SealedBlock(STREAM, key, 1_795_230_000, records(sequences), "age")
-    committer = Committer(store, made_by or writer("parquet"), Settled(), CommitOptions(node="node"))
+    block = SealedBlock(STREAM, key, interval, records(sequences), "age")
+    settled, options = Settled(), CommitOptions(node="node")
+    committer = Committer(store, made_by or writer("parquet"), settled, options, clock=clock)
     return await committer.commit(block)
 
 

@@ -60,8 +60,8 @@ async def acknowledged(natty, config):
             await asyncio.sleep(0.01)
 
 
-async def compact_once(natty, config, store):
-    """Compact whatever there is, without Spark, as the elected leader."""
+async def compact_once(natty, config, store, engine=None):
+    """Compact whatever there is, as the elected leader; without Spark, unless that is the engine."""
 
     async def work(term):
         told = {
@@ -70,7 +70,7 @@ async def compact_once(natty, config, store):
             "exposure": Exposer(store, config.table, node=term.node),
         }
         reader, policy = SWEEP.reader(natty, config.name), Policy(min_files=1, max_wait=0.0)
-        return await compact(store, TermHead(term, COMPACTION), reader, ArrowEngine(), policy, **told)
+        return await compact(store, TermHead(term, COMPACTION), reader, engine or ArrowEngine(), policy, **told)
 
     await vacated_archive(natty, config.name)
     return await natty.election(COMPACTION.election(config.name), lease=PATIENCE).run(work)

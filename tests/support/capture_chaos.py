@@ -25,13 +25,16 @@ from capture_chaos_faults import Faults, schedule
 from capture_chaos_judge import Findings, judge
 from capture_chaos_load import Load
 from capture_chaos_nodes import HASTY, PRODUCT, Bucket, Folder, Node, StuckError, environment, toml
+from group_members import partitioned
 from patient import NEVER, PATIENCE
 from stores import running_seaweedfs
 
 from capture.config import load as load_config
+from capture.group import Position
 from natty import Natty, NattyError
 from natty.testing import NatsCluster, NatsServer
 
+GROUP, PARTITIONS = "g", 4
 AT_ONCE = 4  # faults
 SETTLE = 5 * PATIENCE  # seconds until everything must be stored, all being mended
 SLOWEST = 500  # messages a second that are stored then, at least
@@ -55,7 +58,7 @@ class Options:
     lease: float = 1.0
     grace: float = 60.0
     replicas: int = 1
-    ack: str = "explicit"
+    ack: str = "explicit"  # "all" for one node, or "group": nodes share the partitions of a group
     buffers: str = "memory"
     spark: bool = False
     faults: tuple[str, ...] = ()  # these, in this order, and not those that `kills` and `seed` give
@@ -66,8 +69,8 @@ class Options:
         return {
             "stream": self.stream,
             "decoder": "json",
-            "partition": "subject:1",
-            "ack": self.ack,
+            "partition": "subject:2" if self.ack == "group" else "subject:1",
+            **({"group": GROUP} if self.ack == "group" else {"ack": self.ack}),
             "ack_wait": self.ack_wait,
             "lease": self.lease,
             "store_attempts": 3,
@@ -124,7 +127,7 @@ class Chaos:
 
     def __init__(self, natty, servers, store, folder, options, say):
         self.natty, self.options, self._say = natty, options, say
-        self._folder = folder
+        self._folder, self._consumers = folder, ["capture"]
         program = HASTY if options.broken else PRODUCT
         self.nodes = [
             Node(f"node-{number}", servers[number % len(servers)], store, folder, options.settings(), program)
@@ -142,10 +145,15 @@ class Chaos:
 
     async def run(self):
         """Publish, strike, mend, wait until all is stored, stop, and look at what is there."""
-        replicas = {"num_replicas": self.options.replicas}
-        await self.natty.ensure_stream(
-            self.options.stream, subjects=[f"{self.options.stream}.>"], allow_batched=True, **replicas
-        )
+        stream, grouped = self.options.stream, self.options.ack == "group"
+        settings = {"num_replicas": self.options.replicas, "allow_batched": True}
+        if grouped:
+            settings |= partitioned(stream, PARTITIONS)
+        await self.natty.ensure_stream(stream, **{"subjects": [f"{stream}.>"]} | settings)
+        if grouped:
+            group = self.natty.static_group(stream, GROUP)
+            await group.create(PARTITIONS, members=[f"p{number}" for number in range(PARTITIONS)])
+            self._consumers = [group.consumer_name(f"p{number}") for number in range(PARTITIONS)]
         try:
             async with asyncio.TaskGroup() as tasks:
                 await self._play(tasks)
@@ -208,13 +216,18 @@ class Chaos:
                 while True:
                     with contextlib.suppress(NattyError):
                         last = (await self.natty.jetstream.request(f"STREAM.INFO.{stream}"))["state"]["last_seq"]
-                        state = await self.natty.jetstream.request(f"CONSUMER.INFO.{stream}.capture")
-                        if state["ack_floor"]["stream_seq"] >= last and not state["num_ack_pending"]:
+                        state = await self._position()
+                        reached = self.options.ack == "group" or state.floor >= last
+                        if reached and not (state.pending or state.unacked):
                             return
                     await asyncio.sleep(0.1)
         except TimeoutError:
             logs = "\n".join(f"{node!r}: {node.last_lines()}" for node in self.nodes)
             raise StuckError(f"not everything was acknowledged, all being mended: {state}\n{logs}") from None
+
+    async def _position(self):
+        asked = (f"CONSUMER.INFO.{self.options.stream}.{name}" for name in self._consumers)
+        return Position.of([await self.natty.jetstream.request(one) for one in asked])
 
     async def _stop(self):
         """Stop the nodes in peace."""
@@ -263,7 +276,7 @@ def _arguments():
     parser.add_argument("--every", type=float, default=Options.every, help="seconds from one fault to the next")
     parser.add_argument("--store", choices=("s3", "folder"), default="s3")
     parser.add_argument("--cluster", action="store_true", help="three servers, of which one at a time is killed")
-    parser.add_argument("--ack", choices=("explicit", "all"), default=Options.ack)
+    parser.add_argument("--ack", choices=("explicit", "all", "group"), default=Options.ack)
     parser.add_argument("--buffers", choices=("memory", "disk"), default=Options.buffers)
     parser.add_argument("--spark", action="store_true", help="compact, too")
     parser.add_argument("--broken", action="store_true", help="the control: nodes that ack too early")

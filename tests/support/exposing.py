@@ -9,11 +9,10 @@ from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import StaticTable
 
-from capture.iceberg.location import archive_location
 from capture.iceberg.memory import MemoryFiles
 from capture.manifest import Stored, hive_folder
 from capture.sequences import Sequences
-from capture.snapshots import folder
+from capture.snapshots import archive_location, folder
 from capture.writers.envelope import SCHEMA
 from capture.writers.evolution import OWN
 

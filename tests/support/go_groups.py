@@ -3,6 +3,7 @@
 import json
 
 from natty.message import encode_headers, parse_headers
+from natty.pin import PIN_HEADER
 
 STATIC, ELASTIC = "static-consumer-groups", "elastic-consumer-groups"
 SECOND = 1_000_000_000
@@ -99,4 +100,4 @@ class Go:
 
 def pinned_by(raw):
     """Return the pin id that a delivered message carries."""
-    return parse_headers(raw[2])["Nats-Pin-Id"][0]
+    return parse_headers(raw[2])[PIN_HEADER][0]

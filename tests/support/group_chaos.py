@@ -6,11 +6,9 @@ python tests/support/group_chaos.py --messages 1000000 --keys 1000 [--auto] [--e
 import argparse
 import asyncio
 import contextlib
-import json
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,14 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from group_judge import judge
+from group_members import start_instance
 from patient import FILLING, PATIENCE, PATIENT
 
 from natty import Natty, NattyError
 from natty.groups import PartitioningFilter
 from natty.testing import NatsServer
 
-NODE = Path(__file__).with_name("group_node.py")
-ROOT = NODE.parents[2]
+ROOT = Path(__file__).parents[2]
 WEIGHTS = {"join": 3, "leave": 3, "kill": 3, "stop": 2, "edit": 3, "restart": 0.4}
 MEMBERS = ("m1", "m2", "m3", "m4", "m5")
 GONE_WITHIN = 120.0  # seconds until a process must have left
@@ -44,6 +42,7 @@ class Options:
     ttl: float = 3.0
     work: float = 0.001
     auto: bool = False
+    forgetful: bool = False  # the control: processes that do not send all acks
     rate: float = 0.0  # messages a second; 0: as fast as they can be stored
     weights: dict = field(default_factory=lambda: dict(WEIGHTS))
 
@@ -58,7 +57,7 @@ class Chaos:
         self.started, self.ended, self.logs = {}, {}, {}
         self.member_of = {}
         self.listed = []
-        self.stopped = set()
+        self.stopped, self.killed, self.outages = set(), set(), []
 
     def start(self):
         """Start a process; return its name."""
@@ -67,21 +66,18 @@ class Chaos:
         least = Counter(self.member_of[one] for one in self.alive())
         member = "" if options.auto else min(MEMBERS, key=lambda one: (one not in self.listed, least[one]))
         self.logs[name], self.member_of[name] = self.folder / f"{name}.log", member
-        settings = {
-            "nats": self.server.connect_options() | PATIENT | {"ping_interval": 2.0},
-            "stream": self.name,
-            "group": "g",
-            "member": member,
-            "options": {"ack_wait": options.ack_wait, "dead_letters": False}
-            | ({"ttl": options.ttl} if options.auto else {}),
-            "log": str(self.logs[name]),
-            "work": options.work,
-            "pause": 0.25 * options.ack_wait,
-        }
-        self.logs[name].touch()
+        joined = {"ack_wait": options.ack_wait, "dead_letters": False}
+        joined |= {"ttl": options.ttl} if options.auto else {}
         with (self.folder / f"{name}.err").open("wb") as output:
-            self.started[name] = subprocess.Popen(
-                [sys.executable, "-W", "error", str(NODE), json.dumps(settings)], stdout=output, stderr=output, cwd=ROOT
+            self.started[name] = start_instance(
+                *(self.server, self.name, member, self.logs[name], joined),
+                work=options.work,
+                pause=0.25 * options.ack_wait,
+                nats={"ping_interval": 2.0},
+                forgetful=options.forgetful,
+                stdout=output,
+                stderr=output,
+                cwd=ROOT,
             )
         return name
 
@@ -112,7 +108,8 @@ class Chaos:
                 self.close()
         each, more = divmod(options.messages, options.keys)
         counts = {f"k{number}": each + (number < more) for number in range(options.keys)}
-        return judge(self.logs, self.ended, counts, options.ack_wait)
+        losses = {"killed": self.killed, "outages": self.outages}
+        return judge(self.logs, self.ended, counts, options.ack_wait, **losses)
 
     async def _publish(self):
         options = self.options
@@ -154,6 +151,7 @@ class Chaos:
 
     async def kill(self):
         if name := self._some():
+            self.killed.add(name)
             self.started[name].kill()
             await asyncio.to_thread(self.started[name].wait)
             self.ended[name] = time.monotonic_ns()
@@ -198,7 +196,9 @@ class Chaos:
                 await asyncio.sleep(0.1)
 
     async def restart(self):
+        since = time.monotonic_ns()
         await asyncio.to_thread(self.server.restart)
+        self.outages.append((since, time.monotonic_ns()))
 
     async def _settle(self, group):
         """From now on nothing happens any more; each listed member has a process."""
@@ -245,6 +245,7 @@ def main():
     parser.add_argument("--rate", type=float, default=3000)
     parser.add_argument("--work", type=float, default=0.0005)
     parser.add_argument("--auto", action="store_true")
+    parser.add_argument("--forgetful", action="store_true", help="the control: processes that do not send all acks")
     parser.add_argument("--seed", type=int)
     given = vars(parser.parse_args())
     seed = given.pop("seed")

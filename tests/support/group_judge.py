@@ -1,5 +1,7 @@
 """What the processes of a group did, and what is wrong with it."""
 
+import math
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -18,29 +20,54 @@ class Verdict:
     lost: list[str] = field(default_factory=list)
     unordered: list[str] = field(default_factory=list)
     together: list[str] = field(default_factory=list)  # at the same time, and nobody had stood still
+    again: list[str] = field(default_factory=list)  # once more than it was in flight when its process lost something
+    losses: int = 0  # of all processes: killed, stood still, without server, pin or consumer
 
     @property
     def wrongs(self):
-        return [*self.lost, *self.unordered, *self.together]
+        return [*self.lost, *self.unordered, *self.together, *self.again]
 
     def __str__(self):
         wrongs = f"{len(self.lost)} lost, {len(self.unordered)} out of order, {len(self.together)} at the same time"
+        wrongs += f", {len(self.again)} again without a loss ({self.losses} losses)"
         return (
             f"{self.handled} handled, {wrongs}; {self.begun_again} begun again, {self.twice} succeeded twice,"
             f" {self.cut} cut short, {self.overlaps} overlaps after a pause ({self.overran} told)"
         )
 
 
-def judge(logs, ended, published, window):
-    """Judge the logs of processes, {name: path}; `ended` says when one was killed, in ns of the monotonic clock.
+@dataclass
+class Flight:
+    """What decides whether a message was in flight in a process when that lost something. Nanoseconds."""
 
-    `published` is how many messages each key had, `window` the ack wait in seconds.
+    confirmed: list[tuple[int, int]] = field(default_factory=list)  # (acks before this, are there by then)
+    losses: list[tuple[float, float]] = field(default_factory=list)  # (from, until)
+
+    def excuses(self, run, following):
+        """Return whether a message may be begun once more, after this run of it, at this time.
+
+        It may where something was lost between the run's beginning and the server's having its ack.
+        """
+        index = bisect_left(self.confirmed, (run[1], 0))
+        landed = self.confirmed[index][1] if run[4] and index < len(self.confirmed) else math.inf
+        return any(since <= min(landed, following) and until >= run[0] for since, until in self.losses)
+
+
+def judge(logs, ended, published, window, *, killed=(), outages=()):
+    """Judge the logs of processes, {name: path}; `ended` says when one was, in ns of the monotonic clock.
+
+    `published` is how many messages each key had, `window` the ack wait in seconds: a loss is noticed within that.
+    `killed` names the processes that did not leave by themselves, `outages` are times (from, until) without a server.
     """
     verdict = Verdict()
     runs = defaultdict(list)  # key → (began, over, number, process, succeeded)
     pauses = defaultdict(list)  # process → (from, until)
+    flights = defaultdict(lambda: Flight(losses=list(outages)))
     for name, path in logs.items():
-        _read(path.read_text().splitlines(), name, ended.get(name), runs, pauses, verdict)
+        _read(path.read_text().splitlines(), name, ended.get(name), runs, pauses, verdict, flights[name], window * 1e9)
+        flights[name].losses += [(ended[name], math.inf)] if name in killed else []
+        flights[name].losses += pauses[name]
+    verdict.losses = sum(len(one.losses) - len(outages) for one in flights.values()) + len(outages)
     for key, count in published.items():
         of_key = sorted(runs.get(key, []))
         first = {}
@@ -52,12 +79,23 @@ def judge(logs, ended, published, window):
         verdict.lost += [f"{key} {number}" for number in range(count) if number not in first]
         order = sorted(first, key=first.get)
         verdict.unordered += [f"{key}: {a} after {b}" for b, a in pairwise(order) if a < b]
+        verdict.again += _unexcused(key, of_key, flights)
         verdict.begun_again += sum(times > 1 for times in Counter(run[2] for run in of_key).values())
         _overlaps(key, of_key, pauses, window * 1e9, verdict)
     return verdict
 
 
-def _read(lines, name, killed, runs, pauses, verdict):
+def _unexcused(key, of_key, flights):
+    """Yield the runs of messages that were in flight nowhere: handled before, acknowledged, and nothing was lost."""
+    before = {}
+    for run in of_key:
+        began, _, number, process, _ = run
+        if (last := before.get(number)) is not None and not flights[last[3]].excuses(last, began):
+            yield f"{key}: {number} in {process} after {last[3]}"
+        before[number] = run
+
+
+def _read(lines, name, killed, runs, pauses, verdict, flight, window):
     running = {}
     last = 0
     for line in lines:
@@ -67,9 +105,15 @@ def _read(lines, name, killed, runs, pauses, verdict):
             running[words[2], int(words[3])] = last
         elif what in "EC" and (began := running.pop((words[2], int(words[3])), None)) is not None:
             runs[words[2]].append((began, last, int(words[3]), name, what == "E"))
-            verdict.cut += what == "C"
+            if what == "C":
+                verdict.cut += 1
+                flight.losses.append((last - window, last))
         elif what == "P":
             pauses[name].append((last - int(words[2]), last))
+        elif what == "L":
+            flight.losses.append((last - window, last))
+        elif what == "F":
+            flight.confirmed.append((int(words[2]), last))
         elif what == "O":
             verdict.overran += int(words[2])
     for (key, number), began in running.items():

@@ -1,13 +1,18 @@
 """What tests of groups' members share: a stream with a group, and handlers that take notes of keys and order."""
 
 import asyncio
+import json
+import subprocess
+import sys
 from collections import defaultdict
+from pathlib import Path
 
 from consuming import until
-from patient import PATIENCE
+from patient import PATIENCE, PATIENT
 
 from natty.groups import PartitioningFilter
 
+NODE = Path(__file__).with_name("group_node.py")
 LONG = {"ack_wait": 60.0, "dead_letters": False}  # nothing comes again, no pin runs out, while a machine stands still
 QUICK = {"ack_wait": 1.0, "dead_letters": False}
 
@@ -63,6 +68,36 @@ async def make(natty, name, *, members=(), partitions=4, **settings):
     if members:
         await group.add(*members)
     return group
+
+
+def start_instance(server, stream, member, log, options, *, work=0.0, pause=1.0, nats=None, **more):
+    """Start an instance of a member of group "g" as a process, which notes in a log what it does; return the process.
+
+    `member` "" is one that comes and goes by itself. More goes to the process itself: where its output goes.
+    """
+    log.touch()
+    settings = {
+        "nats": server.connect_options() | PATIENT | (nats or {}),
+        "stream": stream,
+        "group": "g",
+        "member": member,
+        "options": options,
+        "log": str(log),
+        "work": work,
+        "pause": pause,
+        "forgetful": more.pop("forgetful", False),
+    }
+    return subprocess.Popen([sys.executable, "-W", "error", str(NODE), json.dumps(settings)], **more)
+
+
+def partitioned(stream, partitions):
+    """Return the settings of a stream on `<stream>.*` that puts the partition of the second token before its subjects.
+
+    A static group of so many partitions can read it.
+    """
+    token = f"{{{{partition({partitions},1)}}}}"
+    transform = {"src": f"{stream}.*", "dest": f"{token}.{stream}.{{{{wildcard(1)}}}}"}
+    return {"subjects": [f"{stream}.*"], "subject_transform": transform}
 
 
 async def publish(natty, stream, numbers, keys=8):

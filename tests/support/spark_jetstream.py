@@ -15,7 +15,8 @@ from pathlib import Path
 
 import msgspec
 import pyarrow as pa
-from pyspark import TaskContext
+from patient import PATIENCE
+from pyspark import StorageLevel, TaskContext
 
 from capture.spark.failure import sentence
 from capture.spark.options import SparkOptions
@@ -24,6 +25,7 @@ from capture.spark.session import start
 from natty import Natty
 
 MICRO_BATCH = 400
+FILES = {"tlsCa": "tls_ca", "tlsCert": "tls_cert", "tlsKey": "tls_key"}
 
 
 class Jobs:
@@ -121,7 +123,8 @@ class Jobs:
 
         ran = map_in_arrow(self.spark.range(0, 8, 1, 4), where, "python STRING, pid BIGINT").collect()
         conf = self.spark.sparkContext.getConf()
-        return {"master": conf.get("spark.master"), "python": sorted({row.python for row in ran})}
+        kept = self.reader(partitions=4).persist(StorageLevel.DISK_ONLY).count()  # until this session ends
+        return {"master": conf.get("spark.master"), "python": sorted({row.python for row in ran}), "kept": kept}
 
     def wait(self):
         """Stay until killed."""
@@ -150,8 +153,15 @@ def fail_half_way(options):
     return step
 
 
+def source_options(connection, stream):
+    """Return the data source's options for a stream of a server, as `connect_options` tells of it."""
+    files = {option: str(connection[keyword]) for option, keyword in FILES.items()}
+    patient = {"timeout": str(PATIENCE), "connectTimeout": str(PATIENCE)}
+    return {"stream": stream, "servers": connection["servers"][0], **patient, **files}
+
+
 async def messages_in(options):
-    settings = {"tls_ca": options["tlsCa"], "tls_cert": options["tlsCert"], "tls_key": options["tlsKey"]}
+    settings = {keyword: options[option] for option, keyword in FILES.items()}
     async with Natty(options["servers"], **settings) as natty:
         return (await natty.jetstream.request(f"STREAM.INFO.{options['stream']}"))["state"]["messages"]
 

@@ -14,9 +14,19 @@ from exposing import HOUR, sequences_of, static_table, table_file
 from capture.chain import Retired
 from capture.errors import CompactionError
 from capture.iceberg import Exposer
-from capture.iceberg.location import archive_location
 from capture.iceberg.snapshot import MOST_SMALL
-from capture.snapshots import Expiry, Snapshot, count_expired, folder, hint_path, version_path, without_oldest
+from capture.snapshots import (
+    Expiry,
+    Iceberg,
+    Snapshot,
+    archive_location,
+    count_expired,
+    folder,
+    hint_path,
+    table_states,
+    version_path,
+    without_oldest,
+)
 from capture.stores import open_store
 from capture.table import Table
 from capture.writers.evolution import write_columns
@@ -337,3 +347,13 @@ async def test_the_docs_programs_read_it(world, monkeypatch):
     assert by_pyiceberg["sequence"].to_pylist() == [1000, 1001]
     assert by_polars["sequence"].to_list() == [999, 1000, 1001]
     assert sorted(by_duckdb) == [("eu", 3), ("us", 1)]
+
+
+def test_what_is_told_of_a_table_says_when_a_snapshot_of_the_past_goes():
+    past, now = Snapshot(id=2**62 + 1, made=100.0, objects={}), Snapshot(id=2**62 + 3, made=400.0, objects={})
+    exposed = Iceberg(location="s3://lake/iceberg/S", number=7, metadata="", sha256="", snapshots=[past, now])
+    [told] = table_states({"S": exposed}, Expiry(keep_for=60.0))
+    assert (told.stream, told.location, told.snapshots) == ("S", "s3://lake/iceberg/S", 2)
+    assert (told.current, told.made, told.expires) == (str(2**62 + 3), 400.0, 460.0)
+    [kept] = table_states({"S": exposed}, Expiry(keep_for=60.0, keep_snapshots=2))
+    assert kept.expires is None

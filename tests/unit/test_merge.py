@@ -5,6 +5,7 @@ from uuid import uuid4
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from merging import HOUR, KEYS, block, every_format, evolving, group, table_of
@@ -21,6 +22,7 @@ from capture.testing import ArrowEngine
 from capture.writers import read_object
 from capture.writers.envelope import SCHEMA
 from capture.writers.evolution import OWN, evolved, read_columns, settled, write_columns
+from capture.writers.tablefile import TableFile
 
 
 @pytest.fixture
@@ -185,12 +187,40 @@ async def test_a_group_with_a_bad_input_fails_and_the_others_do_not(store):
     assert [one.count for one in results[2].outputs] == [1]
 
 
+@pytest.mark.parametrize("format", ["parquet", "ndjson", "raw"])
+async def test_an_input_that_has_other_rows_than_its_record_says_fails_its_group(store, format):
+    one = await block(store, [1, 2, 2], format=format)
+    wanted = [group([msgspec.structs.replace(one, count=2)])]
+    wanted += [group([msgspec.structs.replace(one, sequences=Sequences.from_iterable([1, 3]).to_text())])]
+    counted, described = await ArrowEngine().merge(store.url, wanted)
+    assert "has 3 rows, its record says 2" in counted.failed
+    assert "sequences 2–3 differ between the inputs' entries and what was read" in described.failed
+    assert [await store.list(one.output) for one in wanted] == [[], []]
+
+
 @pytest.mark.parametrize("format", ["parquet", "raw"])
 async def test_an_input_in_the_place_of_another_one_is_noticed(store, format):
     inputs = [await block(store, [1], format=format, payload=lambda number, text=text: text) for text in (b"a", b"b")]
     await store.put(inputs[0].path, await store.get(inputs[1].path), if_absent=False)
     [merged] = await ArrowEngine().merge(store.url, [group(inputs[:1])])
     assert "was changed: its SHA-256 is not the recorded one" in merged.failed
+
+
+@pytest.mark.parametrize(
+    ("batches", "rows", "payload", "row_groups"),
+    [(3, 65_536, b"", [131_072, 65_536]), (6, 16, bytes(2**20), [64, 32])],
+    ids=["by rows", "by bytes"],
+)
+def test_a_row_group_is_bounded_in_rows_and_in_bytes(tmp_path, batches, rows, payload, row_groups):
+    wanted = group([])
+    with TableFile(tmp_path / "table", wanted, wanted.parts[0], pa.schema([])) as file:
+        for number in range(batches):
+            sequences = range(1 + number * rows, 1 + number * rows + rows)
+            values = {"stream": ["ORDERS"] * rows, "sequence": sequences, "payload": [payload] * rows}
+            file.add(pa.table([pa.array(values.get(one.name, [None] * rows), one.type) for one in SCHEMA], SCHEMA))
+        file.finish(1, None)
+    found = pq.ParquetFile(tmp_path / "table").metadata
+    assert [found.row_group(number).num_rows for number in range(found.num_row_groups)] == row_groups
 
 
 # --- read back -------------------------------------------------------------------------------------------------------
@@ -238,6 +268,30 @@ async def test_an_output_is_read_back_and_a_flipped_bit_or_wrong_order_is_seen(s
     await store.put(output.path, bytes(data), if_absent=False)
     with pytest.raises(CompactionError, match="nothing was committed"):
         await read_back(store, [output])
+
+
+async def test_a_damaged_page_that_can_still_be_read_is_found_by_its_checksum(store, monkeypatch):
+    monkeypatch.setattr("capture.readback.WHOLE_BYTES", 0)
+    output = await written(store, range(1, 500))
+    await store.put(output.path, with_a_wrong_time(await store.get(output.path)), if_absent=False)
+    with pytest.raises(CompactionError, match=r"nothing was committed: .*(?i:crc)"):
+        await read_back(store, [output])
+
+
+def with_a_wrong_time(data):
+    """Return a table file one bit of which is wrong, such that only a time between the first and last is another."""
+    times = pq.ParquetFile(pa.BufferReader(data)).metadata.row_group(0).column(SCHEMA.names.index("time_ns"))
+    sound = pq.read_table(pa.BufferReader(data), columns=["sequence", "time_ns"])
+    for at in range(times.data_page_offset, times.data_page_offset + times.total_compressed_size):
+        damaged = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+        try:
+            found = pq.read_table(pa.BufferReader(damaged), columns=["sequence", "time_ns"])
+        except (OSError, pa.ArrowException):
+            continue
+        facts = [(table["sequence"], pc.min_max(table["time_ns"])) for table in (found, sound)]
+        if facts[0] == facts[1] and found["time_ns"] != sound["time_ns"]:
+            return damaged
+    raise AssertionError("no bit of the page is like that")
 
 
 async def test_a_file_out_of_order_is_refused(store):

@@ -82,17 +82,17 @@ async def test_every_message_comes_once_in_order_whatever_the_objects_are(blocks
 
 @given(
     sets=st.lists(SEQUENCES, min_size=1, max_size=8),
-    few=st.sampled_from([0, 8]),
+    fan_in=st.sampled_from([2, 4, 16]),
     piece_rows=st.integers(1, 4),
     memory=st.sampled_from([0, 4000, 64 << 20]),
 )
 @settings(max_examples=60)
-async def test_how_objects_are_cut_into_pieces_and_kept_makes_no_difference(sets, few, piece_rows, memory):
+async def test_how_objects_are_cut_into_pieces_and_kept_makes_no_difference(sets, fan_in, piece_rows, memory):
     store = MemoryStore(uuid4().hex)
     for numbers in sets:
         await store_block(store, sorted(numbers))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(merge, "FEW", few)
+        patch.setattr(merge, "FAN_IN", fan_in)
         patch.setattr("capture.writers.pieces.PIECE_ROWS", piece_rows)
         found = await read(store, memory_bytes=memory)
     assert content(found) == as_published(sorted({one for numbers in sets for one in numbers}))

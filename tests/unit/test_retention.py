@@ -11,6 +11,7 @@ from capture.manifest import Manifest, encode, entry_path
 from capture.picture import read_picture
 from capture.planning import Policy
 from capture.retention import Retention, Rule, recorded, removed_sequences
+from capture.sequences import Sequences
 from capture.stores import MemoryStore, ObjectInfo
 from capture.sweep import plan_sweep, preview, sweep
 from capture.table import Table
@@ -53,6 +54,36 @@ def test_a_late_block_of_an_expired_interval_is_adopted_and_removed_at_once_and_
     assert planned.manifest.retired == [Retired(late.path, NOW)]
     assert planned.remove_entries == [entry_path(late.path)]
     assert list(removed_sequences(planned.manifest.removed)["S"]) == [7]
+
+
+@pytest.mark.parametrize(
+    ("begins", "held", "below"),
+    [(500, 20, 20), (15, 20, 15), (500, None, 500), (1, 20, 0), (None, 20, 0)],
+    ids=["archive", "stream", "nothing_is_held", "the_stream_has_all", "the_server_does_not_say"],
+)
+def test_what_neither_archive_nor_stream_has_any_more_is_recorded_by_one_number(begins, held, below):
+    record = recorded([], [stored(3), stored(5, 7), stored(17)], NOW)  # the others were never captured
+    blocks = [stored(held, interval=YOUNG)] if held else []
+    old = stored(18)  # gone with this sweep, so that there is a manifest to write
+    known = {"S": begins} if begins else {}
+    told = {"now": NOW, "grace": GRACE, "retention": RETENTION, "begins": known}
+    planned = plan_sweep(Manifest(blocks=[old, *blocks], removed=record), None, [], listing(old, *blocks), **told)
+    [removed] = planned.manifest.removed
+    limit = min(below, 18)  # a block that goes now is still here
+    exact = [one for one in (3, 5, 6, 7, 17, 18) if one >= limit]
+    assert (removed.below, list(Sequences.from_text(removed.sequences))) == (limit, exact)
+    assert (removed.objects, removed.bytes) == (4, 400)
+    gone = removed_sequences(planned.manifest.removed)["S"]
+    assert gone == Sequences.from_range(1, limit - 1) | Sequences.from_iterable(exact)
+
+
+def test_a_table_that_the_sweep_does_not_know_keeps_it_from_summing_up():
+    record = recorded([], [stored(3)], NOW)
+    manifest = Manifest(blocks=[stored(18)], removed=record, of_table=2)
+    told = {"now": NOW, "grace": GRACE, "begins": {"S": 500}}
+    late = stored(19)
+    planned = plan_sweep(manifest, Table(number=1), [late], listing(late), **told)
+    assert planned.manifest.removed == record
 
 
 def test_the_tables_files_count_but_are_not_the_sweeps_to_remove():

@@ -9,7 +9,7 @@ from capture.config import load
 from capture.errors import ConfigError
 from capture.manifest import Manifest, Removed
 from capture.picture import Picture
-from capture.retention import Retention, Rule, recorded, removed_sequences
+from capture.retention import Retention, Rule, recorded, removed_sequences, summed_up
 from capture.sequences import Sequences
 from capture.table import Table
 
@@ -108,6 +108,15 @@ def test_what_was_removed_is_added_up_by_stream():
     assert counts == [("S", 2, 200, 20.0), ("T", 1, 100, 10.0)]
     assert list(removed_sequences(record)["S"]) == [1, 2, 3, 4]
     assert recorded(record, [], 30.0) == record
+
+
+def test_what_is_summed_up_stays_so_and_never_goes_back():
+    record = summed_up(recorded([], [stored(3, 20)], 10.0), {"S": 12, "T": 5}, 10.0)
+    assert [(one.stream, one.below, one.objects) for one in record] == [("S", 12, 1), ("T", 5, 0)]
+    record = summed_up(recorded(record, [stored(25)], 20.0), {"S": 9}, 20.0)
+    gone = removed_sequences(record)
+    assert gone["S"] == Sequences.from_range(1, 20) | Sequences.from_range(25, 25)
+    assert gone["T"] == Sequences.from_range(1, 4)
 
 
 def test_a_picture_tells_what_was_removed_of_blocks_and_of_the_table():

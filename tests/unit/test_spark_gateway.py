@@ -6,10 +6,11 @@ import msgspec
 import pytest
 
 from capture.config import load
+from capture.errors import SparkError
 from capture.spark import gateway
 from capture.spark.java import Java
 from capture.spark.options import SparkOptions
-from capture.spark.session import _properties
+from capture.spark.session import _properties, check_master
 
 LOCAL, CLUSTER = {"spark.master": "local[2]"}, {"spark.master": "spark://a:7077"}
 
@@ -64,3 +65,14 @@ def test_the_configuration_names_the_file_and_its_secrets_are_nowhere_shown(file
     options = load(path, environment={}).spark.options()
     assert options.properties_file == str(file)
     assert "s3cret" not in repr(options) + msgspec.json.encode(options).decode()
+
+
+def test_yarn_without_its_settings_and_a_connect_server_are_told_of_before_a_jvm_starts():
+    with pytest.raises(SparkError, match="neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set"):
+        check_master("yarn", {})
+    with pytest.raises(SparkError, match="needs a session of its own"):
+        check_master("sc://spark.example.com:15002", {})
+    for known in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"):
+        check_master("yarn", {known: "/etc/hadoop"})
+    for master in ("local[2]", "spark://a:7077", "k8s://https://a:6443"):
+        check_master(master, {})

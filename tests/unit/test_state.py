@@ -25,6 +25,10 @@ def view(ago=1.0, nodes=(), **state):
     return View(msgspec.structs.replace(STATE, **state), ago, [Heard(NODE, heard) for heard in nodes])
 
 
+def at(name, location):
+    return msgspec.structs.replace(NODE, node=name, location=location)
+
+
 def stream(**found):
     return StreamState(stream="S", first=1, last=9, acked=9, pending=0, unacked=0, **found)
 
@@ -44,10 +48,20 @@ def test_all_is_well_while_somebody_leads_sweeps_in_time_and_nothing_is_missing(
         (view(dangling=["blocks/x"]), "blocks/x is named by an entry, and not there"),
         (view(unreadable=["_entries/x is damaged"]), "an entry can't be read: _entries/x is damaged"),
         (View(None, 0.0, [Heard(NODE, 1.0)]), "the archive was never swept"),
+        (
+            View(STATE, 1.0, [Heard(at("a", "s3://lake"), 1.0), Heard(at("b", "file:///lake"), 1.0)]),
+            "nodes know the archive by different URLs, file:///lake (b), s3://lake (a): "
+            "set [table] location to the one of engines on all nodes",
+        ),
     ],
 )
 def test_each_thing_that_is_wrong_has_its_sentence(found, sentence):
     assert found.troubles(leader="one") == [sentence]
+
+
+def test_nodes_that_do_not_run_any_more_or_can_not_compact_disagree_with_nobody():
+    a, late, no_spark = (Heard(at(*one), ago) for *one, ago in (("a", "x", 1.0), ("b", "y", 99.0), ("c", "", 1.0)))
+    assert View(STATE, 1.0, [a, late, no_spark]).locations == {"a": "x"}
 
 
 def test_that_nobody_leads_comes_first():

@@ -1,12 +1,14 @@
-"""The merge: whatever overlaps, each message comes once and in order; little is open, and little is in memory."""
+"""What a restore reads: each message once and in order, whatever overlaps; little is open, and little is in memory."""
 
 import os
 import tracemalloc
 from contextlib import aclosing
 from hashlib import sha256
+from pathlib import Path
 
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,12 +16,17 @@ from hypothesis import strategies as st
 from capture.block import SealedBlock
 from capture.errors import FormatError, NotStored
 from capture.manifest import Stored
+from capture.reading import merge
+from capture.reading.shares import Selection
 from capture.record import Records
-from capture.restoring import rows
-from capture.restoring.rows import Choice, chosen_rows, merged_rows, unfit
+from capture.restoring import pick
+from capture.restoring.pick import chosen, fit, rows_of, unfit
 from capture.sequences import Sequences
 from capture.stores import MemoryStore
 from capture.writers import writer
+from capture.writers.envelope import to_table
+from capture.writers.parquet import PAGE_ROWS
+from capture.writers.pieces import pieces
 
 SECOND = 10**9
 
@@ -68,8 +75,11 @@ async def put(store, path, sequences, format="parquet", compression="", **option
     )
 
 
-async def merged(store, objects, **options):
-    tables = [table async for table in merged_rows(store, objects, **options)]
+EVERYTHING = Sequences.from_range(1, 10**6)
+
+
+async def merged(store, objects, wanted=EVERYTHING):
+    tables = [table async for table in rows_of(store, objects, wanted)]
     return pa.concat_tables(tables).to_pylist() if tables else []
 
 
@@ -85,9 +95,9 @@ BLOCKS = st.lists(
 @settings(max_examples=25)
 @given(BLOCKS, st.sets(st.integers(1, 60)))
 async def test_a_merge_of_overlapping_blocks_is_their_set_in_order(blocks, wanted):
-    before = rows.FAN_IN, rows.WINDOW_ROWS
-    rows.FAN_IN, rows.WINDOW_ROWS = 2, 4
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(merge, "FAN_IN", 4)
+        patch.setattr("capture.writers.pieces.PIECE_ROWS", 4)
         store = MemoryStore("a")
         objects = [
             await put(store, f"blocks/{number}", sequences, *form) for number, (sequences, form) in enumerate(blocks)
@@ -101,54 +111,58 @@ async def test_a_merge_of_overlapping_blocks_is_their_set_in_order(blocks, wante
         ]
         some = await merged(store, objects, wanted=Sequences.from_iterable(wanted))
         assert [row["sequence"] for row in some] == [one for one in everything if one in wanted]
-    finally:
-        rows.FAN_IN, rows.WINDOW_ROWS = before
 
 
-async def test_a_message_that_stands_in_two_windows_comes_once(monkeypatch):
-    monkeypatch.setattr(rows, "WINDOW_ROWS", 4)
+async def test_a_message_that_stands_in_two_pieces_comes_once(monkeypatch):
+    monkeypatch.setattr("capture.writers.pieces.PIECE_ROWS", 4)
     store = MemoryStore("a")
     found = await merged(store, [await put(store, "blocks/a", [1] * 6 + [2] * 3 + [3])])
     assert [row["sequence"] for row in found] == [1, 2, 3]
 
 
-async def test_of_many_objects_at_one_place_few_are_open_and_nothing_stays_on_the_disk(tmp_path, monkeypatch):
-    store, count, most = MemoryStore("a"), 90, 0
+@pytest.mark.parametrize("memory", [0, merge.MEMORY_BYTES])
+async def test_of_many_objects_at_one_place_few_are_open_and_nothing_stays_on_the_disk(monkeypatch, memory):
+    monkeypatch.setattr(pick, "MEMORY_BYTES", memory)
+    store, count, most, folds = MemoryStore("a"), 90, 0, 0
     objects = [await put(store, f"blocks/{one}", range(1 + one, 1000, count)) for one in range(count)]
-    opened, closed = rows._Open.__init__, rows._Open.advance
-    now = 0
+    step, fold = merge._step, merge._Opener.fold
+    files = len(list(Path("/proc/self/fd").iterdir()))
 
-    def counting(self, *arguments):
-        nonlocal now, most
-        opened(self, *arguments)
-        now += 1
-        most = max(most, now)
+    def counting(active, *given):
+        nonlocal most
+        most = max(most, len(active))
+        return step(active, *given)
 
-    def ending(self):
-        nonlocal now
-        if more := closed(self):
-            return more
-        now -= 1
-        return more
+    def folding(self, active):
+        nonlocal folds
+        folds += 1
+        fold(self, active)
 
-    monkeypatch.setattr(rows._Open, "__init__", counting)
-    monkeypatch.setattr(rows._Open, "advance", ending)
-    found = await merged(store, objects, scratch=tmp_path)
+    monkeypatch.setattr(merge, "_step", counting)
+    monkeypatch.setattr(merge._Opener, "fold", folding)
+    found = await merged(store, objects)
     assert [row["sequence"] for row in found] == list(range(1, 1000))
-    assert rows.FAN_IN < most <= 2 * rows.FAN_IN + 1
-    assert list(tmp_path.iterdir()) == []
+    assert most == merge.FAN_IN
+    assert folds == (count - merge.FAN_IN + merge.FAN_IN // 2 - 2) // (merge.FAN_IN // 2 - 1)  # each makes 8 to one
+    assert len(list(Path("/proc/self/fd").iterdir())) == files
 
 
-async def test_memory_is_that_of_windows_whatever_the_size_of_the_objects(tmp_path):
+@pytest.mark.parametrize(
+    ("format", "compression"), [("parquet", ""), ("ndjson", "zstd"), ("raw", "gzip")], ids=["parquet", "ndjson", "raw"]
+)
+async def test_memory_is_that_of_pieces_whatever_the_size_of_the_objects(format, compression):
     store, payload = MemoryStore("a"), os.urandom(20_000)
     objects = [
-        await put(store, f"blocks/{one}", range(1 + one, 2001, 4), payload=lambda sequence: payload) for one in range(4)
+        await put(
+            store, f"blocks/{one}", range(1 + one, 2001, 4), format, compression, payload=lambda sequence: payload
+        )
+        for one in range(4)
     ]
     assert sum(one.count for one in objects) * len(payload) == 40_000_000
     pool, total, most = pa.default_memory_pool(), 0, 0
     before = pool.bytes_allocated()
     tracemalloc.start()
-    async with aclosing(merged_rows(store, objects, scratch=tmp_path)) as tables:
+    async with aclosing(rows_of(store, objects, EVERYTHING)) as tables:
         async for table in tables:
             total += len(table)
             most = max(most, pool.bytes_allocated() - before)
@@ -156,7 +170,35 @@ async def test_memory_is_that_of_windows_whatever_the_size_of_the_objects(tmp_pa
     tracemalloc.stop()
     assert total == 2000
     assert most < 24 << 20, f"Arrow had {most:,} bytes"
-    assert python < 12 << 20, f"Python had {python:,} bytes"  # the memory store's objects were there before
+    whole = 0 if format == "parquet" else 2 * 14_000_000  # an object's bytes, in base64 where its format is text
+    assert python < whole + (16 << 20), f"Python had {python:,} bytes"  # the store's own objects were there before
+
+
+async def test_a_row_group_is_never_in_memory_as_a_whole(tmp_path):
+    rows = to_table(block(range(1, 257), payload=lambda sequence: os.urandom(1 << 18)).records)
+    file = tmp_path / "one.parquet"
+    pq.write_table(rows, file, row_group_size=len(rows), use_dictionary=[], write_batch_size=PAGE_ROWS)
+    stored = block(range(1, 257))
+    record = Stored(
+        path="table/one", stream="S", key="k", interval=0, first=1, last=256, count=256, bytes=0, sha256="",
+        format="parquet", sequences=Sequences.from_range(1, stored.last).to_text(),
+    )  # fmt: skip
+    del rows
+    tracemalloc.start()
+    with file.open("rb") as source:
+        assert sum(len(piece) for piece in pieces(source, record)) == 256
+    python = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert python < 16 << 20, f"{python:,} bytes of {file.stat().st_size:,} were read at once"
+
+
+async def test_rows_of_very_different_sizes_are_cut_by_their_bytes():
+    store = MemoryStore("a")
+    one = await put(
+        store, "blocks/a", range(1, 1001), payload=lambda sequence: b"x" * (10 if sequence < 970 else 1 << 18)
+    )
+    found = [table.nbytes async for table in rows_of(store, [one], EVERYTHING)]
+    assert max(found) <= 1 << 20
 
 
 async def test_an_object_that_is_not_what_its_record_says_is_named():
@@ -164,36 +206,36 @@ async def test_an_object_that_is_not_what_its_record_says_is_named():
     good = await put(store, "blocks/good", [1, 2, 3])
     changed = await put(store, "blocks/changed", [4, 5])
     replaced = msgspec.structs.replace(changed, sha256="0" * 64)
-    with pytest.raises(FormatError, match=r"blocks/changed was changed or cut off"):
+    with pytest.raises(FormatError, match=r"blocks/changed was changed: its SHA-256 is not the recorded one"):
         await merged(store, [good, replaced])
-    with pytest.raises(FormatError, match="blocks/changed does not hold as many rows"):
+    with pytest.raises(FormatError, match="blocks/changed: it has 2 rows, its record says 3"):
         await merged(store, [good, msgspec.structs.replace(changed, count=3)])
     with pytest.raises(NotStored):
         await merged(store, [good, msgspec.structs.replace(changed, path="blocks/gone")])
     csv = await put(store, "blocks/csv", [6], "csv")
-    assert unfit([good, csv]) == ["blocks/csv"]
-    with pytest.raises(FormatError, match="blocks/csv is csv, which does not keep messages whole"):
+    assert (unfit([good, csv]), fit([good, csv])) == (["blocks/csv"], [good])
+    with pytest.raises(FormatError, match="blocks/csv: csv does not keep messages whole"):
         await merged(store, [good, csv])
     data = b"no parquet"
     await store.put("blocks/none", data)
     none = msgspec.structs.replace(changed, path="blocks/none", bytes=len(data), sha256=sha256(data).hexdigest())
-    with pytest.raises(FormatError, match="blocks/none can't be read"):
+    with pytest.raises(FormatError, match="blocks/none is no parquet that can be read"):
         await merged(store, [none])
 
 
 async def test_messages_are_chosen_by_time_and_subject_and_only_doubtful_objects_are_read():
     store = MemoryStore("a")
     objects = [await put(store, f"blocks/{one}", range(10 * one + 1, 10 * one + 11)) for one in range(4)]
-    read, get = [], store.get_range
+    read, get = [], store.get
 
-    async def counted(path, start, length):
+    async def noted(path):
         read.append(path)
-        return await get(path, start, length)
+        return await get(path)
 
-    store.get_range = counted
+    store.get = noted
     everything = Sequences.from_range(1, 40)
-    choice = Choice(after_ns=12 * SECOND, upto_ns=35 * SECOND)
-    assert list(await chosen_rows(store, objects, choice, wanted=everything)) == list(range(13, 36))
-    assert set(read) == {"blocks/1", "blocks/3"}
-    choice = Choice(subjects=("s.1", "other"), upto_ns=8 * SECOND)
-    assert list(await chosen_rows(store, objects, choice, wanted=everything - Sequences.from_range(4, 4))) == [1, 7]
+    selection = Selection(since_ns=13 * SECOND, until_ns=35 * SECOND + 1)
+    assert list(await chosen(store, objects, selection, everything)) == list(range(13, 36))
+    assert read == ["blocks/1", "blocks/3"]
+    selection = Selection(subjects=("s.1", "other"), until_ns=8 * SECOND + 1)
+    assert list(await chosen(store, objects, selection, everything - Sequences.from_range(4, 4))) == [1, 7]

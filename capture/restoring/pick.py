@@ -1,0 +1,65 @@
+"""Which messages of an archive are meant, and their rows: each once, ascending, in memory that is bounded."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+
+import pyarrow as pa
+
+from capture.cipher import Keys
+from capture.manifest import Stored
+from capture.reading.merge import merged
+from capture.reading.shares import Selection, narrowed, shares
+from capture.restoring.archive import as_columns
+from capture.sequences import Sequences
+from capture.stores.contract import Store
+from capture.writers import reader
+
+MEMORY_BYTES = 32 << 20
+"""Of the merge: the other half of what a restore takes is for the archive's bytes on their way to the server."""
+KEPT = ["sequence", "time_ns", "subject", "subject_raw", "header_block", "payload"]
+
+
+async def rows_of(
+    store: Store, objects: Iterable[Stored], wanted: Sequences, *, keys: Keys | None = None
+) -> AsyncGenerator[pa.Table, None]:
+    """Yield these messages out of the objects of a stream, with `archive.COLUMNS`: ascending, each once.
+
+    Raises what `reading.merge.merged` does; objects that hold none of them are not read.
+    """
+    plan = narrowed(shares(objects), wanted)
+    async with aclosing(merged(store, plan, keys=keys, columns=KEPT, memory_bytes=MEMORY_BYTES)) as batches:
+        async for batch in batches:
+            yield as_columns(batch)
+
+
+async def chosen(
+    store: Store, objects: Iterable[Stored], selection: Selection, wanted: Sequences, *, keys: Keys | None = None
+) -> Sequences:
+    """Return which of the wanted sequences are selected. Objects are read only where their records don't say it.
+
+    Raises what `reading.merge.merged` does.
+    """
+    plan = narrowed(shares(objects, selection), wanted)
+    found = [share.given for share in plan if selection.takes_all_of(share.stored)]
+    doubtful = [share for share in plan if not selection.takes_all_of(share.stored)]
+    columns = ["sequence", *sorted(selection.columns)]
+    async with aclosing(merged(store, doubtful, keys=keys, columns=columns, memory_bytes=MEMORY_BYTES)) as batches:
+        async for batch in batches:
+            found.append(Sequences.from_iterable(selection.of(batch).column("sequence").to_pylist()))
+    return Sequences.union_of(found)
+
+
+def unfit(objects: Iterable[Stored]) -> list[str]:
+    """Return the paths of objects of which nothing can be restored exactly: their format does not keep messages whole.
+
+    FormatError if this version does not know a format.
+    """
+    return [one.path for one in objects if not reader(one.format).restorable]
+
+
+def fit(objects: Sequence[Stored]) -> list[Stored]:
+    """Return the others. FormatError."""
+    spoilt = set(unfit(objects))
+    return [one for one in objects if one.path not in spoilt]

@@ -1,0 +1,13 @@
+"""Another Spark, with Iceberg's own runtime, reads the table: by its folder and by the REST catalog."""
+
+import asyncio
+
+import pytest
+from iceberg_on_spark import ENVIRONMENT, EXPECTED, ask, prepare
+
+pytestmark = [pytest.mark.spark, pytest.mark.long]
+
+
+async def test_spark_3_5_with_icebergs_runtime_reads_the_table():
+    python = await asyncio.to_thread(prepare, ENVIRONMENT)
+    assert await ask(python) == EXPECTED

@@ -1,0 +1,36 @@
+"""What a restore takes of memory is bounded, whatever the size of the stream and of its messages."""
+
+import asyncio
+import os
+
+import pytest
+from patient import PATIENT
+from piled import STREAM, chunks, measured, pile
+
+from natty import Natty
+
+BOUND = 64 << 20  # bytes, above what the process had after it has restored a small stream
+NOISE = os.urandom(2 << 20)
+
+
+def payload_of(size):
+    return lambda one: (b"%d " % one + NOISE[one % 1000 : one % 1000 + size])[:size]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("message_bytes", "block", "keys"),
+    [(1000, 350, 300), ((1 << 20) - 300, 16, 1), ((1 << 20) - 300, 4, 25)],
+    ids=["three hundred blocks that overlap", "messages of 1 MiB", "messages of 1 MiB in blocks that overlap"],
+)
+async def test_ten_times_the_stream_takes_no_more_than_the_bound(nats_server, tmp_path, message_bytes, block, keys):
+    warm, _ = await pile(tmp_path / "warm", chunks(100, 100), payload_of(100))
+    for times in (1, 10):
+        count = times * 8_000_000 // message_bytes
+        blocks = chunks(count, max(1, block * times // 10), keys)
+        store, _ = await pile(tmp_path / f"{times}", blocks, payload_of(message_bytes))
+        kept, _, _, _, growth = await asyncio.to_thread(measured, nats_server, warm, store)
+        async with Natty(**nats_server.connect_options(), **PATIENT) as natty:
+            await natty.delete_stream(STREAM)
+        assert kept == count
+        assert growth < BOUND, f"{growth:,} bytes for {times * 8} MB"

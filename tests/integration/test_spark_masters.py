@@ -1,0 +1,57 @@
+"""Clusters that can't be had here: a properties file reaches Spark's own submission, and what that says is told."""
+
+import json
+
+import pytest
+from kube_refusing import refusing_api_server
+from spark_blocks import QUICK
+
+from capture.errors import SparkError
+from capture.spark import SparkDriver, SparkOptions
+from natty.testing import DevCA
+
+pytestmark = [pytest.mark.spark, pytest.mark.long]
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """Return a function that starts Spark on Kubernetes by a properties file, and what it must raise then."""
+    files = DevCA.create("cluster").write(tmp_path / "tls")
+    (tmp_path / "token").write_text("a-token")
+
+    async def start(url, ca=files.ca):
+        settings = {
+            "spark.master": f"k8s://{url}",
+            "spark.kubernetes.namespace": "lake",
+            "spark.kubernetes.container.image": "registry.example.com/capture:1",
+            "spark.kubernetes.authenticate.caCertFile": ca,
+            "spark.kubernetes.authenticate.oauthTokenFile": tmp_path / "token",
+        }
+        conf = tmp_path / "spark.conf"
+        conf.touch(mode=0o600)
+        conf.write_text("".join(f"{name}   {value}\n" for name, value in settings.items()))
+        options = SparkOptions(properties_file=str(conf), properties=QUICK, class_data=False)
+        async with SparkDriver(options, log=tmp_path / "log") as driver:
+            with pytest.raises(SparkError) as raised:
+                await driver.ping()
+        return str(raised.value)
+
+    start.files = files
+    return start
+
+
+async def test_kubernetes_is_asked_over_tls_as_the_properties_file_says_and_its_refusal_is_told(cluster):
+    with refusing_api_server(cluster.files) as (url, asked):
+        said = await cluster(url)
+    method, path, authorization, body = asked[0]
+    assert (method, path.partition("?")[0]) == ("POST", "/api/v1/namespaces/lake/configmaps")
+    assert authorization == "Bearer a-token"
+    assert json.loads(body)["kind"] == "ConfigMap"
+    assert said.startswith(f"Spark did not start with k8s://{url}: ")
+    assert "lake may not make pods here" in said
+    assert "\n" not in said
+
+
+async def test_an_api_server_that_is_not_there_is_told_in_one_sentence(cluster):
+    said = await cluster("https://127.0.0.1:9")
+    assert said == "Spark did not start with k8s://https://127.0.0.1:9: An error has occurred: Connection refused"

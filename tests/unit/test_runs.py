@@ -1,0 +1,122 @@
+"""Rows of any amount are sorted in bounded memory, and a group's merge is the same whether they fit in it or not."""
+
+import random
+from uuid import uuid4
+
+import msgspec
+import pyarrow as pa
+import pytest
+from merging import KEYS, block, every_format, evolving, group, table_of
+
+from capture.errors import CompactionError
+from capture.sequences import Sequences
+from capture.stores import open_store
+from capture.testing import ArrowEngine
+from capture.writers import read_object, runs
+from capture.writers.inputs import columns_of
+from capture.writers.merge import merge_group
+from capture.writers.runs import Runs
+
+SCHEMA = pa.schema([("sequence", pa.int64()), ("deliveries", pa.int32()), ("payload", pa.binary())])
+
+
+def rows_of(numbers, size=8):
+    """Rows with these sequences and deliveries; the payload tells which row it was."""
+    columns = [
+        [one for one, _ in numbers],
+        [many for _, many in numbers],
+        [b"%0*d" % (size, n) for n in range(len(numbers))],
+    ]
+    return pa.table(columns, schema=SCHEMA)
+
+
+def added(folder, rows, *, memory_bytes, at_once=50):
+    held = Runs(folder, SCHEMA, memory_bytes)
+    for start in range(0, len(rows), at_once):
+        held.add(rows.slice(start, at_once))
+    return held
+
+
+@pytest.mark.parametrize("memory_bytes", [1 << 30, 10_000, 0], ids=["in memory", "in some files", "a file each time"])
+@pytest.mark.parametrize("most_runs", [3, 64])
+def test_rows_come_back_sorted_alike_ones_in_the_order_in_which_they_came(
+    tmp_path, monkeypatch, memory_bytes, most_runs
+):
+    monkeypatch.setattr(runs, "MOST_RUNS", most_runs)
+    monkeypatch.setattr(runs, "PIECE_BYTES", 500)
+    chance = random.Random(1)
+    rows = rows_of([(chance.randrange(300), chance.randrange(1, 4)) for _ in range(3000)])
+    held = added(tmp_path, rows, memory_bytes=memory_bytes)
+    assert len(list(tmp_path.iterdir())) <= most_runs
+    wanted = sorted(rows.to_pylist(), key=lambda row: (row["sequence"], row["deliveries"], row["payload"]))
+    assert [row for batch in held.sorted() for row in batch.to_pylist()] == wanted
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("in_order", [False, True], ids=["in no order", "one after the other"])
+def test_what_is_sorted_takes_no_more_memory_than_it_may(tmp_path, monkeypatch, in_order):
+    monkeypatch.setattr(runs, "PIECE_BYTES", 32 << 10)
+    mib, chance, before = 1 << 20, random.Random(1), pa.total_allocated_bytes()
+    held, most = Runs(tmp_path, SCHEMA, memory_bytes=mib), 0
+    for number in range(40):
+        first = number * 500
+        sequences = range(first, first + 500) if in_order else (chance.randrange(10**9) for _ in range(500))
+        held.add(rows_of([(one, 1) for one in sequences], size=1000))
+        most = max(most, pa.total_allocated_bytes() - before)
+    count = 0
+    for batch in held.sorted():
+        count += len(batch)
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert count == 40 * 500
+    assert most < 5 * mib  # of 20: two files' worth, and a piece of each file
+
+
+def test_nothing_comes_of_nothing(tmp_path):
+    assert [len(batch) for batch in Runs(tmp_path, SCHEMA).sorted()] == []
+
+
+def test_where_rows_can_not_be_written_it_says_where_and_what_to_do(tmp_path):
+    with pytest.raises(CompactionError, match=r"could not be written to .*; free space there, or set TMPDIR"):
+        added(tmp_path / "gone", rows_of([(1, 1)]), memory_bytes=0)
+
+
+# --- a merge of more than fits in memory -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store():
+    return open_store(f"memory://{uuid4().hex}")
+
+
+async def rows_in(store, output):
+    if output.format == "parquet":
+        return (await table_of(store, output)).to_pylist()
+    return read_object(await store.get(output.path), output, KEYS).to_pylist()
+
+
+async def test_blocks_of_every_format_and_typed_columns_give_the_same_file_through_the_disk(store):
+    inputs = [*await every_format(store), *await evolving(store)]
+    columns = (await columns_of(store, inputs, KEYS)).of(inputs)
+    exclude = Sequences.from_iterable([2, 50]).to_text()
+    found = [
+        await merge_group(
+            store, group(inputs, ending=".enc", exclude=exclude), columns, KEYS, stored_ns=1, memory_bytes=memory_bytes
+        )
+        for memory_bytes in (1 << 30, 0)
+    ]
+    in_memory, on_disk = [await rows_in(store, one.outputs[0]) for one in found]
+    assert in_memory == on_disk
+    assert len({msgspec.structs.astuple(msgspec.structs.replace(one, outputs=[]))[1:3] for one in found}) == 1
+
+
+async def test_a_part_is_made_of_the_inputs_that_have_something_of_it(store, monkeypatch):
+    inputs = [await block(store, range(first, first + 150)) for first in range(1, 1000, 100)]
+    wanted = group(inputs, bounds=[400, 700])
+    [whole] = await ArrowEngine().merge(store.url, [wanted])
+    read, get = [], store.get
+    monkeypatch.setattr(type(store), "get", lambda self, path: read.append(path) or get(path))
+    twin = group(inputs, bounds=[400, 700])
+    parts = [await merge_group(store, twin, pa.schema([]), None, stored_ns=1, part=part) for part in twin.parts]
+    assert [one.outputs[0].sequences for one in parts] == [one.sequences for one in whole.outputs]
+    assert sum(one.rows_in for one in parts) == whole.rows_in == 1500
+    assert (read.count(inputs[0].path), read.count(inputs[3].path), len(read)) == (1, 2, 12)
