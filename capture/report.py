@@ -301,9 +301,12 @@ async def _view(natty: Natty, config: CaptureConfig, before: Acknowledged, recor
 
 
 async def _recorded_view(config: CaptureConfig, store: Store, recording: Recording) -> StreamView | None:
-    """Return what was recorded of the stream; None if that was nothing, or not how far capture was."""
+    """Return what was recorded of the stream; None if that was nothing, not how far capture was, or is damaged."""
     record = recording.streams.get(config.stream)
-    asked = await read_records(store, config.stream)
+    try:
+        asked = await read_records(store, config.stream)
+    except ManifestError:
+        return None  # the audit names it
     wanted = {one.durable for one in asked} if config.group else {config.durable}
     if record is None or not (found := [record.consumers[name] for name in wanted & record.consumers.keys()]):
         return None

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+from shlex import quote
 
 import pytest
 from full_disk import can_mount, mounted
@@ -29,8 +30,8 @@ def archive(tmp_path):
 def full_server(natty_tls, nats_server_binary, tmp_path):
     """A server whose streams lie on a disk of 4 MB, and who does not know that."""
     disk, program = tmp_path / "disk", tmp_path / "server"
-    mount = f'mount -t tmpfs -o size=4m none {disk} && exec {nats_server_binary} "$@"'
-    program.write_text(f'#!/bin/sh\nexec unshare -Urm sh -c \'{mount}\' "$0" "$@"\n')
+    mount = f'mount -t tmpfs -o size=4m none {quote(str(disk))} && exec {quote(str(nats_server_binary))} "$@"'
+    program.write_text(f'#!/bin/sh\nexec unshare -Urm sh -c {quote(mount)} "$0" "$@"\n')
     program.chmod(0o755)
     disk.mkdir()
     room = f"jetstream {{ store_dir: {json.dumps(str(disk))}, max_file: 1GB }}"
