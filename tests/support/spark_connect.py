@@ -68,7 +68,8 @@ class ConnectServer:
             "SPARK_HOME": str(home),
             "SPARK_LOCAL_IP": HOST,
             "SPARK_SCALA_VERSION": "2.13",
-            "PYSPARK_PYTHON": sys.executable,
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "PYSPARK_PYTHON": Path(sys.executable).name,  # by name: Spark gives a path to a shell, unquoted
             "PYTHONPATH": str(ROOT),  # as if this package were installed there
             TOKEN: self.token,
         }
