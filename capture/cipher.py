@@ -7,13 +7,18 @@ authenticated with it: an object that lies in another's place is noticed. docs/f
 
 from __future__ import annotations
 
+import io
 import os
 import struct
 from collections.abc import Mapping
+from typing import IO
 
 import msgspec
 from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import CTR, GCM
 from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap, aes_key_wrap
 
 from capture.errors import CipherError, KeyMissingError
@@ -22,8 +27,13 @@ from capture.keyfile import KEY_BYTES, check_keys, load_keys, parse_keys
 MAGIC = b"CAPENC1\n"
 ENDING = "enc"
 NONCE_BYTES = 12
+TAG_BYTES = 16
+CHUNK_BYTES = 1 << 20
+"""So much of an object is looked at at a time when its tag is checked."""
 VARIABLE = "CAPTURE_KEYS"
 LENGTH = struct.Struct(">I")
+FIRST_COUNTER = 2
+CHANGED = "it was changed or cut off after it was encrypted"
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -92,20 +102,113 @@ class Keys:
     def decrypt(self, data: bytes, described: object) -> bytes:
         """Return what was encrypted. CipherError: no such key, a wrong one, a changed object, or another one's."""
         header, begins = read_header(data)
-        if header.key_id not in self._keys:
-            raise KeyMissingError(f"it is encrypted with the key {header.key_id!r}; the given ones are {self!r}")
-        try:
-            key = aes_key_unwrap(self._keys[header.key_id], header.wrapped_key)
-        except (InvalidUnwrap, ValueError) as error:
-            text = f"the given key {header.key_id!r} is not the one that it was encrypted with"
-            raise KeyMissingError(text) from error
+        key = self._unwrapped(header)
         try:
             plain = AESGCM(key).decrypt(header.nonce, memoryview(data)[begins:], data[:begins])
         except (InvalidTag, ValueError) as error:
-            raise CipherError("it was changed or cut off after it was encrypted") from error
-        if header.holds != Facts.of(described):
-            raise CipherError(f"it is another object, {header.holds}, put in the place of {Facts.of(described)}")
+            raise CipherError(CHANGED) from error
+        _check_place(header, described)
         return plain
+
+    def opened(self, file: IO[bytes], described: object) -> Plaintext:
+        """Return what was encrypted, as a file; the object's own stays open and belongs to it.
+
+        All of the object is read once, to check its tag: what the file gives is what was encrypted, unless somebody
+        changes the object's file meanwhile. Raises as `decrypt` does.
+        """
+        begin = _begin(file)
+        header, begins = read_header(begin)
+        plain = Plaintext(file, self._unwrapped(header), header.nonce, begins)
+        plain.check(begin)
+        _check_place(header, described)
+        return plain
+
+    def _unwrapped(self, header: Header) -> bytes:
+        if header.key_id not in self._keys:
+            raise KeyMissingError(f"it is encrypted with the key {header.key_id!r}; the given ones are {self!r}")
+        try:
+            return aes_key_unwrap(self._keys[header.key_id], header.wrapped_key)
+        except (InvalidUnwrap, ValueError) as error:
+            text = f"the given key {header.key_id!r} is not the one that it was encrypted with"
+            raise KeyMissingError(text) from error
+
+
+class Plaintext(io.RawIOBase):
+    """The plaintext of an encrypted object's file: each read decrypts what it asks for, wherever that is.
+
+    NIST SP 800-38D, 7.1: GCM encrypts in counter mode. With a nonce of 96 bits the counter of a block of 16 bytes is
+    the nonce and a number of 32 bits, which is 1 for the tag and 2 for the first block (7.1, steps 2 and 3).
+    """
+
+    def __init__(self, file: IO[bytes], key: bytes, nonce: bytes, begins: int) -> None:
+        self._file, self._key, self._nonce, self._begins = file, key, nonce, begins
+        self._size = file.seek(0, io.SEEK_END) - TAG_BYTES - begins
+        self._at = 0
+
+    def __repr__(self) -> str:
+        return f"Plaintext(at {self._at:,} of {self._size:,} bytes)"
+
+    def check(self, begin: bytes) -> None:
+        """Compare the tag with that of the ciphertext and of what stands before it. CipherError if they differ."""
+        if self._size < 0:
+            raise CipherError(CHANGED)
+        decryptor = Cipher(AES(self._key), GCM(self._nonce)).decryptor()
+        decryptor.authenticate_additional_data(begin)
+        self._file.seek(self._begins)
+        for start in range(0, self._size, CHUNK_BYTES):
+            decryptor.update(self._file.read(min(CHUNK_BYTES, self._size - start)))
+        try:
+            decryptor.finalize_with_tag(self._file.read(TAG_BYTES))
+        except InvalidTag as error:
+            raise CipherError(CHANGED) from error
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def tell(self) -> int:
+        """Return where the next read begins."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to where the next read begins."""
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        """Return so many bytes, or all that follow; fewer only at the end."""
+        left = max(0, self._size - self._at)
+        wanted = left if size < 0 else min(size, left)
+        block, before = divmod(self._at, AES.block_size // 8)
+        counter = self._nonce + (FIRST_COUNTER + block).to_bytes(4, "big")
+        decryptor = Cipher(AES(self._key), CTR(counter)).decryptor()
+        decryptor.update(bytes(before))
+        self._file.seek(self._begins + self._at)
+        data = decryptor.update(self._file.read(wanted))
+        self._at += len(data)
+        return data
+
+    def readall(self) -> bytes:
+        """Return all that follows."""
+        return self.read()
+
+
+def _begin(file: IO[bytes]) -> bytes:
+    """Return what stands before the ciphertext, as far as it is there."""
+    file.seek(0)
+    begin = file.read(len(MAGIC) + LENGTH.size)
+    if begin.startswith(MAGIC) and len(begin) == len(MAGIC) + LENGTH.size:
+        begin += file.read(LENGTH.unpack_from(begin, len(MAGIC))[0])
+    return begin
+
+
+def _check_place(header: Header, described: object) -> None:
+    if header.holds != Facts.of(described):
+        raise CipherError(f"it is another object, {header.holds}, put in the place of {Facts.of(described)}")
 
 
 def read_header(data: bytes) -> tuple[Header, int]:
@@ -115,6 +218,9 @@ def read_header(data: bytes) -> tuple[Header, int]:
         raise CipherError("it is no encrypted object, or one of a newer format than this version reads")
     (length,) = LENGTH.unpack_from(data, len(MAGIC))
     try:
-        return msgspec.json.decode(data[begins : begins + length], type=Header), begins + length
+        header = msgspec.json.decode(data[begins : begins + length], type=Header)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CipherError("its header is damaged") from error
+    if len(header.nonce) != NONCE_BYTES:
+        raise CipherError(f"its header is damaged: the nonce has {len(header.nonce)} bytes, not {NONCE_BYTES}")
+    return header, begins + length

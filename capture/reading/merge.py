@@ -152,7 +152,7 @@ async def merged(
 
     Objects overlap, since their keys and their nodes differ: FAN_IN are open at once. `also` are rows of other
     sequences that are merged with them. `memory_bytes` is what it takes, beside that of FAN_IN messages if they are
-    larger than a piece, and of one object as a whole where that is no plain Parquet.
+    larger than a piece.
     """
     opener = _Opener(plan, keys, columns, memory_bytes)
     waiting = deque(plan)
@@ -207,18 +207,21 @@ class _Opener:
     def open(self, share: Share, spooled: Spooled, active: list[Cursor]) -> None:
         """Add the cursor of an object.
 
-        One at a time is read where it is: a page takes memory. The others are decoded one after the other, and kept.
+        One at a time is read where it is: what decodes it takes memory. The others are decoded one after the other, and
+        kept.
         """
         rows = pieces(spooled.source, share.stored, self._keys, columns=self._columns, piece_bytes=self.piece_bytes)
         mine, count = given(share, rows), len(share.given)
-        if share.stored.format == "parquet" and (self._where_it_is is None or self._where_it_is.ended):
-            self._where_it_is = Cursor(mine, count, spooled.close)
-            active.append(self._where_it_is)
-            return
         try:
+            if self._where_it_is is None or self._where_it_is.ended:
+                self._where_it_is = Cursor(mine, count, spooled.close)
+                active.append(self._where_it_is)
+                return
             active.append(Cursor(kept(mine, self.room), count))
-        finally:
+        except BaseException:
             spooled.close()
+            raise
+        spooled.close()
 
     def fold(self, active: list[Cursor]) -> None:
         """Merge into one the half that has the least left: so no row is moved more often than is needed."""

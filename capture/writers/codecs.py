@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 import cramjam
+import pyarrow as pa
 
-from capture.errors import ConfigError
+from capture.errors import ConfigError, FormatError
 
 GZIP_LEVEL = 1  # 955 MB/s of one core against 133 at level 6, which saves a tenth more
 ZSTD_LEVEL = 1  # the compaction writes the lasting file
+IDENTIFIER = b"\xff\x06\x00\x00sNaPpY"
+UNFRAMED_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -19,19 +23,65 @@ class Codec:
     name: str
     ending: str
     compress: Callable[[bytes], bytes]
-    decompress: Callable[[bytes], bytes]
+    opened: Callable[[IO[bytes]], IO[bytes]]
+    """Makes of a file what decompresses it while it is read, from its begin to its end. They may be closed together."""
+
+
+class Unframed(io.RawIOBase):
+    """What framed Snappy holds, a chunk at a time: 64 KiB of it at most.
+
+    Source: framing_format.txt of google/snappy. Reading raises FormatError, or cramjam's error, on what is none.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._left = memoryview(b"")
+        self._begun = False
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer, as far as a chunk goes; with nothing only at the end."""
+        while not self._left and (chunk := self._chunk()):
+            self._left = memoryview(bytes(cramjam.snappy.decompress(IDENTIFIER + chunk)))
+        some = self._left[: len(buffer)]
+        buffer[: len(some)] = some
+        self._left = self._left[len(some) :]
+        return len(some)
+
+    def _chunk(self) -> bytes:
+        """Return the next chunk with its head: a kind in one byte, and its length in three."""
+        if not self._begun and self._file.read(len(IDENTIFIER)) != IDENTIFIER:
+            raise FormatError("it is no framed Snappy")
+        self._begun = True
+        head = self._file.read(4)
+        length = int.from_bytes(head[1:], "little")
+        body = self._file.read(length)
+        if len(head) not in (0, 4) or len(body) < length:
+            raise FormatError("it is cut off")
+        return head + body
 
 
 def _whole(function: Callable[..., Any], *more: int) -> Callable[[bytes], bytes]:
     return lambda data: bytes(function(data, *more))
 
 
+def _unframed(file: IO[bytes]) -> IO[bytes]:
+    return io.BufferedReader(Unframed(file), UNFRAMED_BYTES)
+
+
+def _arrow(name: str) -> Callable[[IO[bytes]], IO[bytes]]:
+    return lambda file: pa.CompressedInputStream(file, name)
+
+
 CODECS = {
     codec.name: codec
     for codec in (
-        Codec("gzip", "gz", _whole(cramjam.gzip.compress, GZIP_LEVEL), _whole(cramjam.gzip.decompress)),
-        Codec("snappy", "sz", _whole(cramjam.snappy.compress), _whole(cramjam.snappy.decompress)),
-        Codec("zstd", "zst", _whole(cramjam.zstd.compress, ZSTD_LEVEL), _whole(cramjam.zstd.decompress)),
+        Codec("gzip", "gz", _whole(cramjam.gzip.compress, GZIP_LEVEL), _arrow("gzip")),
+        Codec("snappy", "sz", _whole(cramjam.snappy.compress), _unframed),
+        Codec("zstd", "zst", _whole(cramjam.zstd.compress, ZSTD_LEVEL), _arrow("zstd")),
     )
 }
 ENDINGS = {codec.ending: codec for codec in CODECS.values()}

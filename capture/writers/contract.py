@@ -55,8 +55,12 @@ class Format(Writer, Protocol):
         """Return the rows: the columns of `envelope.SCHEMA`, then the typed ones. It raises on what it can't read."""
         ...
 
-    def parts(self, data: bytes, part_bytes: int) -> Iterator[pa.Table]:
-        """Yield what `read` returns, some rows at a time: those of about so many bytes, where the format allows it."""
+    def parts(self, file: IO[bytes], part_bytes: int) -> Iterator[pa.Table]:
+        """Yield what `read` returns, some rows at a time: those of about so many bytes, where the format allows it.
+
+        The file is read from where it is to its end, and not moved in; a larger message is a part of its own. Raises as
+        `read` does, perhaps behind some parts.
+        """
         ...
 
     def positions(self, file: IO[bytes]) -> Positions:
@@ -78,7 +82,7 @@ def check_format(wanted: Format) -> None:
         )
         found = wanted.read(data).select(SCHEMA.names)
         assert found.schema == SCHEMA, f"{name}: the columns are not the envelope's"
-        parts = [part.select(SCHEMA.names) for part in wanted.parts(data, 1)]
+        parts = [part.select(SCHEMA.names) for part in wanted.parts(BytesIO(data), 100)]
         assert pa.concat_tables(parts).equals(found), f"{name}: read in parts it has other rows"
         if wanted.restorable:
             _check_rows(name, to_table(block.records).to_pylist(), found.to_pylist())

@@ -77,9 +77,9 @@ class CsvWriter:
         """Return one row a message. Raw headers are null, and payloads that were not kept. FormatError."""
         return with_envelope(_envelope(_first_rows(data)))
 
-    def parts(self, data: bytes, part_bytes: int) -> Iterator[pa.Table]:
+    def parts(self, file: IO[bytes], part_bytes: int) -> Iterator[pa.Table]:
         """Yield the rows at once. FormatError."""
-        yield self.read(data)
+        yield self.read(file.read())
 
     def positions(self, file: IO[bytes]) -> Positions:
         """Yield the sequence and the time of each message. FormatError."""

@@ -124,7 +124,7 @@ def input_rows(data: bytes, one: Stored, columns: pa.Schema, keys: Keys | None) 
 
 def _parts(data: bytes, one: Stored, keys: Keys | None) -> Iterator[pa.Table]:
     if one.format.partition(".")[0] != _PARQUET:
-        yield from reader(one.format, keys).parts(data, one, BATCH_BYTES)
+        yield from reader(one.format, keys).parts(pa.BufferReader(data), one, BATCH_BYTES)
         return
     file = _file(data, one, keys)
     groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
@@ -134,5 +134,5 @@ def _parts(data: bytes, one: Stored, keys: Keys | None) -> Iterator[pa.Table]:
 
 
 def _file(data: bytes, one: Stored, keys: Keys | None) -> pq.ParquetFile:
-    opened = reader(one.format, keys).opened(data, one)
-    return checked_version(pq.ParquetFile(pa.BufferReader(opened), page_checksum_verification=True))
+    opened = reader(one.format, keys).opened(pa.BufferReader(data), one)
+    return checked_version(pq.ParquetFile(opened, page_checksum_verification=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from io import BytesIO
-from typing import IO
+from typing import IO, cast
 
 import pyarrow as pa
 
@@ -47,11 +47,6 @@ class BlockWriter:
         """Whether the format keeps all that a restore needs."""
         return self._plain.restorable
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether an object is the format's bytes and nothing around them."""
-        return not (self._encrypts or self._codec)
-
     def write(self, block: SealedBlock) -> bytes:
         """Return the object's bytes. Encrypted ones differ each time."""
         data = self._plain.write(block)
@@ -64,25 +59,26 @@ class BlockWriter:
 
         CipherError; else whatever the format raises on bytes that it can't read.
         """
-        return self._plain.read(self.opened(data, described))
+        return self._plain.read(self.opened(BytesIO(data), described).read())
 
-    def parts(self, data: bytes, described: SealedBlock | Stored, part_bytes: int) -> Iterator[pa.Table]:
+    def parts(self, file: IO[bytes], described: SealedBlock | Stored, part_bytes: int) -> Iterator[pa.Table]:
         """Yield what `read` returns, some rows at a time: about so many bytes. Raises as it does."""
-        yield from self._plain.parts(self.opened(data, described), part_bytes)
+        yield from self._plain.parts(self.opened(file, described), part_bytes)
 
     def positions(self, file: IO[bytes], described: SealedBlock | Stored) -> Positions:
         """Yield the sequence and the time of each message; cheaper than `read`, and raises the same.
 
-        A plain object is read from the file as its format likes; of another one the whole is in memory.
+        Parquet is read from the file piece by piece; of another format the whole is in memory.
         """
-        if not self.is_plain:
-            file = BytesIO(self.opened(file.read(), described))
-        yield from self._plain.positions(file)
+        yield from self._plain.positions(self.opened(file, described))
 
-    def opened(self, data: bytes, described: SealedBlock | Stored) -> bytes:
-        """Return the format's bytes out of an object's: decrypted, decompressed. CipherError."""
+    def opened(self, file: IO[bytes], described: SealedBlock | Stored) -> IO[bytes]:
+        """Return the format's bytes out of an object's file: decrypted and decompressed while they are read.
+
+        What is not compressed can be moved in, as Parquet needs it. CipherError; a compression's error comes at a read.
+        """
         if self._encrypts:
             if self._keys is None:
                 raise KeyMissingError("it is encrypted, and there are no keys: name key_file, or set CAPTURE_KEYS")
-            data = self._keys.decrypt(data, described)
-        return self._codec.decompress(data) if self._codec else data
+            file = cast("IO[bytes]", self._keys.opened(file, described))
+        return self._codec.opened(file) if self._codec else file

@@ -59,15 +59,13 @@ class NdjsonWriter:
 
     def read(self, data: bytes) -> pa.Table:
         """Return the rows; msgspec's DecodeError if a line is none."""
-        return to_table(_records(data))
+        return to_table(_records(msgspec.json.Decoder(Row).decode_lines(data)))
 
-    def parts(self, data: bytes, part_bytes: int) -> Iterator[pa.Table]:
-        """Yield the rows of so many bytes, and of the rest of the last line. Raises as `read` does."""
-        start = 0
-        while start < len(data):
-            end = data.find(b"\n", start + part_bytes - 1) + 1 or len(data)
-            yield to_table(_records(data[start:end]))
-            start = end
+    def parts(self, file: IO[bytes], part_bytes: int) -> Iterator[pa.Table]:
+        """Yield the rows of so many bytes, and of the begin of a line before them. Raises as `read` does."""
+        decode = msgspec.json.Decoder(Row).decode_lines
+        for line, more in _cut(file, part_bytes):
+            yield to_table(_records(decode(line) + decode(more)))
 
     def positions(self, file: IO[bytes]) -> Positions:
         """Yield the sequence and the time of each row."""
@@ -75,14 +73,27 @@ class NdjsonWriter:
         yield [row.sequence for row in rows], [row.time_ns for row in rows]
 
 
-def _records(data: bytes) -> Records[Any]:
-    rows = msgspec.json.Decoder(Row).decode_lines(data)
+def _cut(file: IO[bytes], part_bytes: int) -> Iterator[tuple[bytes, bytes | memoryview]]:
+    """Yield a line that several parts have, and the whole lines behind it: these are not copied."""
+    begun: list[bytes] = []
+    while part := file.read(part_bytes):
+        whole = part.find(b"\n") + 1
+        begun.append(part[: whole or len(part)])
+        if whole:
+            ends = part.rfind(b"\n") + 1
+            yield b"".join(begun), memoryview(part)[whole:ends]
+            begun = [part[ends:]]
+    if rest := b"".join(begun):
+        yield rest, b""
+
+
+def _records(rows: list[Row]) -> Records[Any]:
     return Records(
         stream=rows[0].stream if rows else "",
         sequences=[row.sequence for row in rows],
         times_ns=[row.time_ns for row in rows],
         subjects=[_bytes(row.subject, row.subject_raw_base64) for row in rows],
-        header_blocks=[b64decode(row.header_block_base64 or "") for row in rows],
+        header_blocks=[b64decode(one) if (one := row.header_block_base64) else b"" for row in rows],
         payloads=[_bytes(row.payload, row.payload_base64) for row in rows],
         deliveries=[row.deliveries for row in rows],
         errors={index: row.error for index, row in enumerate(rows) if row.error is not None},

@@ -87,9 +87,9 @@ class ParquetWriter:
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
         return with_envelope(checked_version(file).read())
 
-    def parts(self, data: bytes, part_bytes: int) -> Iterator[pa.Table]:
-        """Yield the rows at once: what reads Parquet in pieces reads it from its file (`writers.pieces`)."""
-        yield self.read(data)
+    def parts(self, file: IO[bytes], part_bytes: int) -> Iterator[pa.Table]:
+        """Yield the rows at once: what reads Parquet in pieces looks at its row groups first (`writers.pieces`)."""
+        yield self.read(file.read())
 
     def positions(self, file: IO[bytes]) -> Positions:
         """Yield the sequence and the time of each row, some at a time: a table's file may be larger than memory."""

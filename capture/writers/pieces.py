@@ -38,8 +38,8 @@ def pieces(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a stored object, with these columns of the envelope, of which `sequence` must be one.
 
-    Parquet is read from the file page by page; of other formats, and of what is encrypted, the whole is in memory,
-    and some of its rows.
+    The file is read page by page, or about `piece_bytes` at a time, and decrypted and decompressed meanwhile. Of an
+    encrypted one the tag is checked before the first row is given.
     FormatError if it can't be read, does not keep whole messages, or has other rows than its record says; CipherError.
     """
     try:
@@ -57,20 +57,15 @@ def _pieces(
     layers = reader(stored.format, keys)
     if not layers.restorable:
         raise FormatError(f"{stored.format} does not keep messages whole: they can't be read back from it")
+    file = pa.BufferReader(source) if isinstance(source, bytes) else source
     if stored.format.startswith("parquet"):
-        plain = source if layers.is_plain else layers.opened(_whole(source), stored)
-        yield from _of_parquet(plain, columns, piece_bytes)
+        yield from _of_parquet(layers.opened(file, stored), columns, piece_bytes)
     else:
-        for rows in layers.parts(_whole(source), stored, piece_bytes):
+        for rows in layers.parts(file, stored, piece_bytes):
             yield from rows.select(list(columns)).combine_chunks().to_batches(max_chunksize=PIECE_ROWS)
 
 
-def _whole(source: Source) -> bytes:
-    return source if isinstance(source, bytes) else source.read()
-
-
-def _of_parquet(source: Source, columns: Sequence[str], piece_bytes: int) -> Iterator[pa.RecordBatch]:
-    file = pa.BufferReader(source) if isinstance(source, bytes) else source
+def _of_parquet(file: IO[bytes], columns: Sequence[str], piece_bytes: int) -> Iterator[pa.RecordBatch]:
     parquet = checked_version(  # pre_buffer, which is pyarrow's default, reads a row group as a whole
         pq.ParquetFile(file, buffer_size=READ_BYTES, pre_buffer=False, page_checksum_verification=True)
     )

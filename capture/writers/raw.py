@@ -3,6 +3,7 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Iterator
+from io import BytesIO
 from typing import IO, Any, ClassVar
 
 import msgspec
@@ -54,53 +55,72 @@ class RawWriter:
 
     def read(self, data: bytes) -> pa.Table:
         """Return the rows. FormatError if the data is damaged or cut off."""
-        return pa.concat_tables([SCHEMA.empty_table(), *self.parts(data, len(data))])
+        return pa.concat_tables([SCHEMA.empty_table(), *self.parts(BytesIO(data), len(data))])
 
-    def parts(self, data: bytes, part_bytes: int) -> Iterator[pa.Table]:
-        """Yield the rows of so many bytes, and of the rest of the last message. FormatError."""
-        yield from map(to_table, _records(data, part_bytes))
+    def parts(self, file: IO[bytes], part_bytes: int) -> Iterator[pa.Table]:
+        """Yield the rows of so many bytes, and of the begin of a message before them. FormatError."""
+        yield from map(to_table, _records(file, part_bytes))
 
     def positions(self, file: IO[bytes]) -> Positions:
         """Yield the sequence and the time of each message. FormatError."""
         data = file.read()
-        for records in _records(data, len(data)):
+        for records in _records(BytesIO(data), len(data)):
             yield records.sequences, records.times_ns
 
 
-def _records(data: bytes, part_bytes: int) -> Iterator[Records[Any]]:
+def _records(file: IO[bytes], part_bytes: int) -> Iterator[Records[Any]]:
+    begin = _begin(file)
+    left, lacking = begin.count, 0
+    held: list[bytes] = []  # the begin of a message, which may be longer than several parts
+    while part := file.read(part_bytes):
+        held.append(part)
+        lacking -= len(part)
+        if lacking > 0:
+            continue
+        data = b"".join(held)
+        records, ends, lacking = _parsed(data, begin.stream, left)
+        left -= len(records)
+        if not left and ends < len(data):
+            raise FormatError(f"it goes on behind its {begin.count:,} messages")
+        held = [data[ends:]]
+        if len(records):
+            yield records
+    if left:
+        raise FormatError(f"it is cut off: the last {left:,} of its {begin.count:,} messages lack")
+
+
+def _begin(file: IO[bytes]) -> _Begin:
+    if file.read(len(MAGIC)) != MAGIC:
+        raise FormatError(f"it does not begin with {MAGIC!r}: it is no raw block, or one of a newer format")
     try:
-        yield from _parsed(data, part_bytes)
+        (length,) = LENGTH.unpack(file.read(LENGTH.size))
+        return msgspec.json.decode(file.read(length), type=_Begin)
     except (struct.error, msgspec.DecodeError) as error:
         raise FormatError(f"it is damaged or cut off: {error}") from error
 
 
-def _parsed(data: bytes, part_bytes: int) -> Iterator[Records[Any]]:
-    if not data.startswith(MAGIC):
-        raise FormatError(f"it does not begin with {MAGIC!r}: it is no raw block, or one of a newer format")
-    at = len(MAGIC) + LENGTH.size + LENGTH.unpack_from(data, len(MAGIC))[0]
-    begin = msgspec.json.decode(data[len(MAGIC) + LENGTH.size : at], type=_Begin)
-    records: Records[Any] = Records(begin.stream)
-    part_ends = at + part_bytes
-    for _ in range(begin.count):
-        sequence, time_ns, deliveries, *lengths = HEAD.unpack_from(data, at)
-        at += HEAD.size
-        cells = []
-        for length in lengths:
-            cells.append(data[at : at + length])
-            at += length
-        subject, headers, error, payload = cells
+def _parsed(data: bytes, stream: str, most: int) -> tuple[Records[Any], int, int]:
+    """Return the messages that are there as a whole, where they end, and how many bytes the next one lacks at least."""
+    records: Records[Any] = Records(stream)
+    at, size, unpack = 0, len(data), HEAD.unpack_from
+    for index in range(most):
+        subject = at + HEAD.size
+        if subject > size:
+            return records, at, subject - size
+        sequence, time_ns, deliveries, *lengths = unpack(data, at)
+        headers = subject + lengths[0]
+        error = headers + lengths[1]
+        payload = error + lengths[2]
+        ends = payload + lengths[3]
+        if ends > size:
+            return records, at, ends - size
         records.sequences.append(sequence)
         records.times_ns.append(time_ns)
         records.deliveries.append(deliveries)
-        records.subjects.append(subject)
-        records.header_blocks.append(headers)
-        records.payloads.append(payload)
-        if error:
-            records.errors[len(records) - 1] = error.decode("utf-8", "replace")
-        if at >= part_ends:
-            yield records
-            records, part_ends = Records(begin.stream), at + part_bytes
-    if at != len(data):
-        raise FormatError(f"it has {len(data):,} bytes, its messages end at {at:,}")
-    if len(records):
-        yield records
+        records.subjects.append(data[subject:headers])
+        records.header_blocks.append(data[headers:error])
+        records.payloads.append(data[payload:ends])
+        if payload > error:
+            records.errors[index] = data[error:payload].decode("utf-8", "replace")
+        at = ends
+    return records, at, 0

@@ -48,6 +48,7 @@ class Reading:
     ) -> None:
         self.stream, self.consumer, self.created = place
         self.stint: Stint | None = None
+        self._last_reply = b""
         self.refused = False  # the server ended our requests: the consumer is gone, or has a new leader
         self._jetstream, self._timings, self._work = jetstream, timings, work
         self._changed, self._limit = changed, limit
@@ -112,7 +113,13 @@ class Reading:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _settled(self) -> None:
-        """Return when the server has taken in what we acknowledged: its count of what is open stands still."""
+        """Return when the server has taken in what we acknowledged: then the consumer may be deleted.
+
+        That it has read our acks says little: a busy server applies them much later. It does so in their order, and so
+        it answers to what is said of a message last. On replicas the count of what is open stands still then.
+        """
+        if self._last_reply:
+            await self._jetstream.connection.request(self._last_reply.decode(), b"+WPI", timeout=FLUSH_TIMEOUT)
         before = -1
         while (now := int((await self._info())["num_ack_pending"])) not in (0, before):
             before = now
@@ -129,6 +136,7 @@ class Reading:
     def _arrived(self, batch: Batch) -> None:
         """Work on what was delivered in this stint; what is late of another one goes back."""
         stint = self.stint
+        self._last_reply = batch.raw[-1][1]
         ours = [raw for raw in batch.raw if stint is not None and stint.mark in raw[2]]
         if len(ours) < len(batch):
             others = [raw for raw in batch.raw if stint is None or stint.mark not in raw[2]]

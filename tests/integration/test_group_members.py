@@ -46,6 +46,25 @@ async def empty(natty, group):
     return not state["state"]["messages"]
 
 
+async def test_the_server_has_applied_our_acks_before_a_consumer_is_deleted(natty, group, notes, monkeypatch):
+    said = []
+    request = natty.connection.request
+
+    async def heard(subject, data=b"", **options):
+        said.append((subject, data))
+        return await request(subject, data, **options)
+
+    monkeypatch.setattr(natty.connection, "request", heard)
+    await publish(natty, group.stream, range(5))
+    async with group.join("m1", notes.handler(), **LONG):
+        await notes.have(40)
+    subjects = [subject for subject, _ in said]
+    deleted = next(at for at, subject in enumerate(subjects) if ".CONSUMER.DELETE." in subject)
+    answered = [at for at, (subject, data) in enumerate(said) if subject.startswith("$JS.ACK.") and data == b"+WPI"]
+    assert answered
+    assert max(answered) < deleted
+
+
 async def test_events_tell_what_becomes_of_an_instance(natty, group, notes):
     seen = []
     async with group.join("m1", notes.handler(), on_event=seen.append, **LONG) as m1:

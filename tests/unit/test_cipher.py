@@ -4,6 +4,7 @@ import base64
 import json
 import pickle
 import struct
+from io import SEEK_CUR, SEEK_END, BytesIO
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from cryptography.hazmat.primitives.keywrap import aes_key_unwrap
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capture.cipher import MAGIC, Facts, Keys, read_header
+from capture.cipher import CHUNK_BYTES, MAGIC, Facts, Keys, read_header
 from capture.config import load
 from capture.errors import CipherError, ConfigError
 
@@ -33,6 +34,34 @@ def test_what_was_encrypted_comes_back(data: bytes) -> None:
     assert keys.decrypt(encrypted, BLOCK) == data
     _, begins = read_header(encrypted)
     assert len(data) < 8 or data not in encrypted[begins:]
+
+
+@given(st.binary(max_size=10_000), st.lists(st.tuples(st.integers(0, 12_000), st.integers(-1, 5000)), max_size=5))
+def test_every_part_of_an_object_s_file_is_decrypted_by_itself(data: bytes, parts: list[tuple[int, int]]) -> None:
+    keys, wanted = Keys({"new": NEW}), BytesIO(data)
+    plain = keys.opened(BytesIO(keys.encrypt(data, BLOCK)), BLOCK)
+    assert plain.seek(0, SEEK_END) == len(data)
+    assert plain.seek(-len(data), SEEK_CUR) == 0
+    assert plain.readall() == data
+    for start, size in parts:
+        assert plain.seek(start) == wanted.seek(start)
+        assert plain.read(size) == wanted.read(size)
+        assert plain.tell() == wanted.tell()
+
+
+def test_an_object_s_file_is_never_read_as_a_whole() -> None:
+    asked = []
+
+    class Noted(BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            asked.append(size)
+            return super().read(size)
+
+    keys, data = Keys({"k": OLD}), bytes(5 * CHUNK_BYTES + 1)
+    plain = keys.opened(Noted(keys.encrypt(data, BLOCK)), BLOCK)
+    assert plain.read(100) == bytes(100)
+    assert len(asked) > 5
+    assert all(size is not None and 0 < size <= CHUNK_BYTES for size in asked)
 
 
 def test_every_object_has_a_key_and_a_nonce_of_its_own() -> None:
@@ -68,7 +97,11 @@ def test_every_changed_byte_and_every_cut_is_noticed() -> None:
         with pytest.raises(CipherError):
             keys.decrypt(encrypted[:at] + bytes([encrypted[at] ^ 1]) + encrypted[at + 1 :], BLOCK)
         with pytest.raises(CipherError):
+            keys.opened(BytesIO(encrypted[:at] + bytes([encrypted[at] ^ 1]) + encrypted[at + 1 :]), BLOCK)
+        with pytest.raises(CipherError):
             keys.decrypt(encrypted[:at], BLOCK)
+        with pytest.raises(CipherError):
+            keys.opened(BytesIO(encrypted[:at]), BLOCK)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +112,8 @@ def test_a_block_in_another_s_place_is_noticed(other: dict[str, object]) -> None
     place = Facts(**{name: getattr(BLOCK, name) for name in BLOCK.__struct_fields__} | other)  # type: ignore[arg-type]
     with pytest.raises(CipherError, match="it is another object, ORDERS 1–9, key 'eu', put in the place of"):
         keys.decrypt(keys.encrypt(DATA, BLOCK), place)
+    with pytest.raises(CipherError, match="it is another object, ORDERS 1–9, key 'eu', put in the place of"):
+        keys.opened(BytesIO(keys.encrypt(DATA, BLOCK)), place)
 
 
 def test_the_facts_in_the_header_can_not_be_exchanged_either() -> None:
