@@ -157,9 +157,7 @@ async def merged(
     opener = _Opener(plan, keys, columns, memory_bytes)
     waiting = deque(plan)
     active = [Cursor(iter([also]), len(also))] if also else []
-    worker = ThreadPoolExecutor(
-        1, "capture-merge"
-    )  # one: what Arrow frees in a thread is for the same one to use again
+    worker = ThreadPoolExecutor(1, "capture-merge")  # what Arrow frees in a thread is for that one to use again
     work = partial(asyncio.get_running_loop().run_in_executor, worker)
     async with aclosing(_spooled(store, plan, opener.room, work)) as spooled:
         try:
