@@ -19,7 +19,7 @@ from capture.writers.csv import CsvWriter
 from capture.writers.envelope import SCHEMA, to_table
 from capture.writers.headers import header_columns
 from capture.writers.ndjson import NdjsonWriter
-from capture.writers.parquet import ParquetWriter
+from capture.writers.parquet import PAGE_BYTES, ParquetWriter, _page_rows
 from capture.writers.raw import RawWriter
 from natty.message import encode_headers, parse_headers
 
@@ -164,3 +164,12 @@ def test_a_line_of_ndjson_can_be_read_by_anything() -> None:
 def test_an_unknown_writer_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="no writer 'xml'; the known ones are parquet, ndjson, csv, raw"):
         writer("xml")
+
+
+def test_a_page_of_a_block_ends_at_a_mebibyte_whatever_its_messages_are():
+    small, large = Records(payloads=[b"x"] * 3, header_blocks=[b""] * 3), 256 << 10
+    assert _page_rows(small) == 1024
+    assert _page_rows(Records(payloads=[b"x", bytes(large)], header_blocks=[b""] * 2)) * large == PAGE_BYTES
+    assert _page_rows(Records(payloads=[b"x"] * 2, header_blocks=[b"", bytes(large)])) * large == PAGE_BYTES
+    assert _page_rows(Records(payloads=[bytes(3 * PAGE_BYTES)], header_blocks=[b""])) == 1
+    assert _page_rows(Records()) == 1024
