@@ -29,7 +29,7 @@ ENDING = "enc"
 NONCE_BYTES = 12
 TAG_BYTES = 16
 CHUNK_BYTES = 1 << 20
-"""So much of an object is looked at at a time when its tag is checked."""
+"""So much of a file is in memory at a time, when it is encrypted or its tag is checked."""
 VARIABLE = "CAPTURE_KEYS"
 LENGTH = struct.Struct(">I")
 FIRST_COUNTER = 2
@@ -93,11 +93,18 @@ class Keys:
 
     def encrypt(self, data: bytes, described: object) -> bytes:
         """Return the encrypted object that holds `data`. Every call gives other bytes."""
-        name, envelope_key = next(iter(self._keys.items()))
-        key, nonce = AESGCM.generate_key(8 * KEY_BYTES), os.urandom(NONCE_BYTES)
-        header = msgspec.json.encode(Header(name, aes_key_wrap(envelope_key, key), nonce, Facts.of(described)))
-        begin = MAGIC + LENGTH.pack(len(header)) + header
+        begin, key, nonce = self._begun(described)
         return begin + AESGCM(key).encrypt(nonce, data, begin)
+
+    def encrypt_file(self, plain: IO[bytes], file: IO[bytes], described: object) -> None:
+        """Write the encrypted object that holds what `plain` yields, a CHUNK_BYTES at a time."""
+        begin, key, nonce = self._begun(described)
+        encryptor = Cipher(AES(key), GCM(nonce)).encryptor()
+        encryptor.authenticate_additional_data(begin)
+        file.write(begin)
+        while data := plain.read(CHUNK_BYTES):
+            file.write(encryptor.update(data))
+        file.write(encryptor.finalize() + encryptor.tag)
 
     def decrypt(self, data: bytes, described: object) -> bytes:
         """Return what was encrypted. CipherError: no such key, a wrong one, a changed object, or another one's."""
@@ -122,6 +129,13 @@ class Keys:
         plain.check(begin)
         _check_place(header, described)
         return plain
+
+    def _begun(self, described: object) -> tuple[bytes, bytes, bytes]:
+        """Return what a new object begins with, its key and its nonce."""
+        name, envelope_key = next(iter(self._keys.items()))
+        key, nonce = AESGCM.generate_key(8 * KEY_BYTES), os.urandom(NONCE_BYTES)
+        header = msgspec.json.encode(Header(name, aes_key_wrap(envelope_key, key), nonce, Facts.of(described)))
+        return MAGIC + LENGTH.pack(len(header)) + header, key, nonce
 
     def _unwrapped(self, header: Header) -> bytes:
         if header.key_id not in self._keys:

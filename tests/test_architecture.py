@@ -76,7 +76,7 @@ HEAVY = {
     "aiohttp": {"capture/catalog.py", "capture/https.py", "capture/serve.py"},
     "pyroaring": {"capture/sequences.py"},
     "obstore": {"capture/stores/client.py", "capture/stores/object.py"},
-    "cryptography": {"natty/tls.py", "capture/cipher.py", "capture/signing.py"},
+    "cryptography": {"natty/tls.py", "capture/cipher.py", "capture/signing.py", "capture/writers/temporary.py"},
     "cramjam": {"capture/restoring/archive.py", "capture/restoring/s2.py", "capture/writers/codecs.py"},
     "typer": {"natty/cli/", "capture/cli/"},
     "rich": {"natty/cli/", "capture/cli/", "capture/demo.py", "capture/demo_view.py"},

@@ -1,11 +1,15 @@
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 
+import msgspec
+
+from capture.cipher import VARIABLE
 from capture.errors import SparkError
 from capture.merging import Group, Merged
 from capture.spark import class_data
@@ -36,13 +40,15 @@ class SparkDriver:
 
     The child runs beside a guard, by `run`: a term's `run_process`, or `unled`, and dies with us either way. `log` is a
     file that its standard error is appended to; without one the last lines are still quoted when it dies. `key_file`
-    has the keys of encrypted objects, read by driver and executors; without it they are in their CAPTURE_KEYS.
+    has the keys of encrypted objects, read by driver and executors; without it they are in their CAPTURE_KEYS. Where
+    there are keys, Spark's own temporary files are encrypted, too.
     """
 
     def __init__(
         self, options: SparkOptions | None = None, *, log: Path | None = None, run: Run = unled, key_file: str = ""
     ) -> None:
-        self._options = options or SparkOptions()
+        secret = bool(key_file or os.environ.get(VARIABLE))
+        self._options = msgspec.structs.replace(options or SparkOptions(), encrypted=secret)
         self._key_file = key_file and str(Path(key_file).absolute())
         self._log = log
         self._run = run

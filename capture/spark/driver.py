@@ -22,6 +22,7 @@ from capture.spark.failure import sentence
 from capture.spark.merge import Merger
 from capture.spark.protocol import Answer, Merge, MergeDone, Pong, Query, Request, Start
 from capture.spark.query import query
+from capture.spark.session import ENCRYPTS
 from capture.spark.write import Place
 from capture.stores import open_store
 from capture.writers.evolution import write_columns
@@ -111,7 +112,8 @@ class Driver:
         keys, objects = Keys.load(request.key_file), [one for group in request.groups for one in group.inputs]
         table = next((group.columns for group in request.groups), "")
         columns = asyncio.run(columns_of(open_store(request.store), objects, keys, table))
-        merger = Merger(self._spark, Place(request.store, request.key_file), columns)
+        encrypted = self._spark.sparkContext.getConf().get(ENCRYPTS, "false") == "true"
+        merger = Merger(self._spark, Place(request.store, request.key_file, encrypted), columns)
         merged = {group.output: Merged(failed=why) for group in request.groups if (why := columns.why_not(group))}
         sound = [group for group in request.groups if group.output not in merged]
         small = [group for group in sound if group.bytes <= request.small_bytes and not group.bounds]

@@ -15,6 +15,8 @@ class SparkOptions(msgspec.Struct, frozen=True, kw_only=True):
     stand there, or in `properties_file`, a file as `spark-submit` takes it, over which `properties` win.
     `queries` says that it answers queries: rows then go through the JVM, where Java's optimising compiler pays. A merge
     has none there, and without that compiler takes half the time to its first commit, and less memory.
+    `encrypted` says that what lies on the disks of driver and executors is encrypted with a key of the session's own,
+    unless `properties` say otherwise: SparkDriver sets it where there are keys.
     `class_data` keeps an archive of Spark's classes in the user's cache: a session then starts in half the time.
     """
 
@@ -25,6 +27,7 @@ class SparkOptions(msgspec.Struct, frozen=True, kw_only=True):
     properties_file: str = ""
     class_data: bool = True
     queries: bool = False
+    encrypted: bool = False
 
     def __repr__(self) -> str:
         return f"SparkOptions(master={self.master!r}, java={self.java!r}, properties={sorted(self.properties)})"

@@ -17,8 +17,13 @@ ARROW_BATCH_ROWS = 65_536
 """Of rows that go to Python: ids and sequences alone. A limit in bytes makes Spark look at the whole batch at each row,
 where a column is nested: 60 µs a message with headers."""
 
+ENCRYPTS = "spark.io.encryption.enabled"
+"""The setting that says whether what lies on the disks of driver and executors is encrypted."""
+
 QUICKLY = "-XX:TieredStopAtLevel=1"
 """Java compiles what it runs quickly rather than well."""
+
+ENCRYPTED = {ENCRYPTS: "true", "spark.io.encryption.keySizeBits": "256"}
 
 
 @contextmanager
@@ -89,6 +94,7 @@ def _properties(options: SparkOptions) -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_BATCH_ROWS),
+        **(ENCRYPTED if options.encrypted else {}),
         "spark.hadoop.parquet.page.verify-checksum.enabled": "true",  # a damaged block must not become a sound table
         **(read_properties(options.properties_file) if options.properties_file else {}),
         **options.properties,

@@ -32,10 +32,14 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Place:
-    """Where executors find objects and keys; these are read where they are needed, and never sent."""
+    """Where executors find objects and keys; these are read where they are needed, and never sent.
+
+    `encrypted` says that whatever lies on an executor's disk must be.
+    """
 
     store: str
     key_file: str = ""
+    encrypted: bool = False
 
     def keys(self) -> Keys | None:
         """The keys, if there are any."""
@@ -58,6 +62,7 @@ async def _merged(place: Place, task: Task) -> Merged:
             stored_ns=task.stored_ns,
             part=task.part,
             repeated=repeated,
+            encrypted=place.encrypted,
         )
     except CaptureError as error:
         return Merged(failed=str(error))

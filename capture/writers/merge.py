@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from capture.cipher import Keys
+from capture.cipher import ENDING, Keys
 from capture.errors import CompactionError
 from capture.manifest import Stored
 from capture.merging import Group, Merged, Part
@@ -33,22 +33,26 @@ async def merge_group(
     part: Part | None = None,
     repeated: Sequences | None = None,
     memory_bytes: int = MEMORY_BYTES,
+    encrypted: bool = False,
 ) -> Merged:
     """Write the outputs of a group, with these typed columns; of a `part` only that one, from the inputs it needs.
 
-    `repeated` are the sequences that are left out for their message ids, where that was found out before.
+    `repeated` are the sequences that are left out for their message ids, where that was found out before. Temporary
+    files are encrypted if an input or an output is, and if `encrypted` says so.
     CompactionError, and the output is not stored, unless exactly the messages were read that the entries of the inputs
     name; another CaptureError if an input can't be read or an output not stored.
     """
     parts = [part] if part else group.parts
     first, last = parts[0].first, parts[-1].last
+    paths = [*(one.path for one in group.inputs), *(one.output for one in parts)]
+    encrypted = encrypted or any(path.endswith(f".{ENDING}") for path in paths)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as files:
-        runs = Runs(Path(folder), pa.schema([*SCHEMA, *columns]), memory_bytes)
+        runs = Runs(Path(folder), pa.schema([*SCHEMA, *columns]), memory_bytes, encrypted=encrypted)
         for one in inputs_of(group, first, last):
             for rows in input_rows(await store.get(one.path), one, columns, keys):
                 runs.add(_within(rows, first, last))
         outputs = [
-            files.enter_context(TableFile(Path(folder) / f"table-{number}", group, mine, columns))
+            files.enter_context(TableFile(Path(folder) / f"table-{number}", group, mine, columns, encrypted=encrypted))
             for number, mine in enumerate(parts)
         ]
         distinct = Distinct(group.excluded | (repeated or Sequences()))
@@ -126,5 +130,5 @@ async def _stored(store: Store, file: TableFile, stored_ns: int, keys: Keys | No
     """Complete a file and put it into the store; None if it has no rows."""
     output = file.finish(stored_ns, keys)
     if output is not None:
-        await store.put(output.path, file.path, if_absent=True)
+        await store.put(output.path, file.content, if_absent=True)
     return output

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from capture.errors import CompactionError
+from capture.writers.temporary import Temporary
 
 ORDER = [("sequence", "ascending"), ("deliveries", "ascending")]
 """Of copies of a message the first delivery comes first."""
@@ -29,12 +30,15 @@ MOST_RUNS = 64
 class Runs:
     """Takes rows and gives them back in order, once. Files lie in `folder`, which is the caller's to delete."""
 
-    def __init__(self, folder: Path, schema: pa.Schema, memory_bytes: int = MEMORY_BYTES) -> None:
+    def __init__(
+        self, folder: Path, schema: pa.Schema, memory_bytes: int = MEMORY_BYTES, *, encrypted: bool = False
+    ) -> None:
         self._folder = folder
         self._schema = schema
         self._memory_bytes = memory_bytes
+        self._encrypted = encrypted
         self._names = count()
-        self._files: list[Path] = []
+        self._files: list[Temporary] = []
         self._waiting: list[pa.Table] = []
         self._bytes = 0
 
@@ -64,10 +68,10 @@ class Runs:
         for start in range(0, len(rows), step):
             yield from rows.take(order.slice(start, step)).combine_chunks().to_batches()
 
-    def _write(self, rows: Iterator[pa.RecordBatch]) -> Path:
-        path = self._folder / f"run-{next(self._names)}"
+    def _write(self, rows: Iterator[pa.RecordBatch]) -> Temporary:
+        run = Temporary(self._folder / f"run-{next(self._names)}", encrypted=self._encrypted)
         try:
-            with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, self._schema) as writer:
+            with run.writing() as file, pa.ipc.new_stream(file, self._schema) as writer:
                 for batch in rows:
                     writer.write_batch(batch)
         except OSError as error:
@@ -75,13 +79,13 @@ class Runs:
                 f"rows that don't fit in memory could not be written to {self._folder.parent}: "
                 f"{error.strerror or error}; free space there, or set TMPDIR"
             ) from error
-        return path
+        return run
 
 
-def _read(path: Path) -> Iterator[pa.RecordBatch]:
+def _read(run: Temporary) -> Iterator[pa.RecordBatch]:
     """Yield a run, and delete its file."""
-    with pa.OSFile(str(path), "rb") as file, pa.ipc.open_stream(file) as reader:
-        path.unlink()
+    with run.reading() as file, pa.ipc.open_stream(file) as reader:
+        run.path.unlink()
         yield from reader
 
 

@@ -24,12 +24,12 @@ from capture.writers.envelope import SCHEMA, VERSION
 from capture.writers.evolution import OWN
 from capture.writers.parquet import COMPRESSION_LEVEL, PAGE_ROWS, REPETITIVE, SEARCHED
 from capture.writers.shape import CONFLICTS
+from capture.writers.temporary import Temporary
 
 ROW_GROUP_ROWS = 128 * 1024
 ROW_GROUP_BYTES = 64 * 1024 * 1024
 """Whichever is reached first ends a row group: memory stays bounded whatever the size of a message."""
 
-READ_BYTES = 1024 * 1024
 READ_ROWS = 65_536
 
 
@@ -77,12 +77,16 @@ class TableFile:
     """One part of a group as a Parquet file at `path`, written row group by row group.
 
     `columns` are its typed columns. Rows come in ascending order of distinct sequences, with the envelope's columns and
-    those. What it says in `sequences` and `conflicts` is of the rows that came so far.
+    those. What it says in `sequences` and `conflicts` is of the rows that came so far. `encrypted`, nothing of them is
+    on the disk in plain, whatever the file is to be in the store.
     """
 
-    def __init__(self, path: Path, group: Group, part: Part, columns: pa.Schema) -> None:
-        self.path = path
+    def __init__(self, path: Path, group: Group, part: Part, columns: pa.Schema, *, encrypted: bool = False) -> None:
+        self.content: Path | bytes = b""
+        """What to put into the store, once the file is complete."""
         self.conflicts: Counter[str] = Counter()
+        self._encrypted = encrypted
+        self._parquet = Temporary(path, encrypted=encrypted)
         self._held: list[Sequences] = []
         self._group = group
         self._part = part
@@ -91,8 +95,9 @@ class TableFile:
         self._waiting: list[pa.Table] = []
         self._rows = self._bytes = 0  # that wait
         schema = pa.schema([*SCHEMA, *OWN, *columns])
+        self._file = self._parquet.writing()
         self._writer = pq.ParquetWriter(
-            path,
+            self._file,
             schema,
             compression="zstd",
             compression_level=COMPRESSION_LEVEL,
@@ -111,7 +116,7 @@ class TableFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._writer.close()
+        self._close()
 
     @property
     def sequences(self) -> Sequences:
@@ -160,15 +165,29 @@ class TableFile:
         )
         said = {"version": VERSION} | {name: getattr(facts, name) for name in ("stream", "first", "last", "count")}
         self._writer.add_key_value_metadata({f"capture.{name}": str(value) for name, value in said.items()})
-        self._writer.close()
-        if facts.format.endswith(f".{ENDING}"):
-            self._encrypt(facts, keys)
-        return msgspec.structs.replace(facts, bytes=self.path.stat().st_size, sha256=_sha256(self.path))
+        self._close()
+        self.content = self._as_stored(facts, keys)
+        size, digest = _described(self.content)
+        return msgspec.structs.replace(facts, bytes=size, sha256=digest)
 
-    def _encrypt(self, facts: Stored, keys: Keys | None) -> None:
+    def _close(self) -> None:
+        self._writer.close()
+        self._file.close()
+
+    def _as_stored(self, facts: Stored, keys: Keys | None) -> Path | bytes:
+        path = self._parquet.path
+        if not facts.format.endswith(f".{ENDING}"):
+            if not self._encrypted:
+                return path
+            with self._parquet.reading() as plain:
+                return plain.read()
         if keys is None:
             raise KeyMissingError("it is to be encrypted, and there are no keys: name key_file, or set CAPTURE_KEYS")
-        self.path.write_bytes(keys.encrypt(self.path.read_bytes(), facts))
+        stored = path.with_name(f"{path.name}.{ENDING}")
+        with self._parquet.reading() as plain, stored.open("wb") as file:
+            path.unlink()
+            keys.encrypt_file(plain, file, facts)
+        return stored
 
     def _write(self, rows: int) -> None:
         waiting = pa.concat_tables(self._waiting) if self._waiting else self._rows_schema.empty_table()
@@ -221,9 +240,9 @@ def _named(columns: pa.Schema, *kinds: Callable[[pa.DataType], bool]) -> list[st
     return [field.name for field in columns if any(is_kind(field.type) for is_kind in kinds)]
 
 
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while data := stream.read(READ_BYTES):
-            digest.update(data)
-    return digest.hexdigest()
+def _described(content: Path | bytes) -> tuple[int, str]:
+    """Return the size and the SHA-256 of what is to be stored."""
+    if isinstance(content, bytes):
+        return len(content), hashlib.sha256(content).hexdigest()
+    with content.open("rb") as file:
+        return content.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()

@@ -157,6 +157,18 @@ async def test_keys_stand_in_no_command_line_or_environment(driver, store):
             assert KEY_LINE.encode() not in Path(f"/proc/{process}/{name}").read_bytes()
 
 
+async def test_where_there_are_keys_what_spark_writes_to_disks_is_encrypted(driver, store):
+    asked = [
+        await driver.query(store.url, {}, f"SET spark.io.encryption.{name}") for name in ("enabled", "keySizeBits")
+    ]
+    assert [answer.rows[0][1] for answer in asked] == ["true", "256"]
+    inputs = [await block(store, range(first, first + 9)) for first in (1, 5)]
+    answer = await driver.query(  # a shuffle, and rows that go to a worker
+        store.url, {"t": View(objects=inputs, repeated=True)}, "SELECT count(*), sum(sequence) FROM t"
+    )
+    assert answer.rows == [[13, 91]]
+
+
 async def test_a_key_that_is_not_there_fails_the_group_with_a_sentence(driver, store):
     others = Keys({"theirs": bytes(32)})
     for small_bytes in (SMALL_BYTES, 0):

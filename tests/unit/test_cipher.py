@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import json
 import pickle
+import random
 import struct
 from io import SEEK_CUR, SEEK_END, BytesIO
 from pathlib import Path
@@ -34,6 +35,15 @@ def test_what_was_encrypted_comes_back(data: bytes) -> None:
     assert keys.decrypt(encrypted, BLOCK) == data
     _, begins = read_header(encrypted)
     assert len(data) < 8 or data not in encrypted[begins:]
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES, 2 * CHUNK_BYTES + 5])
+def test_a_file_is_encrypted_piece_by_piece_into_the_same_kind_of_object(size: int) -> None:
+    keys, data, encrypted = Keys({"new": NEW}), random.Random(size).randbytes(size), BytesIO()
+    keys.encrypt_file(BytesIO(data), encrypted, BLOCK)
+    assert keys.decrypt(encrypted.getvalue(), BLOCK) == data
+    keys.encrypt_file(BytesIO(data), again := BytesIO(), BLOCK)
+    assert again.getvalue()[-len(data) :] != encrypted.getvalue()[-len(data) :]  # another key, another nonce
 
 
 @given(st.binary(max_size=10_000), st.lists(st.tuples(st.integers(0, 12_000), st.integers(-1, 5000)), max_size=5))

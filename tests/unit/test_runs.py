@@ -1,6 +1,8 @@
 """Rows of any amount are sorted in bounded memory, and a group's merge is the same whether they fit in it or not."""
 
+import asyncio
 import random
+from hashlib import sha256
 from uuid import uuid4
 
 import msgspec
@@ -9,13 +11,16 @@ import pytest
 from merging import KEYS, block, every_format, evolving, group, table_of
 
 from capture.errors import CompactionError
+from capture.merging import Merged
 from capture.sequences import Sequences
-from capture.stores import open_store
+from capture.spark.write import Place, Task, carry_out
+from capture.stores import FileStore, open_store
 from capture.testing import ArrowEngine
 from capture.writers import read_object, runs
 from capture.writers.inputs import columns_of
 from capture.writers.merge import merge_group
 from capture.writers.runs import Runs
+from capture.writers.temporary import Temporary
 
 SCHEMA = pa.schema([("sequence", pa.int64()), ("deliveries", pa.int32()), ("payload", pa.binary())])
 
@@ -30,8 +35,8 @@ def rows_of(numbers, size=8):
     return pa.table(columns, schema=SCHEMA)
 
 
-def added(folder, rows, *, memory_bytes, at_once=50):
-    held = Runs(folder, SCHEMA, memory_bytes)
+def added(folder, rows, *, memory_bytes, at_once=50, encrypted=False):
+    held = Runs(folder, SCHEMA, memory_bytes, encrypted=encrypted)
     for start in range(0, len(rows), at_once):
         held.add(rows.slice(start, at_once))
     return held
@@ -39,14 +44,15 @@ def added(folder, rows, *, memory_bytes, at_once=50):
 
 @pytest.mark.parametrize("memory_bytes", [1 << 30, 10_000, 0], ids=["in memory", "in some files", "a file each time"])
 @pytest.mark.parametrize("most_runs", [3, 64])
+@pytest.mark.parametrize("encrypted", [False, True])
 def test_rows_come_back_sorted_alike_ones_in_the_order_in_which_they_came(
-    tmp_path, monkeypatch, memory_bytes, most_runs
+    tmp_path, monkeypatch, memory_bytes, most_runs, encrypted
 ):
     monkeypatch.setattr(runs, "MOST_RUNS", most_runs)
     monkeypatch.setattr(runs, "PIECE_BYTES", 500)
     chance = random.Random(1)
     rows = rows_of([(chance.randrange(300), chance.randrange(1, 4)) for _ in range(3000)])
-    held = added(tmp_path, rows, memory_bytes=memory_bytes)
+    held = added(tmp_path, rows, memory_bytes=memory_bytes, encrypted=encrypted)
     assert len(list(tmp_path.iterdir())) <= most_runs
     wanted = sorted(rows.to_pylist(), key=lambda row: (row["sequence"], row["deliveries"], row["payload"]))
     assert [row for batch in held.sorted() for row in batch.to_pylist()] == wanted
@@ -107,6 +113,43 @@ async def test_blocks_of_every_format_and_typed_columns_give_the_same_file_throu
     in_memory, on_disk = [await rows_in(store, one.outputs[0]) for one in found]
     assert in_memory == on_disk
     assert len({msgspec.structs.astuple(msgspec.structs.replace(one, outputs=[]))[1:3] for one in found}) == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "ending", "encrypted", "seen"),
+    [(KEYS, ".enc", False, False), (KEYS, "", False, False), (None, "", True, False), (None, "", False, True)],
+    ids=["encrypted as before", "to be plain from now on", "on disks that are encrypted", "nothing of it is"],
+)
+async def test_what_is_a_secret_is_never_on_the_disk_in_plain(store, monkeypatch, keys, ending, encrypted, seen):
+    secret, found, reading = b"what nobody else may read", [], Temporary.reading
+
+    def looked_at(file):
+        found.append(secret in file.path.read_bytes())
+        return reading(file)
+
+    monkeypatch.setattr(Temporary, "reading", looked_at)
+    inputs = [await block(store, [one], format="raw", keys=keys, payload=lambda number: secret) for one in (2, 1, 3)]
+    made = group(inputs, ending=ending)
+    merged = await merge_group(store, made, pa.schema([]), KEYS, stored_ns=1, memory_bytes=0, encrypted=encrypted)
+    assert len(found) == 3 + (not seen)  # a run of each input, and the output where it is not put as it is
+    assert set(found) == {seen}
+    rows = await rows_in(store, merged.outputs[0])
+    assert [(row["sequence"], row["payload"]) for row in rows] == [(number, secret) for number in (1, 2, 3)]
+    output, stored = merged.outputs[0], await store.get(merged.outputs[0].path)
+    assert (output.bytes, output.sha256) == (len(stored), sha256(stored).hexdigest())
+
+
+@pytest.mark.parametrize("encrypted", [True, False])
+def test_a_task_of_spark_s_encrypts_what_is_on_the_disk_if_spark_does(tmp_path, monkeypatch, encrypted):
+    made = []
+    monkeypatch.setattr(Temporary, "writing", lambda file, write=Temporary.writing: made.append(file) or write(file))
+    store = FileStore(tmp_path)
+    task = Task(group=group([asyncio.run(block(store, [1, 2]))]), columns="", stored_ns=1)
+    merged = msgspec.json.decode(
+        carry_out(Place(store.url, encrypted=encrypted), msgspec.json.encode(task)), type=Merged
+    )
+    assert merged.outputs[0].count == 2
+    assert [file.encrypted for file in made] == [encrypted]
 
 
 async def test_a_part_is_made_of_the_inputs_that_have_something_of_it(store, monkeypatch):
