@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tempfile
+from asyncio import to_thread
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, aclosing
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from capture.manifest import Stored
 from capture.merging import Group, Merged, Part
 from capture.sequences import MAXIMUM, Sequences
 from capture.stores.contract import Store
+from capture.writers.ahead import fetched
 from capture.writers.envelope import SCHEMA
 from capture.writers.inputs import input_rows
 from capture.writers.runs import MEMORY_BYTES, Runs
@@ -48,9 +50,9 @@ async def merge_group(
     encrypted = encrypted or any(path.endswith(f".{ENDING}") for path in paths)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as files:
         runs = Runs(Path(folder), pa.schema([*SCHEMA, *columns]), memory_bytes, encrypted=encrypted)
-        for one in inputs_of(group, first, last):
-            for rows in input_rows(await store.get(one.path), one, columns, keys):
-                runs.add(_within(rows, first, last))
+        async with aclosing(fetched(store, inputs_of(group, first, last))) as inputs:
+            async for one, data in inputs:
+                await to_thread(_take, runs, input_rows(data, one, columns, keys), first, last)
         outputs = [
             files.enter_context(TableFile(Path(folder) / f"table-{number}", group, mine, columns, encrypted=encrypted))
             for number, mine in enumerate(parts)
@@ -105,6 +107,11 @@ class Ids:
                 self._seen.add(name)
         self._repeated += found
         return rows.filter(pc.invert(pc.is_in(rows["sequence"], pa.array(found, pa.int64())))) if found else rows
+
+
+def _take(runs: Runs, rows: Iterable[pa.Table], first: int, last: int) -> None:
+    for some in rows:
+        runs.add(_within(some, first, last))
 
 
 def _kept(rows: Iterator[pa.RecordBatch], distinct: Distinct, ids: Ids) -> Iterator[pa.Table]:

@@ -1,0 +1,100 @@
+"""Objects come in their order, while those that follow are fetched already, some at a time."""
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from capture.errors import NotStored
+from capture.manifest import Stored
+from capture.writers.ahead import AHEAD_BYTES, AHEAD_OBJECTS, fetched
+
+
+class Slow:
+    """A store whose answers wait until they are let go."""
+
+    def __init__(self):
+        self.asked, self.answers, self.cancelled = [], {}, []
+
+    async def get(self, path):
+        self.asked.append(path)
+        answer = self.answers[path] = asyncio.get_running_loop().create_future()
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self.cancelled.append(path)
+            raise
+
+
+def objects(*sizes):
+    facts = {"stream": "S", "key": "", "interval": 0, "first": 1, "last": 1, "count": 1, "format": "raw"}
+    return [Stored(path=str(n), bytes=size, sha256="", sequences="", **facts) for n, size in enumerate(sizes)]
+
+
+async def settled():
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_they_come_in_order_however_their_answers_do():
+    store, found = Slow(), []
+
+    async def read():
+        async with aclosing(fetched(store, objects(1, 1, 1))) as coming:
+            async for one, data in coming:
+                found.append((one.path, data))
+
+    reading = asyncio.create_task(read())
+    await settled()
+    for path in ("2", "0", "1"):
+        store.answers[path].set_result(path.encode())
+        await settled()
+    await reading
+    assert found == [("0", b"0"), ("1", b"1"), ("2", b"2")]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "at_once"),
+    [
+        ([1] * 20, AHEAD_OBJECTS),
+        ([AHEAD_BYTES // 2] * 5, 2),
+        ([AHEAD_BYTES - 1, 2, 1], 1),
+        ([10 * AHEAD_BYTES, 1], 1),
+    ],
+    ids=["many small ones", "large ones", "none too many bytes", "one that is larger than all may be"],
+)
+async def test_so_many_are_fetched_at_once_and_the_next_when_one_was_taken(sizes, at_once):
+    store = Slow()
+    async with aclosing(fetched(store, objects(*sizes))) as coming:
+        first = asyncio.ensure_future(anext(coming))
+        await settled()
+        assert store.asked == [str(number) for number in range(at_once)]
+        store.answers["0"].set_result(b"0")
+        await first
+        second = asyncio.ensure_future(anext(coming))
+        await settled()
+        assert len(store.asked) > at_once
+        second.cancel()
+        await asyncio.wait([second])
+
+
+async def test_one_that_is_missing_is_told_when_its_turn_comes():
+    store = Slow()
+    async with aclosing(fetched(store, objects(1, 1))) as coming:
+        first = asyncio.ensure_future(anext(coming))
+        await settled()
+        store.answers["1"].set_exception(NotStored("1 is gone"))
+        store.answers["0"].set_result(b"0")
+        assert (await first)[1] == b"0"
+        with pytest.raises(NotStored):
+            await anext(coming)
+
+
+async def test_what_is_on_its_way_is_given_up_at_the_end():
+    store = Slow()
+    async with aclosing(fetched(store, objects(1, 1, 1))) as coming:
+        first = asyncio.ensure_future(anext(coming))
+        await settled()
+        store.answers["0"].set_result(b"0")
+        await first
+    assert store.cancelled == ["1", "2"]
