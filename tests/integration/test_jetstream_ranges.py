@@ -164,6 +164,40 @@ async def test_a_front_that_overtakes_the_reader_is_noticed_where_it_does(natty,
     assert reader.tally.lost > 0
 
 
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_gap_that_the_front_has_passed_is_not_taken_for_removed_messages(natty, stream, way, monkeypatch):
+    async def overtaken(reader, asked=RangeReader._front):
+        if reader.tally.read:  # an answer is there; what was in its gap, nobody can tell any more
+            await natty.jetstream.request(f"STREAM.PURGE.{stream}", {"seq": 13})
+        return await asked(reader)
+
+    monkeypatch.setattr(RangeReader, "_front", overtaken)
+    for sequence in (5, 6, 7, 10, 16, 17):
+        await natty.jetstream.request(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence})
+    wanted = await whole_range(natty, stream, direct=way == "direct")
+    reader = RangeReader(natty, wanted, fail=False)
+    assert await read(reader) == [1, 2, 3, 4, 8, 9, *range(11, 16), 18, 19, 20]
+    assert (reader.tally.read, reader.tally.lost, reader.tally.deleted) == (14, 4, 2)
+
+
+async def test_what_expires_in_the_middle_of_an_answer_is_lost_and_not_called_removed(natty, natty_name):
+    name, rounds = natty_name("BRIEF"), 0
+    await natty.create_stream(
+        name, subjects=[name], allow_direct=True, allow_batched=True, max_age=1.0, storage="memory"
+    )
+    async with natty.publisher(name) as publisher:
+        for _ in range(30_000):
+            await publisher.publish(name, b"x")
+    async with asyncio.timeout(PATIENCE):
+        while (facts := await stream_facts(natty, name)).first < facts.last:
+            reader = RangeReader(natty, await whole_range(natty, name, first=facts.first), fail=False)
+            found = await read(reader)
+            assert (reader.tally.read, reader.tally.deleted) == (len(found), 0)
+            assert reader.tally.read + reader.tally.lost == facts.last - facts.first + 1
+            rounds += 1
+    assert rounds
+
+
 async def test_messages_that_expire_while_they_are_read_are_accounted_for(natty, natty_name):
     name = natty_name("BRIEF")
     await natty.create_stream(name, subjects=[name], allow_direct=True, allow_batched=True, max_age=1.0)
@@ -350,6 +384,16 @@ async def test_available_now_ends_at_what_there_was(streaming, natty, stream):
     end = await asyncio.to_thread(reader.latestOffset, at, ReadAllAvailable())
     assert end["next"] == 21
     assert await asyncio.to_thread(reader.latestOffset, end, ReadAllAvailable()) == end
+
+
+async def test_available_now_ends_at_nothing_where_the_stream_never_held_a_message(streaming, natty, natty_name):
+    name = natty_name("NEW")
+    await natty.create_stream(name, subjects=[name], allow_direct=True)
+    reader = streaming(stream=name)
+    at = await asyncio.to_thread(reader.initialOffset)
+    await asyncio.to_thread(reader.prepareForTriggerAvailableNow)
+    await natty.publish(name, b"later")
+    assert await asyncio.to_thread(reader.latestOffset, at, ReadAllAvailable()) == at
 
 
 async def test_a_checkpoint_that_is_behind_the_front_fails_or_goes_on(streaming, natty, stream):

@@ -39,9 +39,9 @@ class _Answer(NamedTuple):
 class DirectGet:
     """The messages of a stream from one sequence to another: `async for messages in direct`.
 
-    What is yielded together is a picture of one moment, which the server takes under a lock. The next request is sent
-    before the caller has the answer to the last one. It ends where whoever answers has nothing more; a replica may be
-    behind its leader, so that need not be the end.
+    What is yielded together is no picture of one moment: messages expire (`max_age`) while the server reads them, so
+    that some in the middle may be missing. The next request is sent before the caller has the answer to the last one.
+    It ends where whoever answers has nothing more; a replica may be behind its leader, so that need not be the end.
     """
 
     def __init__(self, natty: Natty, stream: str, first: int, last: int, subject: str = "") -> None:

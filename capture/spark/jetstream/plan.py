@@ -126,28 +126,29 @@ class Tally:
     deleted: int = 0
     lost: int = 0
 
-    def take(self, sequences: Sequence[int]) -> tuple[int, int]:
-        """Account for the messages that came next; return the gap before them, empty if its end is before its begin.
+    def take(self, sequences: Sequence[int]) -> list[tuple[int, int]]:
+        """Account for the messages that came next; return the first and the last sequence of each gap before them.
 
-        What lies between them was removed one by one, or is of another subject. What lies before them may be lost.
+        What was in a gap was removed one by one, or is of another subject, or is lost.
         """
-        before = (self.position, sequences[0] - 1)
+        whole = range(self.position, sequences[-1] + 1)
         self.read += len(sequences)
-        self.deleted += sequences[-1] - self.position + 1 - len(sequences)
-        self.position = sequences[-1] + 1
-        return before
+        self.deleted += len(whole) - len(sequences)
+        self.position = whole.stop
+        return [] if len(whole) == len(sequences) else list(_gaps(sequences, whole.start - 1))
 
-    def end(self, last: int) -> tuple[int, int]:
-        """Account for the rest of the range, in which nothing is left; return it, as `take` returns a gap."""
-        rest = (self.position, last)
-        self.deleted += max(0, last - self.position + 1)
-        self.position = max(self.position, last + 1)
-        return rest
+    def end(self, last: int) -> list[tuple[int, int]]:
+        """Account for the rest of the range, in which nothing is left; return it, as `take` returns gaps."""
+        rest = range(self.position, last + 1)
+        self.deleted += len(rest)
+        self.position = max(self.position, rest.stop)
+        return [(rest.start, last)] if rest else []
 
     def lose(self, gap: tuple[int, int], front: int) -> tuple[int, int] | None:
         """Return what of a gap is lost, now that the stream begins at `front`; None if nothing is.
 
-        In a gap that the front has not reached, messages were removed one by one, which is no loss.
+        In a gap that the front has not reached, messages were removed one by one, which is no loss. Of one that it has
+        passed nobody can tell any more what was in it, and whether that was there when it was to be read.
         """
         first, last = gap[0], min(gap[1], front - 1)
         if last < first:
@@ -157,8 +158,7 @@ class Tally:
         return first, last
 
 
-def gaps(sequences: Sequence[int], before: int) -> Iterator[tuple[int, int]]:
-    """Yield the first and last missing sequence of each gap; `before` is the sequence before the first one."""
+def _gaps(sequences: Sequence[int], before: int) -> Iterator[tuple[int, int]]:
     for sequence in sequences:
         if sequence > before + 1:
             yield before + 1, sequence - 1

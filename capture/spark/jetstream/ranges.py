@@ -10,7 +10,7 @@ from contextlib import aclosing
 from capture.errors import DataLossError, SparkError
 from capture.spark.jetstream.answers import Messages, Mirrored, of_batch
 from capture.spark.jetstream.direct import GIVE_UP, REQUEST_BYTES, REQUEST_MESSAGES, RETRY_DELAY, DirectGet
-from capture.spark.jetstream.plan import LEAVE, Range, StreamFacts, Tally, gaps, gone
+from capture.spark.jetstream.plan import LEAVE, Range, StreamFacts, Tally, gone
 from natty import Batch, Natty
 from natty.errors import JetStreamError
 from natty.jetstream import NO_MESSAGE
@@ -58,8 +58,7 @@ class RangeReader:
             async with aclosing(self._by_consumer()) as each:
                 async for messages in each:
                     yield messages
-        if self.tally.position <= self._range.last:
-            self._lose_of(self.tally.end(self._range.last), await self._front())
+        await self._judge(self.tally.end(self._range.last))
         left_out = "not there" if not self._subject else "not there, or of other subjects"
         log.info(
             "%s: %d read, %d lost, %d %s", self._range, self.tally.read, self.tally.lost, self.tally.deleted, left_out
@@ -76,10 +75,7 @@ class RangeReader:
                 async for messages in each:
                     heard = loop.time()
                     if len(messages):
-                        before = self.tally.take(messages.sequences)
-                        if before[0] <= before[1]:
-                            self._lose_of(before, await self._front())
-                        yield messages
+                        yield await self._taken(messages)
             if direct.complete or not await self._leader_has_more():
                 return
             if loop.time() - heard > GIVE_UP:
@@ -110,7 +106,7 @@ class RangeReader:
             async for step in steps:
                 match step:
                     case Batch():
-                        waiting.extend(await self._taken(step))
+                        waiting.extend(await self._taken(of_batch(step)))
                     case CaughtUp():
                         caught_up = True
                     case Began() if not began:
@@ -125,28 +121,24 @@ class RangeReader:
         if len(waiting):
             yield waiting
 
-    async def _taken(self, batch: Batch) -> Messages:
-        """Return the batch's messages of this range, accounted for: the front may have got in between any two."""
-        sequences = batch.sequences
-        messages = of_batch(batch).until(self._range.last)
-        holes = list(gaps(messages.sequences, self.tally.position - 1))
-        if len(messages):
-            self.tally.take(messages.sequences)
-        if sequences[-1] > self._range.last:
-            holes.append(self.tally.end(self._range.last))
-        front = await self._front() if holes else 0
-        for hole in holes:
-            self._lose_of(hole, front)
+    async def _taken(self, came: Messages) -> Messages:
+        """Return those of this range, accounted for: `max_age` may have moved the front in between any two."""
+        messages = came.until(self._range.last)
+        holes = self.tally.take(messages.sequences) if len(messages) else []
+        if came.sequences[-1] > self._range.last:
+            holes += self.tally.end(self._range.last)
+        await self._judge(holes)
         return messages
 
-    def _lose_of(self, gap: tuple[int, int], front: int) -> None:
-        lost = self.tally.lose(gap, front)
-        if lost is None:
-            return
-        said = gone(self._range.stream, *lost)
-        if self._fail:
-            raise DataLossError(f"{said}; {LEAVE}")
-        log.warning("%s", said, extra={"action": "data_loss"})
+    async def _judge(self, holes: list[tuple[int, int]]) -> None:
+        """Tell what of these gaps is lost. DataLossError."""
+        front = await self._front() if holes else 0
+        for hole in holes:
+            if lost := self.tally.lose(hole, front):
+                said = gone(self._range.stream, *lost)
+                if self._fail:
+                    raise DataLossError(f"{said}; {LEAVE}")
+                log.warning("%s", said, extra={"action": "data_loss"})
 
     async def _front(self) -> int:
         """Return the stream's first sequence now. DataLossError if it is another stream by now."""
