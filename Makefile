@@ -4,7 +4,7 @@ PIP := .venv/bin/python -m pip --disable-pip-version-check install --quiet
 ARGS ?=
 WORKERS ?= 2
 
-.PHONY: demo test test-long lint bench chaos chaos-election chaos-groups clean soak-table test-iceberg-spark
+.PHONY: demo test test-long lint bench chaos chaos-election chaos-groups clean soak-table test-iceberg-duckdb test-iceberg-spark
 .DELETE_ON_ERROR:
 
 demo: .venv/.demo ## the main job on real flights; `make demo ARGS="--rows 20000 --keep"`
@@ -32,6 +32,9 @@ chaos-election: .venv/.test ## ten thousand faults on elections: hours; `make ch
 
 soak-table: .venv/.test ## 500 compactions with crashes: what lies in the store must not grow for ever; half a minute
 	@.venv/bin/python tests/support/table_soak.py $(ARGS)
+
+test-iceberg-duckdb: .venv/.test ## DuckDB with its Iceberg extension, in a virtual environment of its own, reads the table
+	@.venv/bin/python tests/support/iceberg_on_duckdb.py $(ARGS)
 
 test-iceberg-spark: .venv/.test ## Spark 3.5 with Iceberg's runtime, in a virtual environment of its own, reads the table
 	@.venv/bin/python tests/support/iceberg_on_spark.py $(ARGS)
@@ -65,4 +68,4 @@ chaos-groups: .venv/.test ## a million messages over a thousand keys through a p
 	@touch $@
 
 clean: ## remove what was made
-	rm -rf .venv .venv-iceberg-spark build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-iceberg-duckdb .venv-iceberg-spark build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

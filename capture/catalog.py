@@ -90,13 +90,16 @@ class RestCatalog:
         """Return it as a web application."""
         application = web.Application(middlewares=[self._guarded])
         namespace = "/v1/namespaces/{namespace}"
+        table = f"{namespace}/tables/{{table}}"
         application.add_routes(
             [
                 web.get("/v1/config", self._config),
                 web.get("/v1/namespaces", self._namespaces),
-                web.get(namespace, self._namespace),
+                web.get(namespace, self._namespace, allow_head=False),
+                web.head(namespace, self._has_namespace),
                 web.get(f"{namespace}/tables", self._tables),
-                web.get(f"{namespace}/tables/{{table}}", self._table),
+                web.get(table, self._table, allow_head=False),
+                web.head(table, self._has_table),
             ]
         )
         return application
@@ -128,6 +131,10 @@ class RestCatalog:
         name = request.match_info["namespace"]
         return _json({"namespace": [name], "properties": {}}) if name in self._archives else _no_namespace(name)
 
+    async def _has_namespace(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["namespace"]
+        return web.Response(status=204) if name in self._archives else _no_namespace(name)
+
     async def _tables(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["namespace"]
         if name not in self._archives:
@@ -142,23 +149,42 @@ class RestCatalog:
         archive = self._archives[name]
         found = await archive.metadata(stream)
         if found is None:
-            return _error(404, "NoSuchTableException", f"there is no table {stream} in {name}")
+            return _no_table(name, stream)
         location, metadata = found
         config = reading_hints(archive.store.url)
         return _json({"metadata-location": location, "metadata": msgspec.Raw(metadata), "config": config})
 
+    async def _has_table(self, request: web.Request) -> web.StreamResponse:
+        name, stream = request.match_info["namespace"], request.match_info["table"]
+        if name not in self._archives:
+            return _no_namespace(name)
+        tables = (await self._archives[name].table()).iceberg
+        return web.Response(status=204) if stream in tables else _no_table(name, stream)
+
 
 def reading_hints(store_url: str) -> dict[str, str]:
-    """Return what clients may be told of an S3 server besides the location: where it is. Never a credential."""
+    """Return what clients may be told of an S3 server besides the location: where it is. Never a credential.
+
+    The region has two names: the specification's, and the one that Polars reads. Buckets are in the path of a server
+    that has an endpoint of its own, as our own client asks for them.
+    """
     if store_url.partition("://")[0] not in SCHEMES:
         return {}
     address = Address.parse(store_url)
-    hints = {"s3.endpoint": address.endpoint, "s3.region": address.region} if address.scheme == "s3" else {}
-    return {name: value for name, value in hints.items() if value}
+    hints: dict[str, str] = {}
+    if address.scheme == "s3" and address.endpoint:
+        hints |= {"s3.endpoint": address.endpoint, "s3.path-style-access": "true"}
+    if address.region:
+        hints |= {"client.region": address.region, "s3.region": address.region}
+    return hints
 
 
 def _no_namespace(name: str) -> web.Response:
     return _error(404, "NoSuchNamespaceException", f"there is no archive {name}")
+
+
+def _no_table(name: str, stream: str) -> web.Response:
+    return _error(404, "NoSuchTableException", f"there is no table {stream} in {name}")
 
 
 def _error(status: int, kind: str, message: str) -> web.Response:

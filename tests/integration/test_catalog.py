@@ -86,14 +86,13 @@ class World:
 async def world(tmp_path, monkeypatch):
     for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # they would win over what the client is told
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
     world = World(tmp_path)
     first = await table_file(world.store, [1, 2, 3], name="a", key="a/b %")
     await world.commit(first, await table_file(world.store, [4, 5], name="b"))
     return world
 
 
-async def test_icebergs_own_client_lists_and_reads_what_is_committed(world):
+async def test_icebergs_own_client_lists_and_reads_what_is_committed(world, monkeypatch):
     def ask(url):
         with world.client(url) as catalog:
             assert catalog.list_namespaces() == [("orders",)]
@@ -105,8 +104,10 @@ async def test_icebergs_own_client_lists_and_reads_what_is_committed(world):
             assert not catalog.table_exists("orders.T")
             table = catalog.load_table("orders.S")
             assert sequences_of(table) == [1, 2, 3, 4, 5]
-            rows = polars.scan_iceberg(table).filter(polars.col("key") == "a/b %").select("sequence").collect()
-            assert rows["sequence"].to_list() == [1, 2, 3]
+            for planner in ("plugin", "pyiceberg"):  # Polars takes its own where it is installed
+                monkeypatch.setenv("POLARS_ICEBERG_PLANNER", planner)
+                rows = polars.scan_iceberg(table).filter(polars.col("key") == "a/b %").select("sequence").collect()
+                assert rows["sequence"].to_list() == [1, 2, 3]
 
     def ask_again(url):
         with world.client(url) as catalog:
@@ -149,6 +150,38 @@ async def test_what_is_not_there_is_answered_by_icebergs_error_model(world):
             status, answer = await asyncio.to_thread(world.get, url, path)
             assert status == answer["error"]["code"] == 404
             assert answer["error"]["type"] == kind
+
+
+async def test_whether_something_is_there_is_answered_without_a_body_or_the_metadata(world):
+    async with world.serving() as url:
+        exposed = (await chain.read(world.store, world.head, Table)).iceberg["S"]
+        await world.store.delete(exposed.metadata)
+        for path, status in (
+            ("/v1/namespaces/orders", 204),
+            ("/v1/namespaces/orders/tables/S", 204),
+            ("/v1/namespaces/orders/tables/T", 404),
+            ("/v1/namespaces/payments", 404),
+            ("/v1/namespaces/payments/tables/S", 404),
+        ):
+            assert await asyncio.to_thread(world.get, url, path, method="HEAD") == (status, None)
+        answer = await asyncio.to_thread(world.get, url, "/v1/namespaces/orders", method="HEAD", token="wrong")
+        assert answer == (401, None)
+
+
+async def test_what_clients_may_ask_besides_changes_no_answer(world):
+    async with world.serving() as url:
+        for path, besides in (
+            ("/v1/config", "warehouse=orders"),
+            ("/v1/namespaces", "parent="),
+            ("/v1/namespaces", "pageToken=&pageSize=1"),
+            ("/v1/namespaces/orders/tables", "pageToken=&pageSize=1"),
+            ("/v1/namespaces/orders/tables/S", "snapshots=all"),
+        ):
+            plain = await asyncio.to_thread(world.get, url, path)
+            assert plain[0] == 200
+            assert await asyncio.to_thread(world.get, url, f"{path}?{besides}") == plain
+        status, answer = await asyncio.to_thread(world.get, url, "/v1/namespaces/orders%1Feu")
+        assert (status, answer["error"]["type"]) == (404, "NoSuchNamespaceException")
 
 
 async def test_nobody_can_write_by_it(world):
@@ -206,8 +239,13 @@ def test_a_token_that_could_be_guessed_is_refused():
 
 
 def test_clients_are_told_where_an_s3_server_is_and_no_credential():
-    url = "s3://bucket/prefix?endpoint=https://s3.example.com&region=eu"
-    assert reading_hints(url) == {"s3.endpoint": "https://s3.example.com", "s3.region": "eu"}
+    place = {"s3.endpoint": "https://s3.example.com", "s3.path-style-access": "true"}
+    region = {"client.region": "eu", "s3.region": "eu"}
+    url = "s3://bucket/prefix?endpoint=https://s3.example.com"
+    assert reading_hints(url) == place
+    assert reading_hints(f"{url}&region=eu") == place | region
+    assert reading_hints("s3://bucket?region=eu") == region
+    assert reading_hints("az://container?endpoint=https://azure.example.com") == {}
     assert reading_hints("s3://bucket") == reading_hints("file:///archive") == {}
 
 

