@@ -92,23 +92,31 @@ HeadReader = Callable[[], Awaitable[Head | None]]
 """How a reader learns of a committed head; what it learns may lag behind."""
 
 Kind = TypeVar("Kind", bound=Document)
+Record = TypeVar("Record")
 
 
 class _Format(msgspec.Struct):
     format: int = 1
 
 
+_decode_format = msgspec.json.Decoder(_Format).decode
+
+
 def decode(data: bytes, path: str, kind: type[Kind]) -> Kind:
     """Return the document. ManifestError if it is damaged, of a newer format, or another one than lies at `path`."""
+    newest = kind.FORMAT
+    return _in_its_place(decode_known(data, path, kind, lambda told: _decode_format(told).format, newest), path)
+
+
+def decode_known(data: bytes, path: str, kind: type[Record], format_of: Callable[[bytes], int], newest: int) -> Record:
+    """Return what JSON tells, in a format that `format_of` reads from it. ManifestError if it is damaged, or newer."""
     try:
-        found = msgspec.json.decode(data, type=_Format).format
-        if found <= kind.FORMAT:
-            return _in_its_place(msgspec.json.decode(data, type=kind), path)
+        found = format_of(data)
+        if found <= newest:
+            return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ManifestError(f"{path} is damaged: {error}") from error
-    raise ManifestError(
-        f"{path} has format {found}; this version reads up to {kind.FORMAT}: use the version that wrote it"
-    )
+    raise ManifestError(f"{path} has format {found}; this version reads up to {newest}: use the version that wrote it")
 
 
 def _in_its_place(document: Kind, path: str) -> Kind:

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap
 
 from capture.errors import CipherError, KeyMissingError
 from capture.keyfile import KEY_BYTES, check_keys, load_keys, parse_keys
+from capture.positioned import Positioned
 
 MAGIC = b"CAPENC1\n"
 ENDING = "enc"
@@ -147,7 +148,7 @@ class Keys:
             raise KeyMissingError(text) from error
 
 
-class Plaintext(io.RawIOBase):
+class Plaintext(Positioned):
     """The plaintext of an encrypted object's file: each read decrypts what it asks for, wherever that is.
 
     NIST SP 800-38D, 7.1: GCM encrypts in counter mode. With a nonce of 96 bits the counter of a block of 16 bytes is
@@ -155,9 +156,8 @@ class Plaintext(io.RawIOBase):
     """
 
     def __init__(self, file: IO[bytes], key: bytes, nonce: bytes, begins: int) -> None:
+        super().__init__(file.seek(0, io.SEEK_END) - TAG_BYTES - begins)
         self._file, self._key, self._nonce, self._begins = file, key, nonce, begins
-        self._size = file.seek(0, io.SEEK_END) - TAG_BYTES - begins
-        self._at = 0
 
     def __repr__(self) -> str:
         return f"Plaintext(at {self._at:,} of {self._size:,} bytes)"
@@ -175,23 +175,6 @@ class Plaintext(io.RawIOBase):
             decryptor.finalize_with_tag(self._file.read(TAG_BYTES))
         except InvalidTag as error:
             raise CipherError(CHANGED) from error
-
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def seekable(self) -> bool:
-        """It is."""
-        return True
-
-    def tell(self) -> int:
-        """Return where the next read begins."""
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to where the next read begins."""
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
 
     def read(self, size: int = -1) -> bytes:
         """Return so many bytes, or all that follow; fewer only at the end."""

@@ -33,6 +33,7 @@ from capture.slots import SLOTS
 from capture.snapshots import Expiry
 from capture.spark.options import SparkOptions
 from capture.spill import MAX_DISK_BYTES, Spill
+from capture.starting import START_TIMEOUT
 from capture.stores import Address, store_url
 from capture.streams import Own, each
 
@@ -163,6 +164,7 @@ class CaptureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     keep_going: bool = False  # when one of several streams fails
     lease: Lease = 2.0  # seconds, of the sweep's leader
     log: str = ""  # a folder for Spark's log; none by default
+    start_timeout: Duration = START_TIMEOUT  # that a node waits for a server or a store that is away as it starts
     drain: Seconds = 30.0  # that a stop leaves to the stores under way
     store_attempts: Count = ATTEMPTS  # to put an object; then the messages of its block are handed back
     redeliver_after: tuple[Duration, ...] = REDELIVER_AFTER  # seconds, by how often they were delivered; [] is at once

@@ -13,6 +13,14 @@ class StoreError(CaptureError):
     """The store failed; nothing was acknowledged, so nothing is lost."""
 
 
+class StoreUnfitError(StoreError):
+    """The store does not do what an archive needs: use another one."""
+
+
+class NotStarted(CaptureError):
+    """What a node needs did not come in time."""
+
+
 class NotDrained(CaptureError):
     """Not all that was read could be stored before the stop's deadline; it was handed back."""
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
-from capture.chain import Document
+from capture.chain import Document, decode_known
 from capture.errors import ManifestError, StoreError
 from capture.stores.contract import checked_path
 
@@ -87,6 +87,9 @@ class _EntryFormat(msgspec.Struct):
     version: int = 1
 
 
+_decode_format = msgspec.json.Decoder(_EntryFormat).decode
+
+
 def encode(entry: Stored) -> bytes:
     """Return the JSON of an entry."""
     return msgspec.json.encode(entry)
@@ -94,15 +97,8 @@ def encode(entry: Stored) -> bytes:
 
 def decode_entry(data: bytes, path: str) -> Stored:
     """Return the record of a stored block. ManifestError if it is damaged, of a newer format, or not of a block."""
-    try:
-        found = msgspec.json.decode(data, type=_EntryFormat).version
-        if found <= ENTRY_FORMAT:
-            return _of_block(msgspec.json.decode(data, type=Stored), path)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ManifestError(f"{path} is damaged: {error}") from error
-    raise ManifestError(
-        f"{path} has format {found}; this version reads up to {ENTRY_FORMAT}: use the version that wrote it"
-    )
+    entry = decode_known(data, path, Stored, lambda told: _decode_format(told).version, ENTRY_FORMAT)
+    return _of_block(entry, path)
 
 
 def _of_block(entry: Stored, path: str) -> Stored:

@@ -6,13 +6,14 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 from capture.commit import CommitOptions, Committer, going_on
 from capture.config import CaptureConfig
 from capture.decoders import decoder
-from capture.durable import TOGETHER, prepare
+from capture.durable import TOGETHER, Durable, prepare
 from capture.errors import CaptureError, NotDrained
 from capture.group import consumers
 from capture.grouped import GroupSource, roster_key
@@ -26,18 +27,18 @@ from capture.pipeline import capture
 from capture.reload import ChangingBlocks, reloaded
 from capture.source import Source, stream_info
 from capture.spark import unavailable
+from capture.starting import Start
 from capture.state import Board, NodeState, announcing, software_version
 from capture.stopping import Stopping, reloading
 from capture.stores import Store, open_store
 from capture.summary import read_backlog, summarise
 from capture.underway import UnderWay
 from capture.writers import writer
-from natty import Election, Natty, NattyError, RequestTimeoutError, Term, UnsupportedError
+from natty import Election, Natty, NattyError, Term, UnsupportedError
 from natty.leader import default_node_name
 
 log = logging.getLogger(__name__)
 
-START_TIMEOUT = 60.0  # seconds that a server may take to answer when the node starts
 RETRY_DUTY = 5.0  # seconds before a leader's failed duty is taken up again
 RELOAD = {"action": "reload"}
 
@@ -62,6 +63,7 @@ class Node:
         self.store: Store = open_store(config.store)
         self.stored: Counter[str] = Counter()
         self.natty: Natty | None = None  # from when it is connected
+        self.start = Start(config.start_timeout)
         self._load, self._on_reload = load, on_reload
         self._stopping = Stopping()
         self._hook = hook(config.on_store_complete) if on_store_complete is None else on_store_complete
@@ -88,12 +90,15 @@ class Node:
     async def run(self) -> None:
         """Run until SIGTERM or SIGINT: then what was read is stored and acked, and office is left.
 
-        Told to while it starts, it ends without having begun. A second signal ends the process at once.
-        Raises NattyError when the stream or the server is missing; StoreError when a block could not be stored, if the
-        configuration says so; NotDrained when not all was stored that was read before the stop.
+        A server or a store that is away when it starts is waited for, as `Start` says. Told to stop meanwhile, it ends
+        without having begun. A second signal ends the process at once.
+        Raises NattyError when the stream is missing, or the server does not let us in; StoreError when the store
+        doesn't, or when a block could not be stored, if the configuration says so; NotStarted when what was waited for
+        did not come; NotDrained when not all was stored that was read before the stop.
         """
+        settings = {"name": f"capture {self.name}", **self.config.nats}
         with reloading(self.reload) if self._load else contextlib.nullcontext():
-            async with self._stopping.scope(), Natty(**{"name": f"capture {self.name}", **self.config.nats}) as natty:
+            async with self._stopping.scope(), self.start.entered(lambda: Natty(**settings)) as natty:
                 await self._work(natty)
         self._conclude()
 
@@ -110,14 +115,14 @@ class Node:
 
     async def _work(self, natty: Natty) -> None:
         self.natty = natty
-        await self._prepare(natty)
+        durables = await self.start.step(lambda: self._claim(natty))
         tasks = [
             *await self._campaigns(natty),
             asyncio.create_task(self._summarise(natty)),
             asyncio.create_task(announcing(Board(natty, self.config.name), self.state)),
         ]
         try:
-            await self._capture(natty)
+            await self._capture(natty, durables)
         finally:
             for task in tasks:
                 task.cancel()
@@ -146,27 +151,17 @@ class Node:
             location=self._duty.location if self._duty and self._duty.can_compact else "",
         )
 
-    async def _prepare(self, natty: Natty) -> None:
-        """Make what is missing. A server that does not answer yet, as while its leaders are elected, is waited for."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + START_TIMEOUT
-        while True:
-            try:
-                return await self._claim(natty)
-            except RequestTimeoutError as error:
-                if loop.time() >= deadline:
-                    raise
-                log.warning("not ready to capture yet: %s", error, extra={"action": "wait"})
-
-    async def _claim(self, natty: Natty) -> None:
+    async def _claim(self, natty: Natty) -> list[Durable]:
+        """Make what is missing, and return the consumers to read. It may be done again."""
         stream = await stream_info(natty, self.config.stream)
         await claim(self.store, self.config.name, self.config.stream, stream["created"], self.config.signer())
-        for wanted in await consumers(natty, self.config):
+        durables = await consumers(natty, self.config)
+        for wanted in durables:
             await prepare(natty, self.store, wanted)
+        return durables
 
-    async def _capture(self, natty: Natty) -> None:
+    async def _capture(self, natty: Natty, durables: list[Durable]) -> None:
         config = self.config
-        source = await self._source(natty)
         options = CommitOptions(
             node=self.name,
             interval=config.limits.interval,
@@ -175,7 +170,7 @@ class Node:
             redeliver_after=config.redeliver_after,
         )
         told = Hook(self._hook) if self._hook else contextlib.nullcontext()
-        async with told as hook, source:
+        async with told as hook, self.start.entered(lambda: self._source(natty, durables)) as source:
 
             def completed(completion: Completion) -> None:
                 self._count(completion)
@@ -193,12 +188,13 @@ class Node:
 
             try:
                 with self._stopping.draining(stop):
+                    self.start.over = True
                     log.info("%s captures %s into %s", self.name, config.stream, self.store.url)
                     await capture(source, self._decode, self._partition, self._blocks, watched, slots=config.slots)
             finally:
                 self._unstored = source.read - self._settled if self._stopping.told else 0
 
-    async def _source(self, natty: Natty) -> Source | GroupSource:
+    def _source(self, natty: Natty, durables: list[Durable]) -> AbstractAsyncContextManager[Source | GroupSource]:
         config = self.config
         if not config.group:
             together = config.ack == TOGETHER
@@ -206,7 +202,7 @@ class Node:
         return GroupSource(
             natty,
             config.stream,
-            [one.name for one in await consumers(natty, config)],
+            [one.name for one in durables],
             roster="" if config.member else roster_key(config.stream, config.group),
             ack_wait=config.ack_wait,
             drain=config.drain,

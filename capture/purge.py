@@ -17,12 +17,12 @@ from capture.sequences import Sequences
 from capture.source import stream_info
 from capture.stores import Store
 from natty import Batch, JetStreamError, Natty
-from natty.deadletter.letter import nanoseconds
 from natty.jetstream import NO_MESSAGE
 from natty.ordered import CaughtUp, Ordered, OrderedOptions
 from natty.stream import stream_state
 from natty.stream.listing import all_consumers, all_streams
 from natty.subjects import covers
+from natty.units import parse_time
 
 READ_AHEAD = 8192  # messages, of which only headers come
 
@@ -203,7 +203,7 @@ async def _first_since(natty: Natty, stream: str, present: Sequences, since: flo
                 raise
             high = middle
             continue
-        if nanoseconds(answer["message"]["time"]) >= since * 1e9:
+        if parse_time(answer["message"]["time"]) >= since * 1e9:
             high = middle
         else:
             low = answer["message"]["seq"] + 1

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from capture.config import CaptureConfig
 from capture.errors import CaptureError
 from capture.node import Node
+from capture.starting import Start
 from capture.stopping import Stopping, reloading
 from natty import Natty, NattyError
 
@@ -37,6 +38,7 @@ class Several:
         self._load, self._on_reload = load, on_reload
         self.nodes = [self._node(config) for config in configs]
         self.failing: dict[str, str] = {}
+        self.start = Start(configs[0].start_timeout)
         self._errors: list[Exception] = []
         self._stopping = Stopping()
         self._stopped = asyncio.Event()
@@ -49,7 +51,7 @@ class Several:
         first = self.nodes[0]
         settings = {"name": f"capture {first.name}", **first.config.nats}
         with reloading(self.reload) if self._load else contextlib.nullcontext():
-            async with self._stopping.scope(), Natty(**settings) as natty:
+            async with self._stopping.scope(), self.start.entered(lambda: Natty(**settings)) as natty:
                 with self._stopping.draining(self._stop):
                     async with asyncio.TaskGroup() as running:
                         for index in range(len(self.nodes)):

@@ -61,7 +61,19 @@ def _client(nodes: list[Node]) -> Natty | None:
 
 
 def _not_ready(running: Node | Several) -> list[str]:
-    natty = _client(_nodes(running))
+    """Return why not every stream is captured now."""
+    nodes = _nodes(running)
+    natty = _client(nodes)
+    if natty is None:
+        return [": ".join(filter(None, ("not connected yet", running.start.lacks)))]
     failing = {} if isinstance(running, Node) else running.failing
-    reasons = ["not connected yet"] if natty is None else telemetry.not_ready(natty)
-    return reasons + [f"stream {stream} failed: {why}" for stream, why in failing.items()]
+    starting = {one.config.stream: one.start.lacks for one in nodes if not one.start.over}
+    return [
+        *telemetry.not_ready(natty),
+        *(f"stream {stream} failed: {why}" for stream, why in failing.items()),
+        *(
+            ": ".join(filter(None, (f"stream {stream} is not captured yet", lacks)))
+            for stream, lacks in starting.items()
+            if stream not in failing
+        ),
+    ]

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
 
 from natty import tracing
 from natty.connection import Connection
 from natty.errors import (
+    AuthorizationError,
     JetStreamError,
+    NattyError,
     NoRespondersError,
     NotConnectedError,
     PayloadTooLargeError,
@@ -19,14 +24,16 @@ from natty.errors import (
     UnsupportedError,
     WrongLastSequenceError,
 )
-from natty.jetstream import RETRY_DELAY, JetStream, PubAck, read_ack
+from natty.jetstream import NO_MESSAGE, RETRY_DELAY, SEND_AGAIN, JetStream, PubAck, read_ack
 from natty.link import Outgoing
-from natty.message import Headers, check_subject, encode_headers
+from natty.message import Batch, Headers, check_subject, encode_headers, parse_headers
+from natty.ordered import CaughtUp, Ordered, OrderedOptions, Vanished
 from natty.outgoing import publish_headers
 from natty.subjects import covers
 
 ATOMIC = (2, 12)  # server version
 MAX_MESSAGES = 1000  # of a batch, the server's limit
+SKEW = 0.5  # seconds by which the clocks of the servers that led the stream may differ for a batch to be found
 DISABLED, INCOMPLETE, DUPLICATE, TOO_MANY = 10174, 10176, 10201, 10210  # the server's numbers
 
 
@@ -48,12 +55,16 @@ async def publish_atomic(
     *,
     expect_last_sequence: int | None = None,
     timeout: float | None = None,
+    settle: bool = True,
 ) -> PubAck:
     """Store all of the messages, one after the other in one stream, or none; return the ack of the last.
 
-    PublishError or WrongLastSequenceError: nothing was stored, and why; PublishError with `in_doubt`: the answer did
-    not come and it may have been stored; publish it again with the same message ids, which are refused the second time.
-    UnsupportedError from a server before 2.12; PayloadTooLargeError, BadSubjectError, AuthorizationError.
+    PublishError or WrongLastSequenceError: nothing was stored, and why. When the answer to the commit is lost, that is
+    sent again, which can't store a batch twice, and the batch is looked for in the stream until `timeout`, unless told
+    not to `settle`; after that PublishError with `in_doubt`: it may have been stored. Publish it again with the same
+    message ids, which are refused the second time. NotConnectedError, RequestTimeoutError: it was not sent whole, and
+    nothing was stored. UnsupportedError from a server before 2.12; PayloadTooLargeError, BadSubjectError,
+    AuthorizationError.
     """
     jetstream.require("an atomic batch", *ATOMIC)
     batch = [one if isinstance(one, AtomicMessage) else AtomicMessage(subject=one[0], data=one[1]) for one in messages]
@@ -61,18 +72,30 @@ async def publish_atomic(
     with tracing.sending(batch[0].subject, messages=len(batch)) as traced:
         wire = _encode(jetstream, batch, expect_last_sequence, traced)
         _check_sizes(wire, int(jetstream.connection.server_info["max_payload"]))
-        return await _store(jetstream, batch, wire, jetstream.connection.config.timeout if timeout is None else timeout)
+        timeout = jetstream.connection.config.timeout if timeout is None else timeout
+        return await _store(jetstream, batch, wire, timeout, settle=settle)
 
 
-async def _store(jetstream: JetStream, batch: list[AtomicMessage], wire: list[Outgoing], timeout: float) -> PubAck:
-    deadline = asyncio.get_running_loop().time() + timeout
+async def _store(
+    jetstream: JetStream, batch: list[AtomicMessage], wire: list[Outgoing], timeout: float, *, settle: bool
+) -> PubAck:
+    began = asyncio.get_running_loop().time()
+    deadline = began + timeout
     refusals: list[str] = []
     note = refusals.append
     jetstream.connection.refusals.append(note)
     try:
         if len(wire) > 1:
             await _begin(jetstream.connection, wire[0], deadline)
-        return await _commit(jetstream.connection, wire[1:] or wire, deadline)
+        try:
+            again = SEND_AGAIN if len(wire) > 1 and settle else None
+            return await _commit(jetstream.connection, wire[1:] or wire, deadline, again)
+        except PublishError as error:
+            if not (error.in_doubt and settle):
+                raise
+            if (ack := await _settle(jetstream, batch, wire, began, deadline)) is None:
+                raise
+            return ack
     except (PublishError, WrongLastSequenceError) as error:
         raise await _explained(jetstream, batch, error, refusals) from error
     finally:
@@ -146,18 +169,93 @@ async def _begin(connection: Connection, first: Outgoing, deadline: float) -> No
         await asyncio.sleep(RETRY_DELAY)
 
 
-async def _commit(connection: Connection, rest: list[Outgoing], deadline: float) -> PubAck:
-    subject, last = rest[-1][0].decode(), rest[-1]
-    remaining = max(0.001, deadline - asyncio.get_running_loop().time())
+async def _commit(connection: Connection, rest: list[Outgoing], deadline: float, again: float | None) -> PubAck:
+    """Send what is left, whose last message commits; that one `again` after so many seconds without an answer.
+
+    PublishError with `in_doubt` where no answer tells what became of the batch; NotConnectedError: nothing was sent.
+    """
+    *others, last = rest
+    subject, loop = last[0].decode(), asyncio.get_running_loop()
+    if others:
+        connection.send_many(others)
+    sent_at = loop.time()
     try:
-        connection.send_many(rest[:-1])
-        answer = await connection.request(subject, last[3], headers=last[2], timeout=remaining)
-    except NoRespondersError as error:
-        raise PublishError(f"no stream takes {subject!r}", subject=subject) from error
+        answer = await connection.request(
+            subject, last[3], headers=last[2], timeout=max(0.001, deadline - sent_at), again=again
+        )
+        return read_ack(answer[3], subject)
+    except (NoRespondersError, PublishError) as error:
+        sent_once = again is None or loop.time() - sent_at < again
+        if sent_once and isinstance(error, NoRespondersError):
+            raise PublishError(f"no stream takes {subject!r}", subject=subject) from error
+        if sent_once or _code(error) not in (0, INCOMPLETE):
+            raise
+        raise _doubt(subject, error) from error
     except (NotConnectedError, RequestTimeoutError) as error:
-        text = f"whether the batch was stored is not known: {error}"
-        raise PublishError(text, subject=subject, in_doubt=True) from error
-    return read_ack(answer[3], subject)
+        raise _doubt(subject, error) from error
+
+
+def _doubt(subject: str, error: Exception) -> PublishError:
+    return PublishError(f"whether the batch was stored is not known: {error}", subject=subject, in_doubt=True)
+
+
+async def _settle(
+    jetstream: JetStream, batch: list[AtomicMessage], wire: list[Outgoing], began: float, deadline: float
+) -> PubAck | None:
+    """Return the ack of a batch whose commit was not answered; None if it is not found before the deadline.
+
+    The commit is sent again until it is answered. A batch that is open is stored by that, or refused for a reason: both
+    are certain. Any other is unknown to the server: it was stored before, or never will be. Which of them, only the
+    stream can tell, and only if nobody has removed the batch since; in a cluster a new leader may have it a little
+    later. A batch of one message is not sent again: it would be stored twice.
+    """
+    connection, loop = jetstream.connection, asyncio.get_running_loop()
+    subject, several, unknown, delay = batch[-1].subject, len(wire) > 1, False, RETRY_DELAY
+    while loop.time() + delay < deadline and connection.state != "closed":
+        await asyncio.sleep(delay)
+        try:
+            if several and not unknown:
+                return await _commit(connection, wire[-1:], deadline, SEND_AGAIN)
+        except PublishError as error:
+            if _code(error) not in (0, INCOMPLETE):
+                raise
+            unknown = _code(error) == INCOMPLETE
+        try:
+            async with asyncio.timeout_at(deadline):
+                info = await jetstream.request(f"STREAM.INFO.{await _stream_of(jetstream, subject)}")
+                ack = await _found(jetstream, info, subject, wire, loop.time() - began + SKEW)
+        except AuthorizationError:
+            return None
+        except (NattyError, TimeoutError):  # no connection, no leader: ask again
+            continue
+        if ack is not None or (unknown and info["config"]["num_replicas"] == 1):
+            return ack
+        delay *= 2  # of a cluster, until its leader has it: each look reads what has come since the batch began
+    return None
+
+
+async def _found(
+    jetstream: JetStream, info: dict[str, Any], subject: str, wire: list[Outgoing], seconds: float
+) -> PubAck | None:
+    """Look for the batch among the messages that the stream got on its last subject within so many seconds."""
+    stream, since = info["config"]["name"], datetime.fromisoformat(info["ts"]) - timedelta(seconds=seconds)
+    try:
+        first = await jetstream.request(f"STREAM.MSG.GET.{stream}", {"start_time": since.isoformat()})
+    except JetStreamError as error:
+        if error.err_code == NO_MESSAGE:
+            return None
+        raise
+    (name,) = parse_headers(wire[-1][2])["Nats-Batch-Id"]
+    options = OrderedOptions(filters=(subject,), start=first["message"]["seq"], headers_only=True)
+    async with aclosing(Ordered(jetstream, stream, options).__aiter__()) as steps:
+        async for step in steps:
+            if isinstance(step, CaughtUp | Vanished):
+                break
+            for message in step if isinstance(step, Batch) else ():
+                if name.encode() in message.raw[2]:
+                    place = int(message.headers["Nats-Batch-Sequence"][0])
+                    return PubAck(stream, message.sequence + len(wire) - place)
+    return None
 
 
 def _code(error: BaseException | None) -> int:

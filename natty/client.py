@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack
 from datetime import datetime
 from functools import cached_property, partial, wraps
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from natty import atomic, kv, stream, tracing
+from natty import atomic, closing, kv, stream, tracing
 from natty.atomic import AtomicMessage
+from natty.awaited import Awaited
 from natty.config import Config, resolve
 from natty.connection import Connection
 from natty.consume import ConsumeOptions, Consumption
@@ -47,6 +47,10 @@ class Natty:
         return f"Natty({self.connection!r})"
 
     @cached_property
+    def _awaited(self) -> Awaited:
+        return Awaited(self.jetstream)
+
+    @cached_property
     def outbox(self) -> Outbox:
         """What publishes in the background; `outbox.configure(OutboxOptions(...))` before the first `publish_async`."""
         return Outbox(self.jetstream)
@@ -63,20 +67,17 @@ class Natty:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._close(tell=kind is None)
+        await closing.close(self.connection, self.outbox, tell=kind is None)
 
     async def close(self) -> None:
-        """Wait for the outcome of what is published in the background, let the server take what was sent, then close.
+        """Let handlers finish, wait for the outcome of what is published in the background, then end the connection.
 
-        Idempotent. PublishError if something published in the background was not stored and nobody has been told.
-        It takes `give_up` seconds (30) at most after the server's last word.
+        Consumptions and members of groups are stopped: their handlers have `shutdown_timeout` seconds, and the server
+        gets their acks. Then what `publish_async` took is stored, or told: PublishError if nobody has been; that takes
+        `give_up` seconds (30) at most after the server's last word. Leaving `async with` does the same. Idempotent;
+        cancelled, it closes at once. Called by a handler it returns at once and closes when that has returned.
         """
-        await self._close(tell=True)
-
-    async def _close(self, *, tell: bool) -> None:
-        async with AsyncExitStack() as last:
-            last.push_async_callback(self.connection.close)
-            await self.outbox.close(tell=tell)
+        await closing.close(self.connection, self.outbox, tell=True)
 
     async def publish(
         self,
@@ -104,7 +105,7 @@ class Natty:
             ttl=ttl,
         )
         with tracing.sending(subject) as traced:
-            return await self.jetstream.publish(subject, data, headers=traced(all_headers), timeout=timeout)
+            return await self._awaited.publish(subject, data, headers=traced(all_headers), timeout=timeout)
 
     async def publish_async(
         self, subject: str, data: bytes, *, msg_id: str = "", headers: dict[str, str] | None = None

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -75,8 +76,7 @@ class Config:
 
     def __post_init__(self) -> None:
         for url in self.servers:
-            if re.match(r"(wss?|https?)://", url):
-                raise ConfigError(f"{redact(url)}: only nats:// and tls:// are spoken; take the server's client port")
+            _check_url(url)
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ConfigError(
                 "a client certificate needs its key, and a key its certificate: give both tls_cert and tls_key"
@@ -131,6 +131,21 @@ def resolve(
         return msgspec.convert(values, Config)
     except msgspec.ValidationError as error:
         raise ConfigError(f"the connection's settings: {error}") from error
+
+
+def _check_url(url: str) -> None:
+    """ConfigError if it is no URL of a server."""
+    if "://" not in url:
+        return
+    if not re.match("(nats|tls)://", url):
+        raise ConfigError(f"{redact(url)}: only nats:// and tls:// are spoken; take the server's client port")
+    try:
+        parts = urlsplit(url)
+        named = bool(parts.hostname) and parts.port != 0
+    except ValueError:  # what the port, or an address in brackets, is
+        named = False
+    if not named:
+        raise ConfigError(f"{redact(url)} names no host and port; write tls://nats.example.com:4222")
 
 
 def redact(url: str) -> str:

@@ -111,7 +111,7 @@ class Connection:
     async def open(self) -> Connection:
         """Connect to the first server that answers, and stay connected from then on.
 
-        Every server is tried once. ConnectError names each and what was wrong with it; AuthorizationError,
+        Every server is tried once. ConnectError names each and what was wrong with it; AuthorizationError, ConfigError,
         TLSRequiredError or TLSHandshakeError where that was the reason.
         """
         if fault := await sink_path_fault():

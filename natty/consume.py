@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from natty import tracing
 from natty.bodies import BodyError
+from natty.closing import Running
 from natty.connection import Connection
 from natty.credit import size_of
 from natty.deadletter import BURIED, DeadLetterOptions, DeadLetters
@@ -150,8 +151,10 @@ class Consumption:
 
     async def __aiter__(self) -> AsyncGenerator[Message, None]:
         """Yield messages one by one, in order; a message's memory counts until the next one is asked for."""
-        async with self._attended(), aclosing(self._pull.__aiter__()) as batches:
-            async for batch in batches:
+        async with AsyncExitStack() as stack:
+            stack.enter_context(self._running(reader=asyncio.current_task()))
+            await stack.enter_async_context(self._attended())
+            async for batch in await stack.enter_async_context(aclosing(self._pull.__aiter__())):
                 self._lanes.add(self._turns(batch))
                 while not self._pull.stopping and (turns := self._lanes.take()):
                     self._in_hand = turns
@@ -170,9 +173,10 @@ class Consumption:
         if self._in_threads:
             self._settled_by = cast("Connection", FromThreads(self._jetstream.connection))
         loop = asyncio.get_running_loop()
-        workers = Workers(self._lanes, self._handle, self.options.concurrency, self._broken)
-        self._in_hand = self._workers = workers
         async with AsyncExitStack() as stack:
+            running = stack.enter_context(self._running())
+            workers = running.around(lambda: Workers(self._lanes, self._handle, self.options.concurrency, self._broken))
+            self._in_hand = self._workers = workers
             stack.callback(self._threads.shutdown, wait=False)
             stack.push_async_callback(self._flush)
             await stack.enter_async_context(self._attended())
@@ -185,6 +189,9 @@ class Consumption:
                     workers.wake()
         if self._fault is not None:
             raise self._fault
+
+    def _running(self, *, reader: asyncio.Task[Any] | None = None) -> Running:
+        return Running(self._jetstream.connection, self.stop, self.options.shutdown_timeout, reader=reader)
 
     def _broken(self, fault: BaseException) -> None:
         self._fault = fault

@@ -29,6 +29,10 @@ class TLSHandshakeError(ConnectError, TLSError):
     """Server and client could not agree on TLS: one of them does not trust the other's certificate."""
 
 
+class TLSClosedError(TLSHandshakeError):
+    """The server closed the connection as TLS came up, without a reason: it is ending, or refuses our certificate."""
+
+
 class PayloadTooLargeError(NattyError):
     """The message is larger than the server's max_payload; nothing was sent."""
 

@@ -127,13 +127,17 @@ class JetStream:
         """Call the API, `subject` without the prefix. The error of the answer is raised by its number, see `errors`.
 
         What only asks, and changes nothing, is sent again every second until `timeout`.
-        JetStreamNotEnabledError where nobody answers; RequestTimeoutError.
+        JetStreamNotEnabledError where nobody answers, NoRespondersError where it is another domain's or account's API;
+        RequestTimeoutError.
         """
         data = b"" if body is None else msgspec.json.encode(body)
         again = ASK_AGAIN if subject.startswith(_QUESTIONS) else None
         try:
             raw = await self.connection.request(f"{self.prefix}.{subject}", data, timeout=timeout, again=again)
         except NoRespondersError as error:
+            if self.prefix != OWN_API:
+                text = f"nobody answers on {self.prefix}: check its name, and that it is linked to this server"
+                raise NoRespondersError(text) from error
             raise JetStreamNotEnabledError(
                 "JetStream is not enabled on this server or account; put `jetstream {}` into the server's configuration"
             ) from error
@@ -198,9 +202,12 @@ class JetStream:
     ) -> StoredMessage | None:
         """Return the message at a sequence, or the last one on a subject, from the stream's leader; None if none.
 
+        With both, the first one on the subject from the sequence on; it may have wildcards then.
         A hint: only a conditional publish tells whether it is still the last one.
         """
-        body = {"last_by_subj": subject} if subject else {"seq": sequence}
+        body: dict[str, Any] = {"seq": sequence} if sequence or not subject else {}
+        if subject:
+            body["next_by_subj" if sequence else "last_by_subj"] = subject
         try:
             answer = await self.request(f"STREAM.MSG.GET.{stream}", body, timeout=timeout)
         except JetStreamError as error:

@@ -325,11 +325,16 @@ class Outbox:
         `give_up` seconds at most after the server's last word. Cancelled, it reports what has no outcome as errors.
         """
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
         try:
             await asyncio.gather(*(self._retire(sender) for sender in list(self._senders.values())))
         finally:
-            for sender in list(self._senders.values()):  # cancelled before it began to drain
-                sender.publisher.abandon()
-            self.errors.close(tell=tell)
+            self.abandon(tell=tell)
+
+    def abandon(self, *, tell: bool = False) -> None:
+        """End at once, as a `close` that is cancelled."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for sender in list(self._senders.values()):
+            sender.publisher.abandon()
+        self.errors.close(tell=tell)

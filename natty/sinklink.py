@@ -51,10 +51,17 @@ class _Session(Client):
         assert writer is not None, "connect() has made it"
         return writer
 
+    @property
+    def over_tls(self) -> bool:
+        """Whether TLS is up."""
+        writer = self._transport._io_writer if isinstance(self._transport, TcpTransport) else None
+        return writer is not None and writer.get_extra_info("ssl_object") is not None
+
     def is_over_tls(self) -> None:
         """Tell asyncio, as nats-py does not: it would warn of a TLS session that the server ends."""
         protocol: Any = self.writer.transport.get_protocol()
-        protocol._over_ssl = True
+        if protocol is not None:  # the server has not ended it already
+            protocol._over_ssl = True
 
     async def _select_next_server(self) -> None:
         """Try the one server we were given, once: nats-py's own loop would hide why it failed."""
@@ -63,7 +70,7 @@ class _Session(Client):
 
     def _connect_command(self) -> bytes:
         """Refuse to say anything, credentials above all, before TLS is up. nats-py calls this for the CONNECT line."""
-        if self._config.tls_required and self.writer.get_extra_info("ssl_object") is None:
+        if self._config.tls_required and not self.over_tls:
             raise TLSRequiredError("the server offers no TLS and TLS was asked for; nothing was sent in plain text")
         return super()._connect_command()
 
@@ -125,7 +132,10 @@ class SinkLink:
         self.on_notice: Callable[[str], None] = lambda text: None
 
     async def open(self, url: str) -> None:
-        """Connect to one server, TLS and authentication included."""
+        """Connect to one server, TLS and authentication included.
+
+        SessionEndedError, rather than what the socket says, if it ended the connection before TLS was up.
+        """
         try:
             async with asyncio.timeout(self._config.connect_timeout):
                 await _cancellable(self._session.connect(**stock_options(self._config, url)))
@@ -137,6 +147,12 @@ class SinkLink:
                 await self.ping()  # a refused client certificate shows only with the first bytes read
                 if self._fault is not None:  # it ended together with that answer
                     raise self._fault
+        except (ConnectionResetError, BrokenPipeError) as error:
+            over_tls = self._session.over_tls
+            self.abort()
+            if over_tls or not self._config.tls_required:
+                raise
+            raise SessionEndedError("it closed the connection before TLS was up: it is starting, or ending") from error
         except BaseException:
             self.abort()
             raise
@@ -173,12 +189,15 @@ class SinkLink:
         if self._over:
             return
         self._fault = error
+        self._fail_answers(error)
         self.abort()
+        self.on_end(error)
+
+    def _fail_answers(self, error: Exception) -> None:
         for answer in self._answers:
             if not answer.done():
                 answer.set_exception(error)
                 answer.exception()  # seen: nobody may be waiting any more
-        self.on_end(error)
 
     def publish(self, messages: list[Outgoing]) -> None:
         """Write messages, joined."""
@@ -222,6 +241,7 @@ class SinkLink:
     def abort(self) -> None:
         """End now, without waiting for the other side. Idempotent."""
         self._over = True
+        self._fail_answers(ConnectionResetError("the session is over"))
         self._session.abort()
 
 

@@ -55,7 +55,7 @@ TOTALS = (
     ),
     _Total("natty_handler_retries", "Failed messages that are tried again.", HANDLER, {"": "retried"}),
     _Total("natty_handler_dead_letters", "Failed messages that became dead letters.", HANDLER, {"": "buried"}),
-    _Total("natty_publish_messages", "Messages of publishers.", PUBLISHER, {"stored": "stored", "failed": "failed"}),
+    _Total("natty_publish_messages", "Published messages.", PUBLISHER, {"stored": "stored", "failed": "failed"}),
     _Total("natty_publish_duplicates", "Of the stored ones, those stored before.", PUBLISHER, {"": "duplicates"}),
     _Total("natty_group_rebalances", "Changes of a member's partitions.", GROUP, {"": "rebalances"}),
     _Total("natty_group_hand_overs", "Consumers given up for other partitions.", GROUP, {"": "handed_over"}),

@@ -1,9 +1,10 @@
-"""Durations and sizes as people and the `nats` tool write them: 1h30m, 7d; 512KB, 1GiB."""
+"""Durations, sizes and times as people, the `nats` tool and servers write them: 1h30m, 7d; 512KB, 1GiB; RFC 3339."""
 
 from __future__ import annotations
 
 import math
 import re
+from datetime import UTC, datetime, timedelta
 
 _SECONDS = {
     "ns": 1e-9,
@@ -25,6 +26,7 @@ _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|[smhdDwWMyY])")
 _SHOWN = (("d", 86400), ("h", 3600), ("m", 60))
 _PREFIXES = "KMGTP"
 _POWERS = {"": 0} | {prefix: 10 * power for power, prefix in enumerate(_PREFIXES, start=1)}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SIZE = re.compile(r"([0-9]+)\s*([KMGTP]?)(?:I?B)?", re.IGNORECASE)
 
 
@@ -73,3 +75,16 @@ def show_size(size: float) -> str:
         return f"{size:.0f} B"
     power = min(math.floor(math.log2(size) / 10), len(_PREFIXES))
     return f"{size / 1024**power:.1f}".removesuffix(".0") + f" {_PREFIXES[power - 1]}iB"
+
+
+def parse_time(text: str) -> int:
+    """Return the Unix nanoseconds of a time as servers write it: RFC 3339 in UTC, zeros at its end cut. ValueError."""
+    whole, _, fraction = text.removesuffix("Z").partition(".")
+    return nanoseconds_of(datetime.fromisoformat(whole).replace(tzinfo=UTC)) + int(fraction.ljust(9, "0"))
+
+
+def nanoseconds_of(time: datetime) -> int:
+    """Return the Unix nanoseconds of a time. ValueError if it has no zone."""
+    if time.tzinfo is None:
+        raise ValueError(f"{time} has no time zone")
+    return (time - _EPOCH) // timedelta(microseconds=1) * 1000

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import sys
-from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
-
-import typer
-from rich import print_json
 
 from capture.cli import checks, settings
 from capture.config import CaptureConfig
@@ -18,14 +15,14 @@ from capture.errors import AlreadyStored, CaptureError, SparkError
 from capture.source import stream_info
 from capture.spark import class_data
 from capture.spark.java import candidates, choose
-from capture.spark.properties import read_properties
+from capture.spark.properties import check_master, read_properties
 from capture.stores import open_store
 from capture.streams import each
 from natty import Natty
 from natty.cli import connect
 from natty.cli.checks import Finding, Status
-from natty.cli.doctor import show
-from natty.cli.run import EXIT_ERROR, run_async
+from natty.cli.doctor import tell
+from natty.cli.run import run_async
 from natty.errors import NattyError
 
 MEMORY = Path("/proc/meminfo")
@@ -51,12 +48,7 @@ def doctor(
         findings.append(run_async(_store(wanted.store)))
     if wanted.stream or wanted.streams:
         findings += run_async(_streams(wanted))
-    if as_json:
-        print_json(data=facts | {"checks": [asdict(one) for one in findings]})
-    else:
-        show(facts, findings)
-    if any(one.status is Status.FAIL for one in findings):
-        raise typer.Exit(EXIT_ERROR)
+    tell(facts, findings, as_json=as_json)
 
 
 def _spark(config: CaptureConfig) -> list[Finding]:
@@ -65,9 +57,16 @@ def _spark(config: CaptureConfig) -> list[Finding]:
         *checks.check_packages({name: _version(name) for name in checks.PACKAGES}),
         *checks.check_java(candidates(spark.java)),
         *_class_data(config),
-        checks.check_memory(spark.driver_memory, _free_bytes()),
+        checks.check_memory(_driver_memory(config), _free_bytes()),
         _master(config),
     ]
+
+
+def _driver_memory(config: CaptureConfig) -> str:
+    spark, named = config.spark, {}
+    with contextlib.suppress(SparkError):  # that file is told of with the master
+        named = read_properties(spark.properties_file) if spark.properties_file else {}
+    return {**named, **spark.properties}.get("spark.driver.memory", spark.driver_memory)
 
 
 def _master(config: CaptureConfig) -> Finding:
@@ -78,10 +77,14 @@ def _master(config: CaptureConfig) -> Finding:
             named = read_properties(spark.properties_file)
         except SparkError as error:
             return Finding("master", Status.FAIL, str(error))
-    for origin, properties in (("properties", spark.properties), (spark.properties_file, named)):
-        if "spark.master" in properties:
-            return Finding("master", Status.OK, f"{properties['spark.master']}, says {origin}")
-    return Finding("master", Status.OK, spark.master)
+    said = {"spark.master": spark.master}
+    origins = {"properties": spark.properties, spark.properties_file: named, "": said}
+    origin, master = next((name, of["spark.master"]) for name, of in origins.items() if "spark.master" in of)
+    try:
+        check_master(master)
+    except SparkError as error:
+        return Finding("master", Status.FAIL, str(error))
+    return Finding("master", Status.OK, f"{master}, says {origin}" if origin else master)
 
 
 def _class_data(config: CaptureConfig) -> list[Finding]:

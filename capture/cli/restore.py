@@ -23,12 +23,12 @@ from capture.restoring.past import Window, only_stream
 from capture.restoring.plan import Options, Plan
 from capture.restoring.rebuild import Restored, prepare, restore_exactly
 from capture.restoring.replay import Pace, rebuild_published, replay
-from capture.restoring.restore import nanoseconds_of
 from capture.stores import open_store
 from capture.verdict import TOLD
 from natty import Natty
 from natty.cli import connect
 from natty.cli.run import run_async
+from natty.units import nanoseconds_of
 
 JSON_VERSION = 1
 SHOWN = 5  # runs of gaps

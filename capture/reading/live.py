@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +18,7 @@ from natty import Batch, Natty, StreamNotFoundError
 from natty.errors import ConnectionClosedError
 from natty.jetstream import StoredMessage
 from natty.ordered import Began, CaughtUp, Ordered, OrderedOptions, Vanished
+from natty.units import parse_time
 
 READ_AHEAD = 8192  # messages
 AT_ONCE = 64  # messages that are asked for together where a stream lets nobody read along
@@ -109,20 +109,13 @@ def _records(stream: str, messages: list[StoredMessage]) -> Records[Any]:
     return Records(
         stream=stream,
         sequences=[one.sequence for one in messages],
-        times_ns=[nanoseconds(one.time) for one in messages],
+        times_ns=[parse_time(one.time) for one in messages],
         subjects=[one.subject.encode() for one in messages],
         header_blocks=[one.header_block for one in messages],
         payloads=[one.data for one in messages],
         deliveries=[1] * len(messages),
         values=[None] * len(messages),
     )
-
-
-def nanoseconds(time: str) -> int:
-    """Return Unix nanoseconds of a time as servers write it, in UTC: "2026-11-21T03:00:00.123456789Z". ValueError."""
-    whole, _, fraction = time.removesuffix("Z").partition(".")
-    seconds = int(datetime.fromisoformat(whole).replace(tzinfo=UTC).timestamp())
-    return seconds * 10**9 + int(fraction.ljust(9, "0"))
 
 
 def _rows(records: Records[Any]) -> pa.RecordBatch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from capture.reading.shares import Selection
 from capture.sequences import MAXIMUM
 from capture.stores import Store, open_store
 from capture.writers.envelope import SCHEMA
+from natty.units import nanoseconds_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,8 +38,8 @@ async def batches_of(
     selection = Selection(
         start_sequence=wanted.start_sequence,
         end_sequence=MAXIMUM if wanted.end_sequence is None else wanted.end_sequence,
-        since_ns=nanoseconds(wanted.since),
-        until_ns=nanoseconds(wanted.until),
+        since_ns=_nanoseconds(wanted.since),
+        until_ns=_nanoseconds(wanted.until),
         subjects=tuple(wanted.subjects),
     )
     if wanted.natty is None:
@@ -80,11 +81,11 @@ async def identity_of(store: Store, stream: str) -> Identity:
     raise ConfigError(f"the archive in {store.url} holds {len(known)} streams, {named}: name one")
 
 
-def nanoseconds(time: datetime | float | None) -> int | None:
+def _nanoseconds(time: datetime | float | None) -> int | None:
     """Return Unix nanoseconds of a time; None for none. ConfigError for a datetime without a zone."""
     if not isinstance(time, datetime):
         return None if time is None else round(time * 1e9)
-    if time.tzinfo is None:
-        raise ConfigError(f"{time} has no zone: give one, as in datetime(2026, 11, 21, tzinfo=UTC)")
-    since = time - datetime(1970, 1, 1, tzinfo=UTC)
-    return (since.days * 86_400 + since.seconds) * 10**9 + since.microseconds * 1000
+    try:
+        return nanoseconds_of(time)
+    except ValueError as error:
+        raise ConfigError(f"{error}: give one, as in datetime(2026, 11, 21, tzinfo=UTC)") from None

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from natty.units import nanoseconds_of
+
 if TYPE_CHECKING:
     from capture.config import CaptureConfig
     from capture.restoring.plan import Plan
@@ -89,10 +91,3 @@ def configured(archive: str | CaptureConfig, stream: str) -> CaptureConfig:
     if isinstance(archive, str):
         return load(None, {"store": archive, "stream": stream}, environment={})
     return msgspec.structs.replace(archive, stream=stream)
-
-
-def nanoseconds_of(time: datetime) -> int:
-    """Return the Unix nanoseconds of a time. ValueError if it has no zone."""
-    if time.tzinfo is None:
-        raise ValueError(f"{time} has no time zone")
-    return int(time.replace(microsecond=0).timestamp()) * 10**9 + time.microsecond * 1000

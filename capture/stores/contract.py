@@ -30,7 +30,8 @@ class Store(Protocol):
     """Durable objects by path. Every implementation passes `capture.stores.conformance.check_store`.
 
     Paths are relative, "/" separated and checked by `checked_path`. Every method may raise StoreError: StoreFullError
-    when there is no room, StoreUnreadableError when permissions or mounts are wrong.
+    when there is no room, StoreUnreadableError when permissions or mounts are wrong, StoreUnfitError when the store
+    does not do what is promised here.
     """
 
     url: str

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import NoReturn
 from uuid import uuid4
 
-from capture.errors import AlreadyStored, NotStored, StoreError, StoreFullError, StoreUnreadableError
+from capture.errors import (
+    AlreadyStored,
+    NotStored,
+    StoreError,
+    StoreFullError,
+    StoreUnfitError,
+    StoreUnreadableError,
+)
 from capture.stores.contract import SCRATCH, Listing, ObjectInfo, checked_path, checked_range
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -118,7 +125,7 @@ class FileStore:
             self._refuse(path, target)
         except OSError as error:
             if error.errno in NO_HARD_LINKS:
-                raise StoreError(
+                raise StoreUnfitError(
                     f"{self.root} is on a file system that can't make a hard link ({error.strerror}), which creating "
                     f"an object exactly once needs: use a folder on one such as ext4, xfs, btrfs, apfs, NTFS or NFS"
                 ) from error
@@ -206,7 +213,7 @@ class FileStore:
             yield
         except (FileNotFoundError, IsADirectoryError) as error:
             if not action.startswith("reading"):
-                raise StoreError(
+                raise StoreUnreadableError(
                     f"{action} in {self.root} failed: {error.strerror}; check that folders can be made there"
                 ) from error
             raise  # the caller's answer is NotStored

@@ -11,7 +11,7 @@ from uuid import uuid4
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 
-from capture.errors import AlreadyStored, NotStored, StoreError
+from capture.errors import AlreadyStored, NotStored, StoreError, StoreUnfitError
 from capture.stores.address import Address
 from capture.stores.client import client
 from capture.stores.contract import SCRATCH, Listing, ObjectInfo, checked_path, checked_range
@@ -147,7 +147,7 @@ class ObjectStore:
                 await obstore.delete_async(self._client, path)
 
     async def _check_conditions(self) -> None:
-        """Before the first create: create an object of our own twice. StoreError if the store lets us."""
+        """Before the first create: create an object of our own twice. StoreUnfitError if the store lets us."""
         async with self._trying:
             if self._tried:
                 return
@@ -160,7 +160,7 @@ class ObjectStore:
             finally:
                 await self._delete(path)
             if not self._tried:
-                raise StoreError(IGNORES_CONDITIONS.format(self._address.url))
+                raise StoreUnfitError(IGNORES_CONDITIONS.format(self._address.url))
 
     @contextlib.asynccontextmanager
     async def _asking(self, action: str, size: int = 0) -> AsyncIterator[asyncio.Timeout]:

@@ -3,42 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from typing import Any
 
+from capture.positioned import Positioned
 from capture.stores.contract import Store
 
 
-class StoredFile(io.RawIOBase):
+class StoredFile(Positioned):
     """An object of this size, read piece by piece by a thread that is not the event loop's.
 
     `loop` answers it, the running one by default; it must be free meanwhile. Raises what the store raises.
     """
 
     def __init__(self, store: Store, path: str, size: int, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        self._store, self._path, self._size = store, path, size
+        super().__init__(size)
+        self._store, self._path = store, path
         self._loop = loop or asyncio.get_running_loop()
-        self._at = 0
 
     def __repr__(self) -> str:
         return f"StoredFile({self._path!r}, at {self._at:,} of {self._size:,} bytes)"
-
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def seekable(self) -> bool:
-        """It is."""
-        return True
-
-    def tell(self) -> int:
-        """Return where the next read begins."""
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to where the next read begins."""
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
 
     def readinto(self, buffer: Any) -> int:
         """Fill the buffer from the store; fewer bytes only at the end."""

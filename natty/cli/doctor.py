@@ -26,16 +26,20 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Connect, say what is there, and look for what is wrong or soon will be. Exit status 1 if something is wrong."""
-    facts, findings = run_async(_examine(nats))
+    tell(*run_async(_examine(nats)), as_json=as_json)
+
+
+def tell(facts: dict[str, Any], findings: list[Finding], *, as_json: bool) -> None:
+    """Print facts and findings; exit status 1 if one of these says that something is wrong."""
     if as_json:
         print_json(data=facts | {"checks": [asdict(one) for one in findings]})
     else:
-        show(facts, findings)
+        _show(facts, findings)
     if any(one.status is Status.FAIL for one in findings):
         raise typer.Exit(EXIT_ERROR)
 
 
-def show(facts: dict[str, Any], findings: list[Finding]) -> None:
+def _show(facts: dict[str, Any], findings: list[Finding]) -> None:
     """Print facts, then findings, each with its status before it."""
     console = Console(highlight=False)
     for name, value in facts.items():

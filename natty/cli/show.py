@@ -28,15 +28,18 @@ def form_of(*, as_json: bool, raw: bool) -> Form:
 
 def show_message(number: int, raw: RawMessage, form: Form, *, stored: bool = False) -> None:
     """Print one message at once; with `stored`, say where in which stream it is."""
+    sys.stdout.buffer.write(message_text(number, raw, form, stored=stored))
+    sys.stdout.buffer.flush()
+
+
+def message_text(number: int, raw: RawMessage, form: Form, *, stored: bool = False) -> bytes:
+    """Return a message as it is printed, its end of line included."""
     place = _place(Message(raw)) if stored else {}
     if form is Form.RAW:
-        line = raw[3] + b"\n"
-    elif form is Form.JSON:
-        line = json.dumps(fields_of(raw) | place, ensure_ascii=False).encode() + b"\n"
-    else:
-        line = _text(number, raw, place)
-    sys.stdout.buffer.write(line)
-    sys.stdout.buffer.flush()
+        return raw[3] + b"\n"
+    if form is Form.JSON:
+        return json.dumps(fields_of(raw) | place, ensure_ascii=False).encode() + b"\n"
+    return _text(number, raw, place)
 
 
 def fields_of(raw: RawMessage) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import sys
 from contextlib import aclosing
@@ -12,6 +11,7 @@ import typer
 
 from natty import Natty, Pull, PullOptions
 from natty.cli import connect
+from natty.cli.printer import Printer
 from natty.cli.run import run_async
 from natty.cli.show import Form, form_of, show_message
 from natty.errors import BadSubjectError
@@ -46,18 +46,16 @@ def sub(
 
 
 async def _listen(settings: dict[str, Any], subject: str, queue: str, form: Form, count: int | None) -> None:
-    arrived: asyncio.Queue[list[RawMessage]] = asyncio.Queue()
-    async with Natty(**settings) as natty:
-        natty.connection.subscribe(subject, arrived.put_nowait, queue=queue)
+    async with Natty(**settings) as natty, Printer(form, count) as printer:
+
+        def take(messages: list[RawMessage]) -> None:
+            if not printer.take(messages):
+                subscription.close()
+
+        subscription = natty.connection.subscribe(subject, take, queue=queue)
         await natty.connection.flush()
         print(f"subscribed to {subject}", file=sys.stderr, flush=True)
-        shown = 0
-        while True:
-            for message in await arrived.get():
-                shown += 1
-                show_message(shown, message, form)
-                if shown == count:
-                    return
+        await printer.ended()
 
 
 async def _read(

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +15,7 @@ from natty.errors import (
     PublishError,
     StreamNotFoundError,
 )
-from natty.jetstream import NO_MESSAGE, JetStream, StoredMessage
+from natty.jetstream import JetStream, StoredMessage
 from natty.stream import check_name, stream_state
 
 RETRY_FOR = "Natty-Retry-For"
@@ -148,20 +147,7 @@ class LetterBox:
 
     async def _next(self, wanted: LetterFilter, sequence: int) -> StoredMessage | None:
         """Return the first message at or behind a sequence whose subject fits."""
-        body = {"seq": sequence, "next_by_subj": wanted.subject(self._prefix)}
-        try:
-            message = (await self._jetstream.request(f"STREAM.MSG.GET.{self.stream}", body))["message"]
-        except JetStreamError as error:
-            if error.err_code == NO_MESSAGE:
-                return None
-            raise
-        return StoredMessage(
-            subject=message["subject"],
-            sequence=message["seq"],
-            data=base64.b64decode(message.get("data", "")),
-            header_block=base64.b64decode(message.get("hdrs", "")),
-            time=message["time"],
-        )
+        return await self._jetstream.read(self.stream, sequence=sequence, subject=wanted.subject(self._prefix))
 
     async def _publish(self, letter: Letter) -> None:
         if not letter.has_payload:

@@ -231,13 +231,6 @@ def rfc3339(time_ns: int) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{nanoseconds:09}Z"
 
 
-def nanoseconds(time: str) -> int:
-    """Return the Unix nanoseconds of a time as the server writes it: RFC 3339 in UTC, trailing zeros cut."""
-    whole, _, fraction = time.removesuffix("Z").partition(".")
-    seconds = datetime.fromisoformat(whole).replace(tzinfo=UTC).timestamp()
-    return int(seconds) * 1_000_000_000 + int(fraction.ljust(9, "0"))
-
-
 def one_line(text: str, characters: int) -> str:
     """Return the text as one line that a header can hold, cut to so many characters."""
     line = " ".join(text[: 4 * characters].encode("utf-8", "backslashreplace").decode().split())

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from natty.deadletter.letter import Original, nanoseconds
+from natty.deadletter.letter import Original
 from natty.deadletter.streams import ADVISORIES_AGE, GAVE_UP, TERMINATED
 from natty.errors import NattyError, NotConnectedError, StreamNotFoundError
 from natty.jetstream import JetStream, StoredMessage
 from natty.message import Message
 from natty.pull import Pull, PullOptions
 from natty.stream import NANOSECONDS, check_name, ensure_consumer
+from natty.units import parse_time
 
 if TYPE_CHECKING:
     from natty.deadletter.bury import DeadLetters
@@ -52,7 +53,7 @@ class Advisory(msgspec.Struct, frozen=True):
 
     def is_about(self, stored: StoredMessage) -> bool:
         """Return whether this can be the message: not if its stream was deleted and made again meanwhile."""
-        return nanoseconds(stored.time) / NANOSECONDS <= self.timestamp.timestamp() + CLOCKS_APART
+        return parse_time(stored.time) / NANOSECONDS <= self.timestamp.timestamp() + CLOCKS_APART
 
     def original(self, stored: StoredMessage | None) -> Original:
         """Return what is known of the message; `stored` is None where its stream has it no more."""
@@ -64,7 +65,7 @@ class Advisory(msgspec.Struct, frozen=True):
             subject=stored.subject,
             headers=stored.headers,
             data=stored.data,
-            time_ns=nanoseconds(stored.time),
+            time_ns=parse_time(stored.time),
             deliveries=self.deliveries,
         )
 

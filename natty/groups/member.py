@@ -8,6 +8,7 @@ from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Any, Self
 
+from natty.closing import Running
 from natty.errors import (
     BadGroupError,
     BucketNotFoundError,
@@ -107,7 +108,10 @@ class Membership:
 
         BadGroupError for a record that can't be used, and for a static group that does not list this member.
         """
-        self.work = Work(self._jetstream, self.group, self.member, self._handler, self.options)
+        self._running = Running(self._jetstream.connection, self.leave, self.options.shutdown_timeout)
+        self.work = self._running.around(
+            lambda: Work(self._jetstream, self.group, self.member, self._handler, self.options)
+        )
         self._instance = Instance(
             self.options.ack_wait, elastic=self._elastic, tick=Timings(self.options.ack_wait).reconcile / 2
         )
@@ -116,7 +120,7 @@ class Membership:
         observed.add(self.work, HANDLER, self.stream, self.consumer)
         observed.add(self, GROUP, self.source, self.group, self.member)
         self._jetstream.connection.listeners.append(self._on_connection)
-        jobs = [self._follow_record(), self._reconcile()]
+        jobs = [self._follow_record(), self._run()]
         if every := self.options.lag_every:
             admin = (ElasticAdmin if self._elastic else StaticAdmin)(self._jetstream, self.source, self.group)
             jobs.append(
@@ -217,6 +221,10 @@ class Membership:
         if event == "closed":
             self.leave()
         self._wake.set()
+
+    async def _run(self) -> None:
+        with self._running:
+            await self._reconcile()
 
     async def _reconcile(self) -> None:
         """Compare with the server's view and do the next step, whenever something happened or it is time."""

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from math import ceil
 
 from natty.jetstream import StoredMessage
 from natty.message import parse_headers
+from natty.units import parse_time
 
 _OF_ONE_WRITE = ("Natty-Nonce", "Nats-Expected-", "Nats-Msg-")  # headers that must not be written a second time
 _WITHOUT_VALUE = "Nats-Msg-Size"  # the server's, on what it delivers without payload
@@ -72,7 +72,7 @@ def stored_entry(key: str, message: StoredMessage | None) -> Entry | None:
     """Return the entry that a read brought, None if the key is absent."""
     if message is None:
         return None
-    found = read_entry(key, message.sequence, message.header_block, message.data, _nanoseconds(message.time))
+    found = read_entry(key, message.sequence, message.header_block, message.data, parse_time(message.time))
     return found if isinstance(found, Entry) else None
 
 
@@ -94,8 +94,3 @@ def _reason(headers: dict[str, list[str]]) -> str:
     if marked := headers.get("Nats-Marker-Reason"):
         return _REASONS.get(marked[0], marked[0])
     return _REASONS.get(headers.get("KV-Operation", [""])[0], "")
-
-
-def _nanoseconds(time: str) -> int:
-    whole, _, fraction = time.removesuffix("Z").partition(".")
-    return int(datetime.fromisoformat(whole).replace(tzinfo=UTC).timestamp()) * 10**9 + int(fraction.ljust(9, "0"))

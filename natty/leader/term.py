@@ -204,7 +204,8 @@ class Term:
             self._in_time()
             doubt: Exception
             try:
-                last = await publish_atomic(self._jetstream, batch, timeout=max(0.05, self.remaining()))
+                timeout = max(0.05, self.remaining())
+                last = await publish_atomic(self._jetstream, batch, timeout=timeout, settle=False)  # `_landed` does
                 return {name: last.seq - len(commits) + place for place, name in enumerate(commits)}
             except (WrongLastSequenceError, PublishError, NotConnectedError) as error:
                 if isinstance(error, PublishError) and not error.in_doubt:

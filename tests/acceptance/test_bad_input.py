@@ -44,7 +44,8 @@ COMMANDS = {
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_server_that_can_not_be_reached(shell, command):
     url = f"tls://127.0.0.1:{free_ports(1)[0]}"
-    assert told(shell.run(*COMMANDS[command], "--server", url)) == (
+    at_once = {"CAPTURE_START_TIMEOUT": "0"} if command == "capture run" else {}
+    assert told(shell.run(*COMMANDS[command], "--server", url, **at_once)) == (
         f"{command.split()[0]}: no server could be reached. {url}: nothing listens there; check the port, and that the"
         " server runs"
     )

@@ -10,7 +10,7 @@ from patient import PATIENCE
 from restoring import Capturing, dumped, send
 
 from capture.restoring.uptake import MARK
-from natty.deadletter.letter import nanoseconds
+from natty.units import parse_time
 
 COUNT = 20
 
@@ -97,8 +97,8 @@ def test_replicas_that_there_are_not_are_refused_and_a_replay_keeps_its_pace(she
     served(lambda natty: natty.ensure_stream(again, subjects=[f"{again}.>"]))
     done = shell.capture("restore", captured.config.store, "--replay", again, "--pace", "0.5")
     assert done.status == 0, done.err
-    found = [nanoseconds(one["time"]) for one in stream_of(served, again)[1].values()]
-    were = [nanoseconds(one["time"]) for one in captured.before[1].values()]
+    found = [parse_time(one["time"]) for one in stream_of(served, again)[1].values()]
+    were = [parse_time(one["time"]) for one in captured.before[1].values()]
     assert len(found) == len(were)
     assert found[-1] - found[0] >= 2 * (were[-1] - were[0]) - 50_000_000  # when the first was stored is not exact
 

@@ -168,33 +168,6 @@ async def test_too_many_unfinished_batches_are_waited_for_and_then_explained(str
     assert await last_sequence(natty, stream) == 2 * 6
 
 
-async def test_a_lost_ack_of_the_commit_is_told_as_doubt(natty_proxy, natty, stream, monkeypatch):
-    async with Natty(**natty_proxy.options, **PATIENT) as far:
-        real_begin, real_commit = atomic._begin, atomic._commit
-
-        async def begin_then_mute(*arguments):
-            await real_begin(*arguments)
-            natty_proxy.mute()
-
-        async def commit_in_a_hurry(connection, rest, deadline):
-            return await real_commit(connection, rest, asyncio.get_running_loop().time() + 0.3)
-
-        monkeypatch.setattr(atomic, "_begin", begin_then_mute)
-        monkeypatch.setattr(atomic, "_commit", commit_in_a_hurry)
-        batch = [AtomicMessage(subject=f"{stream}.{i}", msg_id=str(i)) for i in range(3)]
-        with pytest.raises(PublishError, match="whether the batch was stored is not known") as caught:
-            await far.publish_atomic(batch)
-        assert caught.value.in_doubt
-        monkeypatch.undo()
-        async with asyncio.timeout(PATIENCE):
-            while await last_sequence(natty, stream) != 3:
-                await asyncio.sleep(0.02)
-        with pytest.raises(PublishError, match="in the stream already: an earlier try may have stored it"):
-            await natty.publish_atomic(batch)
-        assert await last_sequence(natty, stream) == 3
-        await natty_proxy.cut()
-
-
 async def test_what_is_not_permitted_is_named(natty_tls, nats_server_binary, tmp_path):
     users = 'authorization { users: [{user: u, password: p, permissions: {publish: {deny: ["S.secret", "S.own"]}}}] }'
     with NatsServer(

@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import struct
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -9,10 +10,11 @@ from patient import NEVER, PATIENCE, PATIENT, until
 
 import natty.connection
 from natty import AuthorizationError, ConnectError, JetStreamNotEnabledError, Natty, PublishError, TLSError, sinklink
-from natty.errors import NattyError, NotConnectedError, TLSHandshakeError, TLSRequiredError
+from natty.errors import ConfigError, NattyError, NotConnectedError, TLSClosedError, TLSHandshakeError, TLSRequiredError
 from natty.testing import DevCA, NatsServer, ServerOptions, free_ports
 from natty.tls import TLSFiles
 
+REFUSED = (TLSHandshakeError, TLSClosedError)  # a reset may overtake the reason
 SILENCE = 0.3  # seconds: how long to wait for those who say nothing
 YESTERDAY = datetime.now(UTC) - timedelta(days=1)
 
@@ -108,6 +110,25 @@ async def test_a_server_that_ends_the_session_with_its_first_answer():
         assert "the server ended the session: maximum connections exceeded" in text
 
 
+async def test_a_listener_that_resets_the_connection_before_tls_is_up(natty_tls):
+    """As a load balancer does, or a container's port, while nothing is behind it yet."""
+
+    def reset(reader, writer):
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+
+    async with await asyncio.start_server(reset, "127.0.0.1", 0) as server:
+        url = f"tls://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        text = await told(ConnectError, servers=url, tls_ca=str(natty_tls.ca))
+    assert "it closed the connection before TLS was up" in text
+
+
+async def test_a_login_that_the_server_is_too_busy_to_look_at_is_no_refused_one():
+    for said, kind in (("Authentication Timeout", ConnectError), ("User Authentication Expired", AuthorizationError)):
+        async with fake(info() + b"\r\n", answers=[f"-ERR '{said}'\r\n".encode()]) as (address, _):
+            await told(kind, servers=f"nats://{address}")
+
+
 async def test_a_listener_that_speaks_something_else():
     async with fake(b"SSH-2.0-OpenSSH_9.2\r\n") as (address, _):
         text = await told(ConnectError, servers=f"nats://{address}")
@@ -195,14 +216,14 @@ async def test_a_key_of_another_certificate(nats_server, files):
 async def test_a_client_certificate_of_a_foreign_authority(nats_server, files):
     cert, key = files("stranger", ca=DevCA.create("foreign"))
     options = nats_server.connect_options() | {"tls_cert": str(cert), "tls_key": str(key)}
-    text = await told(TLSHandshakeError, **options)
+    text = await told(REFUSED, **options)
     assert "client certificate" in text
     assert "CA" in text
 
 
 async def test_no_client_certificate_where_one_is_asked_for(nats_server):
     options = nats_server.connect_options() | {"tls_cert": "", "tls_key": ""}
-    text = await told(TLSHandshakeError, **options)
+    text = await told(REFUSED, **options)
     assert "client certificate" in text
     assert "give" in text
 
@@ -236,7 +257,7 @@ async def test_wrong_credentials(natty_tls, nats_server_binary, given):
 @pytest.mark.parametrize("setting", ["tls_ca", "tls_cert", "creds"])
 async def test_a_file_that_is_missing(nats_server, setting):
     options = nats_server.connect_options() | {setting: "/nowhere/file.pem", "connect_timeout": NEVER}
-    with pytest.raises((TLSError, ConnectError), match=r"/nowhere/file\.pem"):
+    with pytest.raises((TLSError, ConfigError), match=r"/nowhere/file\.pem"):
         async with asyncio.timeout(PATIENCE):
             await Natty.connect(**options)
 
@@ -245,7 +266,7 @@ async def test_a_file_that_is_missing(nats_server, setting):
 async def test_credentials_without_the_package_that_reads_them(nats_server, setting, tmp_path, monkeypatch):
     monkeypatch.setattr(sinklink, "find_spec", lambda name: None)
     (tmp_path / "login").write_text("secret")
-    text = await told(ConnectError, **nats_server.connect_options(), **{setting: str(tmp_path / "login")})
+    text = await told(ConfigError, **nats_server.connect_options(), **{setting: str(tmp_path / "login")})
     assert "pip install 'natty-nats[nkeys]'" in text
     assert "secret" not in text
 

@@ -316,5 +316,5 @@ async def test_a_node_waits_for_a_server_that_does_not_answer_yet(fleet, natty):
     await fleet.publish([order(number) for number in range(30)])
     node = fleet.start("node-1", fleet.configure(nats__api_prefix="LATE.API", nats__timeout=1.0))
     await fleet.until_all_acked(30)
-    assert "not ready to capture yet: no answer on LATE.API." in fleet.log("node-1").read_text()
+    assert "not ready to capture yet, waiting: no answer on LATE.API." in fleet.log("node-1").read_text()
     assert await fleet.stop(node) == 0

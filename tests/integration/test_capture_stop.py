@@ -186,7 +186,7 @@ async def test_a_second_signal_ends_a_node_at_once(fleet):
 async def test_a_node_that_waits_for_the_server_when_it_is_told_to_stop_ends_well(fleet, natty):
     natty.connection.subscribe("NEVER.API.>", lambda messages: None)
     node = fleet.start("node-1", fleet.configure(nats__api_prefix="NEVER.API", nats__timeout=0.5))
-    await fleet.said("node-1", "not ready to capture yet: no answer on NEVER.API.")
+    await fleet.said("node-1", "not ready to capture yet, waiting: no answer on NEVER.API.")
     assert await fleet.stop(node) == 0
     assert "node-1 stopped: 0 messages in 0 blocks" in fleet.log("node-1").read_text()
 

@@ -6,9 +6,9 @@ from burying import Scene, broken
 from patient import PATIENT
 
 from natty import DeadLetters, Natty, PublishError, StreamExistsError
-from natty.deadletter.letter import nanoseconds
 from natty.deadletter.watch import Watch
 from natty.testing import NatsServer
+from natty.units import parse_time
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ async def test_a_buried_message_is_whole_and_says_why_it_died(scene):
     assert letter.headers == message.headers
     assert (letter.reason, letter.error) == ("retries exhausted", "LookupError: no such customer")
     assert (letter.deliveries, letter.complete) == (1, True)
-    assert nanoseconds(letter.time) == message.time_ns
+    assert parse_time(letter.time) == message.time_ns
     assert letter.traceback[-1] == "LookupError: no such customer"
 
 

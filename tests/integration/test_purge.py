@@ -9,7 +9,7 @@ from capture.errors import PurgeRefused
 from capture.purge import Margin, plan_purge, purge, take_stock
 from capture.report import check
 from capture.stores import open_store
-from natty.deadletter.letter import nanoseconds
+from natty.units import parse_time
 
 
 class World:
@@ -245,7 +245,7 @@ async def test_a_margin_keeps_the_newest_and_the_young(world):
     await world.store_all()
     assert (await world.plan(keep=4)).before == 7
     message = await world.natty.jetstream.read(world.stream, sequence=6)
-    since = nanoseconds(message.time) / 1e9
+    since = parse_time(message.time) / 1e9
     plan = await world.plan(margin=Margin(seconds=PATIENCE), now=since + PATIENCE)
     assert plan.before in (6, 7)  # a float can't tell two nanoseconds apart
     assert (await world.plan(margin=Margin(seconds=1.0), now=since + PATIENCE)).before == 11

@@ -12,6 +12,7 @@ from capture.errors import CaptureError, ConfigError, DataLossError
 from capture.reading import seam
 from capture.stores import open_store
 from natty import StreamNotFoundError
+from natty.units import parse_time
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ async def test_from_archive_to_stream_and_each_message_is_what_was_published(nat
     times = [one.time_ns for one in found]
     for sequence in (1, 15, 30):
         stored = await natty.jetstream.read(config.stream, sequence=sequence)
-        assert seam_time(stored.time) == times[sequence - 1]
+        assert parse_time(stored.time) == times[sequence - 1]
     assert await numbers(config) == list(range(1, 21))  # the archive alone
     assert await numbers(store, stream=config.stream, natty=natty, start_sequence=18, end_sequence=23) == list(
         range(18, 24)
@@ -68,12 +69,6 @@ async def test_from_archive_to_stream_and_each_message_is_what_was_published(nat
     middle = times[14] / 1e9
     late = [one.time_ns async for one in capture.read(config, natty=natty, since=middle + 1e-6)]
     assert late == [one for one in times if one >= round((middle + 1e-6) * 1e9)]
-
-
-def seam_time(text):
-    from capture.reading.live import nanoseconds
-
-    return nanoseconds(text)
 
 
 async def test_subjects_are_selected_in_both(natty, archive):

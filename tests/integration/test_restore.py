@@ -31,8 +31,8 @@ from capture.errors import RestoreRefused
 from capture.restoring.archive import COLUMNS, ArchiveWriter
 from capture.restoring.uptake import upload
 from natty import Natty
-from natty.deadletter.letter import nanoseconds
 from natty.testing import NatsServer
+from natty.units import parse_time
 
 
 @pytest.fixture(scope="module")
@@ -270,7 +270,7 @@ async def test_parts_of_a_stream_by_sequence_time_and_subject(natty, other, natt
     assert await part(to_sequence=4) == ([1, 2, 3, 4], (1, 4), 4)
     assert await part(start=3, to_sequence=5) == ([3, 4, 5], (3, 5), 5)
     assert await part(subjects=(f"{name}.a", f"{name}.c")) == ([1, 3, 4, 6, 7, 9], (1, 9), 5)
-    sixth = nanoseconds(messages[6]["time"])
+    sixth = parse_time(messages[6]["time"])
     assert await part(start_ns=sixth) == ([6, 7, 8, 9], (6, 9), 5)
     with pytest.raises(RestoreRefused, match=f"no message of {name} matches what was asked for"):
         await restored(other, captured, subjects=("elsewhere.>",))
@@ -358,7 +358,7 @@ async def test_whatever_the_messages_are_the_server_has_exactly_them(other, natt
     assert [
         (
             one["seq"],
-            nanoseconds(one["time"]),
+            parse_time(one["time"]),
             one["subject"],
             b64decode(one.get("hdrs", "")) or None,
             b64decode(one.get("data", "")),

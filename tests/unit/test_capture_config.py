@@ -1,27 +1,18 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from capture_settings import NAMED, no_settings_of_this_machine  # noqa: F401
 
 from capture.block import Limits
-from capture.cli.config import problems, shown
 from capture.config import CaptureConfig, given_settings, load, read
 from capture.errors import ConfigError
 from capture.lead import policy
 from capture.origins import lines_of
 from capture.planning import Policy
 from capture.schedule import Schedule
-
-NAMED = 'stream = "ORDERS"\nstore = "/data/lake"\n'
-
-
-@pytest.fixture(autouse=True)
-def no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith(("NATS_", "CAPTURE_"))]:
-        monkeypatch.delenv(name)
 
 
 @pytest.fixture
@@ -110,6 +101,7 @@ def test_an_archive_may_have_a_name_of_its_own(file: Path) -> None:
             "capture.toml: Expected `float` >= 0.3 - at `$.compaction.lease` in line 4",
         ),
         (NAMED + "ack_wait = nan", "capture.toml: Expected `float` > 0.0 - at `$.ack_wait` in line 3"),
+        (NAMED + "start_timeout = -1", "capture.toml: Expected `float` >= 0.0 - at `$.start_timeout` in line 3"),
     ],
 )
 def test_a_broken_file_is_told_with_the_place_in_it(file: Path, text: str, said: str) -> None:
@@ -157,13 +149,6 @@ def test_a_block_that_would_outlive_ack_wait_is_refused_with_both_numbers(file: 
 
 def test_a_consumer_that_would_stall_before_a_block_is_sealed_is_refused(file: Path) -> None:
     assert "max_pending 200000 exceeds" in refused(file, NAMED + "max_ack_pending = 1000\n")
-
-
-def found(file: Path, text: str, flags: dict[str, Any] | None = None, **environment: str) -> list[str]:
-    file.write_text(text)
-    return [
-        one.replace(f"{file.parent}/", "") for one in problems(given_settings(file, flags, environment=environment))
-    ]
 
 
 @pytest.mark.parametrize(
@@ -281,122 +266,6 @@ def test_what_can_be_used_is_read_beside_what_can_not(file: Path) -> None:
     config, faults = read(given_settings(file, environment={}))
     assert (config.lease, config.format, config.decoder, config.limits.max_age) == (2.0, "parquet", "json", 7.0)
     assert list(faults) == [("lease",), ("format",), ("limits", "max_ages")]
-
-
-def test_a_check_misses_what_has_no_default(file: Path) -> None:
-    said = "no {0} is named: give --{0}, CAPTURE_{1} or {0} in capture.toml"
-    assert found(file, "") == [said.format("stream", "STREAM"), said.format("store", "STORE")]
-
-
-def test_a_check_finds_everything_at_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (file.parent / "broken_decoder.py").write_text("def decode(:")
-    monkeypatch.syspath_prepend(file.parent)
-    text = """
-stream = "a b"
-archive = "a b"
-strem = 1
-decoder = "broken_decoder:decode"
-partition = "subject"
-compression = "lzma"
-key_file = "nowhere.keys"
-[limits]
-max_age = "soon"
-[limitz]
-a = 1
-b = 2
-[nats]
-server = "nats://user:secret@host"
-"""
-    said = found(file, text)
-    assert said == [
-        "capture.toml: Object contains unknown field `strem` in line 4; did you mean `stream`?",
-        "capture.toml: Expected `float`, got `str` - at `$.limits.max_age` in line 10",
-        "capture.toml: Object contains unknown field `limitz` in line 12; did you mean `limits`?",
-        "no store is named: give --store, CAPTURE_STORE or store in capture.toml",
-        "stream name 'a b': ' ' at character 2 is not allowed (stream: file capture.toml, line 2)",
-        "archive 'a b' can't name an election: 'capture.a b' is no key of a bucket: letters, digits and - / _ = with"
-        " dots between (archive: file capture.toml, line 3)",
-        "the decoder 'broken_decoder:decode' can't be loaded: SyntaxError: invalid syntax (broken_decoder.py, line 1)"
-        " (decoder: file capture.toml, line 5)",
-        "subject: needs the number of a token, counted from 0, as in subject:1; not ''"
-        " (partition: file capture.toml, line 6)",
-        "Parquet has no compression 'lzma'; known are none, gzip, snappy, zstd"
-        " (compression: file capture.toml, line 7)",
-        "the key file nowhere.keys can't be read: No such file or directory (key_file: file capture.toml, line 8)",
-        "capture.toml: there is no setting server of nats in line 15; did you mean `servers`?",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ('store = "ftp://x"', "ftp:// is no kind of store that this version knows"),
-        ('store = "s3://key:secret@lake"', "s3://lake has credentials in it"),
-        ('store = "lake"\nencrypt = true', "encrypt is on and there is no key"),
-        ('store = "lake"\nflatten = "os:sep"\nformat = "csv"', "the flatten 'os:sep' is no function but str"),
-        ('store = "lake"\nack_wait = 9', "max_age 30.0 s must be below the consumer's ack_wait 9.0 s"),
-        ('store = "lake"\n[nats]\ntls_ca = "nowhere.pem"', "The CA file nowhere.pem does not exist"),
-        ('store = "lake"\n[nats]\nservers = "http://h"', "http://h: only nats:// and tls:// are spoken"),
-        ('store = "lake"\n[nats]\ncontext = "/nowhere.json"', "nats context '/nowhere.json' can't be read"),
-        ('store = "lake"\ndurable = "a b"', "durable name 'a b': ' ' at character 2 is not allowed"),
-    ],
-)
-def test_a_check_tries_what_a_node_starts_with(file: Path, text: str, said: str) -> None:
-    (one,) = found(file, f'stream = "S"\n{text}')
-    assert one.startswith(said)
-    assert "file capture.toml, line" in one
-    assert "key:secret" not in one
-
-
-KEY = "a2V5" * 10 + "key="
-SEED = "SUA" + "B2C3D4E5" * 7
-PEM = "PRIVATE KEY"
-
-
-@pytest.mark.parametrize(
-    ("place", "value", "expected"),
-    [
-        ("nats.password", "p", "***"),
-        ("nats.token", "p", "***"),
-        ("nats.user", "p", "***"),
-        ("nats.pasword", "p", "***"),
-        ("nats.name", {"password": "p"}, "***"),
-        ("nats.creds", "/run/nats.creds", "/run/nats.creds"),
-        ("nats.creds", "-----BEGIN NATS USER JWT-----\n", "***"),
-        ("nats.nkey", SEED, "***"),
-        ("nats.tls_key", f"-----BEGIN {PEM}-----", "***"),
-        ("nats.timeout", 5.0, 5.0),
-        ("nats.servers", ["tls://a:p@h:4222", "tls://i"], ["tls://***@h:4222", "tls://i"]),
-        ("nats.servers", "tls://a:p,@q@h, nats://i,j", "tls://***@h, nats://i,j"),
-        ("nats.servers", "a:p@h", "***@h"),
-        ("nats.servers", {"url": "p"}, "***"),
-        ("spark.properties.spark.hadoop.fs.s3a.secret.key", "p", "***"),
-        ("key_file", "/run/keys", "/run/keys"),
-        ("key_file", f"k1:{KEY}", "***"),
-        ("store", "/data/a@b?c=d", "/data/a@b?c=d"),
-        ("store", "s3://b/p?region=eu-1", "s3://b/p?region=eu-1"),
-        ("store", "s3://id:s/e@b/p?region=eu-1&secret_key=p", "s3://***@b/p?region=eu-1&secret_key=***"),
-        ("store", "s3://b?endpoint=https://id:p@h", "s3://b?endpoint=https://***@h"),
-        ("filter_subjects", ["a.*"], ["a.*"]),
-        ("spark.java", None, None),
-    ],
-)
-def test_no_secret_is_shown(place: str, value: Any, expected: Any) -> None:
-    assert shown(tuple(place.split(".", 2)), value) == expected
-
-
-def test_a_wrong_variable_of_the_connection_is_not_put_down_to_the_file(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NATS_CA", "nowhere.pem")
-    (said,) = found(file, NAMED + '[nats]\nservers = ["tls://h"]\n')
-    assert said.startswith("The CA file nowhere.pem does not exist")
-    assert "capture.toml" not in said
-
-
-def test_a_key_in_the_place_of_its_file_is_not_told(file: Path) -> None:
-    (said,) = found(file, NAMED, CAPTURE_KEY_FILE=f"k1:{KEY}")
-    assert said == "the key file *** can't be read: No such file or directory (key_file: variable CAPTURE_KEY_FILE)"
 
 
 def test_the_compactions_settings_reach_its_policy_and_its_schedule(file):

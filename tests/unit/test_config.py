@@ -104,6 +104,9 @@ def test_tls_is_required_when_anything_asks_for_it(settings, required):
         ({"tls_key": "/k.pem"}, "needs its key"),
         ({"tls": False, "tls_ca": "/ca.pem"}, "contradict"),
         ({"servers": ("wss://ann:pw@a:1",)}, r"wss://\*\*\*@a:1: only nats:// and tls://"),
+        ({"servers": ("tls://ann:pw@a:client",)}, r"tls://\*\*\*@a:client names no host and port; write tls://"),
+        ({"servers": ("nats://",)}, "nats:// names no host and port"),
+        ({"servers": ("tls://[::1",)}, r"tls://\[::1 names no host and port"),
     ],
 )
 def test_a_configuration_that_can_not_work_is_refused(settings, words):

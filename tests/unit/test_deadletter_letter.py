@@ -11,7 +11,6 @@ from natty.deadletter.letter import (
     digest_of,
     fit,
     headers_of,
-    nanoseconds,
     one_line,
     prefix_of,
     read_letter,
@@ -21,6 +20,7 @@ from natty.deadletter.letter import (
 from natty.jetstream import StoredMessage
 from natty.message import encode_headers, parse_headers
 from natty.stream import BadNameError
+from natty.units import parse_time
 
 PREFIX = prefix_of("DEAD_LETTERS")
 ORDER = Original(
@@ -59,7 +59,7 @@ def test_a_letter_tells_everything_about_its_original():
     letter = letter_of(ORDER, "retries exhausted", failure())
     assert (letter.sequence, letter.stream, letter.consumer, letter.original_sequence) == (7, "ORDERS", "mailer", 42)
     assert (letter.subject, letter.data, letter.deliveries) == ("orders.eu.1", b"payload", 3)
-    assert nanoseconds(letter.time) == ORDER.time_ns
+    assert parse_time(letter.time) == ORDER.time_ns
     assert letter.headers == ORDER.headers
     assert (letter.reason, letter.error) == ("retries exhausted", "ValueError: it broke")
     assert len(letter.digest) == 12
@@ -177,10 +177,10 @@ def test_the_digest_is_the_same_for_the_same_failure_and_no_other():
 @given(st.integers(0, 4_000_000_000_000_000_000))
 def test_times_keep_their_nanoseconds(time_ns):
     text = rfc3339(time_ns)
-    assert nanoseconds(text) == time_ns
+    assert parse_time(text) == time_ns
     whole, _, fraction = text.removesuffix("Z").partition(".")
     cut = fraction.rstrip("0")
-    assert nanoseconds(f"{whole}.{cut}Z" if cut else f"{whole}Z") == time_ns
+    assert parse_time(f"{whole}.{cut}Z" if cut else f"{whole}Z") == time_ns
 
 
 def test_a_retry_has_the_originals_headers_but_no_instructions_to_the_server():

@@ -2,7 +2,7 @@ import math
 from uuid import uuid4
 
 import pytest
-from archived import STREAM, Archived, Settled, records, store_block
+from archived import GRACE, STREAM, Archived, Settled, records, store_block
 
 from capture.block import SealedBlock
 from capture.cipher import Keys
@@ -50,6 +50,34 @@ async def test_raw_and_compacted_repeated_and_encrypted_are_one_table(store):
     assert rows[3]["payload"] == "AP8="  # no text: in base64
     joined = "SELECT count(*) FROM messages a JOIN messages b USING (sequence) WHERE a.sequence > 4"
     assert (await ask(store, joined, keys=KEYS)).rows == [[7]]
+
+
+async def test_after_each_change_of_the_archive_a_query_counts_each_message_once(monkeypatch):
+    """Whatever blocks, manifests, table files and tables are there or gone at that moment."""
+    archived, counts = Archived(), []
+
+    def watched(change):
+        async def changed(store, path, *more, **options):
+            await change(store, path, *more, **options)
+            if not path.startswith("iceberg/"):
+                [counted] = (await ask(store, "SELECT count(*), count(DISTINCT sequence) FROM messages")).rows
+                counts.append(tuple(counted))
+
+        return changed
+
+    for name in ("put", "delete"):
+        monkeypatch.setattr(MemoryStore, name, watched(getattr(MemoryStore, name)))
+    for number in (1, 2, 3):
+        await store_block(archived.store, [number, number + 1, number + 2], clock=lambda: archived.now)
+        await archived.sweep()
+        await archived.compact()
+        await archived.sweep()
+        archived.now += GRACE
+    await archived.sweep()
+    assert [one for one, _ in counts] == sorted(distinct for _, distinct in counts)
+    assert counts[-1] == (5, 5)
+    assert len(counts) > 20
+    assert await archived.store.list("blocks/") == []
 
 
 async def test_an_empty_archive_is_an_empty_table(store):

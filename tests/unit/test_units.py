@@ -1,8 +1,10 @@
+from datetime import UTC, datetime, timedelta, timezone
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from natty.units import parse_duration, parse_size, show_duration, show_size
+from natty.units import nanoseconds_of, parse_duration, parse_size, show_duration, show_size
 
 
 @pytest.mark.parametrize(
@@ -76,3 +78,16 @@ def test_sizes_are_shown_for_people():
 def test_a_size_that_is_shown_is_read_as_it_was(number, prefix):
     size = parse_size(f"{number}{prefix}")
     assert parse_size(show_size(size)) == size
+
+
+@given(st.datetimes(), st.integers(-14 * 60, 14 * 60))
+def test_a_times_nanoseconds_are_exact_whatever_its_zone(time, minutes):
+    local = time.replace(tzinfo=timezone(timedelta(minutes=minutes)))
+    found = nanoseconds_of(local)
+    assert found % 1000 == 0
+    assert datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=found // 1000) == local
+
+
+def test_a_time_without_a_zone_has_no_nanoseconds():
+    with pytest.raises(ValueError, match="2026-11-21 00:00:00 has no time zone"):
+        nanoseconds_of(datetime(2026, 11, 21))

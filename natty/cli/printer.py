@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import queue
+import sys
+import threading
+import time
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from natty.cli.show import Form, message_text
+from natty.message import RawMessage
+
+BUFFER_BYTES = 32 * 1024 * 1024  # of messages that wait to be printed
+MESSAGE_BYTES = 512  # that a message takes in Python besides its own: 65 536 of them wait at most
+TELL_EVERY = 1.0  # seconds between two words about dropped messages
+FINISH_WITHIN = 0.5  # seconds that the output has for what waits when the command is interrupted
+_AT_ONCE = 64 * 1024  # bytes of messages that are written together, if so many wait
+
+
+class Printer:
+    """Prints messages of a subject, which can't be held back, in a thread: `async with Printer(form) as printer`.
+
+    So the event loop never waits for an output that is slow, or stands still. Of what waits it holds `BUFFER_BYTES`;
+    what comes then is dropped, and counted on standard error. Messages are numbered as they arrive: a gap shows.
+    Leaving the block gives the output `FINISH_WITHIN` seconds, and tells how many messages it did not take.
+    """
+
+    def __init__(self, form: Form, count: int | None = None) -> None:
+        self.arrived = self.dropped = self.printed = 0
+        self._form = form
+        self._left = math.inf if count is None else count
+        self._waiting: queue.SimpleQueue[tuple[int, RawMessage] | None] = queue.SimpleQueue()
+        self._bytes_in = self._bytes_out = 0  # counted by the event loop, and by the thread
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._teller: threading.Thread | None = None
+        self._told_at = -math.inf
+
+    def __repr__(self) -> str:
+        return f"Printer({self.arrived} arrived, {self.printed} printed, {self.dropped} dropped)"
+
+    async def __aenter__(self) -> Self:
+        threading.Thread(target=self._print, name="natty printer", daemon=True).start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+        await asyncio.wait({self._ended}, timeout=FINISH_WITHIN)
+        if lost := self.dropped if self._ended.done() else self.arrived - self.printed:
+            print(self._lost(lost), file=sys.stderr, flush=True)
+
+    async def ended(self) -> None:
+        """Return when `count` messages are printed. BrokenPipeError, as a rule, where nobody takes them any more."""
+        await asyncio.shield(self._ended)
+
+    def take(self, messages: list[RawMessage]) -> bool:
+        """Have messages printed, in order; return whether more are wanted. Never waits."""
+        dropped = self.dropped
+        for raw in messages:
+            if not self._left:
+                break
+            self.arrived += 1
+            if self._bytes_in - self._bytes_out >= BUFFER_BYTES:
+                self.dropped += 1
+                continue
+            self._bytes_in += _size(raw)
+            self._waiting.put((self.arrived, raw))
+            self._left -= 1
+            if not self._left:
+                self._end()
+        if self.dropped > dropped:
+            self._tell()
+        return self._left > 0
+
+    def _end(self) -> None:
+        self._left = 0
+        self._waiting.put(None)
+
+    def _tell(self) -> None:
+        """Tell it now and then, in a thread: standard error may be the terminal that stands still."""
+        now = time.monotonic()
+        if now - self._told_at >= TELL_EVERY and not (self._teller and self._teller.is_alive()):
+            self._told_at = now
+            line = self._lost(self.dropped) + "\n"
+            self._teller = threading.Thread(target=_write, args=(sys.stderr.fileno(), line.encode()), daemon=True)
+            self._teller.start()
+
+    def _lost(self, count: int) -> str:
+        return f"{count} of {self.arrived} messages were dropped, since the output is slower than the subject"
+
+    def _print(self) -> None:
+        fault: Exception | None = None
+        try:
+            while self._print_some():
+                pass
+        except Exception as error:  # an output that is gone, as a rule
+            fault = error
+        with suppress(RuntimeError):  # the command has ended meanwhile
+            self._loop.call_soon_threadsafe(self._is_over, fault)
+
+    def _print_some(self) -> bool:
+        """Write what waits, or what comes next; return False at the end."""
+        lines: list[bytes] = []
+        size, more = 0, True
+        while more and (not lines or (size < _AT_ONCE and not self._waiting.empty())):
+            if (entry := self._waiting.get()) is None:
+                more = False
+            else:
+                number, raw = entry
+                lines.append(message_text(number, raw, self._form))
+                size += _size(raw)
+        _write(sys.stdout.fileno(), b"".join(lines))
+        self.printed += len(lines)
+        self._bytes_out += size
+        return more
+
+    def _is_over(self, fault: Exception | None) -> None:
+        if fault is None:
+            self._ended.set_result(None)
+        else:
+            self._ended.set_exception(fault)
+            self._ended.exception()  # seen: nobody may be waiting any more
+
+
+def _size(raw: RawMessage) -> int:
+    return sum(map(len, raw)) + MESSAGE_BYTES
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    """Write all of it past Python's own buffers, whose locks would keep the process from ending."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
