@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import msgspec
 
@@ -45,6 +46,13 @@ class CompactReport:
     seconds: float = 0.0
     failed: list[str] = field(default_factory=list)
     conflicts: dict[str, int] = field(default_factory=dict)
+
+    def followed_by(self, other: CompactReport) -> CompactReport:
+        """Return what two runs did together. What failed in both is told once, as by the second."""
+        numbers = {name: value for name, value in vars(self).items() if isinstance(value, int | float)}
+        counts = {name: value + getattr(other, name) for name, value in numbers.items()}
+        conflicts = dict(Counter(self.conflicts) + Counter(other.conflicts))
+        return replace(self, head=other.head, failed=other.failed or self.failed, conflicts=conflicts, **counts)
 
 
 # --- what it changes -------------------------------------------------------------------------------------------------
@@ -193,13 +201,14 @@ async def compact(
         kept = await commits.commit(_without_deleted(kept, objects, now - grace), now)
         picture = Picture(picture.manifest, kept)
     moment = schedule.moment(now, picture.blocks)
-    groups = plan(
-        picture, policy, now=moment.now, token=pointer.token, unique=unique, leave=expired, stored_by=moment.stored_by
-    )
+
+    def due(leave: Set[str]) -> list[Group]:
+        told = partial(plan, picture, policy, now=moment.now, stored_by=moment.stored_by)
+        return told(token=pointer.token, unique=unique, leave=leave | expired)
+
+    failed, groups, merged = await _merged(engine, store.url, due)
     if not groups:
         return _reported(commits.head, [], [], 0.0, gone, [])
-    answers = await engine.merge(store.url, groups)
-    failed, groups, merged = _sound(groups, answers)
     table = apply(picture, groups, merged, now=now + elapsed() - started)
     await check(store, [output for one in merged for output in one.outputs])
     await commits.commit(_without_deleted(table, objects, now - grace), now + elapsed() - started)
@@ -226,16 +235,29 @@ class _Commits:
         return committed
 
 
-def _sound(groups: Sequence[Group], answers: Sequence[Merged]) -> tuple[list[str], list[Group], list[Merged]]:
-    """Return why groups failed, the others, and what became of them. CompactionError if there are no others."""
-    if len(groups) != len(answers):
-        raise CompactionError(f"{len(groups)} groups were to be merged, {len(answers)} results came back")
-    pairs = list(zip(groups, answers, strict=True))
-    failed = [f"{group.output} could not be merged: {one.failed}" for group, one in pairs if one.failed]
-    sound = [(group, one) for group, one in pairs if not one.failed]
-    if failed and not sound:
+async def _merged(
+    engine: Engine, store_url: str, due: Callable[[Set[str]], list[Group]]
+) -> tuple[list[str], list[Group], list[Merged]]:
+    """Have the groups merged that are due; return why some failed, the others, and what became of those.
+
+    Where all of a run failed, those that are due without their inputs get their turn: what fails at each look holds up
+    nobody. CompactionError if there are no others.
+    """
+    failed: list[str] = []
+    left_out: set[str] = set()
+    while groups := due(left_out):
+        answers = await engine.merge(store_url, groups)
+        if len(groups) != len(answers):
+            raise CompactionError(f"{len(groups)} groups were to be merged, {len(answers)} results came back")
+        pairs = list(zip(groups, answers, strict=True))
+        failed += [f"{group.output} could not be merged: {one.failed}" for group, one in pairs if one.failed]
+        sound = [(group, one) for group, one in pairs if not one.failed]
+        if sound:
+            return failed, [group for group, _ in sound], [one for _, one in sound]
+        left_out |= {one.path for group in groups for one in group.inputs}
+    if failed:
         raise CompactionError("; ".join(failed))
-    return failed, [group for group, _ in sound], [one for _, one in sound]
+    return [], [], []
 
 
 async def _taken_over(

@@ -39,6 +39,7 @@ Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
 
+RETRY = 300.0  # seconds after which a compaction that failed is tried again, if the next slot does not begin before
 SWEPT_WITHIN = 1.0  # seconds between two looks whether the sweep's leader has made a manifest
 TOLD = 20  # paths that are published of each kind; the rest is counted
 
@@ -145,7 +146,8 @@ class Duty:
                     continue
                 if done is None or not done.groups:  # else the slot may have more
                     now = self.clock()
-                    await asyncio.sleep(slots.next(now) - now)
+                    pause = slots.next(now) - now
+                    await asyncio.sleep(min(pause, RETRY) if done is None else pause)
 
     async def _attempt(self, what: str, work: Awaitable[Result]) -> Result | None:
         """Return what the work did, None if it failed."""

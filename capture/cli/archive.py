@@ -15,7 +15,7 @@ from capture.cli import settings
 from capture.cli.going import going, show_going
 from capture.cli.planned import planned, show_planned
 from capture.config import CaptureConfig
-from capture.errors import CaptureError
+from capture.errors import CaptureError, CompactionError
 from capture.head import COMPACTION, RECORDING, SWEEP, Office, TermHead
 from capture.identity import claim
 from capture.lead import Duty, Sweeps
@@ -84,7 +84,8 @@ def compact(
             if not await natty.get_leader(SWEEP.election(wanted.name)):
                 await _once_elected(natty, wanted, SWEEP, wanted.lease, wait, _sweep(natty, wanted))
             lease = wanted.compaction.lease
-            return await _once_elected(natty, wanted, COMPACTION, lease, wait, _compact(natty, wanted))
+            work = _compact(natty, wanted, all_blocks=all_blocks)
+            return await _once_elected(natty, wanted, COMPACTION, lease, wait, work)
 
     done = run_async(once())
     _show(done, as_json)
@@ -102,13 +103,22 @@ def _sweep(natty: Natty, config: CaptureConfig) -> Work:
     return work
 
 
-def _compact(natty: Natty, config: CaptureConfig) -> Work:
+def _compact(natty: Natty, config: CaptureConfig, *, all_blocks: bool) -> Work:
     async def work(term: Term) -> Any:
         duty = Duty(natty, open_store(config.store), config, term.node)
         head = TermHead(term, COMPACTION, config.signer())
         options, key_file = config.spark.options(), config.key_file
         async with SparkDriver(options, run=term.run_process, key_file=key_file) as engine:
-            return await duty.compact_once(head, engine)
+            done = last = await duty.compact_once(head, engine)
+            while all_blocks and last.groups:  # a run takes its groups, and leaves others
+                try:
+                    last = await duty.compact_once(head, engine)
+                except CompactionError:
+                    if not done.failed:
+                        raise
+                    break  # what failed before is all that is left
+                done = done.followed_by(last)
+            return done
 
     return work
 

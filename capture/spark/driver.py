@@ -93,16 +93,25 @@ class Driver:
             number = request.id
             self._answers.done(number, self._result(request))
         except Exception as error:
+            self._end_without_jvm()
             if not isinstance(error, AnalysisException):  # the query was wrong, not we
                 traceback.print_exc()
             self._answers.failed(number, sentence(error))
+
+    def _end_without_jvm(self) -> None:
+        """End where the JVM has: whoever asks next starts both anew, and would be refused here for ever."""
+        try:
+            _pong(self._spark)
+        except Exception:
+            print("Spark's JVM has ended: it was killed, or had no memory left", file=sys.stderr, flush=True)
+            os._exit(1)
 
     def _result(self, request: Request) -> msgspec.Struct:
         match request:
             case Merge():
                 return self._merge(request)
             case Query():
-                self._in_pool("query")
+                self._in_a_pool_of_its_own()
                 return query(self._spark, request)
             case _:
                 return _pong(self._spark)
@@ -122,6 +131,8 @@ class Driver:
         jobs += [self._groups.submit(self._alone, merger, group) for group in large]
         for job in jobs:
             merged |= job.result()
+        if any(one.failed for one in merged.values()):
+            self._end_without_jvm()
         run = write_columns(columns.run)
         return MergeDone(
             merged=[msgspec.structs.replace(merged[group.output], columns=run) for group in request.groups]
@@ -129,7 +140,7 @@ class Driver:
 
     def _together(self, merger: Merger, groups: list[Group]) -> dict[str, Merged]:
         """What became of small groups, by their outputs."""
-        self._in_pool("merge")
+        self._in_a_pool_of_its_own()
         try:
             answers = merger.merge_small(groups)
         except Exception as error:
@@ -139,16 +150,16 @@ class Driver:
 
     def _alone(self, merger: Merger, group: Group) -> dict[str, Merged]:
         """What became of a large group, by its output."""
-        self._in_pool("merge")
+        self._in_a_pool_of_its_own()
         try:
             return {group.output: merger.merge(group)}
         except Exception as error:
             traceback.print_exc()
             return {group.output: Merged(failed=sentence(error))}
 
-    def _in_pool(self, name: str) -> None:
-        """So that a long merge does not hold up a query: FAIR shares between pools."""
-        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
+    def _in_a_pool_of_its_own(self) -> None:
+        """So that the jobs of this thread have their share of the cores: FAIR shares between pools, and not in one."""
+        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", threading.current_thread().name)
 
 
 def _pong(spark: SparkSession) -> Pong:

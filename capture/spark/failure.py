@@ -10,6 +10,7 @@ from capture.errors import CaptureError
 _SQLSTATE = re.compile(r"\s*SQLSTATE: \w+")
 _CONDITION = re.compile(r"^\[[A-Z0-9_.]+\]\s*")
 _RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*: (?P<said>\S.*)$", re.MULTILINE)
+_REPEATED = re.compile(r"\.? Received status: Status\(.*")  # by Kubernetes' client, of what it has just said
 _WRAPPING = "Job aborted due to stage failure"
 
 
@@ -43,5 +44,5 @@ def _thrown(error: Py4JJavaError) -> Iterator[Any]:
 
 
 def _first_line(text: str) -> str:
-    lines = [line.strip() for line in _SQLSTATE.sub("", text).splitlines() if line.strip()]
+    lines = [line.strip() for line in _REPEATED.sub("", _SQLSTATE.sub("", text)).splitlines() if line.strip()]
     return _CONDITION.sub("", lines[0]) if lines else "no reason was given"

@@ -15,6 +15,7 @@ import pyspark
 
 import capture
 from capture.errors import SparkError
+from capture.spark import kubernetes
 from capture.spark.java import Java
 from capture.spark.properties import as_properties
 
@@ -58,7 +59,8 @@ def running(
     """
     scratch = Path(tempfile.mkdtemp(prefix="spark-"))  # 0700
     process = None
-    python = properties.get("spark.pyspark.python", sys.executable)  # else workers run the first `python3` on PATH
+    ours = kubernetes.WORKERS_PYTHON if kubernetes.api_server(properties) else sys.executable
+    python = properties.get("spark.pyspark.python", ours)  # else workers run the first `python3` on PATH
     try:
         process = _start(java, {**_places(scratch, properties), **properties}, memory, flags, scratch, python)
         port, secret = _connection(process, scratch / "connection")
@@ -120,6 +122,8 @@ def _places(scratch: Path, properties: Mapping[str, str]) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
+    if server := kubernetes.api_server(properties):
+        return places | kubernetes.places(server, properties)
     if not _is_local(properties):
         return places
     return places | {
@@ -173,12 +177,14 @@ def _environment(scratch: Path, python: str, *, local: bool) -> dict[str, str]:
 def _planning_python(python: str) -> dict[str, str]:
     """The Python of what the JVM starts by itself: it looks for data sources, and plans them, in Python.
 
-    It asks a shell for the path, unquoted, before that: one with a blank is found by PATH and name.
+    It asks a shell for the path, unquoted, before that: one with a blank is found by PATH and name. A name alone means
+    the one beside ours.
     """
-    if shlex.quote(python) == python:
-        return {"PYSPARK_PYTHON": python}
     place = Path(python)
-    path = os.pathsep.join([str(place.parent), os.environ.get("PATH", os.defpath)])
+    if place.name != python and shlex.quote(python) == python:
+        return {"PYSPARK_PYTHON": python}
+    folder = place.parent if place.name != python else Path(sys.executable).parent
+    path = os.pathsep.join([str(folder), os.environ.get("PATH", os.defpath)])
     return {"PYSPARK_PYTHON": place.name, "PATH": path}
 
 

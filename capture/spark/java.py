@@ -11,6 +11,9 @@ from capture.errors import SparkError
 OLDEST = 17
 """The oldest Java that Spark 4 runs on."""
 
+SETTING = "the setting"
+"""Why a Java was looked at that the configuration names."""
+
 ASK_TIMEOUT = 30.0
 """Seconds for `java -version`, which is asked only where there is no `release` file."""
 
@@ -74,7 +77,7 @@ def feature_version(executable: Path) -> int | None:
 
 def _named(setting: str | None, environ: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
     if setting:
-        yield _executable(Path(setting)), "the setting"
+        yield _executable(Path(setting)), SETTING
         return
     if home := environ.get("JAVA_HOME"):
         yield _executable(Path(home)), "JAVA_HOME"

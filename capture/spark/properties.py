@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from capture.errors import SparkError
 
 SECRET = re.compile("secret|password|token|access.?key|credential", re.IGNORECASE)
 """What a setting's name has in it when others must not read its value; much as Spark itself tells them."""
+
+PLACE = re.compile(r"(file|\.secrets\.[^.]+|\.secretKeyRef\..+)$", re.IGNORECASE)
+"""How such a name ends where the value is not the secret: it says where that lies, here or in Kubernetes."""
+
+MASTERS = ("local", "spark://", "k8s://")
+"""How a `spark.master` begins that is not yarn."""
 
 _LINE = re.compile(r"\s*((?:\\.|[^\s=:\\])+)\s*[=:]?\s*(.*)", re.DOTALL)
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
@@ -27,7 +35,7 @@ def read_properties(path: str) -> dict[str, str]:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise SparkError(f"Spark's properties file {path} can't be read: {why}") from error
     settings = dict(map(_setting, _logical_lines(text)))
-    secrets = [name for name in settings if SECRET.search(name)]
+    secrets = [name for name in settings if SECRET.search(name) and not PLACE.search(name)]
     if secrets and mode & 0o077:
         raise SparkError(
             f"{path} holds secrets ({', '.join(sorted(secrets))}) and others may read it: chmod 600 {path}"
@@ -38,6 +46,24 @@ def read_properties(path: str) -> dict[str, str]:
 def as_properties(settings: dict[str, str]) -> str:
     """Return the text of a properties file."""
     return "".join(f"{_escaped(name, key=True)}={_escaped(value)}\n" for name, value in settings.items())
+
+
+def check_master(master: str, environ: Mapping[str, str] = os.environ) -> None:
+    """SparkError if Spark can't find the cluster that `master` means; it would say so in its log alone."""
+    if master == "yarn" and not (environ.get("HADOOP_CONF_DIR") or environ.get("YARN_CONF_DIR")):
+        raise SparkError(
+            "spark.master is yarn, and neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set: one of them names the folder"
+            " of the cluster's yarn-site.xml and core-site.xml"
+        )
+    if master.startswith("sc://"):
+        raise SparkError(
+            f"spark.master is {master}: the compaction needs a session of its own, whose jobs end with its term, and"
+            " Spark Connect has none; the data source jetstream works there"
+        )
+    if master != "yarn" and not master.startswith(MASTERS):
+        raise SparkError(
+            f"spark.master is {master!r}: write local[2], spark://HOST:PORT, k8s://https://HOST:PORT or yarn"
+        )
 
 
 def _logical_lines(text: str) -> list[str]:

@@ -1,4 +1,7 @@
-"""The folder that all of Spark's files lie in, removed at the end; where its owner was killed, by the next to start."""
+"""A folder that temporary files lie in, removed at the end; where its owner was killed, by the next to make one.
+
+All of Spark's lie in one, and those of a merge in one of its own, since an executor may be killed alone.
+"""
 
 import fcntl
 import os

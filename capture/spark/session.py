@@ -1,4 +1,5 @@
-import os
+import logging
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -6,12 +7,12 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from capture.errors import SparkError
-from capture.spark import class_data, gateway
+from capture.spark import class_data, gateway, kubernetes
 from capture.spark.exercise import exercise
 from capture.spark.failure import sentence
 from capture.spark.java import Java, choose
 from capture.spark.options import SparkOptions
-from capture.spark.properties import read_properties
+from capture.spark.properties import check_master, read_properties
 
 ARROW_BATCH_ROWS = 65_536
 """Of rows that go to Python: ids and sequences alone. A limit in bytes makes Spark look at the whole batch at each row,
@@ -22,6 +23,11 @@ ENCRYPTS = "spark.io.encryption.enabled"
 
 QUICKLY = "-XX:TieredStopAtLevel=1"
 """Java compiles what it runs quickly rather than well."""
+
+CLUSTERS = ("spark.authenticate", "spark.ssl.", "spark.kubernetes.")
+"""How settings begin that are about other machines."""
+
+log = logging.getLogger(__name__)
 
 ENCRYPTED = {ENCRYPTS: "true", "spark.io.encryption.keySizeBits": "256"}
 
@@ -34,17 +40,20 @@ def start(options: SparkOptions) -> Iterator[SparkSession]:
     `options.class_data` says not to. SparkError when no Java is found, or JVM or cluster do not come up.
     """
     java, properties = choose(options.java), _properties(options)
+    memory = properties["spark.driver.memory"]
     check_master(properties["spark.master"])
 
     def record(flags: list[str]) -> None:
-        local = {**properties, "spark.master": "local[1]"}
-        with _session(java, local, options.driver_memory, flags, end_within=class_data.RECORD_TIMEOUT) as spark:
-            exercise(spark)
+        with _session(java, _local(properties), memory, flags, end_within=class_data.RECORD_TIMEOUT) as spark:
+            try:
+                exercise(spark)
+            except Exception as error:  # of a setting that is meant for a cluster: the session that comes next says why
+                log.debug("not all of Spark's classes could be recorded: %s", sentence(error))
 
     flags = class_data.flags(java, record) if options.class_data else []
     if not options.queries:
         flags = [*flags, QUICKLY]
-    with _session(java, properties, options.driver_memory, flags) as spark:
+    with _session(java, properties, memory, flags) as spark:
         yield spark
 
 
@@ -60,6 +69,8 @@ def _session(
     with gateway.running(java, properties, memory=memory, flags=flags, end_within=end_within):
         try:
             spark = SparkSession.builder.getOrCreate()
+            if kubernetes.api_server(properties):
+                kubernetes.settle(spark)
         except Exception as error:
             said = sentence(error)  # while there is a JVM: errors of Java's are asked for there
             _forget_gateway()
@@ -71,24 +82,17 @@ def _session(
             _forget_gateway()
 
 
-def check_master(master: str, environ: Mapping[str, str] = os.environ) -> None:
-    """SparkError if Spark can't find the cluster that `master` means; it would say so in its log alone."""
-    if master == "yarn" and not (environ.get("HADOOP_CONF_DIR") or environ.get("YARN_CONF_DIR")):
-        raise SparkError(
-            "spark.master is yarn, and neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set: one of them names the folder"
-            " of the cluster's yarn-site.xml and core-site.xml"
-        )
-    if master.startswith("sc://"):
-        raise SparkError(
-            f"spark.master is {master}: the compaction needs a session of its own, whose jobs end with its term, and"
-            " Spark Connect has none; the data source jetstream works there"
-        )
+def _local(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of a session on this machine alone, where Spark refuses some that are meant for a cluster."""
+    kept = {name: value for name, value in properties.items() if not name.startswith(CLUSTERS)}
+    return {**kept, "spark.master": "local[1]", "spark.pyspark.python": sys.executable}
 
 
 def _properties(options: SparkOptions) -> dict[str, str]:
     return {
         "spark.app.name": "capture",
         "spark.master": options.master,
+        "spark.driver.memory": options.driver_memory,
         "spark.scheduler.mode": "FAIR",  # several groups side by side, each a job of one task
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",

@@ -11,6 +11,7 @@ from capture.cipher import Keys
 from capture.errors import CaptureError
 from capture.merging import Group, Merged, Part
 from capture.sequences import Sequences
+from capture.spark.scratch import Scratch
 from capture.stores import open_store
 from capture.writers.evolution import read_columns
 from capture.writers.merge import merge_group
@@ -53,6 +54,7 @@ def carry_out(place: Place, task: bytes) -> bytes:
 
 async def _merged(place: Place, task: Task) -> Merged:
     repeated = None if task.repeated is None else Sequences.from_text(task.repeated)
+    scratch = Scratch()  # what a killed executor leaves of it is removed by the next one on its machine
     try:
         return await merge_group(
             open_store(place.store),
@@ -63,9 +65,12 @@ async def _merged(place: Place, task: Task) -> Merged:
             part=task.part,
             repeated=repeated,
             encrypted=place.encrypted,
+            scratch=scratch.path,
         )
     except CaptureError as error:
         return Merged(failed=str(error))
+    finally:
+        scratch.remove()
 
 
 def find_repeated(exclude: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

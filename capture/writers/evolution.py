@@ -135,10 +135,17 @@ def typed_part(schema: pa.Schema, *, of_table: bool) -> dict[str, pa.Field]:
     return fields
 
 
+def known_as(name: str, names: Iterable[str]) -> str:
+    """Return what a column is called among these names: engines take one that differs in case alone for the same."""
+    alike = [one for one in names if one.lower() == name.lower()]
+    return name if name in alike else next(iter(alike), name)
+
+
 def in_table(rows: pa.Table, schema: pa.Schema, *, of_table: bool) -> pa.Table:
     """Return an object's rows with the envelope's columns and these typed ones of the table."""
     names = typed_part(rows.schema, of_table=of_table)
-    kept = rows.select([*SCHEMA.names, *names]).rename_columns([*SCHEMA.names, *(one.name for one in names.values())])
+    called = (known_as(one.name, schema.names) for one in names.values())
+    kept = rows.select([*SCHEMA.names, *names]).rename_columns([*SCHEMA.names, *called])
     return conformed(kept, pa.schema([*SCHEMA, *schema]))
 
 
@@ -150,7 +157,8 @@ def evolved(table: pa.Schema, found: Iterable[pa.Schema]) -> pa.Schema:
     """
     fields: dict[str, pa.Field] = {field.name: field for field in table}
     for schema in found:
-        for field in schema:
+        for one in schema:
+            field = one.with_name(known_as(one.name, fields))
             if field.name in table.names:
                 fields[field.name] = pa.field(field.name, _promoted(fields[field.name].type, field.type))
             else:

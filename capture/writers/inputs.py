@@ -17,7 +17,7 @@ from capture.merging import Group
 from capture.stores.contract import Store
 from capture.writers.choose import reader
 from capture.writers.envelope import with_envelope
-from capture.writers.evolution import evolved, in_table, read_columns, settled, typed_part
+from capture.writers.evolution import evolved, in_table, known_as, read_columns, settled, typed_part
 from capture.writers.parquet import checked_version
 from capture.writers.shape import CONFLICTS
 
@@ -44,14 +44,16 @@ class Columns:
 
     def of(self, objects: Iterable[Stored]) -> pa.Schema:
         """Return the columns of a file that these objects become: the run's, of which some object has one."""
-        held = {one.name for stored in objects for one in self._part(stored).values()}
+        names = self.run.names
+        held = {known_as(one.name, names) for stored in objects for one in self._part(stored).values()}
         return pa.schema([one for one in self.run if one.name in held or (bool(held) and one.name == CONFLICTS)])
 
     def is_alike(self, stored: Stored) -> bool:
         """Tell whether the object is plain Parquet whose typed columns have the run's names and types."""
         raw = self.objects.get(stored.path, pa.schema([]))
         return stored.format == _PARQUET and all(
-            raw.field(name).type == settled(raw.field(name).type) == self.run.field(one.name).type and name == one.name
+            name == one.name == known_as(name, self.run.names)
+            and raw.field(name).type == settled(raw.field(name).type) == self.run.field(name).type
             for name, one in self._part(stored).items()
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from asyncio import to_thread
 from collections import Counter
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from capture.cipher import ENDING, Keys
-from capture.errors import CompactionError
+from capture.errors import AlreadyStored, CompactionError
 from capture.manifest import Stored
 from capture.merging import Group, Merged, Part
 from capture.sequences import MAXIMUM, Sequences
@@ -23,6 +24,9 @@ from capture.writers.envelope import SCHEMA
 from capture.writers.inputs import input_rows
 from capture.writers.runs import MEMORY_BYTES, Runs
 from capture.writers.tablefile import Distinct, TableFile
+
+PIECE_BYTES = 8 * 1024 * 1024
+"""Of an object that is read to be compared."""
 
 
 async def merge_group(
@@ -36,11 +40,13 @@ async def merge_group(
     repeated: Sequences | None = None,
     memory_bytes: int = MEMORY_BYTES,
     encrypted: bool = False,
+    scratch: Path | None = None,
 ) -> Merged:
     """Write the outputs of a group, with these typed columns; of a `part` only that one, from the inputs it needs.
 
     `repeated` are the sequences that are left out for their message ids, where that was found out before. Temporary
-    files are encrypted if an input or an output is, and if `encrypted` says so.
+    files are encrypted if an input or an output is, and if `encrypted` says so; they lie in a folder in `scratch`, by
+    default where the system has them, and go with the end of this.
     CompactionError, and the output is not stored, unless exactly the messages were read that the entries of the inputs
     name; another CaptureError if an input can't be read or an output not stored.
     """
@@ -48,7 +54,7 @@ async def merge_group(
     first, last = parts[0].first, parts[-1].last
     paths = [*(one.path for one in group.inputs), *(one.output for one in parts)]
     encrypted = encrypted or any(path.endswith(f".{ENDING}") for path in paths)
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as files:
+    with tempfile.TemporaryDirectory(dir=scratch) as folder, ExitStack() as files:
         runs = Runs(Path(folder), pa.schema([*SCHEMA, *columns]), memory_bytes, encrypted=encrypted)
         async with aclosing(fetched(store, inputs_of(group, first, last))) as inputs:
             async for one, data in inputs:
@@ -134,8 +140,24 @@ def _check(group: Group, part: Part, exclude: Sequences, written: Sequences) -> 
 
 
 async def _stored(store: Store, file: TableFile, stored_ns: int, keys: Keys | None) -> Stored | None:
-    """Complete a file and put it into the store; None if it has no rows."""
+    """Complete a file and put it into the store; None if it has no rows.
+
+    An executor may be lost between its put and its answer. Whoever merges in its place makes the same bytes, and finds
+    them there; not where they are encrypted, for each time with a key of their own: AlreadyStored.
+    """
     output = file.finish(stored_ns, keys)
     if output is not None:
-        await store.put(output.path, file.content, if_absent=True)
+        try:
+            await store.put(output.path, file.content, if_absent=True)
+        except AlreadyStored:
+            if await _digest(store, output) != output.sha256:
+                raise
     return output
+
+
+async def _digest(store: Store, output: Stored) -> str:
+    """Return the SHA-256 of the object that lies where the output is to be, or of a longer one's first part."""
+    digest = hashlib.sha256()
+    for start in range(0, output.bytes, PIECE_BYTES):
+        digest.update(await store.get_range(output.path, start, PIECE_BYTES))
+    return digest.hexdigest()

@@ -8,19 +8,24 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from archiving import sweep_once
+from electing import vacated_archive
 from patient import NEVER, PATIENCE
 
 from capture.block import OpenBlocks
 from capture.cipher import Keys
 from capture.commit import Committer
-from capture.config import load
+from capture.config import Compacting, load
 from capture.decoders import decoder, json_as, keyed
-from capture.manifest import BLOCKS, ENTRIES, decode_entry
+from capture.head import COMPACTION, TermHead
+from capture.lead import Duty
+from capture.manifest import BLOCKS, ENTRIES, TABLE, decode_entry
 from capture.partitioners import grouped, partitioner
 from capture.pipeline import capture
 from capture.report import check
 from capture.source import Source
 from capture.stores import MemoryStore, open_store
+from capture.testing import ArrowEngine
 from capture.writers import read_object, writer
 
 HEADERS = b"NATS/1.0\r\nNats-TTL: 1h\r\nNats-Msg-Id: id-1\r\nColour: red\r\nColour: \xff\xfe\r\nEmpty:\r\n\r\n"
@@ -143,7 +148,19 @@ async def test_a_key_of_several_fields_becomes_folders(natty, stream):
     ]  # fmt: skip
 
 
-async def test_a_node_encrypts_what_its_configuration_says_and_verify_needs_the_key(fleet):
+async def compacted(fleet, config):
+    """Compact all there is as the leader does it, but for Spark."""
+    wanted = msgspec.structs.replace(config, compaction=Compacting(min_files=1, max_wait=0.0))
+
+    async def work(term):
+        duty = Duty(fleet.natty, open_store(config.store), wanted, term.node)
+        return await duty.compact_once(TermHead(term, COMPACTION), ArrowEngine(config.keys()))
+
+    await vacated_archive(fleet.natty, config.name)
+    return await fleet.natty.election(COMPACTION.election(config.name), lease=PATIENCE).run(work)
+
+
+async def test_a_node_encrypts_what_its_configuration_says_and_the_rest_needs_the_key(fleet):
     key_file = fleet.folder / "keys"
     secret = base64.b64encode(os.urandom(32)).decode()
     key_file.write_text(f"one:{secret}\n")
@@ -160,6 +177,10 @@ async def test_a_node_encrypts_what_its_configuration_says_and_verify_needs_the_
     sound = await check(fleet.natty, load(config, environment={}), store, deep=True)
     assert sound.ok
     assert sound.sentence().startswith("30 stored")
+    await sweep_once(fleet.natty, load(config, environment={}), store)
+    report = await compacted(fleet, load(config, environment={}))
+    assert (report.rows_in, report.failed) == (30, [])
+    assert {"".join(Path(one.path).suffixes) for one in await store.list(TABLE)} == {".parquet.enc"}
     key_file.write_text(f"two:{base64.b64encode(bytes(32)).decode()}\n")
     closed = await check(fleet.natty, load(config, environment={}), store, deep=True)
     assert not closed.ok

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import time
 
 import msgspec
 import pytest
@@ -245,6 +246,9 @@ async def test_retention_by_age_and_size_removes_blocks_and_files_and_is_publish
         head, manifest = TermHead(term, COMPACTION), SWEEP.reader(natty, archive.config.name)
         told = {"now": await archive.server_time(), "grace": 900.0, "node": "node-1"}
         await compact(archive.store, head, manifest, ArrowEngine(), Policy(min_files=1, max_wait=0.0), **told)
+        by_age = msgspec.structs.replace(archive.config, retention=[Rule(older_than=DAY / 2)])
+        ahead = Duty(natty, archive.store, by_age, "", clock=lambda: time.time() + DAY)
+        assert (await ahead.compact_once(head, ArrowEngine())).expired == 0, "by its own clock alone"
         duty = Duty(natty, archive.store, msgspec.structs.replace(archive.config, retention=[Rule(keep_bytes=1)]), "")
         return await duty.compact_once(head, ArrowEngine())
 

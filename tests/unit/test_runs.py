@@ -13,6 +13,7 @@ from merging import KEYS, block, every_format, evolving, group, table_of
 from capture.errors import CompactionError
 from capture.merging import Merged
 from capture.sequences import Sequences
+from capture.spark.scratch import PREFIX
 from capture.spark.write import Place, Task, carry_out
 from capture.stores import FileStore, open_store
 from capture.testing import ArrowEngine
@@ -150,6 +151,8 @@ def test_a_task_of_spark_s_encrypts_what_is_on_the_disk_if_spark_does(tmp_path, 
     )
     assert merged.outputs[0].count == 2
     assert [file.encrypted for file in made] == [encrypted]
+    [folder] = [one for one in made[0].path.parents if one.name.startswith(PREFIX)]  # of a killed one, too
+    assert not folder.exists()
 
 
 async def test_a_part_is_made_of_the_inputs_that_have_something_of_it(store, monkeypatch):

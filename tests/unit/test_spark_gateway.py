@@ -10,7 +10,8 @@ from capture.errors import SparkError
 from capture.spark import gateway
 from capture.spark.java import Java
 from capture.spark.options import SparkOptions
-from capture.spark.session import _properties, check_master
+from capture.spark.properties import check_master
+from capture.spark.session import _properties
 
 LOCAL, CLUSTER = {"spark.master": "local[2]"}, {"spark.master": "spark://a:7077"}
 
@@ -56,6 +57,8 @@ def test_settings_of_a_file_win_over_ours_and_those_of_the_configuration_over_bo
     assert properties["spark.master"] == "spark://a:7077"
     assert properties["spark.authenticate.secret"] == "s3cret"
     assert properties["spark.app.name"] == "mine"
+    file.write_text("spark.driver.memory 3g\n")
+    assert _properties(options)["spark.driver.memory"] == "3g"
     assert _properties(SparkOptions())["spark.master"] == "local[2]"
 
 
@@ -76,3 +79,5 @@ def test_yarn_without_its_settings_and_a_connect_server_are_told_of_before_a_jvm
         check_master("yarn", {known: "/etc/hadoop"})
     for master in ("local[2]", "spark://a:7077", "k8s://https://a:6443"):
         check_master(master, {})
+    with pytest.raises(SparkError, match=r"spark\.master is 'lokal': write local"):
+        check_master("lokal", {})

@@ -94,8 +94,8 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         stream, offset = self._stream(), Offset(**start)
         first, _ = resume(stream, offset, fail=self._options.fail_on_data_loss)
         after = stream.last + 1
-        for bound in (self._target, self._options.end_sequence):
-            if bound is not None and bound > 0:
+        for bound in (self._target, self._options.end_sequence or None):
+            if bound is not None:
                 after = min(after, bound + 1)
         if isinstance(limit, ReadMaxRows):
             after = min(after, first + limit.max_rows)

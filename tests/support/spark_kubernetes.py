@@ -1,0 +1,170 @@
+"""A namespace on a Kubernetes cluster that there is: an account for Spark, secrets for its executors, and settings.
+
+The tests' servers listen on this machine's loopback, so its one node must be this machine, and pods are of its network.
+`kubectl` does the rest, by KUBECONFIG; the image is named by SPARK_KUBERNETES_IMAGE.
+"""
+
+import base64
+import json
+import os
+import secrets
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from patient import PATIENCE
+
+from capture.spark.properties import as_properties
+from natty.testing import DevCA
+
+EXECUTORS = "spark-role=executor"
+RIGHTS = Path(__file__).parents[2] / "examples" / "spark_kubernetes" / "rights.yaml"
+
+
+class SparkOnKubernetes:
+    """What a driver needs: properties files of `settings`. `pods` and `delete` look at and disturb its executors."""
+
+    def __init__(self, image, folder):
+        self.image, self.folder = image, folder
+        self.namespace = f"natty-{secrets.token_hex(4)}"
+        self.ca = DevCA.create("Spark test CA")
+        self.secret = secrets.token_hex(16)
+        self.mounted, self.given = {}, {}
+
+    def kubectl(self, *words, said=None):
+        """Run kubectl in the namespace; `said` is its standard input."""
+        command = ["kubectl", f"--namespace={self.namespace}", *words]
+        done = subprocess.run(command, input=said, capture_output=True, text=True, timeout=3 * PATIENCE)
+        assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
+        return done.stdout
+
+    def create(self, kind, name, **fields):
+        """Create an object."""
+        made = {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, **fields}
+        self.kubectl("create", "-f", "-", said=json.dumps(made))
+
+    def open(self):
+        """Make the namespace, and in it an account that may do what Spark must."""
+        self.create("Namespace", self.namespace)
+        self.create("ServiceAccount", "spark")
+        self.kubectl("create", "-f", str(RIGHTS))
+        self.kubectl("create", "rolebinding", "spark", "--role=spark", f"--serviceaccount={self.namespace}:spark")
+        [cluster] = json.loads(self.kubectl("config", "view", "--raw", "--minify", "--flatten", "-o=json"))["clusters"]
+        self.server = cluster["cluster"]["server"]
+        (self.folder / "api.pem").write_bytes(base64.b64decode(cluster["cluster"]["certificate-authority-data"]))
+        path = f"/api/v1/namespaces/{self.namespace}/serviceaccounts/spark/token"
+        asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        token = json.loads(self.kubectl("create", "--raw", path, "-f", "-", said=json.dumps(asked)))
+        (self.folder / "token").touch(mode=0o600)
+        (self.folder / "token").write_text(token["status"]["token"])
+        (self.folder / "pod.json").write_text(
+            json.dumps({"apiVersion": "v1", "kind": "Pod", "spec": {"hostNetwork": True}})
+        )
+
+    def give(self, name, variables):
+        """Give executors these variables, by a secret."""
+        self._keep(name, {key: value.encode() for key, value in variables.items()})
+        self.given |= {f"spark.kubernetes.executor.secretKeyRef.{key}": f"{name}:{key}" for key in variables}
+
+    def mount(self, name, folder):
+        """Give executors the files of a folder, at its own path, by a secret."""
+        self._keep(name, {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()})
+        self.mounted[f"spark.kubernetes.executor.secrets.{name}"] = str(folder)
+
+    def _keep(self, name, values):
+        self.create("Secret", name, data={key: base64.b64encode(value).decode() for key, value in values.items()})
+
+    def settings(self, name, *, executors_ca=None, executors_secret=None, **changed):
+        """Write a properties file; executors have a certificate of the authority, and the secret, that are given."""
+        folder = self.folder / name
+        mine, theirs = folder / "driver", folder / "executor"
+        for place, ca, secret in (
+            (mine, self.ca, self.secret),
+            (theirs, executors_ca or self.ca, executors_secret or self.secret),
+        ):
+            place.mkdir(mode=0o700, parents=True)
+            certificate = ca.issue("spark", hosts=["127.0.0.1", "localhost"])
+            for file, content in {
+                "key.pem": certificate.key_pem,
+                "chain.pem": certificate.cert_pem + ca.cert_pem,
+                "secret": secret.encode(),
+            }.items():
+                (place / file).touch(mode=0o600)
+                (place / file).write_bytes(content)
+        self._keep(name, {path.name: path.read_bytes() for path in theirs.iterdir()})
+        file = folder / "spark.conf"
+        file.write_text(
+            as_properties(
+                {
+                    "spark.master": f"k8s://{self.server}",
+                    "spark.kubernetes.namespace": self.namespace,
+                    "spark.kubernetes.authenticate.caCertFile": str(self.folder / "api.pem"),
+                    "spark.kubernetes.authenticate.oauthTokenFile": str(self.folder / "token"),
+                    "spark.kubernetes.container.image": self.image,
+                    "spark.kubernetes.executor.podTemplateFile": str(self.folder / "pod.json"),
+                    f"spark.kubernetes.executor.secrets.{name}": str(mine),
+                    "spark.kubernetes.executor.request.cores": "0.1",
+                    "spark.executor.instances": "2",
+                    "spark.blockManager.port": "0",  # all pods have the network, and so the ports, of one machine,
+                    "spark.shuffle.readHostLocalDisk": "false",  # and look like it, but their disks are their own
+                    "spark.executor.cores": "1",
+                    "spark.executor.memory": "512m",
+                    "spark.authenticate": "true",
+                    "spark.authenticate.secret.file": str(mine / "secret"),
+                    "spark.ssl.rpc.enabled": "true",
+                    "spark.ssl.rpc.openSslEnabled": "true",
+                    "spark.ssl.rpc.privateKey": str(mine / "key.pem"),
+                    "spark.ssl.rpc.certChain": str(mine / "chain.pem"),
+                    "spark.io.encryption.enabled": "true",
+                    "spark.io.encryption.keySizeBits": "256",
+                    **self.mounted,
+                    **self.given,
+                    **changed,
+                }
+            )
+        )
+        file.chmod(0o600)
+        return str(file)
+
+    def pods(self):
+        """Return the executors' pods that there are, ended or not."""
+        return json.loads(self.kubectl("get", "pods", f"--selector={EXECUTORS}", "-o=json"))["items"]
+
+    def running(self):
+        """Return the names of those that run."""
+        return [pod["metadata"]["name"] for pod in self.pods() if pod["status"].get("phase") == "Running"]
+
+    def kept(self):
+        """Return the names of those that nobody has deleted, ended or not."""
+        return {pod["metadata"]["name"] for pod in self.pods() if "deletionTimestamp" not in pod["metadata"]}
+
+    def delete(self, pod):
+        """Kill a pod."""
+        self.kubectl("delete", "pod", pod, "--grace-period=0", "--force")
+
+    def wait(self, condition, what):
+        """Wait until a condition holds; show the pods if it never does."""
+        deadline = time.monotonic() + 3 * PATIENCE
+        while not condition():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{what}: not within {3 * PATIENCE} s\n{self.kubectl('describe', 'pods')[-3000:]}")
+            time.sleep(0.2)
+
+    def close(self):
+        """Delete all of it."""
+        self.kubectl("delete", "namespace", self.namespace, "--wait=false")
+
+
+@pytest.fixture(scope="module")
+def spark_on_kubernetes(tmp_path_factory):
+    """A namespace for the tests of a file."""
+    image = os.environ.get("SPARK_KUBERNETES_IMAGE")
+    if not image:
+        pytest.fail("SPARK_KUBERNETES_IMAGE names no image of executors", pytrace=False)
+    space = SparkOnKubernetes(image, tmp_path_factory.mktemp("kubernetes"))
+    space.open()
+    try:
+        yield space
+    finally:
+        space.close()

@@ -1,0 +1,125 @@
+"""A program for a test of Spark's driver: while a merge of many tasks holds all cores, others are asked for.
+
+    python spark_sharing.py FOLDER
+
+It prints, as JSON, how many of the tasks were still to be let go when a small merge was answered, and a query.
+"""
+
+import asyncio
+import io
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+from merging import block, group
+from patient import PATIENCE
+
+from capture.spark.driver import Answers, Driver
+from capture.spark.options import SparkOptions
+from capture.spark.protocol import Merge, Query, View
+from capture.spark.session import start
+from capture.stores import FileStore
+
+TASKS = 16
+LARGE, SMALL, ASKED = 1, 2, 3
+
+
+class Heard(Answers):
+    """Notes which requests were answered."""
+
+    def __init__(self):
+        super().__init__(io.BytesIO())
+        self.numbers = set()
+
+    def done(self, number, result):
+        self.numbers.add(number)
+
+    def failed(self, number, reason):
+        raise AssertionError(f"{number}: {reason}")
+
+
+async def large(store):
+    """Return a group of many parts, and the pipe that each has in the place of its input: a task waits at it."""
+    inputs = [await block(store, range(100 * n + 1, 100 * n + 101), format="ndjson") for n in range(TASKS)]
+    pipes = [store.root / one.path for one in inputs]
+    for pipe in pipes:
+        pipe.unlink()
+        os.mkfifo(pipe)
+    return group(inputs, bounds=[100 * n + 1 for n in range(1, TASKS)]), pipes
+
+
+def until(condition):
+    deadline = time.monotonic() + 2 * PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it does not come"
+        time.sleep(0.01)
+
+
+class Stuck:
+    """The tasks of the large merge, which is Spark's first job: each waits at its pipe until it is let go."""
+
+    def __init__(self, pipes, tracker):
+        self.pipes, self.tracker, self.let_go = pipes, tracker, 0
+
+    def release(self):
+        """Let one of those go on that wait, and end; tell whether there was one."""
+        for pipe in self.pipes:
+            try:
+                end = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError:  # nobody waits there
+                continue
+            os.close(end)
+            self.pipes.remove(pipe)
+            self.let_go += 1
+            return True
+        return False
+
+    def is_over(self):
+        """Tell whether Spark has heard of the end of each that was let go: their cores are given to others by then."""
+        return self.stages()[0].numCompletedTasks >= self.let_go
+
+    def others_wait(self):
+        """Tell whether another job has nothing that runs."""
+        found = [one for number, one in self.stages().items() if number]
+        return any(one.numActiveTasks == 0 and one.numCompletedTasks < one.numTasks for one in found)
+
+    def stages(self):
+        found = {number: self.tracker.getStageInfo(number) for number in {0, *self.tracker.getActiveStageIds()}}
+        return {number: one for number, one in found.items() if one is not None}
+
+
+def main(folder):
+    store = FileStore(Path(folder))
+    wanted, pipes = asyncio.run(large(store))
+    small, asked = [asyncio.run(block(store, [number])) for number in (9001, 9002)]
+    others = [
+        Merge(id=SMALL, store=store.url, groups=[group([small])], small_bytes=0),
+        Query(id=ASKED, store=store.url, views={"t": View(objects=[asked])}, sql="SELECT count(*) FROM t"),
+    ]
+    with start(SparkOptions(master="local[2]")) as spark:
+        heard, stuck = Heard(), Stuck(pipes, spark.sparkContext.statusTracker())
+        incoming, outgoing = os.pipe()
+        driver = threading.Thread(target=Driver(spark, heard).serve, args=(os.fdopen(incoming, "rb"),))
+        driver.start()
+        with os.fdopen(outgoing, "wb", buffering=0) as lines:
+            lines.write(msgspec.json.encode(Merge(id=LARGE, store=store.url, groups=[wanted], small_bytes=0)) + b"\n")
+            until(stuck.release)
+            left = []
+            for request in others:
+                lines.write(msgspec.json.encode(request) + b"\n")
+                while request.id not in heard.numbers:
+                    until(lambda of=request.id: of in heard.numbers or (stuck.is_over() and stuck.others_wait()))
+                    if pipes and request.id not in heard.numbers:
+                        until(stuck.release)
+                left.append(len(pipes))
+            until(lambda: LARGE in heard.numbers or (stuck.release() and False))
+        driver.join()
+    print(json.dumps(left))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
