@@ -81,6 +81,10 @@ class JetStreamNotEnabledError(JetStreamError):
     """JetStream is not enabled on this server or account; start the server with `jetstream` in its configuration."""
 
 
+class DomainUnreachableError(JetStreamError):
+    """Nobody answers for JetStream's other domain, or the other account's: check its name, and the link to it."""
+
+
 class StreamNotFoundError(JetStreamError):
     """There is no such stream."""
 

@@ -11,6 +11,7 @@ from natty.connection import Connection
 from natty.errors import (
     BucketNotFoundError,
     ConsumerNotFoundError,
+    DomainUnreachableError,
     JetStreamError,
     JetStreamNotEnabledError,
     NoRespondersError,
@@ -25,6 +26,7 @@ from natty.message import Headers, check_subject, encode_headers, parse_headers
 from natty.outgoing import MESSAGE_ID, TTL
 
 OWN_API = "$JS.API"  # of the domain and account that we are connected to
+UNAVAILABLE = 503  # a status: nobody is there who could answer
 NO_MESSAGE = 10037
 TTL_DISABLED = 10166
 STREAM_EXISTS = 10058
@@ -127,8 +129,8 @@ class JetStream:
         """Call the API, `subject` without the prefix. The error of the answer is raised by its number, see `errors`.
 
         What only asks, and changes nothing, is sent again every second until `timeout`.
-        JetStreamNotEnabledError where nobody answers, NoRespondersError where it is another domain's or account's API;
-        RequestTimeoutError.
+        JetStreamNotEnabledError where nobody answers, DomainUnreachableError where it is another domain's or account's
+        API; RequestTimeoutError.
         """
         data = b"" if body is None else msgspec.json.encode(body)
         again = ASK_AGAIN if subject.startswith(_QUESTIONS) else None
@@ -137,7 +139,7 @@ class JetStream:
         except NoRespondersError as error:
             if self.prefix != OWN_API:
                 text = f"nobody answers on {self.prefix}: check its name, and that it is linked to this server"
-                raise NoRespondersError(text) from error
+                raise DomainUnreachableError(text, code=UNAVAILABLE) from error
             raise JetStreamNotEnabledError(
                 "JetStream is not enabled on this server or account; put `jetstream {}` into the server's configuration"
             ) from error

@@ -29,11 +29,11 @@ from natty import Natty, NattyError, NotConnectedError, RequestTimeoutError
 from natty.cli import connect
 from natty.cli.ask import confirm, seconds
 from natty.cli.run import run_async
-from natty.errors import ConnectError, JetStreamNotEnabledError, NoRespondersError
+from natty.errors import ConnectError, DomainUnreachableError, JetStreamNotEnabledError
 
 STANDARD_OUTPUT = Path("-")
 PURGE_JSON_VERSION = 1
-UNREACHABLE = (ConnectError, NotConnectedError, RequestTimeoutError, NoRespondersError, JetStreamNotEnabledError)
+UNREACHABLE = (ConnectError, NotConnectedError, RequestTimeoutError, DomainUnreachableError, JetStreamNotEnabledError)
 
 
 # --- verify ----------------------------------------------------------------------------------------------------------

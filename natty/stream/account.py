@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from natty.connection import Connection
-from natty.errors import JetStreamNotEnabledError, NattyError, NoRespondersError
+from natty.errors import DomainUnreachableError, JetStreamNotEnabledError, NattyError
 from natty.jetstream import JetStream
 
 USER_INFO = "$SYS.REQ.USER.INFO"
@@ -37,7 +37,7 @@ async def account_info(jetstream: JetStream) -> Account:
     facts, user = await _facts(connection), await _user(connection)
     try:
         return Account(facts, user, await jetstream.request("INFO"))
-    except (JetStreamNotEnabledError, NoRespondersError) as error:
+    except (JetStreamNotEnabledError, DomainUnreachableError) as error:
         return Account(facts, user, why_not=str(error))
 
 

@@ -22,6 +22,7 @@ PASSING = [
     PublishError(),
     TLSClosedError(),
     JetStreamError(code=503, err_code=10008),
+    natty_errors.DomainUnreachableError(code=503),
     StoreError(),
     StoreFullError(),
 ]
