@@ -6,15 +6,12 @@ examples/spark_kubernetes/Dockerfile says of what is tested.
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-import spark_jetstream
+from jetstream_on_cluster import filled, read_by_executors
 from merging import KEY_LINE, KEYS, block, every_format, group
 from patient import PATIENCE, PATIENT, until
 from spark_blocks import QUICK
@@ -32,7 +29,6 @@ from natty.testing import DevCA
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
 
-MESSAGES = 2000
 SMALL_BLOCKS = 60
 
 
@@ -86,40 +82,13 @@ async def test_blocks_of_every_format_become_what_they_become_on_one_machine_and
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stream(nats_server):
-    """Options of the data source for a stream of MESSAGES."""
-    connection = nats_server.connect_options()
-    async with Natty(**connection) as natty:
-        await natty.create_stream("PODS", subjects=["PODS.>"], allow_direct=True, allow_batched=True)
-        async with natty.publisher("PODS") as publisher:
-            for number in range(1, MESSAGES + 1):
-                await publisher.publish("PODS.1", b"message %d" % number, headers={"N": str(number)})
-    return spark_jetstream.source_options(connection, "PODS")
+    return await filled(nats_server, "PODS")
 
 
 async def test_executors_read_a_stream_over_mutual_tls_and_end_with_a_driver_that_was_killed(
     cluster, options, stream, tmp_path
 ):
-    spark = {"properties_file": options.properties_file, "properties": dict(options.properties)}
-    with (tmp_path / "log").open("wb") as log:
-        driver = subprocess.Popen(
-            [
-                sys.executable,
-                spark_jetstream.__file__,
-                str(tmp_path),
-                json.dumps(stream | {"spark": spark}),
-                *("batch", "cluster", "wait"),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            start_new_session=True,
-            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-        )
-    try:
-        told = [await asyncio.to_thread(driver.stdout.readline) for _ in range(2)]
-        assert all(told), (tmp_path / "log").read_text()[-3000:]
-        batch, where = map(json.loads, told)
-        assert (batch["rows"], batch["distinct"], batch["tasks"]) == (MESSAGES, MESSAGES, 4)
-        assert where["kept"] == MESSAGES
+    async with read_by_executors(options, stream, tmp_path) as (driver, _):
         left = cluster.running()
         assert left
         kill(driver.pid)  # its JVM as well: that would delete its pods
@@ -127,11 +96,6 @@ async def test_executors_read_a_stream_over_mutual_tls_and_end_with_a_driver_tha
         began = time.monotonic()
         cluster.wait(lambda: not members(driver.pid) and not cluster.running(), "JVM and executors have ended")
         print(f"executors ended {time.monotonic() - began:.1f} s after their driver was killed")
-    finally:
-        driver.kill()
-        driver.wait()
-        driver.stdout.close()
-        kill(driver.pid)
     assert cluster.kept() >= set(left)
     async with SparkDriver(options) as successor:
         await successor.ping()

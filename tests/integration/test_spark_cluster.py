@@ -1,29 +1,22 @@
 """A standalone cluster with TLS everywhere: NATS to the executors, the executors among themselves and to the store."""
 
 import asyncio
-import json
-import os
 import signal
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
-import spark_jetstream
+from jetstream_on_cluster import filled, read_by_executors
 from spark_blocks import QUICK, group, parquet_block, row, rows_of
 from spark_cluster import command_line, spark_cluster  # noqa: F401
 from stores import SECRET, seaweedfs  # noqa: F401
 
 from capture.spark import SparkDriver, SparkOptions
 from capture.stores import FileStore, open_store
-from natty import Natty
-from natty.leader.guard import kill, members
+from natty.leader.guard import members
 from natty.testing import DevCA
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
-
-MESSAGES = 2000
 
 
 @pytest.fixture(scope="module")
@@ -76,52 +69,20 @@ async def test_a_compaction_runs_on_the_cluster_and_no_command_line_tells_a_secr
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stream(nats_server):
-    """Options of the data source for a stream of MESSAGES."""
-    connection = nats_server.connect_options()
-    async with Natty(**connection) as natty:
-        await natty.create_stream("CLUSTERED", subjects=["CLUSTERED.>"], allow_direct=True, allow_batched=True)
-        async with natty.publisher("CLUSTERED") as publisher:
-            for number in range(1, MESSAGES + 1):
-                await publisher.publish("CLUSTERED.1", b"message %d" % number, headers={"N": str(number)})
-    return spark_jetstream.source_options(connection, "CLUSTERED")
+    return await filled(nats_server, "CLUSTERED")
 
 
 async def test_executors_read_a_stream_over_mutual_tls_and_end_with_a_driver_that_was_killed(
     cluster, options, stream, tmp_path
 ):
-    spark = {"properties_file": options.properties_file, "properties": dict(options.properties)}
-    with (tmp_path / "log").open("wb") as log:
-        driver = subprocess.Popen(
-            [
-                sys.executable,
-                spark_jetstream.__file__,
-                str(tmp_path),
-                json.dumps(stream | {"spark": spark}),
-                *("batch", "cluster", "wait"),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            start_new_session=True,
-            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-        )
-    try:
-        said = [await asyncio.to_thread(driver.stdout.readline) for _ in range(2)]
-        assert all(said), (tmp_path / "log").read_text()[-3000:]
-        batch, where = map(json.loads, said)
-        assert (batch["rows"], batch["distinct"], batch["tasks"]) == (MESSAGES, MESSAGES, 4)
+    async with read_by_executors(options, stream, tmp_path) as (driver, where):
         assert (where["master"], where["python"]) == (cluster.master, [sys.executable])
         assert len(cluster.executors()) == 2
-        assert where["kept"] == MESSAGES
         written = [path.read_bytes() for path in cluster.scratch.rglob("rdd_*")]
         assert written, "nothing was kept on disk"
         assert not any(b"CLUSTERED" in data for data in written), "it lies there in clear text"
         driver.send_signal(signal.SIGKILL)
         cluster.wait(lambda: not members(driver.pid) and not cluster.executors(), "JVM and executors have ended")
-    finally:
-        driver.kill()
-        driver.wait()
-        driver.stdout.close()
-        kill(driver.pid)
 
 
 async def test_a_wrong_secret_and_a_foreign_certificate_are_refused(cluster):

@@ -1,0 +1,46 @@
+"""A stream of twenty messages, the data source for it, and what is read of it."""
+
+import pyarrow as pa
+from spark_jetstream import source_options
+
+from capture.spark.jetstream import DefaultSource
+from capture.spark.jetstream.columns import ENVELOPE
+from capture.spark.jetstream.plan import Range
+from capture.spark.jetstream.ranges import stream_facts
+
+WAYS = ["direct", "consumer"]
+
+
+async def twenty_messages(natty, name):
+    """Make a stream of them: odd ones and even ones have subjects of their own, each third has headers."""
+    await natty.create_stream(name, subjects=[f"{name}.>"], allow_direct=True, allow_batched=True)
+    for number in range(1, 21):
+        headers = {"Number": str(number), "Nats-Stream": ["mine", "own"]} if number % 3 == 0 else None
+        await natty.publish(f"{name}.{number % 2}", b"message %d" % number, headers=headers, msg_id=f"id-{number}")
+    return name
+
+
+def source_of(server, stream):
+    """Return what makes the data source of that stream, with these options."""
+    given = source_options(server.connect_options(), stream)
+    return lambda **options: DefaultSource(given | {name: str(value) for name, value in options.items()})
+
+
+def rows_of(source, schema=ENVELOPE):
+    reader = source.reader(schema)
+    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+    return pa.Table.from_batches(batches).to_pylist() if batches else []
+
+
+def sequences_of(source):
+    return [row["sequence"] for row in rows_of(source)]
+
+
+async def whole_range(natty, stream, first=1, last=None, **changes):
+    facts = await stream_facts(natty, stream)
+    values = {"direct": facts.direct} | changes
+    return Range(stream, facts.created, first, last or facts.last, **values)
+
+
+async def read(reader):
+    return [sequence for messages in [each async for each in reader] for sequence in messages.sequences]
