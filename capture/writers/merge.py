@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import tempfile
-from asyncio import to_thread
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, aclosing
 from pathlib import Path
 
@@ -56,9 +57,11 @@ async def merge_group(
     encrypted = encrypted or any(path.endswith(f".{ENDING}") for path in paths)
     with tempfile.TemporaryDirectory(dir=scratch) as folder, ExitStack() as files:
         runs = Runs(Path(folder), pa.schema([*SCHEMA, *columns]), memory_bytes, encrypted=encrypted)
+        thread = files.enter_context(ThreadPoolExecutor(1))  # always the same: each one's heap keeps what was freed
         async with aclosing(fetched(store, inputs_of(group, first, last))) as inputs:
             async for one, data in inputs:
-                await to_thread(_take, runs, input_rows(data, one, columns, keys), first, last)
+                rows = input_rows(data, one, columns, keys)
+                await asyncio.get_running_loop().run_in_executor(thread, _take, runs, rows, first, last)
         outputs = [
             files.enter_context(TableFile(Path(folder) / f"table-{number}", group, mine, columns, encrypted=encrypted))
             for number, mine in enumerate(parts)
