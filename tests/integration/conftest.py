@@ -12,6 +12,7 @@ from electing import vacated_archive
 from node_beside import start_beside  # noqa: F401
 from patient import NEVER, PATIENCE
 from stores import azure, azurite, bare_environment, careless_s3, rclone, s3, seaweedfs  # noqa: F401
+from stores_faults import faulty  # noqa: F401
 
 from natty.leader import candidacy
 from natty.leader import options as election_options

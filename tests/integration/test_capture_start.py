@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import ssl
 from contextlib import asynccontextmanager
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -10,7 +9,7 @@ from urllib.request import urlopen
 import pytest
 from group_members import partitioned
 from patient import PATIENCE, PATIENT, until
-from stores_faults import FaultyHTTP, Say
+from stores_faults import Say
 
 from capture import node as capture_node
 from capture.config import load
@@ -267,15 +266,6 @@ async def test_a_node_that_waits_for_the_store_ends_well_at_sigterm(fleet, away)
     await fleet.said("node-1", WAITING)
     assert await fleet.stop(node) == 0
     assert "node-1 stopped: 0 messages in 0 blocks" in fleet.log("node-1").read_text()
-
-
-@pytest.fixture
-async def faulty(s3, natty_tls):
-    """What stands in front of the store, and speaks TLS."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(natty_tls.server_cert, natty_tls.server_key)
-    async with FaultyHTTP(s3.plain_port, context) as server:
-        yield server
 
 
 @pytest.mark.long

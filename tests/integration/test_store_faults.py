@@ -1,5 +1,4 @@
 import asyncio
-import ssl
 import traceback
 from hashlib import sha256
 from urllib.parse import unquote
@@ -8,7 +7,7 @@ import obstore
 import pytest
 from patient import PATIENCE
 from stores import SECRET
-from stores_faults import HANG, LIE, LOSE_ANSWER, FaultyHTTP, Say
+from stores_faults import HANG, LIE, LOSE_ANSWER, Say
 
 from capture.block import SealedBlock
 from capture.commit import CommitOptions, Committer
@@ -21,15 +20,6 @@ from natty.testing import Proxy
 
 BLOCKS = 12
 QUICK = CommitOptions(attempts=1000, backoff=0.01, max_backoff=0.05)  # as often as a slow machine may need
-
-
-@pytest.fixture
-async def faulty(s3, natty_tls):
-    """What stands in front of the S3 server; it ends the store's TLS."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(natty_tls.server_cert, natty_tls.server_key)
-    async with FaultyHTTP(s3.plain_port, context) as server:
-        yield server
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytest
+
 from natty.testing import free_ports
 
 
@@ -130,3 +132,12 @@ async def _answer(reader: asyncio.StreamReader, method: str) -> bytes:
         parts += [size, await reader.readexactly(int(size, 16) + 2)]
         if int(size, 16) == 0:
             return b"".join(parts)
+
+
+@pytest.fixture
+async def faulty(s3, natty_tls):
+    """What stands in front of the S3 server; it ends the store's TLS."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(natty_tls.server_cert, natty_tls.server_key)
+    async with FaultyHTTP(s3.plain_port, context) as server:
+        yield server
