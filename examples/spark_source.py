@@ -11,7 +11,7 @@ from capture.spark.options import SparkOptions
 from capture.spark.session import start
 from natty import Natty
 
-ORDERS, COUNTS = "EXAMPLE_ORDERS", "EXAMPLE_COUNTS"
+ORDERS, COUNTS = "EXAMPLE_SPARK_ORDERS", "EXAMPLE_COUNTS"
 
 warnings.filterwarnings("ignore", category=FutureWarning)  # pyspark's, about pandas, which nobody uses here
 

@@ -1,8 +1,9 @@
 import logging
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
+from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
@@ -23,6 +24,8 @@ ENCRYPTS = "spark.io.encryption.enabled"
 
 QUICKLY = "-XX:TieredStopAtLevel=1"
 """Java compiles what it runs quickly rather than well."""
+
+WORKERS_END_TIMEOUT = 5  # seconds
 
 CLUSTERS = ("spark.authenticate", "spark.ssl.", "spark.kubernetes.")
 """How settings begin that are about other machines."""
@@ -78,8 +81,26 @@ def _session(
         try:
             yield spark
         finally:
+            with suppress(Py4JError, OSError):  # the JVM is gone
+                _end_workers(spark)
             spark.stop()
             _forget_gateway()
+
+
+def _end_workers(spark: SparkSession) -> None:
+    """End this machine's Python workers that have nothing to do, which Spark does later and not as quietly.
+
+    It closes their connections first. On a busy machine some live on for long enough to print a traceback of that.
+    """
+    context = spark.sparkContext
+    if context._jsc is None or context._jvm is None or context.statusTracker().getActiveJobsIds():
+        return  # it was stopped already, or is at work
+    java = context._jvm.java
+    daemons = java.lang.ProcessHandle.current().children().toList()  # each ends the workers that it has forked
+    for daemon in daemons:
+        daemon.destroy()
+    for daemon in daemons:
+        daemon.onExit().get(WORKERS_END_TIMEOUT, java.util.concurrent.TimeUnit.SECONDS)
 
 
 def _local(properties: Mapping[str, str]) -> dict[str, str]:

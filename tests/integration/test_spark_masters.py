@@ -41,9 +41,10 @@ def cluster(tmp_path):
 async def test_kubernetes_is_asked_over_tls_as_the_properties_file_says_and_its_refusal_is_told(cluster):
     with refusing_api_server(cluster.files) as (url, asked):
         said = await cluster(url)
-    method, path, authorization, _ = asked[0]
-    assert (method, path.partition("?")[0]) == ("GET", "/api/v1/namespaces/lake/pods")
-    assert authorization == "Bearer a-token"
+    paths = {path.partition("?")[0] for _, path, _, _ in asked}
+    assert paths == {"/api/v1/namespaces/lake/pods"}
+    assert "GET" in {method for method, _, _, _ in asked}  # we look for ended pods, and Spark makes its own meanwhile
+    assert {authorization for _, _, authorization, _ in asked} == {"Bearer a-token"}
     assert said.startswith(f"Spark did not start with k8s://{url}: ")
     assert "/namespaces/lake/pods" in said
     assert "Forbidden" in said

@@ -1,0 +1,32 @@
+"""A program for a test of how a session ends: prints how many Python daemons live before and at it."""
+
+from pyspark.sql import SparkSession
+
+from capture.spark.options import SparkOptions
+from capture.spark.session import start
+
+
+def daemons(spark):
+    return len(spark.sparkContext._jvm.java.lang.ProcessHandle.current().children().toList())
+
+
+def main():
+    stop = SparkSession.stop
+
+    def counted(spark):
+        print(daemons(spark))
+        stop(spark)
+
+    with start(SparkOptions(master="local[1]")) as spark:
+        spark.sparkContext.range(10).map(str).count()
+        print(daemons(spark))
+        SparkSession.stop = counted
+
+    SparkSession.stop = stop
+    with start(SparkOptions(master="local[1]")) as spark:
+        spark.stop()
+    print("ended")
+
+
+if __name__ == "__main__":
+    main()
