@@ -101,7 +101,7 @@ def _watched(folder: Path) -> dict[str, float]:
         "committed": lambda: any(lake.glob("_table/0000000002-*")),
     }
     while process.poll() is None:
-        cpu |= _below(process.pid)
+        cpu |= below(process.pid)
         while phases and (phase := next(iter(phases))) and phases[phase]():
             found[phase] = time.perf_counter() - began
             del phases[phase]
@@ -114,7 +114,7 @@ def _watched(folder: Path) -> dict[str, float]:
     return found
 
 
-def _below(parent: int) -> dict[int, tuple[str, float]]:
+def below(parent: int) -> dict[int, tuple[str, float]]:
     """What a process and its descendants are, and their CPU seconds."""
     children: dict[int, list[int]] = {}
     known: dict[int, tuple[str, float]] = {}
