@@ -4,7 +4,7 @@ PIP := .venv/bin/python -m pip --disable-pip-version-check install --quiet
 ARGS ?=
 WORKERS ?= 2
 
-.PHONY: demo test test-long lint bench chaos chaos-election chaos-groups clean soak-table test-iceberg-duckdb test-iceberg-spark test-kubernetes
+.PHONY: demo test test-long lint bench chaos chaos-election chaos-groups clean soak-table test-iceberg-duckdb test-iceberg-spark test-kubernetes test-yarn
 .DELETE_ON_ERROR:
 
 demo: .venv/.demo ## the main job on real flights; `make demo ARGS="--rows 20000 --keep"`
@@ -41,6 +41,9 @@ test-iceberg-spark: .venv/.test ## Spark 3.5 with Iceberg's runtime, in a virtua
 
 test-kubernetes: .venv/.test ## Spark's executors as pods of a cluster that there is: `make test-kubernetes KUBECONFIG=... SPARK_KUBERNETES_IMAGE=...`
 	@.venv/bin/python -m pytest tests/integration/on_kubernetes.py $(ARGS)
+
+test-yarn: .venv/.test ## the same as containers of YARN: `make test-yarn HADOOP_CONF_DIR=... JAVA_HOME=...`
+	@.venv/bin/python -m pytest tests/integration/on_yarn.py $(ARGS)
 
 chaos-groups: .venv/.test ## a million messages over a thousand keys through a partitioned group; `make chaos-groups ARGS="--messages 20000 --keys 100 --auto"` is shorter
 	@.venv/bin/python tests/support/group_chaos.py $(ARGS)

@@ -26,7 +26,7 @@ END_TIMEOUT = 15.0
 QUOTED_LOG_LINES = 3
 
 _WARNING = re.compile(r"\s|\d{4}-\S+ \S+ WARN|WARNING|\S+: \w+Warning: |NOTE: |Picked up ")
-_OTHERS = re.compile(r"\d{4}-|Traceback")  # Spark's log, and our own errors, which the answer tells
+_LOGGED = re.compile(r"\d{4}-\d\d-")
 _THROWN = re.compile(r'^Exception in thread "main" \S+: |^Error: ')
 
 Result = TypeVar("Result", bound=msgspec.Struct)
@@ -193,7 +193,8 @@ def _first_words(log: Path, begins: int) -> str:
     except OSError:
         return ""
     said = next((line for line in lines if not _WARNING.match(line)), "")
-    return "" if _OTHERS.match(said) else _THROWN.sub("", said)
+    logged = any(map(_LOGGED.match, lines)) and not _THROWN.match(said)  # then it may be the rest of a logged message
+    return "" if logged or said.startswith("Traceback") else _THROWN.sub("", said)
 
 
 def _environment(scratch: Path) -> dict[str, str]:

@@ -15,7 +15,7 @@ import pyspark
 
 import capture
 from capture.errors import SparkError
-from capture.spark import kubernetes
+from capture.spark import kubernetes, yarn
 from capture.spark.java import Java
 from capture.spark.properties import as_properties
 
@@ -34,6 +34,14 @@ FIRST_HEAP = "-Xms32m"
 LOOPBACK = "127.0.0.1"
 
 _SPARK_HOME = Path(pyspark.__file__).parent
+JARS = str(_SPARK_HOME / "jars" / "*")
+"""Spark's own classes; Java expands the star."""
+
+LIBRARIES = "DYLD_LIBRARY_PATH" if sys.platform == "darwin" else "LD_LIBRARY_PATH"
+"""Where the system's loader looks for native libraries."""
+
+JVM_OPTIONS = ("spark.driver.defaultJavaOptions", "spark.driver.extraJavaOptions")
+
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 _OPENED = (
     "java.lang", "java.lang.invoke", "java.lang.reflect", "java.io", "java.net", "java.nio", "java.util",
@@ -50,6 +58,7 @@ def running(
     *,
     memory: str,
     flags: Sequence[str] = (),
+    class_path: Sequence[str] = (JARS,),
     end_within: float = END_TIMEOUT,
 ) -> Iterator[Path]:
     """A gateway JVM that pyspark's next session connects to; gives its scratch folder, removed at the end.
@@ -62,7 +71,9 @@ def running(
     ours = kubernetes.WORKERS_PYTHON if kubernetes.api_server(properties) else sys.executable
     python = properties.get("spark.pyspark.python", ours)  # else workers run the first `python3` on PATH
     try:
-        process = _start(java, {**_places(scratch, properties), **properties}, memory, flags, scratch, python)
+        process = _start(
+            java, {**_places(scratch, properties), **properties}, memory, flags, class_path, scratch, python
+        )
         port, secret = _connection(process, scratch / "connection")
         (scratch / "properties").unlink()  # it was read; secrets may stand in it
         with _told_to_pyspark(port, secret, python):
@@ -73,13 +84,29 @@ def running(
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def class_path(properties: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Spark's classes, before them what the settings put there, and behind them where a Hadoop's settings lie.
+
+    The order is that of Spark's own launcher, which reads both before there is a JVM; so does nobody later. Without
+    `yarn-site.xml` on it, YARN would be looked for on this machine.
+    """
+    folders = (environ.get("HADOOP_CONF_DIR"), environ.get("YARN_CONF_DIR"))
+    return list(filter(None, [properties.get("spark.driver.extraClassPath"), JARS, *folders]))
+
+
 def command(
-    java: Java, *, memory: str, properties_file: Path, flags: Sequence[str] = (), jvm_options: str = ""
+    java: Java,
+    *,
+    memory: str,
+    properties_file: Path,
+    flags: Sequence[str] = (),
+    class_path: Sequence[str] = (JARS,),
+    jvm_options: str = "",
 ) -> list[str]:
     """The JVM's command line."""
     return [
         str(java.path),
-        "-cp", str(_SPARK_HOME / "jars" / "*"),  # Java itself expands the star
+        "-cp", os.pathsep.join(class_path),
         f"-Xmx{memory}",
         FIRST_HEAP,
         "-XX:+UseSerialGC",  # as fast as the others here, with half their memory
@@ -124,6 +151,8 @@ def _places(scratch: Path, properties: Mapping[str, str]) -> dict[str, str]:
     }
     if server := kubernetes.api_server(properties):
         return places | kubernetes.places(server, properties)
+    if yarn.is_master(properties):
+        return places | yarn.PLACES
     if not _is_local(properties):
         return places
     return places | {
@@ -135,7 +164,13 @@ def _places(scratch: Path, properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def _start(
-    java: Java, properties: dict[str, str], memory: str, flags: Sequence[str], scratch: Path, python: str
+    java: Java,
+    properties: dict[str, str],
+    memory: str,
+    flags: Sequence[str],
+    class_path: Sequence[str],
+    scratch: Path,
+    python: str,
 ) -> "subprocess.Popen[bytes]":
     file = scratch / "properties"
     file.touch(mode=0o600)
@@ -145,27 +180,30 @@ def _start(
         memory=memory,
         properties_file=file,
         flags=flags,
-        jvm_options=properties.get("spark.driver.extraJavaOptions", ""),
+        class_path=class_path,
+        jvm_options=" ".join(properties.get(name, "") for name in JVM_OPTIONS),
     )
     try:
         return subprocess.Popen(
             arguments,
             stdin=subprocess.PIPE,
             stdout=sys.stderr.fileno(),
-            env=_environment(scratch, python, local=_is_local(properties)),
+            env=_environment(scratch, python, properties),
             cwd=scratch,
         )
     except OSError as error:
         raise SparkError(f"Java could not be started: {error} ({java.path}, chosen for: {java.why})") from error
 
 
-def _environment(scratch: Path, python: str, *, local: bool) -> dict[str, str]:
+def _environment(scratch: Path, python: str, properties: Mapping[str, str]) -> dict[str, str]:
+    libraries = properties.get("spark.driver.extraLibraryPath")
     importable = str(Path(capture.__file__).resolve().parent.parent)  # workers import `capture`, installed or not
     python_path = [importable, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
         "SPARK_HOME": str(_SPARK_HOME),
-        **({"SPARK_LOCAL_IP": LOOPBACK} if local else {}),
+        **({"SPARK_LOCAL_IP": LOOPBACK} if _is_local(properties) else {}),
+        **({LIBRARIES: os.pathsep.join(filter(None, [libraries, os.environ.get(LIBRARIES)]))} if libraries else {}),
         "SPARK_CONNECT_MODE": "0",
         "SPARK_SCALA_VERSION": "2.13",
         "PYTHONPATH": os.pathsep.join(python_path),

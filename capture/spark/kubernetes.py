@@ -1,7 +1,6 @@
 """What Spark on Kubernetes needs of us: an address that pods reach, executors that come, none that are left behind."""
 
 import socket
-import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -9,6 +8,7 @@ from urllib.parse import urlsplit
 from pyspark.sql import SparkSession
 
 from capture.errors import SparkError
+from capture.spark.arrival import AT_ONCE, await_executors
 
 WORKERS_PYTHON = "python3"
 """By its name: in an image it has a path of its own, which `capture.spark.executor` puts first."""
@@ -18,10 +18,6 @@ CONNECT_TIMEOUT = 10.0  # seconds
 PENDING = ("spark.kubernetes.allocation.executor.timeout", "600s")
 """What says how long a pod may be pending: its node may have to pull the image first. And Spark's default."""
 
-OTHERS_TIMEOUT = 30.0
-"""Seconds that all executors get to come; then those that are there begin."""
-
-POLL = 1.0  # seconds
 ENDED = ("Failed", "Succeeded")
 
 
@@ -39,7 +35,7 @@ def places(server: str, properties: Mapping[str, str]) -> dict[str, str]:
     """
     return {
         **({} if DRIVER_HOST in properties else {DRIVER_HOST: _address_towards(server)}),
-        "spark.scheduler.minRegisteredResourcesRatio": "0",  # `settle` waits, and can say for what
+        **AT_ONCE,
         "spark.kubernetes.executor.disableConfigMap": "true",
         "spark.kubernetes.driver.service.deleteOnTermination": "false",
         "spark.kubernetes.driver.ownPersistentVolumeClaim": "false",
@@ -50,8 +46,7 @@ def settle(spark: SparkSession) -> None:
     """Remove the pods that drivers before us have left, and wait until our executors are there.
 
     Executors end by themselves when their driver is gone, and nobody else removes an ended pod. SparkError, which says
-    why, when none has come in the time that Spark gives a pod (`spark.kubernetes.allocation.executor.timeout`), or
-    when Spark gave up because they all failed; without that, jobs would wait for ever.
+    why, when none has come in the time that Spark gives a pod (`spark.kubernetes.allocation.executor.timeout`).
     """
     conf, context = spark.sparkContext.getConf(), spark.sparkContext._jsc.sc()
     backend = context.schedulerBackend()
@@ -59,23 +54,8 @@ def settle(spark: SparkSession) -> None:
     pods = backend.kubernetesClient().pods().inNamespace(conf.get("spark.kubernetes.namespace", "default"))
     for phase in ENDED:
         pods.withLabels(named).withField("status.phase", phase).delete()
-    if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
-        return
     ours = pods.withLabel("spark-app-selector", spark.sparkContext.applicationId)
-    wanted, within = int(conf.get("spark.executor.instances", "2") or 2), context.conf().getTimeAsSeconds(*PENDING)
-    began, why = time.monotonic(), "Kubernetes does not say why"
-    while not context.isStopped():
-        here, waited = backend.getExecutorIds().size(), time.monotonic() - began
-        if here >= wanted or (here and waited > OTHERS_TIMEOUT):
-            return
-        why = _why(ours.list().getItems()) or why
-        if waited > within:
-            raise SparkError(f"no executor has come within {within} s: {why}")
-        time.sleep(POLL)
-    raise SparkError(
-        "all executors have failed; Spark's log and theirs say why. One with another secret or certificate is refused,"
-        " for example"
-    )
+    await_executors(spark, context.conf().getTimeAsSeconds(*PENDING), lambda: _why(ours.list().getItems()))
 
 
 def _why(pods: Any) -> str:

@@ -1,6 +1,6 @@
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from py4j.protocol import Py4JError
@@ -8,7 +8,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from capture.errors import SparkError
-from capture.spark import class_data, gateway, kubernetes
+from capture.spark import class_data, gateway, kubernetes, yarn
 from capture.spark.exercise import exercise
 from capture.spark.failure import sentence
 from capture.spark.java import Java, choose
@@ -56,7 +56,7 @@ def start(options: SparkOptions) -> Iterator[SparkSession]:
     flags = class_data.flags(java, record) if options.class_data else []
     if not options.queries:
         flags = [*flags, QUICKLY]
-    with _session(java, properties, memory, flags) as spark:
+    with _session(java, properties, memory, flags, class_path=gateway.class_path(properties)) as spark:
         yield spark
 
 
@@ -67,13 +67,17 @@ def _session(
     memory: str,
     flags: list[str],
     *,
+    class_path: Sequence[str] = (gateway.JARS,),
     end_within: float = gateway.END_TIMEOUT,
 ) -> Iterator[SparkSession]:
-    with gateway.running(java, properties, memory=memory, flags=flags, end_within=end_within):
+    jvm = gateway.running(java, properties, memory=memory, flags=flags, class_path=class_path, end_within=end_within)
+    with jvm:
         try:
             spark = SparkSession.builder.getOrCreate()
             if kubernetes.api_server(properties):
                 kubernetes.settle(spark)
+            elif yarn.is_master(properties):
+                yarn.settle(spark)
         except Exception as error:
             said = sentence(error)  # while there is a JVM: errors of Java's are asked for there
             _forget_gateway()

@@ -8,6 +8,12 @@ from capture.errors import SparkError
 from capture.spark import SparkDriver, SparkOptions
 from natty.testing import DevCA
 
+YARNS_PATIENCE = (
+    "yarn.resourcemanager.connect.max-wait.ms",
+    "yarn.resourcemanager.connect.retry-interval.ms",
+    "ipc.client.connect.max.retries",
+)
+
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 
@@ -54,3 +60,23 @@ async def test_kubernetes_is_asked_over_tls_as_the_properties_file_says_and_its_
 async def test_an_api_server_that_is_not_there_is_told_in_one_sentence(cluster):
     said = await cluster("https://127.0.0.1:9")
     assert said == "https://127.0.0.1:9 can't be reached: Connection refused"
+
+
+async def test_a_yarn_that_is_not_there_is_looked_for_where_its_settings_say_and_told_in_one_sentence(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "yarn-site.xml").write_text(
+        "<configuration><property><name>yarn.resourcemanager.address</name><value>127.0.0.1:9</value></property>"
+        "</configuration>"
+    )
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    soon = {f"spark.hadoop.{name}": "1" for name in YARNS_PATIENCE}
+    options = SparkOptions(master="yarn", properties=QUICK | soon, class_data=False)
+    async with SparkDriver(options, log=tmp_path / "log") as driver:
+        with pytest.raises(SparkError) as raised:
+            await driver.ping()
+    said = str(raised.value)
+    assert said.startswith("Spark did not start with yarn: ")
+    assert ":9 failed on connection exception" in said
+    assert "Connection refused" in said
+    assert "\n" not in said

@@ -13,6 +13,7 @@ from capture.spark.options import SparkOptions
 from capture.spark.properties import check_master
 from capture.spark.session import _properties
 
+JAVA = Java(Path("/java"), 17, "a test")
 LOCAL, CLUSTER = {"spark.master": "local[2]"}, {"spark.master": "spark://a:7077"}
 
 
@@ -20,7 +21,7 @@ def test_a_local_session_listens_on_loopback_and_keeps_its_files_in_its_folder(t
     places = gateway._places(tmp_path, LOCAL)
     assert places["spark.driver.bindAddress"] == gateway.LOOPBACK
     assert places["spark.local.dir"] == str(tmp_path)
-    assert gateway._environment(tmp_path, "python", local=True)["SPARK_LOCAL_IP"] == gateway.LOOPBACK
+    assert gateway._environment(tmp_path, "python", LOCAL)["SPARK_LOCAL_IP"] == gateway.LOOPBACK
 
 
 def test_the_executors_of_a_cluster_can_reach_the_driver(tmp_path, monkeypatch):
@@ -28,19 +29,44 @@ def test_the_executors_of_a_cluster_can_reach_the_driver(tmp_path, monkeypatch):
     places = gateway._places(tmp_path, CLUSTER)
     assert "spark.driver.host" not in places
     assert "spark.local.dir" not in places
-    assert "SPARK_LOCAL_IP" not in gateway._environment(tmp_path, "python", local=False)
+    assert "SPARK_LOCAL_IP" not in gateway._environment(tmp_path, "python", CLUSTER)
     assert not gateway._is_local(CLUSTER)
 
 
+def test_on_yarn_spark_neither_waits_for_executors_itself_nor_long_for_a_manager_that_does_not_answer(tmp_path):
+    places = gateway._places(tmp_path, {"spark.master": "yarn"})
+    assert places["spark.scheduler.minRegisteredResourcesRatio"] == "0"
+    assert int(places["spark.hadoop.yarn.resourcemanager.connect.max-wait.ms"]) <= 60_000
+    assert "spark.driver.host" not in places
+
+
 def test_what_the_jvm_starts_by_itself_runs_our_python(tmp_path):
-    assert gateway._environment(tmp_path, "/our/python", local=True)["PYSPARK_PYTHON"] == "/our/python"
+    assert gateway._environment(tmp_path, "/our/python", LOCAL)["PYSPARK_PYTHON"] == "/our/python"
 
 
 def test_no_setting_stands_on_the_command_line(tmp_path):
-    java = Java(Path("/java"), 17, "a test")
-    line = gateway.command(java, memory="1g", properties_file=tmp_path / "properties")
+    line = gateway.command(JAVA, memory="1g", properties_file=tmp_path / "properties")
     assert line[-3:] == ["--properties-file", str(tmp_path / "properties"), "pyspark-shell"]
     assert not [word for word in line if "--conf" in word or "incubator" in word]
+
+
+def test_classes_stand_before_sparks_own_and_hadoops_settings_behind_them():
+    folders = {"HADOOP_CONF_DIR": "/etc/hadoop", "YARN_CONF_DIR": "/etc/yarn"}
+    ours = {"spark.driver.extraClassPath": "/opt/a.jar:/opt/b/*"}
+    assert gateway.class_path({}, {}) == [gateway.JARS]
+    assert gateway.class_path(ours, folders) == ["/opt/a.jar:/opt/b/*", gateway.JARS, "/etc/hadoop", "/etc/yarn"]
+    line = gateway.command(JAVA, memory="1g", properties_file=Path("p"), class_path=gateway.class_path({}, folders))
+    assert line[line.index("-cp") + 1] == f"{gateway.JARS}:/etc/hadoop:/etc/yarn"
+
+
+def test_native_libraries_are_looked_for_where_the_settings_say_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(gateway, "LIBRARIES", "LIBRARIES")
+    monkeypatch.setenv("LIBRARIES", "/before")
+    where = {"spark.driver.extraLibraryPath": "/opt/native"}
+    assert gateway._environment(tmp_path, "python", LOCAL | where)["LIBRARIES"] == "/opt/native:/before"
+    assert gateway._environment(tmp_path, "python", LOCAL)["LIBRARIES"] == "/before"
+    monkeypatch.delenv("LIBRARIES")
+    assert gateway._environment(tmp_path, "python", LOCAL | where)["LIBRARIES"] == "/opt/native"
 
 
 @pytest.fixture

@@ -1,0 +1,41 @@
+"""A session on a cluster begins when its executors are there; whoever waits for them can say for what."""
+
+import time
+from collections.abc import Callable
+
+from pyspark.sql import SparkSession
+
+from capture.errors import SparkError
+
+AT_ONCE = {"spark.scheduler.minRegisteredResourcesRatio": "0"}
+"""With this setting Spark itself does not wait for executors: it would not say for what, and go on without them."""
+
+OTHERS_TIMEOUT = 30.0
+"""Seconds that all executors get to come; then those that are there begin."""
+
+POLL = 1.0  # seconds
+
+
+def await_executors(spark: SparkSession, within: float, why: Callable[[], str]) -> None:
+    """Wait for `spark.executor.instances` of them; without that, jobs would wait for ever.
+
+    SparkError when none has come `within` seconds, with what `why` said last, or when Spark gave up because they all
+    failed. Where their number is dynamic, none is waited for.
+    """
+    conf, context = spark.sparkContext.getConf(), spark.sparkContext._jsc.sc()
+    if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+        return
+    backend, wanted = context.schedulerBackend(), int(conf.get("spark.executor.instances", "2") or 2)
+    began, reason = time.monotonic(), "the cluster does not say why"
+    while not context.isStopped():
+        here, waited = backend.getExecutorIds().size(), time.monotonic() - began
+        if here >= wanted or (here and waited > OTHERS_TIMEOUT):
+            return
+        reason = why() or reason
+        if waited > within:
+            raise SparkError(f"no executor has come within {within:g} s: {reason}")
+        time.sleep(POLL)
+    raise SparkError(
+        "all executors have failed; Spark's log and theirs say why. One with another secret or certificate is refused,"
+        " for example"
+    )

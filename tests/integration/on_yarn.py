@@ -1,0 +1,144 @@
+"""Spark on a YARN cluster: `make test-yarn`. Where there is none, nothing of this is collected.
+
+HADOOP_CONF_DIR names a cluster of one node, this machine, and JAVA_HOME the Java of its containers.
+"""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from jetstream_on_cluster import filled, read_by_executors
+from merging import KEY_LINE, KEYS, block, every_format, group
+from patient import PATIENCE, PATIENT, until
+from spark_blocks import QUICK
+from spark_cluster import command_line
+from spark_yarn import spark_on_yarn  # noqa: F401
+from stores import SECRET, seaweedfs  # noqa: F401
+
+from capture.errors import SparkError
+from capture.spark import SparkDriver, SparkOptions
+from capture.stores import open_store
+from capture.writers import read_object
+from natty import Natty
+from natty.leader.guard import kill, members
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
+
+SMALL_BLOCKS = 60
+
+
+@pytest.fixture(scope="module")
+def cluster(spark_on_yarn, seaweedfs):  # noqa: F811
+    """The cluster; its executors have the store's credentials and the keys of encrypted blocks."""
+    secrets = {**seaweedfs.environment, "CAPTURE_KEYS": KEY_LINE}
+    spark_on_yarn.give(secrets)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in secrets.items():
+            patch.setenv(name, value)
+        yield spark_on_yarn
+
+
+@pytest.fixture(scope="module")
+def options(cluster):
+    return SparkOptions(properties_file=cluster.settings("spark"), properties=QUICK)
+
+
+@pytest.fixture
+def store(seaweedfs):  # noqa: F811
+    return open_store(seaweedfs.url())
+
+
+async def rows_of(store, output):
+    return read_object(await store.get(output.path), output, KEYS).to_pylist()
+
+
+async def test_blocks_of_every_format_become_what_they_become_on_one_machine_and_no_secret_is_told(
+    cluster, options, store, tmp_path
+):
+    inputs = await every_format(store)
+    async with SparkDriver(SparkOptions(properties=QUICK)) as local:
+        [wanted] = await local.merge(store.url, [group(inputs, ending=".enc")], small_bytes=0)
+    async with SparkDriver(options, log=tmp_path / "log") as driver:
+        [found] = await driver.merge(store.url, [group(inputs, ending=".enc")], small_bytes=0)
+        await until(lambda: len(cluster.executors()) == 2)
+        told = b"".join(command_line(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline"))
+        for secret in (SECRET, KEY_LINE, "PRIVATE KEY"):
+            assert secret.encode() not in told
+    assert (found.failed, found.rows_in, found.duplicates) == ("", wanted.rows_in, wanted.duplicates)
+    [ours], [theirs] = found.outputs, wanted.outputs
+    assert (ours.count, ours.sequences, ours.format) == (theirs.count, theirs.sequences, theirs.format)
+    assert await rows_of(store, ours) == await rows_of(store, theirs)
+    cluster.wait(lambda: not cluster.executors(), "the executors have ended")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stream(nats_server):
+    return await filled(nats_server, "CONTAINERS")
+
+
+async def test_executors_read_a_stream_over_mutual_tls_and_end_with_a_driver_that_was_killed(
+    cluster, options, stream, tmp_path
+):
+    async with read_by_executors(options, stream, tmp_path) as (driver, where):
+        assert where["master"] == "yarn"
+        assert cluster.executors()
+        kill(driver.pid)  # its JVM as well
+        driver.kill()
+        cluster.wait(lambda: not members(driver.pid) and not cluster.executors(), "JVM and executors have ended")
+
+
+async def test_an_executor_that_is_killed_is_replaced_and_the_run_ends_right(cluster, options, store, tmp_path):
+    groups = [group([await block(store, range(10 * n + 1, 10 * n + 11))]) for n in range(SMALL_BLOCKS)]
+    async with SparkDriver(options, log=tmp_path / "log") as driver:
+        merging = asyncio.create_task(driver.merge(store.url, groups, small_bytes=0))
+        while not await store.list("table/"):
+            await asyncio.sleep(0.05)
+        first = cluster.executors()
+        os.kill(first[0], signal.SIGKILL)
+        assert not merging.done()
+        merged = await merging
+        assert [one.failed for one in merged] == [""] * SMALL_BLOCKS
+        assert [len(await rows_of(store, one.outputs[0])) for one in merged] == [10] * SMALL_BLOCKS
+        cluster.wait(lambda: set(cluster.executors()) - set(first), "another has come")
+
+
+@pytest.mark.asyncio(loop_scope="function")  # its proxy's
+async def test_executors_end_when_leadership_is_lost(cluster, options, natty_proxy, natty_name, tmp_path):
+    async with Natty(**natty_proxy.options, **PATIENT | {"ping_interval": 0.5}) as natty:
+        elected = asyncio.Event()
+
+        async def work(term):
+            async with SparkDriver(options, log=tmp_path / "log", run=term.run_process) as driver:
+                await driver.ping()
+                await until(cluster.executors)
+                elected.set()
+                await asyncio.Event().wait()
+
+        leading = asyncio.create_task(natty.election(natty_name("job"), lease=15.0).run(work))
+        async with asyncio.timeout(3 * PATIENCE):
+            await elected.wait()
+        natty_proxy.half_open()
+        cluster.wait(lambda: not cluster.executors(), "the executors have ended")
+        leading.cancel()
+        await asyncio.gather(leading, return_exceptions=True)
+
+
+async def test_containers_that_cannot_start_are_told_in_one_sentence(cluster):
+    settings = cluster.settings("no-java", **{"spark.yarn.appMasterEnv.JAVA_HOME": "/nowhere"})
+    async with SparkDriver(SparkOptions(properties_file=settings, properties=QUICK)) as driver:
+        with pytest.raises(SparkError) as raised:
+            await driver.ping()
+    said = str(raised.value)
+    print(said)
+    assert said.startswith("Spark did not start with yarn: ")
+    assert "\n" not in said
+
+
+async def test_executors_that_cannot_start_are_told_as_well(cluster):
+    settings = cluster.settings("no-java-for-executors", **{"spark.executorEnv.JAVA_HOME": "/nowhere"})
+    async with SparkDriver(SparkOptions(properties_file=settings, properties=QUICK)) as driver:
+        with pytest.raises(SparkError, match=r"^Spark did not start with yarn: all executors have failed; "):
+            await driver.ping()

@@ -1,0 +1,87 @@
+"""Settings for Spark on a YARN cluster that there is: HADOOP_CONF_DIR names the folder that says where.
+
+Its one node must be this machine, whose processes are looked at, since the tests' servers listen on loopback.
+"""
+
+import os
+import time
+from pathlib import Path
+
+import pyspark
+import pytest
+from patient import PATIENCE
+from spark_cluster import HOST, command_line
+
+from capture.spark.properties import as_properties
+from natty.testing import DevCA
+
+EXECUTOR = b"YarnCoarseGrainedExecutorBackend"
+ROOT = Path(__file__).parents[2]
+
+
+class SparkOnYarn:
+    """What a driver needs: properties files of `settings`. `executors` are the processes on this machine."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.ca = DevCA.create("Spark test CA")
+        self.given = {"PYTHONPATH": str(ROOT), **({"JAVA_HOME": java} if (java := os.environ.get("JAVA_HOME")) else {})}
+
+    def settings(self, name, **changed):
+        """Write a properties file: a secret that YARN hands over, TLS, encrypted disks, two executors."""
+        folder = self.folder / name
+        folder.mkdir(mode=0o700)
+        certificate = self.ca.issue("spark", hosts=[HOST, "localhost"])
+        (folder / "key.pem").touch(mode=0o600)
+        (folder / "key.pem").write_bytes(certificate.key_pem)
+        (folder / "chain.pem").write_bytes(certificate.cert_pem + self.ca.cert_pem)
+        file = folder / "spark.conf"
+        file.touch(mode=0o600)
+        file.write_text(
+            as_properties(
+                {
+                    "spark.master": "yarn",
+                    "spark.yarn.jars": f"local:{Path(pyspark.__file__).parent}/jars/*",
+                    "spark.yarn.am.memory": "512m",
+                    "spark.executor.instances": "2",
+                    "spark.executor.cores": "1",
+                    "spark.executor.memory": "512m",
+                    "spark.driver.host": HOST,
+                    "spark.driver.bindAddress": HOST,
+                    "spark.authenticate": "true",
+                    "spark.ssl.rpc.enabled": "true",
+                    "spark.ssl.rpc.openSslEnabled": "true",
+                    "spark.ssl.rpc.privateKey": str(folder / "key.pem"),
+                    "spark.ssl.rpc.certChain": str(folder / "chain.pem"),
+                    "spark.io.encryption.enabled": "true",
+                    "spark.io.encryption.keySizeBits": "256",
+                    **{f"spark.executorEnv.{key}": value for key, value in self.given.items()},
+                    **changed,
+                }
+            )
+        )
+        return str(file)
+
+    def give(self, variables):
+        """Give executors these variables."""
+        self.given |= variables
+
+    def executors(self):
+        """Return the ids of the executors' JVMs, not of the shells that begin them."""
+        lines = {path.parent.name: command_line(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline")}
+        java = [one for one, line in lines.items() if line.partition(b"\0")[0].endswith(b"java")]
+        return [int(one) for one in java if EXECUTOR in lines[one]]
+
+    def wait(self, condition, what):
+        """Wait until a condition holds."""
+        deadline = time.monotonic() + 3 * PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline, f"{what}: not within {3 * PATIENCE} s"
+            time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def spark_on_yarn(tmp_path_factory):
+    if not os.environ.get("HADOOP_CONF_DIR"):
+        pytest.fail("HADOOP_CONF_DIR names no cluster", pytrace=False)
+    return SparkOnYarn(tmp_path_factory.mktemp("yarn"))
