@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -20,14 +19,12 @@ from capture.manifest import Stored
 from capture.merging import Group, Merged, Part
 from capture.sequences import MAXIMUM, Sequences
 from capture.stores.contract import Store
+from capture.writers.again import found_again
 from capture.writers.ahead import fetched
 from capture.writers.envelope import SCHEMA
 from capture.writers.inputs import input_rows
 from capture.writers.runs import MEMORY_BYTES, Runs
 from capture.writers.tablefile import Distinct, TableFile
-
-PIECE_BYTES = 8 * 1024 * 1024
-"""Of an object that is read to be compared."""
 
 
 async def merge_group(
@@ -145,22 +142,17 @@ def _check(group: Group, part: Part, exclude: Sequences, written: Sequences) -> 
 async def _stored(store: Store, file: TableFile, stored_ns: int, keys: Keys | None) -> Stored | None:
     """Complete a file and put it into the store; None if it has no rows.
 
-    An executor may be lost between its put and its answer. Whoever merges in its place makes the same bytes, and finds
-    them there; not where they are encrypted, for each time with a key of their own: AlreadyStored.
+    An executor may be lost between its put and its answer. Whoever merges in its place makes the same, and finds it
+    there. AlreadyStored where something else lies there.
     """
     output = file.finish(stored_ns, keys)
-    if output is not None:
-        try:
-            await store.put(output.path, file.content, if_absent=True)
-        except AlreadyStored:
-            if await _digest(store, output) != output.sha256:
-                raise
+    if output is None:
+        return None
+    try:
+        await store.put(output.path, file.content, if_absent=True)
+    except AlreadyStored:
+        found = await found_again(store, output, file.content, keys)
+        if found is None:
+            raise
+        return found
     return output
-
-
-async def _digest(store: Store, output: Stored) -> str:
-    """Return the SHA-256 of the object that lies where the output is to be, or of a longer one's first part."""
-    digest = hashlib.sha256()
-    for start in range(0, output.bytes, PIECE_BYTES):
-        digest.update(await store.get_range(output.path, start, PIECE_BYTES))
-    return digest.hexdigest()

@@ -359,3 +359,23 @@ async def test_a_merge_whose_executor_was_lost_after_its_put_finds_what_it_makes
     with pytest.raises(AlreadyStored):
         await merged(1)
     assert await store.get(wanted.output) == b"else" * 1000
+
+
+async def test_an_encrypted_output_is_found_again_by_what_was_encrypted(store):
+    wanted = group([await block(store, range(1, 20), keys=KEYS)], ending=".enc")
+    other = group([await block(store, range(1, 20), keys=KEYS, payload=lambda number: b"other")], ending=".enc")
+    fewer = group([await block(store, range(1, 19), keys=KEYS)], ending=".enc")
+
+    async def merged(one=wanted):
+        return await merge_group(store, one, pa.schema([]), KEYS, stored_ns=1)
+
+    first = await merged()
+    data = await store.get(wanted.output)
+    assert await merged() == first  # whose SHA-256 is that of the object, not of what the second would have put there
+    assert await store.get(wanted.output) == data
+    assert read_object(data, first.outputs[0], KEYS).num_rows == 19
+    unlike = [await store.get((await merged(one)).outputs[0].path) for one in (other, fewer)]
+    for otherwise in (*unlike, data[:-1] + bytes([data[-1] ^ 1]), data[:40], b"else"):
+        await store.put(wanted.output, otherwise, if_absent=False)
+        with pytest.raises(AlreadyStored):
+            await merged()
