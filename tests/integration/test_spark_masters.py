@@ -70,6 +70,7 @@ async def test_a_yarn_that_is_not_there_is_looked_for_where_its_settings_say_and
         "</configuration>"
     )
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")  # a machine's name need not be known to it
     soon = {f"spark.hadoop.{name}": "1" for name in YARNS_PATIENCE}
     options = SparkOptions(master="yarn", properties=QUICK | soon, class_data=False)
     async with SparkDriver(options, log=tmp_path / "log") as driver:
