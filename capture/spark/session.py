@@ -97,8 +97,10 @@ def _end_workers(spark: SparkSession) -> None:
     It closes their connections first. On a busy machine some live on for long enough to print a traceback of that.
     """
     context = spark.sparkContext
-    if context._jsc is None or context._jvm is None or context.statusTracker().getActiveJobsIds():
-        return  # it was stopped already, or is at work
+    if context._jsc is None or context._jvm is None:  # it was stopped already
+        return
+    if context.statusTracker().getActiveJobsIds() or spark.streams.active:
+        return
     java = context._jvm.java
     daemons = java.lang.ProcessHandle.current().children().toList()  # each ends the workers that it has forked
     for daemon in daemons:

@@ -22,6 +22,10 @@ def main():
         print(daemons(spark))
         SparkSession.stop = counted
 
+    with start(SparkOptions(master="local[1]")) as spark:
+        spark.sparkContext.range(10).map(str).count()
+        spark.readStream.format("rate").load().writeStream.format("noop").start()
+
     SparkSession.stop = stop
     with start(SparkOptions(master="local[1]")) as spark:
         spark.stop()
