@@ -21,5 +21,5 @@ def test_idle_workers_are_ended_before_spark_closes_their_connections_and_nobody
         timeout=6 * PATIENCE,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
     )
-    assert done.stdout.split() == ["1", "0", "1", "ended"], done.stderr[-3000:]
+    assert done.stdout.split() == ["True", "False", "True", "ended"], done.stderr[-3000:]
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""A program for a test of how a session ends: prints how many Python daemons live before and at it."""
+"""A program for a test of how a session ends: prints whether Python daemons live before and at it."""
 
 from pyspark.sql import SparkSession
 
@@ -6,20 +6,20 @@ from capture.spark.options import SparkOptions
 from capture.spark.session import start
 
 
-def daemons(spark):
-    return len(spark.sparkContext._jvm.java.lang.ProcessHandle.current().children().toList())
+def has_daemons(spark):
+    return not spark.sparkContext._jvm.java.lang.ProcessHandle.current().children().toList().isEmpty()
 
 
 def main():
     stop = SparkSession.stop
 
     def counted(spark):
-        print(daemons(spark))
+        print(has_daemons(spark))
         stop(spark)
 
     with start(SparkOptions(master="local[1]")) as spark:
         spark.sparkContext.range(10).map(str).count()
-        print(daemons(spark))
+        print(has_daemons(spark))
         SparkSession.stop = counted
 
     with start(SparkOptions(master="local[1]")) as spark:
