@@ -60,7 +60,7 @@ def test_an_executor_that_spark_did_not_start_says_what_is_missing():
 
 def test_workers_run_the_python_of_the_image_and_the_driver_its_own_whatever_their_paths(tmp_path):
     assert executor.environment({"PATH": "/bin"})["PATH"] == f"{Path(sys.executable).parent}:/bin"
-    environment = gateway._environment(tmp_path, kubernetes.WORKERS_PYTHON, local=False)
+    environment = gateway._environment(tmp_path, kubernetes.WORKERS_PYTHON, {"spark.master": "k8s://cluster"})
     assert environment["PYSPARK_PYTHON"] == "python3"
     assert environment["PATH"].startswith(f"{Path(sys.executable).parent}:")
     assert (Path(sys.executable).parent / "python3").exists()
