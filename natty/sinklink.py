@@ -29,7 +29,21 @@ from natty.parser import Parser, ProtocolError
 READ_BYTES = 256 * 1024
 
 
-class _Session(Client):
+class OpeningClient(Client):
+    """nats-py's client, which goes no further with a socket that has ended already.
+
+    asyncio waits for the TLS handshake on such a socket until the time is up, though no answer can come. Where a later
+    nats-py has no such step, this is its client and no more.
+    """
+
+    async def _connect_to_server(self, *server: Any) -> None:
+        await super()._connect_to_server(*server)
+        writer = getattr(self._transport, "_io_writer", None)
+        if writer is not None and writer.is_closing():
+            raise ConnectionResetError("the server closed the connection at once")
+
+
+class _Session(OpeningClient):
     """nats-py's client, used to open a session and for nothing else; what it reads goes to `read`."""
 
     def __init__(self, config: Config, read: Callable[[bytes], None], ended: Callable[[Exception], None]) -> None:

@@ -1,18 +1,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from natty.config import Config
 from natty.errors import AuthorizationError, TLSRequiredError
 from natty.link import Outgoing
 from natty.message import RawMessage, parse_headers
-from natty.sinklink import stock_options
+from natty.sinklink import OpeningClient, stock_options
+
+CLOSE_TIMEOUT = 2.0  # seconds for the driver to say good-bye in; the socket is closed by then in any case
 
 
 class StockLink:
@@ -24,7 +26,7 @@ class StockLink:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._client = Client()
+        self._client = OpeningClient()
         self._commands: asyncio.Queue[Callable[[], Any]] = asyncio.Queue()
         self._writer: asyncio.Task[None] | None = None
         self._subscriptions: dict[int, Any] = {}
@@ -37,7 +39,10 @@ class StockLink:
         self.on_notice: Callable[[str], None] = lambda text: None
 
     async def open(self, url: str) -> None:
-        """Connect to one server; the last error the driver reported is raised, not its summary."""
+        """Connect to one server; the last error the driver reported is raised, not its summary.
+
+        Nothing stays open then: the driver would leave the socket as it is.
+        """
         options = stock_options(self._config, url) | {
             "error_cb": self._error,
             "closed_cb": self._closed,
@@ -51,7 +56,11 @@ class StockLink:
             async with asyncio.timeout(self._config.connect_timeout):
                 await self._client.connect(**options)
         except Exception as error:
+            self.abort()
             raise (self._errors[-1] if self._errors else error) from error
+        except asyncio.CancelledError:
+            self.abort()
+            raise
         version = self._client.connected_server_version
         self.info = {
             "version": f"{version.major}.{version.minor}.{version.patch}",
@@ -126,11 +135,17 @@ class StockLink:
         await self.ping()
 
     def abort(self) -> None:
-        """End now; the driver closes in the background."""
-        self._over = True
-        if self._writer is not None:
-            self._writer.cancel()
-            self._closing = asyncio.ensure_future(self._client.close())
+        """End now; the driver closes in the background. Idempotent."""
+        if not self._over:
+            self._over = True
+            if self._writer is not None:
+                self._writer.cancel()
+            self._closing = asyncio.create_task(self._close(), name="natty stock close")
+
+    async def _close(self) -> None:
+        with contextlib.suppress(Exception):  # of a driver that has come no further than its options
+            async with asyncio.timeout(CLOSE_TIMEOUT):  # the driver waits for ever for a socket that is closed already
+                await self._client.close()
 
 
 def _raw(message: Msg) -> RawMessage:

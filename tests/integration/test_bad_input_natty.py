@@ -61,6 +61,21 @@ async def fake(greeting, *, answers=()):
             await asyncio.gather(*tasks)
 
 
+def reset(reader, writer):
+    """Serve a connection by resetting it."""
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+def fall_back(monkeypatch, why="x"):
+    """Let clients use nats-py's own path."""
+
+    async def fault():
+        return why
+
+    monkeypatch.setattr(natty.connection, "sink_path_fault", fault)
+
+
 def info(**fields):
     return b"INFO " + json.dumps({"server_id": "X", "version": "2.15.1", "max_payload": 1048576} | fields).encode()
 
@@ -112,15 +127,29 @@ async def test_a_server_that_ends_the_session_with_its_first_answer():
 
 async def test_a_listener_that_resets_the_connection_before_tls_is_up(natty_tls):
     """As a load balancer does, or a container's port, while nothing is behind it yet."""
-
-    def reset(reader, writer):
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        writer.transport.abort()
-
     async with await asyncio.start_server(reset, "127.0.0.1", 0) as server:
         url = f"tls://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         text = await told(ConnectError, servers=url, tls_ca=str(natty_tls.ca))
     assert "it closed the connection before TLS was up" in text
+
+
+@pytest.mark.parametrize("falls_back", [False, True])
+async def test_a_connection_that_was_reset_before_tls_begins_is_not_waited_for(natty_tls, monkeypatch, falls_back):
+    """As by a server that dies at that moment. asyncio would wait for the handshake until the time is up."""
+    connect = asyncio.open_connection
+
+    async def late(*arguments, **options):
+        reader, writer = await connect(*arguments, **options)
+        await until(writer.is_closing)
+        return reader, writer
+
+    monkeypatch.setattr(asyncio, "open_connection", late)
+    if falls_back:
+        fall_back(monkeypatch)
+    async with await asyncio.start_server(reset, "127.0.0.1", 0) as server:
+        url = f"tls://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        text = await told((ConnectError, TLSClosedError), servers=url, tls_ca=str(natty_tls.ca), tls_first=True)
+    assert "it closed the connection" in text
 
 
 async def test_a_login_that_the_server_is_too_busy_to_look_at_is_no_refused_one():
@@ -318,10 +347,7 @@ async def test_jetstream_switched_off(natty_tls, nats_server_binary, monkeypatch
 
 
 async def test_the_fall_back_is_loud_and_works_over_tls(natty_tls, nats_server_binary, monkeypatch, caplog, natty_name):
-    async def fault():
-        return "the sink path and nats-py's own read different messages"
-
-    monkeypatch.setattr(natty.connection, "sink_path_fault", fault)
+    fall_back(monkeypatch, "the sink path and nats-py's own read different messages")
     options = ServerOptions(handshake_first=True)
     with NatsServer(options, tls_files=natty_tls, binary=nats_server_binary) as server:
         async with Natty(**server.connect_options(), **PATIENT) as client:
@@ -344,14 +370,17 @@ async def test_the_fall_back_is_loud_and_works_over_tls(natty_tls, nats_server_b
             await asyncio.to_thread(server.kill)
             await until(lambda: not client.connection.connected)  # nats-py's own path notices by an unanswered ping
             await asyncio.to_thread(server.start)
-            await client.connection.ready()
+            await client.connection.ready(2 * PATIENCE)
             assert (await client.publish("s.a", b"after", msg_id="after")).seq == 101  # however often it is sent
 
 
-async def test_the_fall_back_refuses_what_it_can_not_enforce(nats_server, monkeypatch):
-    async def fault():
-        return "x"
+async def test_the_fall_back_leaves_no_socket_behind_where_it_can_not_connect(monkeypatch):
+    fall_back(monkeypatch)
+    async with fake(b"") as (address, _):  # it is left when the client's end is closed
+        await told(ConnectError, servers=f"nats://{address}", connect_timeout=SILENCE)
 
-    monkeypatch.setattr(natty.connection, "sink_path_fault", fault)
+
+async def test_the_fall_back_refuses_what_it_can_not_enforce(nats_server, monkeypatch):
+    fall_back(monkeypatch)
     text = await told(TLSRequiredError, **nats_server.connect_options())
     assert "only with tls_first" in text
