@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from commands import the_line
 from electing import vacated_archive
-from patient import PATIENCE, PATIENT
+from patient import FILLING, PATIENCE, PATIENT
 
 from natty import Natty
 
@@ -123,7 +123,7 @@ def make_stream(served):
             await natty.election("any").prepare()  # its bucket, whose maker is warned that one server is one copy
             await natty.ensure_stream(name, subjects=[f"{name}.*"], allow_batched=True)
             await vacated_archive(natty, name)
-            async with natty.publisher(name) as publisher:
+            async with natty.publisher(name, **FILLING) as publisher:
                 for number in range(messages):
                     payload = json.dumps({"n": number, "odd": number % 2 == 1}).encode()
                     await publisher.publish(f"{name}.{'us' if number % 2 else 'eu'}", payload)

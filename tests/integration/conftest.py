@@ -10,7 +10,7 @@ import pytest
 from command_line import CommandLine
 from electing import vacated_archive
 from node_beside import start_beside  # noqa: F401
-from patient import NEVER, PATIENCE
+from patient import FILLING, NEVER, PATIENCE
 from stores import azure, azurite, bare_environment, careless_s3, rclone, s3, seaweedfs  # noqa: F401
 from stores_faults import faulty  # noqa: F401
 
@@ -98,7 +98,7 @@ class Fleet:
 
     async def publish(self, payloads, token=lambda number: ("eu", "us", "asia")[number % 3]):
         """Publish payloads, each under a token of its number in this call."""
-        async with self.natty.publisher(self.stream) as publisher:
+        async with self.natty.publisher(self.stream, **FILLING) as publisher:
             for number, payload in enumerate(payloads):
                 await publisher.publish(f"{self.stream}.{token(number)}", payload)
             await publisher.flush()

@@ -6,7 +6,7 @@ import signal
 import pyarrow as pa
 import pytest
 from group_members import partitioned
-from patient import NEVER, PATIENCE, until
+from patient import FILLING, NEVER, PATIENCE, until
 
 from capture import grouped, pinned
 from capture.config import load
@@ -36,7 +36,7 @@ class Group:
     async def publish(self, count):
         numbers = range(self.published, self.published + count)
         self.published += count
-        async with self.fleet.natty.publisher(self.fleet.stream) as publisher:
+        async with self.fleet.natty.publisher(self.fleet.stream, **FILLING) as publisher:
             for number in numbers:
                 headers = {"N": str(number)} if number % 3 else None
                 await publisher.publish(f"{self.fleet.stream}.k{number % KEYS}", b"%d" % number, headers=headers)

@@ -5,7 +5,7 @@ import urllib.request
 import pytest
 from command_line import CommandLine
 from commands import complaint, printed
-from patient import NEVER, PATIENCE, until
+from patient import FILLING, NEVER, PATIENCE, until
 
 from natty import Natty
 from natty.errors import ConsumerNotFoundError, JetStreamError, NotConnectedError
@@ -28,7 +28,7 @@ def stream(natty_commands, natty_name):
 
 async def filled(natty, name, messages):
     await natty.create_stream(name, subjects=[f"{name}.*"])
-    async with natty.publisher(name) as publisher:
+    async with natty.publisher(name, **FILLING) as publisher:
         for number in range(messages):
             await publisher.publish(f"{name}.a", b"%d" % number)
 

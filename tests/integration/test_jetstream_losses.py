@@ -5,7 +5,7 @@ import logging
 
 import pytest
 from jetstream_ranges import WAYS, read, sequences_of, source_of, twenty_messages, whole_range
-from patient import PATIENCE
+from patient import FILLING, PATIENCE
 
 from capture.errors import DataLossError
 from capture.spark.jetstream import direct
@@ -95,7 +95,7 @@ async def test_what_expires_in_the_middle_of_an_answer_is_lost_and_not_called_re
     await natty.create_stream(
         name, subjects=[name], allow_direct=True, allow_batched=True, max_age=1.0, storage="memory"
     )
-    async with natty.publisher(name) as publisher:
+    async with natty.publisher(name, **FILLING) as publisher:
         for _ in range(30_000):
             await publisher.publish(name, b"x")
     async with asyncio.timeout(PATIENCE):
@@ -111,7 +111,7 @@ async def test_what_expires_in_the_middle_of_an_answer_is_lost_and_not_called_re
 async def test_messages_that_expire_while_they_are_read_are_accounted_for(natty, natty_name):
     name = natty_name("BRIEF")
     await natty.create_stream(name, subjects=[name], allow_direct=True, allow_batched=True, max_age=1.0)
-    async with natty.publisher(name) as publisher:
+    async with natty.publisher(name, **FILLING) as publisher:
         for _ in range(2000):
             await publisher.publish(name, b"x")
     reader = RangeReader(natty, await whole_range(natty, name, last=2000), fail=False)

@@ -2,7 +2,7 @@
 
 import pytest
 from archiving import store_all, sweep_once
-from patient import PATIENCE
+from patient import FILLING, PATIENCE
 
 from capture.config import load
 from capture.errors import PurgeRefused
@@ -24,7 +24,7 @@ class World:
         await self.publish(messages, tokens=tokens)
 
     async def publish(self, messages, tokens=("eu",)):
-        async with self.natty.publisher(self.stream) as publisher:
+        async with self.natty.publisher(self.stream, **FILLING) as publisher:
             for number in range(messages):
                 await publisher.publish(f"{self.stream}.{tokens[number % len(tokens)]}", b"payload")
             await publisher.flush()

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 import pytest_asyncio
+from patient import FILLING
 from spark_connect import connect_server  # noqa: F401
 from spark_jetstream import source_options
 
@@ -22,7 +23,7 @@ async def said(nats_server, connect_server, tmp_path_factory):  # noqa: F811
     async with Natty(**connection) as natty:
         for name in ("CONNECTED", "CONNECTED_OUT", "CONNECTED_FLOW"):
             await natty.create_stream(name, subjects=[f"{name}.>"], allow_direct=True, duplicate_window=3600.0)
-        async with natty.publisher("CONNECTED") as publisher:
+        async with natty.publisher("CONNECTED", **FILLING) as publisher:
             for number in range(1, MESSAGES + 1):
                 await publisher.publish(f"CONNECTED.{number % 2}", b"message %d" % number, headers={"N": str(number)})
         jobs = ("batch", "refused", "stream", "write", "write_stream")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 import spark_jetstream
-from patient import PATIENCE, until
+from patient import FILLING, PATIENCE, until
 from spark_blocks import QUICK
 
 from natty import Natty
@@ -49,7 +49,7 @@ async def answers(nats_server, tmp_path_factory):
             await natty.create_stream(
                 name, subjects=[f"{name}.>"], allow_direct=True, allow_batched=True, duplicate_window=3600.0
             )
-        async with natty.publisher("FLOWING") as publisher:
+        async with natty.publisher("FLOWING", **FILLING) as publisher:
             for number in range(1, MESSAGES + 1):
                 await publisher.publish(f"FLOWING.{number % 2}", b"message %d" % number, headers={"N": str(number)})
     killed = run(folder, options, "stream")

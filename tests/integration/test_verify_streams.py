@@ -6,7 +6,7 @@ import time
 
 import pytest
 from archiving import compact_once, store_all, sweep_once
-from patient import PATIENCE
+from patient import FILLING, PATIENCE
 
 from capture.compact import compact
 from capture.config import load
@@ -33,7 +33,7 @@ def configured(natty_name, tmp_path):
 
 
 async def publish(natty, stream, count, tokens=("eu",), payload=b'{"n":1}'):
-    async with natty.publisher(stream) as publisher:
+    async with natty.publisher(stream, **FILLING) as publisher:
         for number in range(count):
             await publisher.publish(f"{stream}.{tokens[number % len(tokens)]}", payload)
         await publisher.flush()

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import spark_jetstream
+from patient import FILLING
 
 from natty import Natty
 from natty.leader.guard import kill
@@ -21,7 +22,7 @@ async def filled(server, name):
     connection = server.connect_options()
     async with Natty(**connection) as natty:
         await natty.create_stream(name, subjects=[f"{name}.>"], allow_direct=True, allow_batched=True)
-        async with natty.publisher(name) as publisher:
+        async with natty.publisher(name, **FILLING) as publisher:
             for number in range(1, MESSAGES + 1):
                 await publisher.publish(f"{name}.1", b"message %d" % number, headers={"N": str(number)})
     return spark_jetstream.source_options(connection, name)
