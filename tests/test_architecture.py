@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -100,8 +101,13 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def imports_of(tree: ast.AST):
-    """Yield (top-level package, second part or "") of every import that runs, those under TYPE_CHECKING left out."""
+@cache
+def imports_of(path: Path) -> list[tuple[str, str]]:
+    """Return (top-level package, second part or "") of every import that runs, those under TYPE_CHECKING left out."""
+    return [tuple(one) for one in _imports_of(tree_of(path))]
+
+
+def _imports_of(tree: ast.AST):
     skipped = {
         id(child)
         for node in ast.walk(tree)
@@ -138,7 +144,7 @@ def test_every_file_has_a_layer():
 def test_imports_point_one_way(path):
     package, noun = path.relative_to(ROOT).parts[0], noun_of(path)
     mine = layer_of(package, noun)
-    for top, second in imports_of(tree_of(path)):
+    for top, second in imports_of(path):
         if top != package or second in (noun, ""):  # `import capture` for its folder is no layer
             continue
         theirs = layer_of(package, second)
@@ -150,12 +156,12 @@ def test_imports_point_one_way(path):
 def test_natty_never_imports_capture():
     for path in FILES:
         if name_of(path).startswith("natty/"):
-            assert "capture" not in {top for top, _ in imports_of(tree_of(path))}, name_of(path)
+            assert "capture" not in {top for top, _ in imports_of(path)}, name_of(path)
 
 
 @pytest.mark.parametrize("library", HEAVY)
 def test_a_library_stands_only_where_it_is_needed(library):
-    users = [name_of(path) for path in FILES if library in {top for top, _ in imports_of(tree_of(path))}]
+    users = [name_of(path) for path in FILES if library in {top for top, _ in imports_of(path)}]
     assert users, f"nobody imports {library} any more: take it out of this table and of pyproject.toml"
     strangers = [user for user in users if not user.startswith(tuple(HEAVY[library]))]
     assert strangers == []
