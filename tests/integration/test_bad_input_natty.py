@@ -380,6 +380,35 @@ async def test_the_fall_back_leaves_no_socket_behind_where_it_can_not_connect(mo
         await told(ConnectError, servers=f"nats://{address}", connect_timeout=SILENCE)
 
 
+async def test_the_fall_back_leaves_no_socket_behind_where_connecting_is_cancelled(monkeypatch):
+    fall_back(monkeypatch)
+    async with fake(info() + b"\r\n", answers=[b"", b""]) as (address, heard):
+        connecting = asyncio.create_task(Natty.connect(f"nats://{address}", **PATIENT))
+        await until(lambda: b"PING" in heard)
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+
+
+async def test_the_fall_back_gives_up_closing_what_the_server_has_closed(natty_tls, monkeypatch):
+    """nats-py waits for ever for the end of a socket whose TLS handshake was cut off."""
+    fall_back(monkeypatch)
+
+    async def cut_off(reader, writer):
+        await reader.read(10)
+        reset(reader, writer)
+
+    async with await asyncio.start_server(cut_off, "127.0.0.1", 0) as server:
+        url = f"tls://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await told((ConnectError, TLSClosedError), servers=url, tls_ca=str(natty_tls.ca), tls_first=True)
+        assert closing()
+        await until(lambda: not closing())
+
+
+def closing():
+    return {task for task in asyncio.all_tasks() if task.get_name() == "natty stock close"}
+
+
 async def test_the_fall_back_refuses_what_it_can_not_enforce(nats_server, monkeypatch):
     fall_back(monkeypatch)
     text = await told(TLSRequiredError, **nats_server.connect_options())

@@ -11,6 +11,7 @@ from pathlib import Path
 import pyspark
 import pytest
 from patient import PATIENCE
+from spark_sealed import HOST, sealed
 
 from capture.spark.gateway import module_options
 from capture.spark.java import choose
@@ -20,7 +21,6 @@ from natty.testing import DevCA, free_ports
 from natty.testing.process import spawn
 
 ROOT = Path(__file__).parents[2]
-HOST = "127.0.0.1"
 WORKERS = 2
 EXECUTOR = b"CoarseGrainedExecutorBackend"
 REGISTERED = "Successfully registered with master"
@@ -53,28 +53,16 @@ class SparkCluster:
     def settings(self, name, ca, secret):
         """Write a properties file, with a certificate of this authority: its chain is also what is trusted."""
         folder = self.folder / name
-        folder.mkdir(mode=0o700)
-        certificate = ca.issue("spark", hosts=[HOST, "localhost"])
-        (folder / "key.pem").touch(mode=0o600)
-        (folder / "key.pem").write_bytes(certificate.key_pem)
-        (folder / "chain.pem").write_bytes(certificate.cert_pem + ca.cert_pem)
+        security = sealed(folder, ca)
         file = folder / "spark.conf"
         file.touch(mode=0o600)
         file.write_text(
             as_properties(
                 {
-                    "spark.authenticate": "true",
+                    **security,
                     "spark.authenticate.secret": secret,
-                    "spark.ssl.rpc.enabled": "true",
-                    "spark.ssl.rpc.openSslEnabled": "true",
-                    "spark.ssl.rpc.privateKey": str(folder / "key.pem"),
-                    "spark.ssl.rpc.certChain": str(folder / "chain.pem"),
-                    "spark.io.encryption.enabled": "true",
-                    "spark.io.encryption.keySizeBits": "256",
                     "spark.driver.host": HOST,
                     "spark.driver.bindAddress": HOST,
-                    "spark.executor.memory": "512m",
-                    "spark.executor.cores": "1",
                 }
             )
         )

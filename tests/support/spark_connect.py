@@ -17,7 +17,8 @@ from pathlib import Path
 import pyspark
 import pytest
 from patient import PATIENCE
-from spark_cluster import HOST, ROOT, listens
+from spark_cluster import ROOT, listens
+from spark_sealed import HOST
 
 from capture.spark.gateway import module_options
 from capture.spark.java import choose

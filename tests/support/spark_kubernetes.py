@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from patient import PATIENCE
+from spark_sealed import sealed
 
 from capture.spark.properties import as_properties
 from natty.testing import DevCA
@@ -79,19 +80,10 @@ class SparkOnKubernetes:
         """Write a properties file; executors have a certificate of the authority, and the secret, that are given."""
         folder = self.folder / name
         mine, theirs = folder / "driver", folder / "executor"
-        for place, ca, secret in (
-            (mine, self.ca, self.secret),
-            (theirs, executors_ca or self.ca, executors_secret or self.secret),
-        ):
-            place.mkdir(mode=0o700, parents=True)
-            certificate = ca.issue("spark", hosts=["127.0.0.1", "localhost"])
-            for file, content in {
-                "key.pem": certificate.key_pem,
-                "chain.pem": certificate.cert_pem + ca.cert_pem,
-                "secret": secret.encode(),
-            }.items():
-                (place / file).touch(mode=0o600)
-                (place / file).write_bytes(content)
+        security, _ = sealed(mine, self.ca), sealed(theirs, executors_ca or self.ca)
+        for place, secret in ((mine, self.secret), (theirs, executors_secret or self.secret)):
+            (place / "secret").touch(mode=0o600)
+            (place / "secret").write_text(secret)
         self._keep(name, {path.name: path.read_bytes() for path in theirs.iterdir()})
         file = folder / "spark.conf"
         file.write_text(
@@ -108,16 +100,8 @@ class SparkOnKubernetes:
                     "spark.executor.instances": "2",
                     "spark.blockManager.port": "0",  # all pods have the network, and so the ports, of one machine,
                     "spark.shuffle.readHostLocalDisk": "false",  # and look like it, but their disks are their own
-                    "spark.executor.cores": "1",
-                    "spark.executor.memory": "512m",
-                    "spark.authenticate": "true",
+                    **security,
                     "spark.authenticate.secret.file": str(mine / "secret"),
-                    "spark.ssl.rpc.enabled": "true",
-                    "spark.ssl.rpc.openSslEnabled": "true",
-                    "spark.ssl.rpc.privateKey": str(mine / "key.pem"),
-                    "spark.ssl.rpc.certChain": str(mine / "chain.pem"),
-                    "spark.io.encryption.enabled": "true",
-                    "spark.io.encryption.keySizeBits": "256",
                     **self.mounted,
                     **self.given,
                     **changed,

@@ -10,7 +10,8 @@ from pathlib import Path
 import pyspark
 import pytest
 from patient import PATIENCE
-from spark_cluster import HOST, command_line
+from spark_cluster import command_line
+from spark_sealed import HOST, sealed
 
 from capture.spark.properties import as_properties
 from natty.testing import DevCA
@@ -30,11 +31,7 @@ class SparkOnYarn:
     def settings(self, name, **changed):
         """Write a properties file: a secret that YARN hands over, TLS, encrypted disks, two executors."""
         folder = self.folder / name
-        folder.mkdir(mode=0o700)
-        certificate = self.ca.issue("spark", hosts=[HOST, "localhost"])
-        (folder / "key.pem").touch(mode=0o600)
-        (folder / "key.pem").write_bytes(certificate.key_pem)
-        (folder / "chain.pem").write_bytes(certificate.cert_pem + self.ca.cert_pem)
+        security = sealed(folder, self.ca)
         file = folder / "spark.conf"
         file.touch(mode=0o600)
         file.write_text(
@@ -44,17 +41,9 @@ class SparkOnYarn:
                     "spark.yarn.jars": f"local:{Path(pyspark.__file__).parent}/jars/*",
                     "spark.yarn.am.memory": "512m",
                     "spark.executor.instances": "2",
-                    "spark.executor.cores": "1",
-                    "spark.executor.memory": "512m",
                     "spark.driver.host": HOST,
                     "spark.driver.bindAddress": HOST,
-                    "spark.authenticate": "true",
-                    "spark.ssl.rpc.enabled": "true",
-                    "spark.ssl.rpc.openSslEnabled": "true",
-                    "spark.ssl.rpc.privateKey": str(folder / "key.pem"),
-                    "spark.ssl.rpc.certChain": str(folder / "chain.pem"),
-                    "spark.io.encryption.enabled": "true",
-                    "spark.io.encryption.keySizeBits": "256",
+                    **security,
                     **{f"spark.executorEnv.{key}": value for key, value in self.given.items()},
                     **changed,
                 }
