@@ -10,6 +10,7 @@ import msgspec
 from natty.connection import Connection
 from natty.errors import (
     BucketNotFoundError,
+    ConfigError,
     ConsumerNotFoundError,
     DomainUnreachableError,
     JetStreamError,
@@ -26,6 +27,7 @@ from natty.message import Headers, check_subject, encode_headers, parse_headers
 from natty.outgoing import MESSAGE_ID, TTL
 
 OWN_API = "$JS.API"  # of the domain and account that we are connected to
+LARGEST = 2**63 - 1  # the largest integer of the server's documents
 UNAVAILABLE = 503  # a status: nobody is there who could answer
 NO_MESSAGE = 10037
 TTL_DISABLED = 10166
@@ -99,6 +101,18 @@ class StoredMessage:
         return "Nats-Marker-Reason" in headers or headers.get("KV-Operation", ["PUT"])[0] in ("DEL", "PURGE")
 
 
+def check_numbers(body: Any, name: str = "a number") -> None:
+    """ConfigError, with the name of the setting, for an integer that has no place in 64 bits of the server's."""
+    if isinstance(body, dict):
+        for key, value in body.items():
+            check_numbers(value, str(key))
+    elif isinstance(body, list | tuple):
+        for value in body:
+            check_numbers(value, name)
+    elif isinstance(body, int) and not -LARGEST <= body <= LARGEST:
+        raise ConfigError(f"{name} is {body}, more than a server can hold: the largest number is {LARGEST}")
+
+
 class JetStream:
     """JetStream's API as it is on the wire: what natty stands on, and the way out for what natty has no method for."""
 
@@ -129,9 +143,10 @@ class JetStream:
         """Call the API, `subject` without the prefix. The error of the answer is raised by its number, see `errors`.
 
         What only asks, and changes nothing, is sent again every second until `timeout`.
-        JetStreamNotEnabledError where nobody answers, DomainUnreachableError where it is another domain's or account's
-        API; RequestTimeoutError.
+        ConfigError for a number that a server can't hold; JetStreamNotEnabledError where nobody answers,
+        DomainUnreachableError where it is another domain's or account's API; RequestTimeoutError.
         """
+        check_numbers(body)
         data = b"" if body is None else msgspec.json.encode(body)
         again = ASK_AGAIN if subject.startswith(_QUESTIONS) else None
         try:

@@ -6,6 +6,7 @@ There is deliberately no parameter here that turns verification off.
 import ipaddress
 import os
 import ssl
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -16,6 +17,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+from cryptography.utils import CryptographyDeprecationWarning
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from natty.errors import TLSError
@@ -268,7 +270,9 @@ def _read(path: Path, what: str) -> bytes:
 def _load_certificates(path: Path, what: str) -> list[x509.Certificate]:
     content = _read(path, what)
     try:
-        return x509.load_pem_x509_certificates(content)
+        with warnings.catch_warnings():  # systems' CA files hold certificates that break a rule about serial numbers
+            warnings.simplefilter("ignore", CryptographyDeprecationWarning)
+            return x509.load_pem_x509_certificates(content)
     except ValueError as error:
         raise TLSError(
             f"The {what} {path} holds no PEM certificate; give a file that begins with BEGIN CERTIFICATE."

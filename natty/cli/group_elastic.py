@@ -91,7 +91,10 @@ def add_elastic(app: typer.Typer) -> None:
     def delete_mapping(*, nats: dict[str, Any], stream: Stream, group: Group, as_json: Json = False) -> None:
         """Take the mappings back; the group is idle then, until members are added."""
         change = run_async(_change(nats, stream, group, lambda admin: admin.delete_mappings()))
-        _show_mapped(change, as_json)
+        if as_json:
+            _show_mapped(change, as_json)
+        else:
+            print("mappings deleted" if change.before.mappings else "there were no mappings")
 
 
 async def _create(

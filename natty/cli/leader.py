@@ -23,6 +23,7 @@ from natty.cli.run import run_async
 from natty.leader import BUCKET, TermNote, elections, leadership, trail
 from natty.leader.options import LEASE
 from natty.leader.process import Program
+from natty.stream.nearest import missing_sentence
 
 EXIT_LOST = 75  # EX_TEMPFAIL: the term ended before the program did
 SIGNALED = 128
@@ -98,7 +99,16 @@ async def _show(settings: dict[str, Any], name: str, bucket: str, terms: int) ->
         notes = []
         if terms:
             notes = await trail(natty.jetstream, natty.election(name, bucket=bucket).subjects, last=terms)
-        return await natty.get_leader(name, bucket=bucket), notes
+        if (leader := await natty.get_leader(name, bucket=bucket)) is None:
+            await _check_known(natty, name, bucket)
+        return leader, notes
+
+
+async def _check_known(natty: Natty, name: str, bucket: str) -> None:
+    """ConfigError, with the nearest names, if there was never an election of that name."""
+    known = await elections(natty.jetstream, bucket)
+    if name not in known:
+        raise ConfigError(f"bucket {bucket}: {missing_sentence('election', name, known)}")
 
 
 @app.command()
@@ -135,7 +145,9 @@ def step_down(
 
 async def _step_down(settings: dict[str, Any], name: str, to: str, bucket: str) -> str:
     async with Natty(**settings) as natty:
-        return await natty.step_down(name, to=to, bucket=bucket)
+        if not (asked := await natty.step_down(name, to=to, bucket=bucket)):
+            await _check_known(natty, name, bucket)
+        return asked
 
 
 @app.command()

@@ -16,6 +16,8 @@ import typer
 
 from natty.tracing import log_fields
 
+logger = logging.getLogger("natty.cli")
+
 T = TypeVar("T")
 
 EXIT_ERROR = 1
@@ -41,6 +43,9 @@ def run(app: typer.Typer, name: str, errors: tuple[type[Exception], ...]) -> int
     except BrokenPipeError:
         sys.stderr.close()
         return EXIT_ERROR
+    except OSError as error:
+        logger.debug("the command ended by an error of the system", exc_info=error)
+        return _say(name, _system_sentence(error))
     except Exception as error:
         if show := getattr(error, "show", None):  # click's own: a usage error, shown as click shows it
             show()
@@ -49,6 +54,12 @@ def run(app: typer.Typer, name: str, errors: tuple[type[Exception], ...]) -> int
     if status == EXIT_INTERRUPTED:  # typer turns a KeyboardInterrupt into this
         return _say(name, "interrupted", EXIT_INTERRUPTED)
     return int(status or 0)
+
+
+def _system_sentence(error: OSError) -> str:
+    """Return what the system refused, and for which file: `/proc/foo: No such file or directory`."""
+    reason = error.strerror or str(error) or type(error).__name__
+    return f"{error.filename}: {reason}" if error.filename else reason
 
 
 def _sentences(error: Exception) -> list[str]:

@@ -181,8 +181,8 @@ def document_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pair(text: str) -> tuple[str, str]:
-    """Return the name and value of `name=value`. Usage error if it is none."""
-    name, equals, value = text.partition("=")
-    if not (name and equals):
+    """Return the name and value of `name=value`, or of `name:value` as the `nats` tool takes it too. Usage error."""
+    name, mark, value = text.partition("=" if "=" in text else ":")
+    if not (name and mark):
         raise typer.BadParameter(f"{text!r} is no metadata; write it as name=value", param_hint="--metadata")
     return name, value

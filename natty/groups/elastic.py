@@ -81,6 +81,7 @@ class ElasticAdmin(GroupAdmin[ElasticRecord]):
         GroupExistsError if it exists with other settings, or if another stream has the work queue's name; BadGroupError
         for what can't work, told before anything is made; StreamNotFoundError; UnsupportedError.
         """
+        rules.check_new_partitions(partitions)
         wanted = ElasticRecord(
             partitions=partitions,
             filters=None if filters is None else tuple(filters),

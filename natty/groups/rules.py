@@ -17,6 +17,7 @@ from natty.groups.partitions import MemberMapping, PartitioningFilter
 from natty.subjects import overlap
 
 T = TypeVar("T")
+MOST_PARTITIONS = 10_000  # of a new group
 _PARTITION = re.compile(r"\{\{\s*partition\s*\(\s*(\d+)", re.IGNORECASE)
 _TOKEN_MADE = re.compile(r"\{\{.*?\}\}|\$\d+")  # a token that a transform makes
 
@@ -25,6 +26,18 @@ def check_partitions(partitions: int) -> None:
     """BadGroupError unless there is at least one."""
     if partitions < 1:
         raise BadGroupError(f"a group of {partitions} partitions is not possible: name at least 1")
+
+
+def check_new_partitions(partitions: int) -> None:
+    """BadGroupError for more partitions than a group may be made with.
+
+    A member that is alone reads them all by one consumer, with a filter for each: they must fit into one request.
+    """
+    if partitions > MOST_PARTITIONS:
+        raise BadGroupError(
+            f"a group of {partitions:,} partitions is not possible: the most is {MOST_PARTITIONS:,};"
+            " one for each member that may ever work at the same time is enough"
+        )
 
 
 def check_filters(filters: Iterable[PartitioningFilter]) -> None:

@@ -106,3 +106,14 @@ def test_bad_options_are_told_in_a_sentence(shell, name):
     assert (
         shell.natty("leader", "ls", "--bucket", "none_here").out == "there was never an election in bucket none_here\n"
     )
+
+
+def test_an_election_that_never_was_is_told_with_the_nearest_name(shell, name, tmp_path):
+    assert shell.finish(lead(shell, name, "true"), WITHIN).status == 0
+    for command in ("show", "step-down"):
+        told = shell.natty("leader", command, f"{name}x", "--bucket", BUCKET)
+        assert (told.status, told.out) == (1, "")
+        assert told.complaint.startswith(f"natty: bucket {BUCKET}: there is no election {name}x; did you mean ")
+        assert name in told.complaint
+    missing = shell.natty("leader", "show", "anything", "--bucket", "none_here")
+    assert missing.complaint == "natty: bucket none_here: there is no election anything, nor any other"

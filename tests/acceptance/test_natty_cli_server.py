@@ -109,6 +109,12 @@ def test_a_port_that_is_taken_is_told(shell):
     assert "give another --port, or 0" in done.complaint
 
 
+def test_a_folder_that_can_not_be_made_is_told(shell):
+    done = shell.natty("server", "--port", "0", "--store", "/proc/none/here")
+    assert (done.status, done.out) == (1, "")
+    assert done.complaint == "natty: /proc/none: No such file or directory"
+
+
 def test_a_server_program_that_is_missing_is_told(shell):
     done = shell.natty("server", "--port", "0", NATS_SERVER_BIN="nowhere")
     assert (done.status, done.complaint) == (

@@ -192,3 +192,14 @@ def test_missing_permissions_are_told(guarded, tmp_path, monkeypatch, capsys):
     missing = natty("stream", "info", "Y", "--user", "reader")  # names may not be asked for: it is told without them
     assert complaint(missing) == "natty: there is no stream Y"
     assert printed(natty("stream", "get", "X", "1", "--raw", *admin)) == "1\n"
+
+
+@pytest.mark.parametrize(
+    ("flag", "setting"), [("--max-bytes", "max_bytes"), ("--max-msgs", "max_msgs"), ("--first-sequence", "first_seq")]
+)
+def test_a_number_that_no_server_can_hold_is_told_by_its_name(stream, natty_name, flag, setting):
+    other = natty_name("HUGE")
+    told = complaint(stream("add", other, "--subjects", f"{other}.>", "--defaults", flag, "9" * 23))
+    assert told == (
+        f"natty: {setting} is {'9' * 23}, more than a server can hold: the largest number is 9223372036854775807"
+    )

@@ -174,3 +174,10 @@ def test_a_stream_whose_subjects_can_begin_with_every_partition_will_do_for_a_st
 def test_a_stream_without_them_will_not(config, why):
     with pytest.raises(BadGroupError, match=why):
         rules.check_partitioned("ORDERS", config, 2)
+
+
+def test_a_new_group_has_no_more_partitions_than_a_request_can_name():
+    rules.check_new_partitions(rules.MOST_PARTITIONS)
+    with pytest.raises(BadGroupError, match="a group of 10,001 partitions is not possible: the most is 10,000"):
+        rules.check_new_partitions(rules.MOST_PARTITIONS + 1)
+    mapped(100_000, members=("m1",)).check()  # made by another tool: it is read all the same

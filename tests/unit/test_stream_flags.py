@@ -19,7 +19,7 @@ def test_options_become_the_tables_of_the_server():
         "subjects": ["a,b", "c d"],
         "cluster": "east",
         "tag": ["ssd", "eu"],
-        "metadata": ["owner=us", "x=a=b"],
+        "metadata": ["owner=us", "x=a=b", "y:1", "z=c:d"],
         "mirror": "HUB",
         "sources": ["EU", "US"],
         "transform_source": "a.*",
@@ -33,7 +33,7 @@ def test_options_become_the_tables_of_the_server():
     assert document_of(given) == {
         "subjects": ["a", "b", "c", "d"],
         "placement": {"cluster": "east", "tags": ["ssd", "eu"]},
-        "metadata": {"owner": "us", "x": "a=b"},
+        "metadata": {"owner": "us", "x": "a=b", "y": "1", "z": "c:d"},
         "mirror": {"name": "HUB"},
         "sources": [{"name": "EU"}, {"name": "US"}],
         "subject_transform": {"src": "a.*", "dest": "b.{{wildcard(1)}}"},

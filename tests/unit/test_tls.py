@@ -340,3 +340,13 @@ def test_init_without_a_configuration_beside_names_the_flags_of_nats_server(tmp_
     certificate = x509.load_pem_x509_certificate((tmp_path / "server.pem").read_bytes())
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert "nats-3" in names.get_values_for_type(x509.DNSName)
+
+
+def test_a_ca_file_with_a_negative_serial_number_is_read_without_a_warning(ca, tmp_path):
+    """Systems' CA files hold some; `cryptography` warns of them, and here a warning is an error."""
+    der = bytearray(x509.load_pem_x509_certificate(ca.cert_pem).public_bytes(serialization.Encoding.DER))
+    serial = der.index(b"\xa0\x03\x02\x01\x02\x02") + 7  # behind the version: tag, length, then the number
+    der[serial] |= 0x80
+    bundle = tmp_path / "bundle.pem"
+    bundle.write_bytes(ca.cert_pem + ssl.DER_cert_to_PEM_cert(bytes(der)).encode())
+    assert client_context(ca=bundle).verify_mode == ssl.CERT_REQUIRED
