@@ -14,6 +14,7 @@ from rich.text import Text
 from natty import Letter, LetterFilter, Natty, NattyError
 from natty.cli import connect
 from natty.cli.run import run_async
+from natty.cli.terminal import printable
 from natty.deadletter import LETTERS, Retried
 
 app = typer.Typer(help="Dead letters.", no_args_is_help=True)
@@ -188,11 +189,6 @@ def payload_of(data: bytes) -> dict[str, str]:
         return {"payload": data.decode()}
     except UnicodeDecodeError:
         return {"payload_hex": data.hex()}
-
-
-def printable(text: str, also: str = "") -> str:
-    """Return the text with every character that a terminal could act on escaped, except those in `also`."""
-    return "".join(one if one.isprintable() or one in also else one.encode("unicode_escape").decode() for one in text)
 
 
 def shown(data: bytes) -> str:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import sys
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
+from io import TextIOWrapper
 from typing import Any, TypeVar
 
 import typer
 
+from natty.cli.terminal import json_text, printable
 from natty.tracing import log_fields
 
 logger = logging.getLogger("natty.cli")
@@ -22,10 +23,14 @@ T = TypeVar("T")
 
 EXIT_ERROR = 1
 EXIT_INTERRUPTED = 130
+_LAYOUT = "\n\t"
 
 
 def run(app: typer.Typer, name: str, errors: tuple[type[Exception], ...]) -> int:
     """Run the command line and return its exit status: 0, 1 an error, 2 usage, 130 interrupted, or what it chose."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # no name that somebody chose makes `print` fail
     try:
         status = app(prog_name=name, standalone_mode=False)
     except errors as error:
@@ -79,7 +84,7 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
 
 
 def _say(name: str, text: str, status: int = EXIT_ERROR) -> int:
-    print(f"{name}: {text}", file=sys.stderr)
+    print(f"{name}: {printable(text, also=_LAYOUT)}", file=sys.stderr)
     return status
 
 
@@ -92,7 +97,12 @@ class _JsonFormatter(logging.Formatter):
         line = {"time": when, "level": record.levelname.lower(), "logger": record.name, "message": record.getMessage()}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line | fields | log_fields(), default=str, ensure_ascii=False)
+        return json_text(line | fields | log_fields(), default=str)
+
+
+class _TextFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record), also=_LAYOUT)
 
 
 class LogLevel(StrEnum):
@@ -114,7 +124,7 @@ class LogFormat(StrEnum):
 def configure_logging(level: LogLevel = LogLevel.INFO, form: LogFormat = LogFormat.TEXT) -> None:
     """Log to standard error, as lines of text or as one JSON object a line. Only the command line does this."""
     handler = logging.StreamHandler()
-    text = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    text = _TextFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     handler.setFormatter(_JsonFormatter() if form == LogFormat.JSON else text)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for noisy in ("nats", "asyncio"):

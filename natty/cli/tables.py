@@ -1,8 +1,10 @@
-"""How facts are printed for people and for programs: tables, blocks of names and values, JSON."""
+"""How facts are printed for people and for programs: tables, blocks of names and values, JSON.
+
+Control characters in a cell are escaped, as others wrote most of them; no cell is markup.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
@@ -11,6 +13,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from natty.cli.terminal import json_text, printable, say
 
 Json = Annotated[bool, typer.Option("--json", "-j", help="Print JSON.")]
 
@@ -23,8 +27,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, total:
 
     Where nobody looks, and where there is too much to look at, the lines are as long as they are.
     """
-    lines = [[str(cell) for cell in row] for row in rows]
-    last = [str(cell) for cell in total]
+    lines = [[printable(str(cell)) for cell in row] for row in rows]
+    last = [printable(str(cell)) for cell in total]
     console = Console(highlight=False)
     if console.is_terminal and len(lines) <= SCREEN:
         console.print(_table(columns, lines, last))
@@ -36,25 +40,16 @@ def print_facts(title: str, facts: Iterable[tuple[str, Any]]) -> None:
     """Print names and values below a title, as the `nats` tool does. Empty values are left out; 0 and False are not."""
     shown = [(name, _shown(value)) for name, value in facts if value not in ("", None, [])]
     width = max((len(name) for name, _ in shown), default=0)
-    print(title, *(f"  {name:>{width}}: {value}" for name, value in shown), sep="\n")
+    say(title, *(f"  {name:>{width}}: {printable(value)}" for name, value in shown))
 
 
 def print_document(data: Any) -> None:
     """Print JSON, in colours on a terminal if it is not too long."""
-    text, console = _json(data), Console()
+    text, console = json_text(data, indent=2), Console()
     if console.is_terminal and len(text) <= COLOURED:
         console.print_json(text, ensure_ascii=text.isascii())
     else:
         print(text)
-
-
-def _json(data: Any) -> str:
-    text = json.dumps(data, indent=2, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # a header of bytes that are no text
-        return json.dumps(data, indent=2)
-    return text
 
 
 def _table(columns: Sequence[str], lines: list[list[str]], total: list[str]) -> Table:

@@ -1,0 +1,59 @@
+r"""Standard output for what others wrote: subjects, keys, headers, reasons, payloads.
+
+A terminal acts on the control characters in it (ESC and what follows, C1, carriage returns): they are escaped there.
+A pipe or a file gets every byte as it is. Both command lines print by this file, or by `natty.cli.tables`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from natty.text import decode, encode, legible
+
+
+def printable(text: str, also: str = "") -> str:
+    r"""Return the text with every character that is not printable escaped (\x1b, \u202e), except those in `also`."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one in also else _escaped(one) for one in text)
+
+
+def say(*lines: str) -> None:
+    """Print lines for people on standard output; a line break inside one of them is escaped at a terminal."""
+    if sys.stdout.isatty():
+        print(*(printable(line, also="\t") for line in lines), sep="\n", flush=True)
+    else:
+        write(b"".join(_bytes(line) + b"\n" for line in lines))
+
+
+def write(data: bytes) -> None:
+    """Write bytes to standard output: as they are, but at a terminal as text that it can't act on."""
+    if sys.stdout.isatty():
+        print(printable(decode(data), also="\n\t"), end="", flush=True)
+    else:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+
+def json_text(data: Any, *, indent: int | None = None, default: Callable[[Any], Any] | None = None) -> str:
+    """Return JSON that any output takes: in ASCII where it would hold lone surrogates or control characters."""
+    text = json.dumps(data, indent=indent, default=default, ensure_ascii=False)
+    if text.replace("\n", "").isprintable():
+        return text
+    return json.dumps(data, indent=indent, default=default).replace("\x7f", "\\u007f")
+
+
+def _bytes(line: str) -> bytes:
+    try:
+        return encode(line)
+    except UnicodeEncodeError:  # a surrogate that stands for no byte
+        return legible(line).encode()
+
+
+def _escaped(character: str) -> str:
+    shown = legible(character)
+    return shown if shown != character else character.encode("unicode_escape").decode()
