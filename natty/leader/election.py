@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, TypeVar, overload
 
 from natty.errors import BucketNotFoundError, LeadershipLost
+from natty.handler import is_async
 from natty.jetstream import JetStream, StoredMessage
 from natty.leader.bucket import make_bucket
 from natty.leader.candidacy import Candidacy, call_hook
@@ -111,8 +112,8 @@ class Election:
     async def run(self, work: Callable[[Term], Any]) -> Any:
         """Campaign, run `work(term)` while elected, campaign again when office was lost; return what `work` returns.
 
-        Work that is no coroutine function runs in a thread. It is cancelled before the deadline, and joined before the
-        lease is released. An error of the work releases the lease and is raised.
+        Work that is not a coroutine function runs in a thread, whatever kind of callable it is. It is cancelled before
+        the deadline, and joined before the lease is released. An error of the work releases the lease and is raised.
         """
         await self.prepare()
         async with Candidacy(self) as candidacy:
@@ -204,9 +205,7 @@ class _Scope:
 
 
 async def _called(work: Callable[[Term], Any], term: Term) -> Any:
-    if inspect.isfunction(work) and not inspect.iscoroutinefunction(work) and work.__name__ != "<lambda>":
-        return await term.to_thread(work, term)  # it may block
-    result = work(term)
+    result = work(term) if is_async(work) else await term.to_thread(work, term)  # a plain callable may block
     return await result if inspect.isawaitable(result) else result
 
 

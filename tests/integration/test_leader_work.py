@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -63,6 +64,51 @@ async def test_a_plain_function_runs_in_a_thread_and_is_joined_before_the_lease_
         assert second[0].token > first[0].token
         campaign.cancel()
         await asyncio.gather(campaign, return_exceptions=True)
+
+
+class Plain:
+    """Work that is not a coroutine function, in every shape a callable has; it returns the thread it ran in."""
+
+    def method(self, term):
+        term.check()
+        return threading.current_thread()
+
+    __call__ = method
+
+
+class Coroutines:
+    """The same as coroutine functions."""
+
+    async def method(self, term):
+        term.check()
+        return threading.current_thread()
+
+    __call__ = method
+
+
+async def later(term):
+    return threading.current_thread()
+
+
+@pytest.mark.parametrize(
+    ("work", "in_thread"),
+    [
+        (Plain().method, True),
+        (Plain(), True),
+        (functools.partial(Plain.method, Plain()), True),
+        (functools.partial(Plain()), True),
+        (lambda term: threading.current_thread(), True),
+        (lambda term: later(term), False),  # what it returns is awaited on the event loop
+        (Coroutines().method, False),
+        (Coroutines(), False),
+        (functools.partial(Coroutines.method, Coroutines()), False),
+    ],
+)
+async def test_any_plain_callable_runs_in_a_thread_and_any_coroutine_function_on_the_event_loop(
+    natty, name, work, in_thread
+):
+    ran_in = await natty.as_leader(name, lease=LONG, **BUCKET)(work)()
+    assert (ran_in is not threading.main_thread()) == in_thread
 
 
 async def test_a_thread_hears_by_check_that_its_work_was_cancelled_though_the_term_goes_on(natty, name):
