@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from capture.asked import Asked, read_record, write_record
@@ -14,6 +13,7 @@ from capture.stores import Store
 from natty import JetStreamError, Natty
 from natty.groups.names import PRIORITY_GROUP
 from natty.stream.listing import all_consumers
+from natty.units import parse_time, show_time
 
 ALL, NEW = "all", "new"
 STARTS = 'start must be "all", "new", a sequence from 1 on, or a time with its zone as in "2026-11-21T06:00:00Z"'
@@ -67,19 +67,10 @@ def delivery(start: int | str) -> dict[str, Any]:
     if re.fullmatch("[0-9]+", text, re.ASCII) and int(text) > 0:
         return {"deliver_policy": "by_start_sequence", "opt_start_seq": int(text)}
     try:
-        time = datetime.fromisoformat(text)
+        time = show_time(parse_time(text))  # as the server writes it: the two are compared as text
     except ValueError:
         raise ConfigError(f"{STARTS}, not {start!r}") from None
-    if time.tzinfo is None:
-        raise ConfigError(f"{STARTS}, not {start!r}")
-    return {"deliver_policy": "by_start_time", "opt_start_time": _as_the_server_writes(time)}
-
-
-def _as_the_server_writes(time: datetime) -> str:
-    """Return the time in UTC without zeros at its end: compared as text with what the server says."""
-    whole, point, fraction = time.astimezone(UTC).replace(tzinfo=None).isoformat().partition(".")
-    fraction = fraction.rstrip("0")
-    return f"{whole}{point if fraction else ''}{fraction}Z"
+    return {"deliver_policy": "by_start_time", "opt_start_time": time}
 
 
 async def prepare(natty: Natty, store: Store, wanted: Durable) -> None:

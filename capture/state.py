@@ -8,7 +8,6 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
@@ -17,6 +16,7 @@ import msgspec
 from capture.errors import FormatError
 from capture.snapshots import TableState
 from natty import Bucket, BucketNotFoundError, KeyNotFoundError, Natty, NattyError
+from natty.units import parse_time
 
 BUCKET = "capture_state"
 DESCRIPTION = "what capture's nodes say of themselves"
@@ -276,7 +276,7 @@ def _term_of(value: bytes | None) -> int:
 
 def server_time(info: dict[str, Any]) -> float:
     """Return when the server gave this answer about a stream or a consumer, by its clock (Unix seconds)."""
-    return datetime.fromisoformat(info["ts"]).timestamp()
+    return parse_time(info["ts"]) / 1e9
 
 
 async def announcing(board: Board, state: Callable[[], NodeState]) -> None:

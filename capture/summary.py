@@ -8,11 +8,11 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import datetime
 
 from capture.config import CaptureConfig
 from capture.group import Position, consumer_states
 from natty import ConsumerNotFoundError, Natty, NattyError
+from natty.units import parse_time
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ async def _stored_at(natty: Natty, stream: str, after: int, subject: str) -> flo
         found = await natty.jetstream.request(f"STREAM.MSG.GET.{stream}", {"seq": after, "next_by_subj": subject})
     except NattyError:
         return None
-    return datetime.fromisoformat(found["message"]["time"]).timestamp()
+    return parse_time(found["message"]["time"]) / 1e9
 
 
 def sentence(node: str, stored: Counter[str], seconds: float, backlog: Backlog, now: float) -> str:

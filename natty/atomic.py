@@ -7,7 +7,6 @@ import secrets
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from typing import Any
 
 from natty import tracing
@@ -30,6 +29,7 @@ from natty.message import Batch, Headers, check_subject, encode_headers, parse_h
 from natty.ordered import CaughtUp, Ordered, OrderedOptions, Vanished
 from natty.outgoing import publish_headers
 from natty.subjects import covers
+from natty.units import parse_time, show_time
 
 ATOMIC = (2, 12)  # server version
 MAX_MESSAGES = 1000  # of a batch, the server's limit
@@ -238,9 +238,9 @@ async def _found(
     jetstream: JetStream, info: dict[str, Any], subject: str, wire: list[Outgoing], seconds: float
 ) -> PubAck | None:
     """Look for the batch among the messages that the stream got on its last subject within so many seconds."""
-    stream, since = info["config"]["name"], datetime.fromisoformat(info["ts"]) - timedelta(seconds=seconds)
+    stream, since = info["config"]["name"], parse_time(info["ts"]) - round(seconds * 1e9)
     try:
-        first = await jetstream.request(f"STREAM.MSG.GET.{stream}", {"start_time": since.isoformat()})
+        first = await jetstream.request(f"STREAM.MSG.GET.{stream}", {"start_time": show_time(since)})
     except JetStreamError as error:
         if error.err_code == NO_MESSAGE:
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 
 _SECONDS = {
     "ns": 1e-9,
@@ -27,6 +27,7 @@ _SHOWN = (("d", 86400), ("h", 3600), ("m", 60))
 _PREFIXES = "KMGTP"
 _POWERS = {"": 0} | {prefix: 10 * power for power, prefix in enumerate(_PREFIXES, start=1)}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SECOND = re.compile(r"(.*[T ][0-9]{2}:?[0-9]{2}:?[0-9]{2})[.,]([0-9]{1,9})(|[Z+-][0-9:]*)")  # and parts of it
 _SIZE = re.compile(r"([0-9]+)\s*([KMGTP]?)(?:I?B)?", re.IGNORECASE)
 
 
@@ -77,10 +78,32 @@ def show_size(size: float) -> str:
     return f"{size / 1024**power:.1f}".removesuffix(".0") + f" {_PREFIXES[power - 1]}iB"
 
 
-def parse_time(text: str) -> int:
-    """Return the Unix nanoseconds of a time as servers write it: RFC 3339 in UTC, zeros at its end cut. ValueError."""
-    whole, _, fraction = text.removesuffix("Z").partition(".")
-    return nanoseconds_of(datetime.fromisoformat(whole).replace(tzinfo=UTC)) + int(fraction.ljust(9, "0"))
+def parse_time(text: str, zone: tzinfo | None = None) -> int:
+    """Return the Unix nanoseconds of a time in RFC 3339, or ISO 8601, with up to nine digits of a second.
+
+    `zone` is that of a time that names none. ValueError if it is not a time, has more digits, or has no zone.
+    """
+    whole, digits = text, ""
+    if "." in text or "," in text:
+        match = _SECOND.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text!r} is not a time with at most nine digits of a second")
+        whole, digits = match[1] + match[3], match[2]
+    time = datetime.fromisoformat(whole)
+    return nanoseconds_of(time.replace(tzinfo=zone) if time.tzinfo is None else time) + int(digits.ljust(9, "0"))
+
+
+def show_time(time_ns: int) -> str:
+    """Return Unix nanoseconds as servers write a time: RFC 3339 in UTC, without zeros at the end of a second.
+
+    ValueError if it is not in the years 1 to 9999.
+    """
+    seconds, rest = divmod(time_ns, 10**9)
+    try:
+        whole = (_EPOCH + timedelta(seconds=seconds)).replace(tzinfo=None).isoformat()
+    except OverflowError:
+        raise ValueError(f"{time_ns} ns is not a time in the years 1 to 9999") from None
+    return f"{whole}.{rest:09d}".rstrip("0").rstrip(".") + "Z"
 
 
 def nanoseconds_of(time: datetime) -> int:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -27,6 +26,7 @@ from natty import Natty
 from natty.cli import connect
 from natty.cli.ask import seconds
 from natty.cli.run import run_async
+from natty.units import parse_time, show_time
 
 
 class Form(StrEnum):
@@ -55,24 +55,19 @@ def _payloads(batch: pa.RecordBatch) -> list[bytes]:
     return payloads
 
 
-def moment(text: str) -> float:
-    """Return Unix seconds of a time with its zone, or of so long ago: 2026-11-21T06:00:00Z, 90s, 1h30m, 7d."""
-    with contextlib.suppress(typer.BadParameter):
-        return time.time() - seconds(text)
+def moment(text: str) -> str:
+    """Return a time with its zone, or that of so long ago (90s, 1h30m, 7d), as RFC 3339 has it, to the nanosecond."""
     try:
-        when = datetime.fromisoformat(text)
-    except ValueError:
-        when = None
-    if when is None or when.tzinfo is None:
+        with contextlib.suppress(typer.BadParameter):
+            return show_time(time.time_ns() - round(seconds(text) * 1e9))
+        return show_time(parse_time(text))
+    except (ValueError, OverflowError):
         raise typer.BadParameter(
             f"{text!r} is neither a time with its zone, 2026-11-21T06:00:00Z, nor a duration, 1h30m"
-        )
-    return when.timestamp()
+        ) from None
 
 
-Moment = Annotated[
-    float | None, typer.Option(parser=moment, metavar="TIME", help="A time, or how long ago: 1h30m, 7d.")
-]
+Moment = Annotated[str | None, typer.Option(parser=moment, metavar="TIME", help="A time, or how long ago: 1h30m, 7d.")]
 
 
 @connect.options

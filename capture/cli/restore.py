@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,7 +27,7 @@ from capture.verdict import TOLD
 from natty import Natty
 from natty.cli import connect
 from natty.cli.run import run_async
-from natty.units import nanoseconds_of
+from natty.units import parse_time
 
 JSON_VERSION = 1
 SHOWN = 5  # runs of gaps
@@ -46,22 +45,21 @@ class _Wanted:
     pace: Pace
 
 
-def _time(text: str) -> datetime:
-    """Return a time with its zone. Usage error if it is none."""
+def _time(text: str) -> int:
+    """Return the Unix nanoseconds of a time with its zone. Usage error if it is not one."""
     try:
-        time = datetime.fromisoformat(text)
+        return parse_time(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no time; write 2026-11-21T06:00:00Z") from None
-    if time.tzinfo is None:
-        raise typer.BadParameter(f"{text!r} has no time zone; write 2026-11-21T06:00:00Z")
-    return time
+        raise typer.BadParameter(
+            f"{text!r} is not a time with its zone and at most nine digits of a second; write 2026-11-21T06:00:00Z"
+        ) from None
 
 
-def _start(text: str) -> int | datetime:
-    """Return a sequence, or a time with its zone. Usage error if it is neither."""
+def _start(text: str) -> dict[str, int]:
+    """Return where a window starts: at a sequence, or at a time with its zone. Usage error if it is neither."""
     if text.isdecimal() and int(text):
-        return int(text)
-    return _time(text)
+        return {"start": int(text)}
+    return {"start_ns": _time(text)}
 
 
 def _speed(text: str) -> float:
@@ -84,7 +82,7 @@ def restore(
     stream: settings.Stream = None,
     store: settings.Store = None,
     at: Annotated[
-        datetime | None, typer.Option(parser=_time, metavar="TIME", help="As it was then: 2026-11-21T06:00:00Z.")
+        int | None, typer.Option(parser=_time, metavar="TIME", help="As it was then: 2026-11-21T06:00:00Z.")
     ] = None,
     to_sequence: Annotated[int | None, typer.Option(min=1, metavar="N", help="Up to this sequence.")] = None,
     start: Annotated[
@@ -129,15 +127,13 @@ def restore(
     if replay_to is None and pace is not None:
         raise typer.BadParameter("--pace is of a --replay")
     flags = {"stream": stream, "store": archive or store, "public_key_file": public_key and str(public_key)}
-    by_time = isinstance(start, datetime)
     wanted = _Wanted(
         config=settings.archive(config, flags, nats, needs=("store",)),
         options=Options(
             window=Window(
-                at_ns=nanoseconds_of(at) if at else None,
+                at_ns=at,
                 to_sequence=to_sequence,
-                start=None if by_time else start,
-                start_ns=nanoseconds_of(start) if by_time else None,
+                **(start or {}),
                 subjects=tuple(subject or ()),
                 everything=everything,
             ),

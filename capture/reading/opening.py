@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,7 +17,7 @@ from capture.reading.shares import Selection
 from capture.sequences import MAXIMUM
 from capture.stores import Store, open_store
 from capture.writers.envelope import SCHEMA
-from natty.units import nanoseconds_of
+from natty.units import nanoseconds_of, parse_time
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,8 +37,8 @@ async def batches_of(
     selection = Selection(
         start_sequence=wanted.start_sequence,
         end_sequence=MAXIMUM if wanted.end_sequence is None else wanted.end_sequence,
-        since_ns=_nanoseconds(wanted.since),
-        until_ns=_nanoseconds(wanted.until),
+        since_ns=time_ns_of(wanted.since),
+        until_ns=time_ns_of(wanted.until),
         subjects=tuple(wanted.subjects),
     )
     if wanted.natty is None:
@@ -60,12 +59,7 @@ async def batches_of(
 
 def store_of(archive: Where) -> Store:
     """Return the store of an archive."""
-    match archive:
-        case CaptureConfig():
-            return open_store(archive.store)
-        case str() | Path():
-            return open_store(str(archive))
-    return archive
+    return open_store(archive.store if isinstance(archive, CaptureConfig) else archive)
 
 
 async def identity_of(store: Store, stream: str) -> Identity:
@@ -81,11 +75,21 @@ async def identity_of(store: Store, stream: str) -> Identity:
     raise ConfigError(f"the archive in {store.url} holds {len(known)} streams, {named}: name one")
 
 
-def _nanoseconds(time: datetime | float | None) -> int | None:
-    """Return Unix nanoseconds of a time; None for none. ConfigError for a datetime without a zone."""
-    if not isinstance(time, datetime):
-        return None if time is None else round(time * 1e9)
+def time_ns_of(time: datetime | float | str | None) -> int | None:
+    """Return Unix nanoseconds of a time, given as Unix seconds, as a datetime or as text; None for None.
+
+    ConfigError for what is not a time, or has no zone.
+    """
     try:
-        return nanoseconds_of(time)
-    except ValueError as error:
-        raise ConfigError(f"{error}: give one, as in datetime(2026, 11, 21, tzinfo=UTC)") from None
+        match time:
+            case str():
+                return parse_time(time)
+            case datetime():
+                return nanoseconds_of(time)
+            case None:
+                return None
+        return round(time * 1e9)
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(
+            f"{error}: give a time and its zone, as in datetime(2026, 11, 21, tzinfo=UTC) or 2026-11-21T06:00:00Z"
+        ) from None

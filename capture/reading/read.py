@@ -30,7 +30,8 @@ class ReadOptions:
 
     `stream` may be left out where the archive holds one. With `natty` what the archive does not hold is read from the
     stream, up to its last message, or for ever with `follow`. `since` (included) and `until` (excluded) are when the
-    stream stored a message: Unix seconds or a datetime with its zone. `subjects` are filters with wildcards. `keys`
+    stream stored a message: Unix seconds, a datetime or a text with its zone (2026-11-21T06:00:00.123456789Z: only a
+    text has every nanosecond). `subjects` are filters with wildcards. `keys`
     open encrypted objects; by default those of the configuration, or of CAPTURE_KEYS. `durable` is capture's consumer,
     where no configuration says it.
 
@@ -43,8 +44,8 @@ class ReadOptions:
     follow: bool = False
     start_sequence: int = 1
     end_sequence: int | None = None
-    since: datetime | float | None = None
-    until: datetime | float | None = None
+    since: datetime | float | str | None = None
+    until: datetime | float | str | None = None
     subjects: Sequence[str] = ()
     keys: Keys | None = None
     durable: str = DURABLE

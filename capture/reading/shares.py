@@ -62,9 +62,9 @@ class Selection:
         """Return the rows whose time and subject are selected."""
         masks = []
         if self.since_ns is not None:
-            masks.append(pc.greater_equal(batch.column("time_ns"), self.since_ns))
+            masks.append(pc.greater_equal(batch.column("time_ns"), _bounded(self.since_ns)))
         if self.until_ns is not None:
-            masks.append(pc.less(batch.column("time_ns"), self.until_ns))
+            masks.append(pc.less(batch.column("time_ns"), _bounded(self.until_ns)))
         if self.subjects:
             masks.append(pc.match_substring_regex(batch.column("subject"), self._pattern))
         for mask in masks[1:]:
@@ -74,6 +74,11 @@ class Selection:
     @cached_property
     def _pattern(self) -> str:
         return "|".join("^" + r"\.".join(map(_token, one.split("."))) + "$" for one in self.subjects)
+
+
+def _bounded(time_ns: int) -> int:
+    """Return the nearest time that 64 bits of nanoseconds hold: the years 1678 to 2261."""
+    return max(-(2**63), min(time_ns, 2**63 - 1))
 
 
 def _token(token: str) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
-
-from natty.units import nanoseconds_of
 
 if TYPE_CHECKING:
     from capture.config import CaptureConfig
+    from capture.reading.read import Where
     from capture.restoring.plan import Plan
     from capture.restoring.rebuild import Restored
     from natty import Natty
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 async def restore(
     natty: Natty,
-    archive: str | CaptureConfig,
+    archive: Where,
     stream: str = "",
     *,
-    at: datetime | None = None,
+    at: datetime | str | None = None,
     to_sequence: int | None = None,
-    start: int | datetime | None = None,
+    start: int | datetime | str | None = None,
     subjects: tuple[str, ...] = (),
     everything: bool = False,
     name: str = "",
@@ -36,12 +36,13 @@ async def restore(
 ) -> Restored:
     """Make a stream out of its archive, on the server that `natty` is connected to.
 
-    `archive` is a folder or URL, or a configuration (for keys, public keys and the archive's name); without `stream`
-    its only one. `at` is the moment to go back to, with configuration and consumers as recorded then; `to_sequence`
-    the last sequence and `start` the first one, or a time; `subjects` leave the others out, as gaps; `everything` is
-    all that the archive holds, what was deleted or had expired too. The stream is
-    called `name` or as it was, has `replicas` or as many as it had, and its durable `consumers` go on behind what they
-    have acknowledged. A `detached` one is a copy that takes no messages and has no consumers. `again` deletes what an
+    `archive` is a folder (text or Path), a URL, a Store, or a configuration (for keys, public keys and the archive's
+    name); without `stream` its only one. `at` is the moment to go back to, with configuration and consumers as recorded
+    then; `to_sequence` the last sequence and `start` the first one, or a time. A time is a datetime with its zone, or a
+    text such as 2026-11-21T06:00:00.123456789Z, which alone has every nanosecond. `subjects` leave the others out, as
+    gaps; `everything` is all that the archive holds, what was deleted or had expired too. The stream is called `name`
+    or as it was, has `replicas` or as many as it had, and its durable `consumers` go on behind what they have
+    acknowledged. A `detached` one is a copy that takes no messages and has no consumers. `again` deletes what an
     interrupted restore has left. `offline` believes the newest documents in the store without asking NATS for the
     committed ones. `on_plan` is given the plan before anything is written, and may raise; `on_progress` how many
     messages were sent, of how many.
@@ -54,19 +55,19 @@ async def restore(
     CipherError (a key), ManifestError, StoreError and NattyError: what had been written was removed again, or the error
     says what stayed.
     """
+    from capture.reading.opening import store_of, time_ns_of
     from capture.restoring.past import Window, only_stream
     from capture.restoring.plan import Options
     from capture.restoring.rebuild import prepare, restore_exactly
     from capture.restoring.replay import rebuild_published
-    from capture.stores import open_store
 
-    config = configured(archive, stream or await only_stream(open_store(_store_of(archive))))
-    store = open_store(config.store)
+    store = store_of(archive)
+    config = configured(archive, stream or await only_stream(store))
     window = Window(
-        at_ns=None if at is None else nanoseconds_of(at),
+        at_ns=time_ns_of(at),
         to_sequence=to_sequence,
-        start=None if isinstance(start, datetime) else start,
-        start_ns=nanoseconds_of(start) if isinstance(start, datetime) else None,
+        start=start if isinstance(start, int) else None,
+        start_ns=None if isinstance(start, int) else time_ns_of(start),
         subjects=tuple(subjects),
         everything=everything,
     )
@@ -78,16 +79,13 @@ async def restore(
     return await carry_out(natty, plan, store, config.keys(), on_progress)
 
 
-def _store_of(archive: str | CaptureConfig) -> str:
-    return archive if isinstance(archive, str) else archive.store
-
-
-def configured(archive: str | CaptureConfig, stream: str) -> CaptureConfig:
+def configured(archive: Where, stream: str) -> CaptureConfig:
     """Return the configuration of an archive, for this stream. ConfigError."""
     import msgspec
 
-    from capture.config import load
+    from capture.config import CaptureConfig, load
 
-    if isinstance(archive, str):
-        return load(None, {"store": archive, "stream": stream}, environment={})
-    return msgspec.structs.replace(archive, stream=stream)
+    if isinstance(archive, CaptureConfig):
+        return msgspec.structs.replace(archive, stream=stream)
+    store = str(archive) if isinstance(archive, str | Path) else archive.url
+    return load(None, {"store": store, "stream": stream}, environment={})

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -13,12 +14,18 @@ KNOWN = "file:///folder, a plain path, s3://bucket/prefix, az://container/prefix
 _memory: dict[str, MemoryStore] = {}
 
 
-def open_store(url: str) -> Store:
+def open_store(url: str | Path | Store) -> Store:
     """Return the store of this URL: `file:///folder`, a plain path, or `memory://name` (one a name and process).
+
+    A Path is a folder; a store is returned as it is.
 
     Or an object store, as `capture.stores.address.Address` says: `s3://bucket/prefix?endpoint=…`, `az://`, `gs://`.
     ConfigError if the URL is of no kind that this version knows. Nothing is created or asked before the first call.
     """
+    if isinstance(url, Path):
+        return FileStore(url)
+    if not isinstance(url, str):
+        return url
     if not url:
         raise ConfigError(f"no store was named; known are {KNOWN}")
     if "://" not in url:

@@ -8,7 +8,7 @@ from typing import Any
 
 from natty.stream import NANOSECONDS
 from natty.stream.listing import Listing
-from natty.units import show_duration, show_size
+from natty.units import nanoseconds_of, parse_time, show_duration, show_size
 
 Rows = tuple[tuple[str, ...], list[tuple[Any, ...]]]
 
@@ -51,7 +51,7 @@ def since(moment: str | None, now: datetime) -> str:
     """Return how long ago a moment was, as the server writes it; "never" if there was none."""
     if not moment:
         return "never"
-    return f"{show_duration(max(0, round((now - datetime.fromisoformat(moment)).total_seconds())))} ago"
+    return f"{show_duration(max(0, round((nanoseconds_of(now) - parse_time(moment)) / 1e9)))} ago"
 
 
 def facts_of(told: Mapping[str, Any], now: datetime) -> list[tuple[str, Any]]:

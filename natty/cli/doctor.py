@@ -15,6 +15,7 @@ from natty.cli import checks, connect
 from natty.cli.checks import Finding, Status
 from natty.cli.run import EXIT_ERROR, run_async
 from natty.stream.listing import all_consumers, all_streams
+from natty.units import parse_time
 
 _STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold red"}
 
@@ -94,7 +95,7 @@ async def _skews(natty: Natty, streams: list[dict[str, Any]]) -> dict[str, tuple
         sent = time.time()
         answer = await natty.jetstream.request(f"STREAM.INFO.{stream}")
         received = time.time()
-        told = datetime.fromisoformat(answer["ts"]).timestamp()
+        told = parse_time(answer["ts"]) / 1e9
         skews[server] = (told - (sent + received) / 2, (received - sent) / 2)
     return skews
 

@@ -11,7 +11,7 @@ from natty.errors import ConfigError
 from natty.stream.file import check_consumer_settings
 from natty.stream.settings import NANOSECONDS, from_wire
 from natty.subjects import check_pattern, overlap
-from natty.units import parse_duration, show_duration
+from natty.units import nanoseconds_of, parse_duration, parse_time, show_duration, show_time
 
 ONLY_DURABLE = (
     "natty makes durable pull consumers; ephemeral and push consumers of others are listed, shown and removed,"
@@ -60,28 +60,34 @@ def start_at(text: str, now: datetime) -> dict[str, Any]:
             raise ValueError("a stream's first sequence is 1: write 1 or more, or all")
         return {"deliver_policy": "by_start_sequence", "opt_start_seq": int(text)}
     try:
-        when = time_of(text, now, backwards=True)
+        when_ns = _ns_of(text, now, backwards=True)
     except ValueError:
         raise ValueError(
             f"{text!r} is no start; write all, new, last, subject, a sequence, a duration as 1h, or a time"
         ) from None
-    return {"deliver_policy": "by_start_time", "opt_start_time": on_wire(when)}
+    return {"deliver_policy": "by_start_time", "opt_start_time": show_time(when_ns)}
 
 
-def time_of(text: str, now: datetime, *, backwards: bool = False) -> datetime:
-    """Return a moment given as a duration from `now` on (or back), or as a time, in UTC unless it says. ValueError."""
+def time_of(text: str, now: datetime) -> datetime:
+    """Return a moment given as a duration from `now` on, or as a time, in UTC unless it says. ValueError.
+
+    It has microseconds: what is finer is cut.
+    """
+    return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=_ns_of(text, now) // 1000)
+
+
+def _ns_of(text: str, now: datetime, *, backwards: bool = False) -> int:
+    """Return the Unix nanoseconds of a time, or of a duration from `now` on (or back). ValueError."""
     try:
-        when = datetime.fromisoformat(text)
+        return parse_time(text, UTC)
     except ValueError:
-        distance = timedelta(seconds=parse_duration(text))
-        return now - distance if backwards else now + distance
-    return when.astimezone(UTC) if when.tzinfo else when.replace(tzinfo=UTC)
+        distance = round(parse_duration(text) * 1e9)
+        return nanoseconds_of(now) + (-distance if backwards else distance)
 
 
 def on_wire(when: datetime) -> str:
     """Return a moment as the server writes it, which leaves out zeros at the end: so it can be compared."""
-    text = when.astimezone(UTC).replace(tzinfo=None).isoformat()
-    return f"{text.rstrip('0') if '.' in text else text}Z"
+    return show_time(nanoseconds_of(when))
 
 
 def linear_backoff(steps: int, shortest: float, longest: float) -> list[float]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -23,6 +22,7 @@ from natty.stream.names import check_name
 from natty.stream.nearest import naming_nearest
 from natty.stream.settings import NANOSECONDS, from_wire
 from natty.subjects import check_pattern
+from natty.units import parse_time, show_time
 
 SILENT_AFTER = 5.0  # seconds: an origin that lives is heard every second
 AFTER_PROMOTION = "natty.promotion"  # metadata of a mirror: what it needs to take its origin's place, JSON
@@ -86,7 +86,7 @@ class Origin:
         if self.filter_subject and self.transforms:
             raise ConfigError("a filter and transforms exclude each other: a transform's first subject is its filter")
         if self.start_time and not _is_time(self.start_time):
-            raise ConfigError(f"{self.start_time!r} is no time; write it as RFC 3339 has it, 2026-01-31T12:00:00Z")
+            raise ConfigError(f"{self.start_time!r} is not a time: write it as in RFC 3339, 2026-01-31T12:00:00Z")
         for pattern in (self.filter_subject, *(source for source, _ in self.transforms)):
             check_pattern(pattern or ">")
 
@@ -103,7 +103,7 @@ class Origin:
         if self.start_sequence is not None:
             wire["opt_start_seq"] = self.start_sequence
         if self.start_time:
-            wire["opt_start_time"] = self.start_time
+            wire["opt_start_time"] = show_time(parse_time(self.start_time))
         if self.filter_subject:
             wire["filter_subject"] = self.filter_subject
         if self.transforms:
@@ -281,7 +281,7 @@ async def who_takes(jetstream: JetStream, subjects: Sequence[str], *, besides: s
 
 def _is_time(text: str) -> bool:
     try:
-        return "T" in text and datetime.fromisoformat(text).tzinfo is not None
+        return "T" in text and bool(show_time(parse_time(text)))
     except ValueError:
         return False
 

@@ -10,7 +10,7 @@ from patient import PATIENCE
 from restoring import Capturing, dumped, send
 
 from capture.restoring.uptake import MARK
-from natty.units import parse_time
+from natty.units import parse_time, show_time
 
 COUNT = 20
 
@@ -87,6 +87,19 @@ def test_every_option_reaches_the_plan(shell, captured, arguments, first, last, 
     assert (plan["restored"], plan["seconds_expected"] >= 0) == (None, True)
 
 
+def test_the_message_of_exactly_that_nanosecond_is_restored_and_read(shell, captured):
+    times = {sequence: one["time"] for sequence, one in captured.before[1].items()}
+    archive = captured.config.store
+    plan = json.loads(shell.capture("restore", archive, "--dry-run", "--json", "--at", times[9]).out)
+    assert (plan["last"], plan["messages"]) == (9, 8)  # 5 is deleted
+    plan = json.loads(shell.capture("restore", archive, "--dry-run", "--json", "--from", times[9]).out)
+    assert (plan["first"], plan["messages"]) == (9, 12)
+    nearly = show_time(parse_time(times[9]) + 1)
+    read = shell.capture("cat", archive, "--since", times[9], "--until", nearly).out.splitlines()
+    assert [json.loads(line)["sequence"] for line in read] == [9]
+    assert shell.capture("cat", archive, "--since", nearly, "--until", times[10]).out == ""
+
+
 @pytest.mark.long
 def test_replicas_that_there_are_not_are_refused_and_a_replay_keeps_its_pace(shell, served, captured, natty_name):
     refused = shell.capture("restore", captured.config.store, "--replicas", "3")
@@ -107,7 +120,8 @@ def test_replicas_that_there_are_not_are_refused_and_a_replay_keeps_its_pace(she
     ("arguments", "status", "sentence"),
     [
         (["nowhere"], 1, "nowhere is no archive, or an empty one"),
-        (["{archive}", "--at", "yesterday"], 2, "'yesterday' is no time"),
+        (["{archive}", "--at", "yesterday"], 2, "'yesterday' is not a time"),
+        (["{archive}", "--at", "2026-11-21T06:00:00.1234567891Z"], 2, "at most nine digits of a second"),
         (["{archive}", "--subject", "other.>"], 1, "matches what was asked for"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

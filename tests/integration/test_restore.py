@@ -4,6 +4,7 @@ import asyncio
 import time
 from base64 import b64decode
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -27,12 +28,12 @@ from restoring import (
 )
 
 import capture
-from capture.errors import RestoreRefused
+from capture.errors import ConfigError, RestoreRefused
 from capture.restoring.archive import COLUMNS, ArchiveWriter
 from capture.restoring.uptake import upload
 from natty import Natty
 from natty.testing import NatsServer
-from natty.units import parse_time
+from natty.units import parse_time, show_time
 
 
 @pytest.fixture(scope="module")
@@ -216,6 +217,25 @@ async def test_the_python_api_restores_the_only_stream_of_a_folder_and_may_be_st
     done = await capture.restore(other, captured.config.store, start=datetime(2020, 1, 1, tzinfo=UTC), name=f"{name}_2")
     assert (done.plan.name, done.kept) == (f"{name}_2", 3)
     assert await dumped(other, f"{name}_2") == await dumped(natty, name)
+
+
+async def test_the_python_api_takes_a_path_or_a_store_and_a_time_to_the_nanosecond(natty, other, natty_name, tmp_path):
+    name = natty_name("api")
+    await natty.ensure_stream(name, subjects=[f"{name}.*"])
+    captured = Capturing(natty, name, tmp_path)
+    for number in range(3):
+        await send(natty, f"{name}.a", b"%d" % number)
+    await captured.capture()
+    messages = (await dumped(natty, name))[1]
+    archives = (Path(captured.config.store), captured.store, captured.config, captured.config.store)
+    for number, archive in enumerate(archives):
+        done = await capture.restore(other, archive, at=messages[2]["time"], name=f"{name}_{number}", detached=True)
+        assert (done.plan.last, done.kept) == (2, 2)
+        assert [one.sequence async for one in capture.read(archive, since=messages[2]["time"])] == [2, 3]
+        before = parse_time(messages[2]["time"]) - 1
+        assert [one.sequence async for one in capture.read(archive, until=show_time(before))] == [1]
+    with pytest.raises(ConfigError, match="give a time and its zone"):
+        await capture.restore(other, captured.store, at="yesterday")
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,10 @@ STREAM = {"name": "ORDERS", "subjects": ["orders.*", "returns.>"]}
         ("17", {"deliver_policy": "by_start_sequence", "opt_start_seq": 17}),
         ("1h30m", {"deliver_policy": "by_start_time", "opt_start_time": "2026-11-22T10:30:00Z"}),
         ("2026-11-21 06:00:00", {"deliver_policy": "by_start_time", "opt_start_time": "2026-11-21T06:00:00Z"}),
+        (
+            "2026-11-21T06:00:00.123456789Z",
+            {"deliver_policy": "by_start_time", "opt_start_time": "2026-11-21T06:00:00.123456789Z"},
+        ),
         ("2026-11-21T06:00:00+02:00", {"deliver_policy": "by_start_time", "opt_start_time": "2026-11-21T04:00:00Z"}),
     ],
 )

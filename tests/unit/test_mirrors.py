@@ -51,6 +51,8 @@ def test_an_origin_is_written_as_the_server_reads_it():
         "opt_start_seq": 7,
         "subject_transforms": [{"src": "a.*", "dest": "b.{{wildcard(1)}}"}],
     }
+    late = Origin(stream="O", start_time="2026-01-31T13:00:00.123456789+01:00")
+    assert late.wire() == {"name": "O", "opt_start_time": "2026-01-31T12:00:00.123456789Z"}
     assert Origin(stream="O", filter_subject="a.>").wire() == {"name": "O", "filter_subject": "a.>"}
 
 

@@ -20,6 +20,7 @@ from capture.reading.shares import Selection, held, shares, widest
 from capture.sequences import Sequences
 from capture.stores import MemoryStore
 from capture.writers import writer
+from natty.units import parse_time
 
 KEYS = Keys({"k": bytes(32)})
 FORMATS = {
@@ -96,6 +97,13 @@ async def test_how_objects_are_cut_into_pieces_and_kept_makes_no_difference(sets
         patch.setattr("capture.writers.pieces.PIECE_ROWS", piece_rows)
         found = await read(store, memory_bytes=memory)
     assert content(found) == as_published(sorted({one for numbers in sets for one in numbers}))
+
+
+async def test_times_beyond_what_nanoseconds_of_64_bits_hold_are_before_and_after_everything(store):
+    await store_block(store, [1, 2, 3])
+    everything = Selection(since_ns=parse_time("0001-01-01T00:00:00Z"), until_ns=parse_time("9999-01-01T00:00:00Z"))
+    assert sequences(await read(store, selection=everything)) == [1, 2, 3]
+    assert sequences(await read(store, selection=Selection(until_ns=everything.since_ns))) == []
 
 
 @given(sets=st.lists(st.sets(st.integers(1, 40)), max_size=8), first=st.integers(0, 40), last=st.integers(0, 50))

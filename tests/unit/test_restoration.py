@@ -180,14 +180,15 @@ def test_the_pace_and_what_the_command_line_reads():
     assert Pace(speed=2.0).due(0, 10**10) == 5.0
     assert Pace().due(0, 10**10) == 0.0
     assert [_speed(text) for text in ("original", "max", "2.5")] == [1.0, 0.0, 2.5]
-    assert _start("7") == 7
-    assert _start("2026-11-21T06:00:00Z") == _time("2026-11-21T06:00:00+00:00")
+    assert _start("7") == {"start": 7}
+    assert _start("2026-11-21T06:00:00.000000001Z") == {"start_ns": _time("2026-11-21T06:00:00Z") + 1}
     for read, text in (
         (_speed, "0"),
         (_speed, "fast"),
         (_speed, "-1"),
         (_time, "noon"),
         (_time, "2026-11-21"),
+        (_time, "2026-11-21T06:00:00.1234567891Z"),
         (_start, "0"),
     ):
         with pytest.raises(typer.BadParameter):

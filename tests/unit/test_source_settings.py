@@ -126,6 +126,10 @@ def test_what_is_wrong_with_a_stream_is_told_with_its_place(tmp_path: Path, text
         (41, {"deliver_policy": "by_start_sequence", "opt_start_seq": 41}),
         ("41", {"deliver_policy": "by_start_sequence", "opt_start_seq": 41}),
         ("2026-11-21T07:30:00+01:00", {"deliver_policy": "by_start_time", "opt_start_time": "2026-11-21T06:30:00Z"}),
+        (
+            "2026-11-21T06:30:00.123456789+00:00",
+            {"deliver_policy": "by_start_time", "opt_start_time": "2026-11-21T06:30:00.123456789Z"},
+        ),
         ("2026-11-21T06:30:00.120Z", {"deliver_policy": "by_start_time", "opt_start_time": "2026-11-21T06:30:00.12Z"}),
     ],
 )
@@ -133,7 +137,10 @@ def test_a_start_is_told_to_the_server_as_it_writes_it_itself(start: int | str, 
     assert delivery(start) == wanted
 
 
-@pytest.mark.parametrize("start", ["", "soon", 0, -1, "1.5", "2026-11-21T06:30:00", "2026-13-01T00:00:00Z"])
+@pytest.mark.parametrize(
+    "start",
+    ["", "soon", 0, -1, "1.5", "2026-11-21T06:30:00", "2026-13-01T00:00:00Z", "2026-11-21T06:30:00.1234567891Z"],
+)
 def test_what_is_no_start_is_refused(start: int | str) -> None:
     with pytest.raises(ConfigError, match=r'start must be "all", "new", a sequence from 1 on, or a time with its zone'):
         delivery(start)

@@ -1,10 +1,21 @@
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from natty.units import nanoseconds_of, parse_duration, parse_size, show_duration, show_size
+import capture
+import natty
+from natty.units import (
+    nanoseconds_of,
+    parse_duration,
+    parse_size,
+    parse_time,
+    show_duration,
+    show_size,
+    show_time,
+)
 
 
 @pytest.mark.parametrize(
@@ -91,3 +102,55 @@ def test_a_times_nanoseconds_are_exact_whatever_its_zone(time, minutes):
 def test_a_time_without_a_zone_has_no_nanoseconds():
     with pytest.raises(ValueError, match="2026-11-21 00:00:00 has no time zone"):
         nanoseconds_of(datetime(2026, 11, 21))
+
+
+@given(st.integers(-(2**63), 2**63 - 1))
+def test_a_time_that_is_shown_is_read_as_it_was_to_the_nanosecond(time_ns):
+    assert parse_time(show_time(time_ns)) == time_ns
+
+
+@pytest.mark.parametrize(
+    ("text", "time_ns"),
+    [
+        ("2026-11-22T15:55:19.216629808Z", 1_795_362_919_216_629_808),
+        ("2026-11-22T15:55:19.2Z", 1_795_362_919_200_000_000),
+        ("2026-11-22T16:55:19,216629808+01:00", 1_795_362_919_216_629_808),
+        ("20261122T155519.216629808Z", 1_795_362_919_216_629_808),
+        ("2026-11-22 15:55:19Z", 1_795_362_919_000_000_000),
+        ("1969-12-31T23:59:59.999999999Z", -1),
+        ("0001-01-01T00:00:00Z", -62_135_596_800_000_000_000),
+    ],
+)
+def test_a_time_has_up_to_nine_digits_of_a_second_and_a_zone(text, time_ns):
+    assert parse_time(text) == time_ns
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "noon",
+        "2026-11-22T15:55:19",
+        "2026-11-22T15:55:19.2166298081Z",
+        "2026-11-22T15:55:19.Z",
+        "2026-11-22T15.5Z",
+        "20261122.5Z",
+        "2026-11-22T15:55:19.5+01:00:00.5",
+        "2026-11-22T15:55:19.٢Z",
+    ],
+)
+def test_what_is_not_a_time_with_a_zone_is_refused_and_nothing_is_cut(text):
+    with pytest.raises(ValueError, match=r"."):
+        parse_time(text)
+
+
+def test_a_time_without_a_zone_is_read_in_the_one_that_is_given():
+    assert parse_time("2026-11-22T15:55:19.000000001", UTC) == 1_795_362_919_000_000_001
+    with pytest.raises(ValueError, match="not a time in the years 1 to 9999"):
+        show_time(10**21)
+
+
+def test_one_function_reads_times_since_those_of_datetime_cut_nanoseconds():
+    roots = [Path(package.__file__).parent for package in (natty, capture)]
+    others = [file for root in roots for file in root.rglob("*.py") if "fromisoformat" in file.read_text()]
+    assert others == [roots[0] / "units.py"]

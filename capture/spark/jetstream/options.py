@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC
 from difflib import get_close_matches
 from typing import Any
 
@@ -12,6 +12,7 @@ from capture.errors import ConfigError
 from natty.config import redact
 from natty.errors import NattyError
 from natty.stream import check_name
+from natty.units import parse_time, show_time
 
 SECRET = ("password", "token", "user")
 SPARKS_OWN = ("checkpointlocation", "queryname")
@@ -125,10 +126,9 @@ def _flag(value: str) -> bool:
 
 def _time(value: str) -> str:
     try:
-        time = datetime.fromisoformat(value)
+        return show_time(parse_time(value, UTC))
     except ValueError:
         raise ValueError("it is a time such as 2026-01-31T12:00:00Z") from None
-    return (time.replace(tzinfo=UTC) if time.tzinfo is None else time).isoformat()
 
 
 def _servers(value: str) -> str:
