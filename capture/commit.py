@@ -146,7 +146,8 @@ class Committer:
             self._acknowledger.nak(replies, delay)
 
     def _serialise(self, block: SealedBlock) -> tuple[bytes, Stored]:
-        data = self._writer.write(block)
+        sized = getattr(self._writer, "sized", None)  # of a writer that compresses or encrypts
+        data, plain_bytes = sized(block) if sized else (self._writer.write(block), 0)
         digest = sha256(data).hexdigest()
         path = block_path(
             block.stream,
@@ -177,6 +178,7 @@ class Committer:
             stored_ns=int(self._clock() * 1e9),
             min_ns=min(block.records.times_ns),
             max_ns=max(block.records.times_ns),
+            plain_bytes=plain_bytes,
         )
 
     async def _put_block(self, path: str, data: bytes) -> float:

@@ -28,7 +28,8 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     `interval` is its start (Unix seconds, UTC), `first`, `last` and `sequences` (`Sequences.to_text`) are stream
     sequences, `count` the rows, `sha256` that of the object's bytes, `format` "parquet" or "ndjson". `node` stored it
     at `stored_ns` (Unix nanoseconds, its clock). `min_ns` and `max_ns` are when the stream stored the earliest and the
-    latest message (Unix nanoseconds); 0 where that was not recorded.
+    latest message (Unix nanoseconds); 0 where that was not recorded. `plain_bytes` is the size of what is inside of the
+    object's compression and encryption: no reader decompresses more; 0 where it was not recorded.
     """
 
     path: str
@@ -46,6 +47,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     stored_ns: int = 0
     min_ns: int = 0
     max_ns: int = 0
+    plain_bytes: int = 0
     version: int = ENTRY_FORMAT
 
 

@@ -10,7 +10,7 @@ from capture.errors import AlreadyStored
 from capture.stores.contract import Store
 
 README = "README.md"
-VERSION = 3
+VERSION = 4
 """The version of the description, in its first line. A later one replaces it."""
 
 TITLE_BYTES = 200

@@ -12,7 +12,7 @@ from capture.block import SealedBlock
 from capture.cipher import ENDING, Keys
 from capture.errors import KeyMissingError
 from capture.manifest import Stored
-from capture.writers.codecs import Codec
+from capture.writers.codecs import Codec, Limited, largest_plain
 from capture.writers.contract import Format, Positions
 
 
@@ -49,10 +49,13 @@ class BlockWriter:
 
     def write(self, block: SealedBlock) -> bytes:
         """Return the object's bytes. Encrypted ones differ each time."""
-        data = self._plain.write(block)
-        if self._codec:
-            data = self._codec.compress(data)
-        return self._keys.encrypt(data, block) if self._encrypts and self._keys else data
+        return self.sized(block)[0]
+
+    def sized(self, block: SealedBlock) -> tuple[bytes, int]:
+        """Return the object's bytes, and the size of what is compressed and encrypted in them."""
+        plain = self._plain.write(block)
+        data = self._codec.compress(plain) if self._codec else plain
+        return (self._keys.encrypt(data, block) if self._encrypts and self._keys else data), len(plain)
 
     def read(self, data: bytes, described: SealedBlock | Stored) -> pa.Table:
         """Return the rows of an object that holds what is described: the envelope's columns, then the typed ones.
@@ -68,17 +71,20 @@ class BlockWriter:
     def positions(self, file: IO[bytes], described: SealedBlock | Stored) -> Positions:
         """Yield the sequence and the time of each message; cheaper than `read`, and raises the same.
 
-        Parquet is read from the file piece by piece; of another format the whole is in memory.
+        The file is read piece by piece; of CSV the whole is in memory.
         """
         yield from self._plain.positions(self.opened(file, described))
 
     def opened(self, file: IO[bytes], described: SealedBlock | Stored) -> IO[bytes]:
         """Return the format's bytes out of an object's file: decrypted and decompressed while they are read.
 
-        What is not compressed can be moved in, as Parquet needs it. CipherError; a compression's error comes at a read.
+        What is not compressed can be moved in, as Parquet needs it. CipherError; a compression's error comes at a read,
+        and FormatError where there is more inside than the record says, or than `largest_plain` allows.
         """
         if self._encrypts:
             if self._keys is None:
                 raise KeyMissingError("it is encrypted, and there are no keys: name key_file, or set CAPTURE_KEYS")
             file = cast("IO[bytes]", self._keys.opened(file, described))
-        return self._codec.opened(file) if self._codec else file
+        if self._codec is None:
+            return file
+        return cast("IO[bytes]", Limited(self._codec.opened(file), largest_plain(described)))

@@ -10,12 +10,16 @@ import msgspec
 import pyarrow as pa
 
 from capture.block import SealedBlock
+from capture.errors import FormatError
 from capture.record import Records, header_texts, origin_of, text_or_none
 from capture.writers.contract import Positions
 from capture.writers.envelope import to_table
 from capture.writers.headers import MESSAGE_ID
 
 AT_ONCE = 256  # messages whose columns are made together: a block's would take twice the memory
+POSITIONS_BYTES = 8 << 20  # of lines that are looked at together for their positions
+LONGEST_LINE = 512 << 20
+"""Bytes of a line: no message that a server takes (64 MiB with its headers) becomes a longer one."""
 NOTHING: Iterable[Any] = repeat(None)
 
 _encoder = msgspec.json.Encoder()
@@ -69,20 +73,27 @@ class NdjsonWriter:
 
     def positions(self, file: IO[bytes]) -> Positions:
         """Yield the sequence and the time of each row."""
-        rows = msgspec.json.Decoder(_Position).decode_lines(file.read())
-        yield [row.sequence for row in rows], [row.time_ns for row in rows]
+        decode = msgspec.json.Decoder(_Position).decode_lines
+        for line, more in _cut(file, POSITIONS_BYTES):
+            rows = decode(line) + decode(more)
+            yield [row.sequence for row in rows], [row.time_ns for row in rows]
 
 
 def _cut(file: IO[bytes], part_bytes: int) -> Iterator[tuple[bytes, bytes | memoryview]]:
-    """Yield a line that several parts have, and the whole lines behind it: these are not copied."""
+    """Yield a line that several parts have, and the whole lines behind it: these are not copied. FormatError."""
     begun: list[bytes] = []
+    size = 0  # of these
     while part := file.read(part_bytes):
+        if size > LONGEST_LINE:
+            raise FormatError(f"it has a line of more than {LONGEST_LINE:,} bytes: no message is as long")
         whole = part.find(b"\n") + 1
         begun.append(part[: whole or len(part)])
+        size += len(begun[-1])
         if whole:
             ends = part.rfind(b"\n") + 1
             yield b"".join(begun), memoryview(part)[whole:ends]
             begun = [part[ends:]]
+            size = len(part) - ends
     if rest := b"".join(begun):
         yield rest, b""
 

@@ -19,6 +19,9 @@ MAGIC = b"CAPRAW1\n"
 LENGTH = struct.Struct(">I")
 HEAD = struct.Struct(">QqIIIII")
 """Before each message: sequence, time in ns, deliveries, then the bytes of subject, header block, error and payload."""
+MOST_BYTES = 256 << 20
+"""Of a message, or of the block's begin: no message that a server takes (64 MiB with its headers) is longer."""
+POSITIONS_BYTES = 8 << 20  # of messages that are looked at together for their positions
 
 
 class _Begin(msgspec.Struct, frozen=True):
@@ -63,8 +66,7 @@ class RawWriter:
 
     def positions(self, file: IO[bytes]) -> Positions:
         """Yield the sequence and the time of each message. FormatError."""
-        data = file.read()
-        for records in _records(BytesIO(data), len(data)):
+        for records in _records(file, POSITIONS_BYTES):
             yield records.sequences, records.times_ns
 
 
@@ -94,6 +96,8 @@ def _begin(file: IO[bytes]) -> _Begin:
         raise FormatError(f"it does not begin with {MAGIC!r}: it is no raw block, or one of a newer format")
     try:
         (length,) = LENGTH.unpack(file.read(LENGTH.size))
+        if length > MOST_BYTES:
+            raise FormatError(f"it is damaged: it begins with {length:,} bytes")
         return msgspec.json.decode(file.read(length), type=_Begin)
     except (struct.error, msgspec.DecodeError) as error:
         raise FormatError(f"it is damaged or cut off: {error}") from error
@@ -112,6 +116,8 @@ def _parsed(data: bytes, stream: str, most: int) -> tuple[Records[Any], int, int
         error = headers + lengths[1]
         payload = error + lengths[2]
         ends = payload + lengths[3]
+        if ends - at > MOST_BYTES:
+            raise FormatError(f"it is damaged: message {sequence} has {ends - at:,} bytes")
         if ends > size:
             return records, at, ends - size
         records.sequences.append(sequence)
