@@ -9,6 +9,10 @@ class ConfigError(CaptureError):
     """The configuration can't be used."""
 
 
+class NoArchiveError(ConfigError):
+    """There is no archive in this store."""
+
+
 class StoreError(CaptureError):
     """The store failed; nothing was acknowledged, so nothing is lost."""
 

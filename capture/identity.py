@@ -11,8 +11,8 @@ from typing import TypeVar
 
 import msgspec
 
-from capture.errors import AlreadyStored, ConfigError, ManifestError, NotStored
-from capture.manifest import quote_key
+from capture.errors import AlreadyStored, ConfigError, ManifestError, NoArchiveError, NotStored
+from capture.manifest import ENTRIES, Manifest, quote_key
 from capture.readme import describe
 from capture.signing import SIGNING_VARIABLE, Signer
 from capture.stores import Store
@@ -70,6 +70,34 @@ async def claim(store: Store, archive: str, stream: str, created: str, signer: S
             f" {created}: its sequences begin anew. Capture it into another store"
         )
     await describe(store)
+
+
+async def holds_archive(store: Store) -> bool:
+    """Return whether an archive was ever made in this store, damaged or not. It makes nothing, no folder either."""
+    try:
+        await store.get(ARCHIVE)
+        return True
+    except NotStored:
+        for folder in (STREAMS, Manifest.FOLDER, ENTRIES):
+            if await store.list(folder):
+                return True  # what is missing here is damage: the commands that check say so
+        return False
+
+
+async def require_archive(store: Store, stream: str = "") -> None:
+    """Make sure that there is an archive to read. NoArchiveError if there is none; it makes nothing.
+
+    With `stream`, ConfigError if the archive captures other streams alone.
+    """
+    if not await holds_archive(store):
+        raise NoArchiveError(
+            f"there is no archive in {store.url}: it has no {ARCHIVE}, nothing was ever captured into it. Check the"
+            f" store (--store, CAPTURE_STORE, store in capture.toml); a node makes the archive, with `capture run`"
+        )
+    if stream:
+        known = sorted(one.stream for one in await claimed(store))
+        if known and stream not in known:
+            raise ConfigError(f"the archive in {store.url} is of {', '.join(known)}, not of {stream}")
 
 
 async def claimed(store: Store, known: Iterable[str] = ()) -> list[Identity]:

@@ -17,7 +17,7 @@ from capture.config import CaptureConfig
 from capture.errors import CaptureError, ManifestError, NotStored
 from capture.group import Position, consumer_states
 from capture.head import COMPACTION, SWEEP, head_readers
-from capture.identity import Identity, read_claim, stream_path
+from capture.identity import Identity, holds_archive, read_claim, require_archive, stream_path
 from capture.manifest import Manifest, Stored
 from capture.picture import Picture, read_picture
 from capture.recording import Recording
@@ -124,10 +124,12 @@ async def check(
     keys; `noted` heads were written down elsewhere: see `capture.audit`. What capture has acknowledged is asked for
     first, then the archive is read, then the stream: so what was acknowledged is in the archive by then, and what left
     the stream meanwhile is not taken for missing.
-    StreamNotFoundError if neither server nor archive knows the stream; CaptureError if it was made again.
+    StreamNotFoundError if neither server nor archive knows the stream; CaptureError if it was made again;
+    NoArchiveError if the store holds no archive, and NATS knows of none.
     """
     began = time.time()
     before = await _acknowledged(natty, config, store) if natty else None
+    await _there_is_one(natty, config, store)
     live = natty if before else None
     heads = head_readers(live, config.name) if live else None
     audited = await audit(store, heads, archive=config.name, keys=config.public_keys(), noted=noted, deep=deep)
@@ -137,6 +139,8 @@ async def check(
     if live and before:
         verdict = await _compared(live, config, store, held, before, recording)
     else:
+        if not held.objects and not held.problems and config.stream not in recording.streams:
+            await require_archive(store, config.stream)
         verdict = compare(held, await _recorded_view(config, store, recording))
     return Check(
         verdict=verdict,
@@ -151,6 +155,13 @@ async def check(
         checked_at=began,
         seconds=time.time() - began,
     )
+
+
+async def _there_is_one(natty: Natty | None, config: CaptureConfig, store: Store) -> None:
+    """NoArchiveError if the store holds no archive. One that NATS knows is compared all the same: it was lost."""
+    if natty and not await holds_archive(store) and await SWEEP.reader(natty, config.name)():
+        return
+    await require_archive(store)
 
 
 # --- the archive -----------------------------------------------------------------------------------------------------

@@ -17,12 +17,13 @@ from capture.cli.planned import planned, show_planned
 from capture.config import CaptureConfig
 from capture.errors import CaptureError, CompactionError
 from capture.head import COMPACTION, RECORDING, SWEEP, Office, TermHead
-from capture.identity import claim
+from capture.identity import claim, require_archive
 from capture.lead import Duty, Sweeps
+from capture.picture import Picture
 from capture.report import archive_picture
 from capture.source import stream_info
 from capture.spark import SparkDriver
-from capture.stores import open_store
+from capture.stores import Store, open_store
 from natty import Natty, Term
 from natty.cli import connect
 from natty.cli.run import run_async
@@ -125,10 +126,12 @@ def _compact(natty: Natty, config: CaptureConfig, *, all_blocks: bool) -> Work:
 
 @contextlib.asynccontextmanager
 async def _claimed(config: CaptureConfig) -> AsyncIterator[Natty]:
-    """Connect, and make sure that the store is this archive's."""
+    """Connect, and make sure that the store is this archive's; only nodes make one."""
+    store = open_store(config.store)
     async with Natty(**config.nats) as natty:
         stream = await stream_info(natty, config.stream)
-        await claim(open_store(config.store), config.name, config.stream, stream["created"], config.signer())
+        await require_archive(store, config.stream)
+        await claim(store, config.name, config.stream, stream["created"], config.signer())
         yield natty
 
 
@@ -167,7 +170,7 @@ def ls(
 ) -> None:
     """List what the archive holds, from the newest manifest and table in the store. Needs no server."""
     wanted = settings.archive(config, {"stream": stream, "store": store}, {}, needs=("store",))
-    picture = run_async(archive_picture(None, wanted, open_store(wanted.store)))
+    picture = run_async(_listed(open_store(wanted.store), wanted))
     if as_json:
         print_json(msgspec.json.encode({"blocks": picture.blocks, "table": picture.files}).decode())
         return
@@ -179,6 +182,11 @@ def ls(
     console.print(table)
     numbers = f"manifest {picture.manifest.number}, table {picture.table.number}"
     console.print(f"{numbers}: {len(picture.blocks)} blocks, {len(picture.files)} table files")
+
+
+async def _listed(store: Store, config: CaptureConfig) -> Picture:
+    await require_archive(store)
+    return await archive_picture(None, config, store)
 
 
 def _show(report: Any, as_json: bool) -> None:

@@ -10,6 +10,7 @@ import typer
 from rich import print_json
 
 from capture.cli import settings
+from capture.identity import require_archive
 from capture.restoring.backup import Moved, export_backup, import_backup
 from capture.restoring.past import only_stream
 from capture.stores import open_store
@@ -41,6 +42,7 @@ def export(
     place = open_store(wanted.store)
 
     async def run() -> Moved:
+        await require_archive(place)
         named = wanted.stream or await only_stream(place)
         return await export_backup(msgspec.structs.replace(wanted, stream=named), place, folder)
 

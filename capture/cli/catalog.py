@@ -18,6 +18,7 @@ from capture.cli.archive import Offline
 from capture.config import TOKEN_VARIABLE, CaptureConfig
 from capture.errors import ConfigError
 from capture.head import COMPACTION
+from capture.identity import require_archive
 from capture.stopping import Stopping
 from capture.stores import open_store
 from capture.table import Table
@@ -67,6 +68,8 @@ def serve(
         async with Stopping().scope(), _heads(wanted, offline) as heads:
             archives = {one.name: Archive(open_store(one.store), head) for one, head in zip(wanted, heads, strict=True)}
             async with serving(RestCatalog(archives, tokens).application(), host, port, tls) as url:
+                for one in wanted:
+                    await require_archive(open_store(one.store))
                 print(f"{', '.join(archives)} served on {url}", flush=True)
                 await asyncio.get_running_loop().create_future()
 

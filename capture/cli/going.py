@@ -12,6 +12,7 @@ from rich.table import Column, Table
 from capture.chain import document_parts
 from capture.config import CaptureConfig
 from capture.head import COMPACTION, SWEEP
+from capture.identity import require_archive
 from capture.lead import retention
 from capture.manifest import Manifest
 from capture.retention import Expired
@@ -22,9 +23,11 @@ from natty import Natty
 
 async def going(config: CaptureConfig) -> list[dict[str, Any]]:
     """Return what a sweep and a compaction would let go of or delete now: path, reason, and size where it is known."""
+    store = open_store(config.store)
+    await require_archive(store)
     async with Natty(**config.nats) as natty:
         seen = await preview(
-            open_store(config.store),
+            store,
             SWEEP.reader(natty, config.name),
             COMPACTION.reader(natty, config.name),
             now=time.time(),

@@ -12,6 +12,7 @@ from capture.cli.archive import Offline
 from capture.config import NEEDED
 from capture.errors import CaptureError
 from capture.head import head_readers
+from capture.identity import require_archive
 from capture.stores import open_store
 from natty import Natty
 from natty.cli import connect
@@ -32,7 +33,9 @@ def head(
 
     async def read() -> list[Head | None]:
         if offline:
-            return [await latest_offline(open_store(wanted.store), kind) for kind in CHAINS]
+            store = open_store(wanted.store)
+            await require_archive(store)
+            return [await latest_offline(store, kind) for kind in CHAINS]
         async with Natty(**wanted.nats) as natty:
             readers = head_readers(natty, wanted.name)
             return [await readers[kind]() for kind in CHAINS]

@@ -12,6 +12,7 @@ from rich.table import Column, Table
 
 from capture.config import CaptureConfig
 from capture.head import COMPACTION, SWEEP
+from capture.identity import require_archive
 from capture.lead import policy, retention
 from capture.merging import Group
 from capture.picture import read_picture
@@ -23,6 +24,7 @@ from natty import Natty
 async def planned(config: CaptureConfig) -> dict[str, Any]:
     """Return the `groups` that are due now, oldest first, and how many blocks wait (`waiting_files`, `…_bytes`)."""
     store, now = open_store(config.store), time.time()
+    await require_archive(store)
     async with Natty(**config.nats) as natty:
         heads = SWEEP.reader(natty, config.name), COMPACTION.reader(natty, config.name)
         picture = await read_picture(store, *heads)

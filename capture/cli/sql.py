@@ -15,6 +15,7 @@ from rich.table import Table
 from capture.cli import settings
 from capture.config import CaptureConfig
 from capture.errors import CaptureError, ConfigError
+from capture.identity import require_archive
 from capture.manifest import Stored
 from capture.reading.merge import looking
 from capture.reading.shares import planned
@@ -63,6 +64,7 @@ def _best() -> Engine:
 
 async def _asked(config: CaptureConfig, query: str, schema: str | None, engine: Engine) -> Any:
     store = open_store(config.store)
+    await require_archive(store, config.stream)
     objects = await looking(store, config.stream)()
     if engine is Engine.SPARK:
         return await _by_spark(config, objects, query, schema)

@@ -19,6 +19,7 @@ from capture.chain import Head
 from capture.cli import settings
 from capture.config import CaptureConfig
 from capture.errors import CaptureError, ConfigError
+from capture.identity import holds_archive, require_archive
 from capture.monitoring import nagios, nagios_unknown, prometheus, prometheus_failure, write_atomically
 from capture.purge import Margin, Plan, Stock, plan_purge, purgeable, take_stock
 from capture.purge import purge as purge_stream
@@ -149,6 +150,8 @@ async def _verified(config: CaptureConfig, deep: bool, offline: bool, noted: lis
                 async with Natty(**config.nats) as natty:
                     return await check(natty, config, store, deep=deep, noted=noted, on_progress=on_progress)
             except UNREACHABLE as error:
+                if not await holds_archive(store):
+                    raise
                 alone = await check(None, config, store, deep=deep, noted=noted, on_progress=on_progress)
                 if not alone.held.objects:
                     raise
@@ -226,6 +229,7 @@ async def _planned(wanted: _Wanted) -> tuple[Check, Plan]:
     store = open_store(config.store)
     with _progress() as on_progress:
         async with Natty(**config.nats) as natty:
+            await require_archive(store)
             await purgeable(natty, config, store)  # what refuses does so before everything is read
             checked = await check(natty, config, store, on_progress=on_progress)
             return checked, plan_purge(await _stock(natty, wanted), checked.held.proven, wanted.margin.messages)

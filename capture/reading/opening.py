@@ -10,7 +10,7 @@ import msgspec
 
 from capture.config import CaptureConfig
 from capture.errors import ConfigError
-from capture.identity import ARCHIVE, Archive, Identity, claimed, read_claim
+from capture.identity import ARCHIVE, Archive, Identity, claimed, read_claim, require_archive
 from capture.reading.merge import looking, stored
 from capture.reading.seam import Crossing, Place
 from capture.reading.shares import Selection
@@ -64,14 +64,11 @@ def store_of(archive: Where) -> Store:
 
 async def identity_of(store: Store, stream: str) -> Identity:
     """Return which stream is to be read: the only one of the archive, if none is named. ConfigError."""
+    await require_archive(store, stream)
     known = {one.stream: one for one in await claimed(store)}
-    if not known:
-        raise ConfigError(f"there is no archive in {store.url}: nothing was ever captured into it")
     if stream in known or (not stream and len(known) == 1):
         return known[stream or next(iter(known))]
-    named = ", ".join(sorted(known))
-    if stream:
-        raise ConfigError(f"the archive in {store.url} is of {named}, not of {stream}")
+    named = ", ".join(sorted(known)) or "none"
     raise ConfigError(f"the archive in {store.url} holds {len(known)} streams, {named}: name one")
 
 

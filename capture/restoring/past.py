@@ -12,7 +12,7 @@ from capture.chain import Document, Head, decode, fetch, latest_offline, read
 from capture.config import CaptureConfig
 from capture.errors import ManifestError, NotStored, RestoreRefused
 from capture.head import head_readers
-from capture.identity import ARCHIVE, Archive, claimed, read_claim
+from capture.identity import ARCHIVE, Archive, claimed, read_claim, require_archive
 from capture.manifest import BLOCKS, TABLE, Manifest, Stored
 from capture.picture import read_picture
 from capture.recording import Configuration, Recording, StreamRecord
@@ -101,10 +101,11 @@ def held_then(past: Past, window: Window) -> Sequences:
 
 
 async def only_stream(store: Store) -> str:
-    """Return the name of the archive's stream. RestoreRefused if it has none, or several."""
+    """Return the name of the archive's stream. NoArchiveError; RestoreRefused if it has none, or several."""
+    await require_archive(store)
     names = sorted(one.stream for one in await claimed(store))
     if not names:
-        raise RestoreRefused(f"{store.url} is no archive, or an empty one: no stream was ever captured into it")
+        raise RestoreRefused(f"the archive in {store.url} names no stream in _streams/: see `capture verify`")
     if len(names) > 1:
         raise RestoreRefused(f"the archive {store.url} holds {len(names)} streams, {', '.join(names)}: name one")
     return names[0]
@@ -115,8 +116,10 @@ async def read_past(natty: Natty | None, config: CaptureConfig, store: Store, wi
 
     Without `natty`, and where NATS knows nothing of the archive (its disk was lost), the newest documents in the store
     are believed; signatures are checked if the configuration names public keys. RestoreRefused if something was
-    tampered with or is missing, or nothing was recorded of the stream; ManifestError, of a newer format too.
+    tampered with or is missing, or nothing was recorded of the stream; ManifestError, of a newer format too;
+    NoArchiveError.
     """
+    await require_archive(store)
     archive = config.archive or await _name(store) or config.name
     heads = head_readers(natty, archive) if natty else {}
     audited = await audit(store, heads, archive=archive, keys=config.public_keys())

@@ -121,13 +121,6 @@ def test_an_empty_stream_is_captured_and_verified_without_a_word_of_trouble(shel
     assert as_json(counted) == [{"n": 0}]
 
 
-def test_a_stream_that_was_never_captured_is_missing_and_said_to_be(shell, make_stream, natty_name):
-    stream = make_stream(natty_name("uncaptured"), 5)
-    verified = shell.capture("verify", "--stream", stream, "--store", "lake")
-    assert verified.status == 3
-    assert verified.out.startswith("nothing stored; 5 MISSING (")
-
-
 def test_undecodable_messages_are_reported_and_are_no_fault(shell, natty_name, served, captured):
     stream = natty_name("odd")
 

@@ -113,8 +113,8 @@ def test_following_prints_what_is_published_and_ends_at_ctrl_c(shell, archive, s
         (("cat", "lake", "--stream", "OTHER"), "nothing was ever captured into it"),
         (("cat",), "no store is named"),
         (("import", "nowhere", "lake"), "nowhere is no backup of the nats tool"),
-        (("export", "nowhere", "backup"), "no stream was ever captured into it"),
-        (("sql", "SELECT 1", "--store", "lake", "--schema", "a"), "schema 'a' is wrong at its end"),
+        (("export", "nowhere", "backup"), "nothing was ever captured into it"),
+        (("sql", "SELECT 1", "--store", "lake"), "nothing was ever captured into it"),
     ],
 )
 def test_what_can_t_be_done_is_said_in_a_sentence(shell, arguments, said):

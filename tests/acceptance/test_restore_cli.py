@@ -119,7 +119,7 @@ def test_replicas_that_there_are_not_are_refused_and_a_replay_keeps_its_pace(she
 @pytest.mark.parametrize(
     ("arguments", "status", "sentence"),
     [
-        (["nowhere"], 1, "nowhere is no archive, or an empty one"),
+        (["nowhere"], 1, "there is no archive in"),
         (["{archive}", "--at", "yesterday"], 2, "'yesterday' is not a time"),
         (["{archive}", "--at", "2026-11-21T06:00:00.1234567891Z"], 2, "at most nine digits of a second"),
         (["{archive}", "--subject", "other.>"], 1, "matches what was asked for"),
