@@ -25,7 +25,7 @@ from natty.errors import (
 )
 from natty.jetstream import NO_MESSAGE, RETRY_DELAY, SEND_AGAIN, JetStream, PubAck, read_ack
 from natty.link import Outgoing
-from natty.message import Batch, Headers, check_subject, encode_headers, parse_headers
+from natty.message import Batch, Headers, as_payload, check_subject, encode_headers, parse_headers
 from natty.ordered import CaughtUp, Ordered, OrderedOptions, Vanished
 from natty.outgoing import publish_headers
 from natty.subjects import covers
@@ -64,7 +64,7 @@ async def publish_atomic(
     not to `settle`; after that PublishError with `in_doubt`: it may have been stored. Publish it again with the same
     message ids, which are refused the second time. NotConnectedError, RequestTimeoutError: it was not sent whole, and
     nothing was stored. UnsupportedError from a server before 2.12; PayloadTooLargeError, BadSubjectError,
-    AuthorizationError.
+    AuthorizationError; TypeError for data that is not bytes.
     """
     jetstream.require("an atomic batch", *ATOMIC)
     batch = [one if isinstance(one, AtomicMessage) else AtomicMessage(subject=one[0], data=one[1]) for one in messages]
@@ -132,7 +132,8 @@ def _encode(
         if place == len(batch):
             headers["Nats-Batch-Commit"] = "1"
         subject = check_subject(jetstream.write_subject(one.subject))
-        wire.append((subject, b"", encode_headers(headers), one.data))
+        data = as_payload(one.data, f"the data of message {place} of the batch")
+        wire.append((subject, b"", encode_headers(headers), data))
     return wire
 
 

@@ -18,8 +18,8 @@ from natty.errors import (
     PayloadTooLargeError,
     RequestTimeoutError,
 )
-from natty.link import Link, Outgoing, Sink
-from natty.message import RawMessage, status_of
+from natty.link import Link, Outgoing, Sink, checked
+from natty.message import RawMessage, as_payload, status_of, wire_word
 from natty.observed import Observed
 from natty.reasons import connect_error
 from natty.sinklink import SinkLink, sink_path_fault
@@ -235,14 +235,18 @@ class Connection:
         """Publish, joined with all that is sent in this turn of the loop. `headers` is a raw block.
 
         NotConnectedError when there is no session. Nothing is buffered for later: who needs it stored waits for an ack.
+        TypeError, BadSubjectError, PayloadTooLargeError: this message can't be sent; others are not affected.
         """
-        self.put((subject if isinstance(subject, bytes) else subject.encode(), reply, headers, data))
+        self.put((wire_word(subject), reply and wire_word(reply), headers, data))
 
     def put(self, message: Outgoing) -> None:
         """Publish one message that is in the wire's terms already; as `send`."""
+        subject, reply, headers, data = message
+        if not (type(data) is type(subject) is type(reply) is type(headers) is bytes):
+            message = subject, reply, headers, data = checked(message)
         if self.state != "connected":
             raise ConnectionClosedError if self.state == "closed" else NotConnectedError
-        if len(message[2]) + len(message[3]) > self._max_payload:
+        if len(headers) + len(data) > self._max_payload:
             raise self._too_large(message)
         if not self._out:
             asyncio.get_running_loop().call_soon(self._flush)
@@ -253,9 +257,10 @@ class Connection:
         return PayloadTooLargeError(f"a message of {size} bytes on {message[0].decode()} is over {limit}")
 
     def send_many(self, messages: list[Outgoing]) -> None:
-        """Publish several, in order; as `send`. If one of them is too large, none is sent."""
+        """Publish several, in order; as `send`. If one of them is too large or of a wrong type, none is sent."""
         if self.state != "connected":
             raise ConnectionClosedError if self.state == "closed" else NotConnectedError
+        messages = [checked(message) for message in messages]
         for message in messages:
             if len(message[2]) + len(message[3]) > self._max_payload:
                 raise self._too_large(message)
@@ -268,14 +273,19 @@ class Connection:
         if self.state != "connected":
             raise ConnectionClosedError if self.state == "closed" else NotConnectedError
         if (link := self._flush()) is not None and subjects:
-            link.publish_to_each(subjects, data)
+            link.publish_to_each(subjects, as_payload(data))
 
     def _flush(self) -> Link | None:
         """Write what waits, and return the session it went to; None, and it is lost, where none is up."""
         out, self._out = self._out, []
         link = self._link if self.connected else None
         if out and link is not None:
-            link.publish(out)
+            try:
+                link.publish(out)
+            except Exception as error:  # of the session: each message was looked at as it was put
+                link.abort()
+                self._link_ended(error)
+                return None
         return link
 
     async def drained(self) -> None:
@@ -301,8 +311,11 @@ class Connection:
             raise NotConnectedError(f"the connection was lost: {error}") from error
 
     def subscribe(self, subject: str, sink: Sink, *, queue: str = "") -> Subscription:
-        """Hand every message of a subject to `sink`, in this session and the ones that follow, until closed."""
-        subscription = Subscription(self, self._next_sid, subject.encode(), sink, queue.encode())
+        """Hand every message of a subject to `sink`, in this session and the ones that follow, until closed.
+
+        BadSubjectError if subject or queue are none.
+        """
+        subscription = Subscription(self, self._next_sid, wire_word(subject), sink, wire_word(queue) if queue else b"")
         self._next_sid += 1
         self._subscriptions[b"%d" % subscription.sid] = subscription
         if (link := self._flush()) is not None:
@@ -339,19 +352,21 @@ class Connection:
     ) -> RawMessage:
         """Publish and return the answer. With `again`, an unanswered request is sent again every so many seconds.
 
-        RequestTimeoutError, NoRespondersError, NotConnectedError; AuthorizationError if the subject is not permitted.
+        RequestTimeoutError, NoRespondersError, NotConnectedError; AuthorizationError if the subject is not permitted;
+        else as `send`.
         """
-        loop = asyncio.get_running_loop()
+        word, loop = wire_word(subject), asyncio.get_running_loop()
         timeout = self.config.timeout if timeout is None else timeout
         deadline = loop.time() + timeout
         await self.ready(timeout)
-        reply, future = self.expect_answer(subject.encode())
+        reply, future = self.expect_answer(word)
+        message = (word, reply, headers, data)
         try:
-            self.send(subject, data, reply=reply, headers=headers)
+            self.put(message)
             while again is not None and loop.time() + again < deadline:
                 if (await asyncio.wait({future}, timeout=again))[0]:
                     break
-                self.send(subject, data, reply=reply, headers=headers)
+                self.put(message)
             async with asyncio.timeout_at(deadline):
                 answer = await future
         except TimeoutError:

@@ -3,13 +3,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from natty.message import RawMessage
+from natty.message import RawMessage, as_payload
 
 Sink = Callable[[list[RawMessage]], None]
 """Receives the messages of one subscription straight from the parser: never blocks, never raises."""
 
 Outgoing = tuple[bytes, bytes, bytes, bytes]
 """(subject, reply, header block, payload) of a message to publish."""
+
+
+def checked(message: Outgoing) -> Outgoing:
+    """Return a message to publish with its payload as bytes. TypeError names what is of another type."""
+    for what, value in zip(("subject", "reply", "header block"), message, strict=False):
+        if not isinstance(value, bytes):
+            raise TypeError(f"the {what} of a message on the wire must be bytes and is of type {type(value).__name__}")
+    return *message[:3], as_payload(message[3])
 
 
 class Link(Protocol):

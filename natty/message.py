@@ -18,6 +18,7 @@ Headers = Mapping[str, str | list[str]]
 
 
 _TOKEN = re.compile(r"[^\s.\x00-\x1f]+")
+_BREAK = re.compile(rb"[\x00-\x20]")  # ends a word of a protocol line, or the line
 
 
 @lru_cache(maxsize=4096)
@@ -34,6 +35,30 @@ def check_subject(subject: str) -> bytes:
         if not _TOKEN.fullmatch(token):
             raise BadSubjectError(f"subject {subject!r} has a blank or a control character in {token!r}")
     return subject.encode()
+
+
+def wire_word(text: str | bytes) -> bytes:
+    """Return a subject, with wildcards or without, or the name of a queue as one word of a protocol line.
+
+    BadSubjectError if it is empty, or has a blank or a control character: it would begin another word or line.
+    """
+    try:
+        word = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
+    except UnicodeEncodeError as error:
+        raise BadSubjectError(f"{text!r} has a character that UTF-8 can't encode") from error
+    if not word or _BREAK.search(word):
+        raise BadSubjectError(f"{text!r} is empty, or has a blank or a control character: no subject or queue can be")
+    return word
+
+
+def as_payload(data: object, what: str = "the data of a message") -> bytes:
+    """Return data to be published as bytes: a bytearray or a memoryview as a copy. TypeError for anything else."""
+    if isinstance(data, bytes):
+        return data
+    if isinstance(data, bytearray | memoryview):
+        return bytes(data)
+    kind = type(data).__name__
+    raise TypeError(f"{what} must be bytes and is of type {kind}: encode it, a text with .encode()")
 
 
 def parse_headers(block: bytes) -> dict[str, list[str]]:
@@ -58,12 +83,20 @@ def status_of(block: bytes) -> tuple[int, str]:
 
 
 def encode_headers(headers: Headers) -> bytes:
-    """Return the raw block of these headers. ValueError on a line break inside a name or value."""
+    """Return the raw block of these headers.
+
+    TypeError for a name or value that is not text; ValueError for a colon in a name, a line break in a name or value.
+    """
     lines = ["NATS/1.0"]
     for name, value in headers.items():
-        for one in [value] if isinstance(value, str) else value:
+        for one in value if isinstance(value, list | tuple) else [value]:
+            if not (isinstance(name, str) and isinstance(one, str)):
+                kinds = f"{type(name).__name__} and {type(one).__name__}"
+                raise TypeError(f"header {name!r}: its name and its value must be str and are {kinds}")
             if "\r" in name + one or "\n" in name + one:
                 raise ValueError(f"header {name!r} has a line break in its name or value")
+            if ":" in name:
+                raise ValueError(f"header {name!r} has a colon in its name: what follows would be read as its value")
             lines.append(f"{name}: {one}")
     return ("\r\n".join(lines) + "\r\n\r\n").encode("utf-8", "surrogateescape")
 
@@ -229,7 +262,9 @@ class Message:
 
     def term(self, reason: str = "") -> None:
         """Give it up: the server never delivers it to this consumer again. `reason` goes into the server's advisory."""
-        self._settle(b"+TERM" + (b" " + reason.encode() if reason else b""))
+        if not isinstance(reason, str):
+            raise TypeError(f"the reason to give a message up must be a str and is of type {type(reason).__name__}")
+        self._settle(b"+TERM" + (b" " + reason.encode("utf-8", "backslashreplace") if reason else b""))
 
     def in_progress(self) -> None:
         """Restart its `ack_wait`: work on it goes on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import lru_cache
 from math import ceil
@@ -12,6 +13,8 @@ from natty.subjects import covers
 MESSAGE_ID = "Nats-Msg-Id"
 TTL = "Nats-TTL"
 EXPECTED_STREAM = "Nats-Expected-Stream"
+
+_HEADER_NAME = re.compile(r"[^\x00-\x20:\x7f]+")
 
 
 def publish_headers(
@@ -24,8 +27,11 @@ def publish_headers(
 ) -> dict[str, str | list[str]]:
     """Return the caller's headers with those of JetStream added (ADR-8, ADR-43); the caller's are not changed.
 
-    `ttl` is in seconds, rounded up to whole ones. ValueError if it is not positive.
+    `ttl` is in seconds, rounded up to whole ones. ValueError if it is not positive, or if a header's name is empty or
+    has a blank, a colon or a control character.
     """
+    for name in headers or ():
+        check_header_name(name)
     if ttl is not None and ttl <= 0:
         raise ValueError(f"ttl is {ttl:g} s: a message can't live for no time; leave it out to keep the message")
     conditions = {
@@ -35,6 +41,13 @@ def publish_headers(
         TTL: None if ttl is None else ceil(ttl),
     }
     return dict(headers or {}) | {name: str(value) for name, value in conditions.items() if value is not None}
+
+
+@lru_cache(maxsize=1024)
+def check_header_name(name: str) -> None:
+    """ValueError if no header can have this name."""
+    if isinstance(name, str) and not _HEADER_NAME.fullmatch(name):
+        raise ValueError(f"header name {name!r} is empty, or has a blank, a colon or a control character")
 
 
 def expecting(stream: str, block: bytes) -> bytes:

@@ -12,7 +12,7 @@ from natty.connection import Subscription
 from natty.errors import JetStreamError, NattyError, NotConnectedError, PublishError, WrongLastSequenceError
 from natty.ingest import APPEND, BATCH_UNKNOWN, END, FAST_INGEST, START, flow_prefix, place_of, read_answer
 from natty.jetstream import JetStream, in_process, read_ack
-from natty.message import Headers, RawMessage, encode_headers, status_of
+from natty.message import Headers, RawMessage, as_payload, encode_headers, status_of
 from natty.observed import PUBLISHER
 from natty.outgoing import addresses, expecting, publish_headers
 from natty.window import PublisherOptions, Waiting
@@ -118,7 +118,12 @@ class Publisher:
         self._connection.observed.retire(self)
 
     async def publish(self, subject: str, data: bytes, *, msg_id: str = "", headers: Headers | None = None) -> None:
-        """Take one message; waits while the window is full, or the connection lost. The outcome shows in `flush`."""
+        """Take one message; waits while the window is full, or the connection lost. The outcome shows in `flush`.
+
+        TypeError, ValueError, BadSubjectError: it can't be published, and was not taken.
+        """
+        if type(data) is not bytes:
+            data = as_payload(data)
         wire_subject, ours = self._address(subject)
         if self._traced is not None:
             headers = self._traced(subject, headers)

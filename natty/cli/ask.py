@@ -12,6 +12,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from natty.errors import ConfigError, NattyError
+from natty.outgoing import check_header_name
 from natty.units import parse_duration, parse_size
 
 T = TypeVar("T")
@@ -125,6 +126,10 @@ def headers_of(given: list[str]) -> dict[str, str | list[str]]:
             raise typer.BadParameter(f"{one!r} is no header; write it as 'Name: value'", param_hint="--header")
         if "\n" in one or "\r" in one:
             raise typer.BadParameter(f"{one!r} has a line break in it", param_hint="--header")
+        try:
+            check_header_name(name.strip())
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--header") from error
         headers.setdefault(name.strip(), []).append(value.strip())
     return dict(headers)
 

@@ -142,7 +142,10 @@ def headers_of(
     }
     if not original.subject:
         told[FACT + "Payload"] = "gone: the stream had the message no more"
-    kept = {ORIGINAL + name: [_no_break(one) for one in values] for name, values in (original.headers or {}).items()}
+    kept = {
+        ORIGINAL + _no_break(name): [_no_break(one) for one in values]
+        for name, values in (original.headers or {}).items()
+    }
     origin = {
         FACT + "Stream": original.stream,
         FACT + "Consumer": consumer,

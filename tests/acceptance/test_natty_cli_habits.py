@@ -87,6 +87,7 @@ BAD_INPUT = {
     ("pub", "s", "x", "--count", "0"): (2, "Invalid value for '--count'"),
     ("pub", "s", "x", "-H", "nocolon"): (2, "'nocolon' is no header; write it as 'Name: value'"),
     ("pub", "s", "x", "-H", "a: b\nc"): (2, "has a line break in it"),
+    ("pub", "s", "x", "-H", "a b: c"): (2, "header name 'a b' is empty, or has a blank"),
     ("pub", "s", "x", "--msg-id", "1", "--count", "2"): (2, "one message id is for one message"),
     ("pub", "s", "--stdin", "--count", "2"): (2, "lines of standard input are published once"),
     ("pub", "s.*", "x"): (1, "subject 's.*' has the wildcard *: name one subject to publish on"),

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,6 +68,12 @@ def test_a_letter_tells_everything_about_its_original():
     assert letter.traceback[-1] == "ValueError: it broke"
     assert letter.complete
     assert letter.has_payload
+
+
+def test_names_of_headers_that_nobody_may_publish_do_not_keep_a_letter_from_being_written():
+    headers = {"a b": ["1"], " c": ["2"], "": ["3"], "d\ne": ["4"], "f\rg": ["5"], "h\x00": ["6"]}
+    letter = letter_of(replace(ORDER, headers=headers))
+    assert letter.headers == {"a b": ["1"], " c": ["2"], "": ["3"], "d e": ["4"], "f g": ["5"], "h\x00": ["6"]}
 
 
 def test_no_header_of_the_original_acts_on_the_letter():

@@ -3,7 +3,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from natty.errors import BadSubjectError
-from natty.message import Acks, Batch, Message, ack_tokens, check_subject, encode_headers, parse_headers, status_of
+from natty.message import (
+    Acks,
+    Batch,
+    Message,
+    ack_tokens,
+    as_payload,
+    check_subject,
+    encode_headers,
+    parse_headers,
+    status_of,
+    wire_word,
+)
 
 OLD = b"$JS.ACK.ORDERS.billing.3.41.17.1795000000123456789.5"
 NEW = b"$JS.ACK.hub.ACCHASH.ORDERS.billing.3.41.17.1795000000123456789.5"
@@ -71,6 +82,40 @@ def test_a_line_break_in_a_header_is_refused(headers):
         encode_headers(headers)
 
 
+@pytest.mark.parametrize("headers", [{1: "x"}, {"A": 1}, {"A": ["x", 2]}, {"A": b"x"}, {b"A": "x"}])
+def test_a_header_that_is_not_text_is_named(headers):
+    with pytest.raises(TypeError, match=r"header b?'?[A1]'?: its name and its value must be str and are"):
+        encode_headers(headers)
+
+
+def test_a_colon_in_a_headers_name_can_not_smuggle_another_header_in():
+    with pytest.raises(ValueError, match="'A: b, Nats-Rollup' has a colon in its name"):
+        encode_headers({"A: b, Nats-Rollup": "all"})
+
+
+@pytest.mark.parametrize("data", [bytearray(b"abc"), memoryview(b"abc"), memoryview(b"aXbXcX")[::2]])
+def test_data_like_bytes_is_copied(data):
+    payload = as_payload(data)
+    assert (payload, type(payload)) == (b"abc", bytes)
+
+
+@pytest.mark.parametrize("data", ["text", None, 7, ["a"], {"a": 1}, object()])
+def test_data_that_is_not_bytes_is_named_with_what_to_do(data):
+    with pytest.raises(TypeError, match=rf"must be bytes and is of type {type(data).__name__}: encode it"):
+        as_payload(data)
+
+
+@pytest.mark.parametrize("text", ["a\r\nPUB b 0", "a\nb", "a b", "a\tb", "a\x00", "", b"a\r\n", b"a b", b"", "a\ud800"])
+def test_a_word_that_would_end_its_line_is_refused(text):
+    with pytest.raises(BadSubjectError):
+        wire_word(text)
+
+
+@pytest.mark.parametrize("text", ["a", "a.*.>", "$JS.API.INFO", "größe", b"a.\xff", "a.\udcff", "\u00a0"])
+def test_any_other_word_goes_over_the_wire_as_it_is(text):
+    assert wire_word(text) == (text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape"))
+
+
 @pytest.mark.parametrize(
     ("block", "status"),
     [
@@ -100,7 +145,21 @@ def test_nak_and_term_say_when_and_why():
     message(connection=connection).nak(1.5)
     message(connection=connection).nak()
     message(connection=connection).term("no such order")
-    assert [answer for _, answer in connection.sent] == [b'-NAK {"delay": 1500000000}', b"-NAK", b"+TERM no such order"]
+    message(connection=connection).term("lone \ud800")
+    assert [answer for _, answer in connection.sent] == [
+        b'-NAK {"delay": 1500000000}',
+        b"-NAK",
+        b"+TERM no such order",
+        b"+TERM lone \\ud800",
+    ]
+
+
+@pytest.mark.parametrize("settle", [lambda one: one.nak("soon"), lambda one: one.term(b"why"), lambda one: one.term(7)])
+def test_a_message_that_is_settled_with_a_wrong_type_is_not_settled(settle):
+    one = message(connection=Recorder())
+    with pytest.raises(TypeError):
+        settle(one)
+    assert (one.settled, one._connection.sent) == (False, [])
 
 
 def test_a_message_that_came_from_no_connection_says_so():

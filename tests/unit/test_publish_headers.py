@@ -30,3 +30,9 @@ def test_conditions_become_headers_and_the_callers_are_left_alone():
 def test_a_ttl_that_is_not_positive_is_refused(ttl):
     with pytest.raises(ValueError, match="ttl is"):
         publish_headers(None, ttl=ttl)
+
+
+@pytest.mark.parametrize("name", ["", "a:b", "A: b, Nats-Rollup", "a b", " a", "a\tb", "a\r\nB", "a\x00", "a\x7f"])
+def test_a_header_name_that_would_be_read_as_something_else_is_refused(name):
+    with pytest.raises(ValueError, match=r"header name .* is empty, or has a blank, a colon or a control character"):
+        publish_headers({"Fine": "x", name: "y"})
