@@ -21,7 +21,7 @@ from capture.chain import Document, Head, HeadPointer, current, old_documents
 from capture.errors import AlreadyStored
 from capture.identity import ARCHIVE, STREAMS, claimed
 from capture.readme import VERSION
-from capture.sequences import Sequences
+from capture.sequences import MAXIMUM, Sequences
 from capture.stores.contract import Store
 from natty import Natty, StreamNotFoundError
 from natty.stream.listing import Listing, all_consumers
@@ -50,11 +50,32 @@ class Position(msgspec.Struct, frozen=True):
     consumer_seq: int = 0
     stream_seq: int = 0
 
+    @property
+    def is_possible(self) -> bool:
+        """Whether a consumer can be there: deliveries are of sequences from 1 on."""
+        in_range = 0 <= self.consumer_seq <= MAXIMUM and 0 <= self.stream_seq <= MAXIMUM
+        return in_range and (self.stream_seq > 0 or self.consumer_seq == 0)
+
+    def __str__(self) -> str:
+        return f"sequence {self.stream_seq:,} (delivery {self.consumer_seq:,})"
+
+
+class Unacked(msgspec.Struct, frozen=True, rename="pascal"):
+    """A message that was delivered and not acknowledged, as the server's own state has it.
+
+    `sequence` is its number among the consumer's deliveries, `timestamp` when it was delivered (Unix nanoseconds).
+    """
+
+    sequence: int
+    timestamp: int
+
 
 class Consumer(msgspec.Struct, frozen=True, kw_only=True):
     """A consumer: its configuration as the server gave it, what it has delivered, and up to where all is acknowledged.
 
-    An `ephemeral` one has no durable name: the server deletes it when nobody uses it.
+    An `ephemeral` one has no durable name: the server deletes it when nobody uses it. `unacked` is how many messages
+    it has delivered that are not acknowledged. A backup says which (`pending`, by their sequences), and how often some
+    were redelivered; a server does not. None: that was not recorded.
     """
 
     created: str
@@ -62,6 +83,9 @@ class Consumer(msgspec.Struct, frozen=True, kw_only=True):
     config: dict[str, Any]
     delivered: Position
     ack_floor: Position
+    unacked: int | None = None
+    pending: dict[int, Unacked] | None = None
+    redelivered: dict[int, int] | None = None
 
 
 class StreamRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,13 +177,58 @@ def _consumers(before: Mapping[str, Consumer], listing: Listing) -> dict[str, Co
 
 
 def _consumer(info: Mapping[str, Any]) -> Consumer:
-    return Consumer(
+    """Return what is recorded of a consumer. An ack floor that can't be true is replaced where the true one is known.
+
+    Servers report such floors: 0, say, after thousands of messages of which none is unacknowledged.
+    """
+    found = Consumer(
         created=info["created"],
         ephemeral=not info["config"].get("durable_name"),
         config=info["config"],
         delivered=msgspec.convert(info["delivered"], Position),
         ack_floor=msgspec.convert(info["ack_floor"], Position),
+        unacked=info.get("num_ack_pending"),
     )
+    place, contradiction = resume(found)
+    return msgspec.structs.replace(found, ack_floor=place) if contradiction and found.unacked == 0 else found
+
+
+def resume(one: Consumer) -> tuple[Position, str]:
+    """Return up to where a consumer has acknowledged everything, and what in its record contradicts that ("": nothing).
+
+    The recorded ack floor is not used where it contradicts itself, nor where nothing is unacknowledged. Where the
+    record does not tell the true one, it is the place right before the first message that the consumer was to get.
+    """
+    floor, delivered = one.ack_floor, one.delivered
+    if one.config.get("ack_policy") == "none":
+        floor = delivered
+    if not delivered.is_possible:
+        return _beginning(one.config), f"it was given everything up to {delivered}"
+    contradiction = _contradiction(floor, delivered)
+    unacked = len(one.pending) if one.pending is not None else one.unacked
+    if unacked == 0:
+        return delivered, contradiction
+    if not contradiction:
+        return floor, ""
+    if one.pending:
+        first = min(one.pending)
+        deliveries = min(held.sequence for held in one.pending.values()) - 1
+        return Position(max(0, deliveries), max(0, first - 1)), contradiction
+    return _beginning(one.config), contradiction
+
+
+def _contradiction(floor: Position, delivered: Position) -> str:
+    if not floor.is_possible:
+        return f"it has acknowledged everything up to {floor}"
+    if floor.stream_seq > delivered.stream_seq:
+        return f"it has acknowledged everything up to {floor}, and was given nothing after {delivered}"
+    return ""
+
+
+def _beginning(config: Mapping[str, Any]) -> Position:
+    """Return the place right before the first message that a consumer was to get, as far as its configuration says."""
+    first = config.get("opt_start_seq") if config.get("deliver_policy") == "by_start_sequence" else 1
+    return Position(0, first - 1 if isinstance(first, int) and 1 <= first <= MAXIMUM else 0)
 
 
 def is_unaware(record: StreamRecord, state: Mapping[str, Any], now: float) -> bool:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from capture.manifest import Stored
-from capture.recording import Consumer, Position
+from capture.recording import Consumer, Position, resume
 from capture.restoring.past import Past, Window, bounds
 from capture.restoring.pick import unfit
 from capture.restoring.uptake import MARK, own_metadata
@@ -176,18 +176,29 @@ def _consumers(past: Past, options: Options, last: int) -> tuple[list[dict[str, 
         elif elsewhere and one.config.get("deliver_subject"):
             left.append(f"consumer {name} is left out: it would push the copy to those who listen to the original")
         else:
-            kept.append(_consumer(name, one, last, options.replicas))
+            config = dict(one.config) | {"name": name, "metadata": own_metadata(one.config)}
+            if options.replicas is not None:
+                config["num_replicas"] = min(options.replicas, config.get("num_replicas", 0))
+            place, contradiction = resume(one)
+            kept.append({"config": config, "state": _consumer_state(place, last)})
+            if contradiction:
+                left.append(_other_place(name, one, place, contradiction))
     return kept, left
 
 
-def _consumer(name: str, one: Consumer, last: int, replicas: int | None) -> dict[str, Any]:
-    """Return a consumer's entry: it goes on behind what it has acknowledged, or what it was given if it never does."""
-    place = one.delivered if one.config.get("ack_policy") == "none" else one.ack_floor
-    config = dict(one.config) | {"name": name, "metadata": own_metadata(one.config)}
-    if replicas is not None:
-        config["num_replicas"] = min(replicas, config.get("num_replicas", 0))
+def _consumer_state(place: Position, last: int) -> dict[str, Any]:
+    """Return the state of a consumer that goes on behind a place."""
     floor = _position(place, last)
-    return {"config": config, "state": {"delivered": floor, "ack_floor": floor}}
+    return {"delivered": floor, "ack_floor": floor}
+
+
+def _other_place(name: str, one: Consumer, place: Position, contradiction: str) -> str:
+    instead = f"it goes on after sequence {place.stream_seq:,}"
+    if place == one.delivered:
+        instead += ", since nothing that it was given is unacknowledged"
+    elif not one.pending:
+        instead += ": what it has acknowledged is delivered again"
+    return f"consumer {name} can't be where the server said that it was ({contradiction}): {instead}"
 
 
 def _position(place: Position, last: int) -> dict[str, int]:

@@ -107,6 +107,26 @@ def test_consumers_go_on_at_their_floor_within_what_is_restored():
     assert planned(known, consumers=False).consumers == planned(known, detached=True).consumers == []
 
 
+def test_a_position_that_contradicts_itself_is_not_restored_and_the_plan_says_what_is_used_instead():
+    floor, delivered = Position(2721, 0), Position(17600, 9)
+    done = msgspec.structs.replace(consumer(durable_name="done"), ack_floor=floor, delivered=delivered, unacked=0)
+    busy = msgspec.structs.replace(done, unacked=2)
+    plan = planned(past(consumers={"busy": busy, "done": done, "right": consumer(5, durable_name="right")}))
+    places = [one["state"]["ack_floor"] for one in plan.consumers]
+    assert places == [
+        {"consumer_seq": 0, "stream_seq": 0},
+        {"consumer_seq": 17600, "stream_seq": 9},
+        {"consumer_seq": 5, "stream_seq": 5},
+    ]
+    said = "; ".join(plan.not_kept)
+    assert (
+        "consumer done can't be where the server said that it was (it has acknowledged everything up to sequence 0"
+        " (delivery 2,721)): it goes on after sequence 9, since nothing that it was given is unacknowledged" in said
+    )
+    assert "it goes on after sequence 0: what it has acknowledged is delivered again" in said
+    assert "consumer right" not in said
+
+
 @pytest.mark.parametrize(
     ("known", "streams", "options", "obstacle"),
     [
