@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from datetime import UTC, datetime, timedelta, tzinfo
 
 _SECONDS = {
@@ -29,6 +30,11 @@ _POWERS = {"": 0} | {prefix: 10 * power for power, prefix in enumerate(_PREFIXES
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND = re.compile(r"(.*[T ][0-9]{2}:?[0-9]{2}:?[0-9]{2})[.,]([0-9]{1,9})(|[Z+-][0-9:]*)")  # and parts of it
 _SIZE = re.compile(r"([0-9]+)\s*([KMGTP]?)(?:I?B)?", re.IGNORECASE)
+
+
+def clock() -> float:
+    """Seconds of a clock that nobody sets and that runs on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def parse_duration(text: str) -> float:

@@ -49,6 +49,15 @@ def add(
     ttl: Annotated[
         float | None, typer.Option(parser=seconds, metavar="DURATION", help="How long every key lives.")
     ] = None,
+    marker_ttl: Annotated[
+        float | None,
+        typer.Option(
+            parser=seconds,
+            metavar="DURATION",
+            help="How long the marker of an expired key stays, and with history the shortest TTL of a key."
+            " Default: 60s, with history 1s.",
+        ),
+    ] = None,
     replicas: Annotated[int | None, typer.Option(min=1, max=5, help="On how many servers; 3 on a cluster.")] = None,
     description: Annotated[str | None, typer.Option(help="What it is for.")] = None,
     storage: Annotated[Storage | None, typer.Option(help="Where it is kept.")] = None,
@@ -59,6 +68,7 @@ def add(
     """Make a bucket. One that is there with the same settings is left as it is, with others it is an error."""
     stream = {"description": description, "max_msg_size": max_value_size, "max_bytes": max_bucket_size}
     settings = {"ttl": ttl, "history": history, "replicas": replicas, "storage": storage and storage.value, **stream}
+    settings |= {"marker_ttl": marker_ttl}
     _show_status(run_async(_add(nats, bucket, settings)), as_json)
 
 

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
+from math import ceil
 from typing import Any
 
 from natty.errors import (
@@ -28,11 +29,16 @@ from natty.kv.names import check_bucket, check_filter, check_key
 from natty.kv.watch import Watch, WatchOptions
 from natty.message import Headers, encode_headers
 from natty.stream import NANOSECONDS
+from natty.units import clock
 
 ATTEMPTS = 20  # to change a key that others change at the same time
 PAUSE = 0.005  # seconds between two attempts, on the average; doubles up to the next line
 PAUSE_MAX = 0.2
+LEARN_AGAIN = 60.0  # seconds after which the shortest TTL that the bucket takes is asked of the server again
+MOST_SKIPPED = 100  # names of keys that are remembered, so that each is logged once
 _TTL_DISABLED = 10166
+
+log = logging.getLogger("natty.kv")
 
 
 class Bucket:
@@ -48,6 +54,8 @@ class Bucket:
         self.stream = f"KV_{name}"
         self._root = f"$KV.{name}."
         self._jetstream = jetstream
+        self._shortest_ttl, self._learn_at = 0.0, float("-inf")
+        self._skipped_keys: set[bytes] = set()
 
     def __repr__(self) -> str:
         return f"Bucket({self.name!r})"
@@ -74,9 +82,9 @@ class Bucket:
         """Store the value whatever was there, and return its revision.
 
         `ttl` in seconds is for this key alone, rounded up to whole ones. UnsupportedError where the server or the
-        bucket has no such thing.
+        bucket has no such thing, or would make it longer: with `history`, a TTL is never shorter than `marker_ttl`.
         """
-        subject, headers = self._root + check_key(key), self._ttl(ttl)
+        subject, headers = self._root + check_key(key), await self._ttl(ttl)
         with self._told():
             return (await self._jetstream.publish(subject, value, headers=headers, stream=self.stream)).seq
 
@@ -95,7 +103,7 @@ class Bucket:
     async def update(self, key: str, value: bytes, *, revision: int, ttl: float | None = None) -> int:
         """Store the value if the key is still at `revision`, and return the new one. RevisionConflictError."""
         try:
-            return await self._write(key, value, expected=revision, headers=self._ttl(ttl))
+            return await self._write(key, value, expected=revision, headers=await self._ttl(ttl))
         except WrongLastSequenceError as error:
             raise await self._conflict(key, revision) from error
 
@@ -120,7 +128,7 @@ class Bucket:
             value = change(there)
             if value == (None if there is None else there.value):
                 return there
-            headers = {"KV-Operation": "DEL"} if value is None else self._kept(there, ttl)
+            headers = {"KV-Operation": "DEL"} if value is None else await self._kept(there, ttl)
             try:
                 revision = await self._write(key, value or b"", expected=last.sequence if last else 0, headers=headers)
             except WrongLastSequenceError:
@@ -147,8 +155,8 @@ class Bucket:
         Only if nobody changed the key in between: it is a compare-and-set on the revision of the `Entry` given, which
         is then not read again, or on the one read now. With `revision` or `value`, only if the key has that one.
         A key that is gone is not brought back. Its headers are kept, and its own TTL, unless `ttl` names another.
-        `valid_until` of the result is when that TTL ends at the earliest, by our `time.monotonic()`, counted from
-        before the write was sent; None for a key without its own TTL.
+        `valid_until` of the result is when that TTL ends at the earliest, by `natty.leader.clock()`, which counts the
+        time that this machine sleeps, from before the write was sent; None for a key without its own TTL.
         RevisionConflictError (`current` is the revision found instead), KeyNotFoundError if it is gone,
         RequestTimeoutError if it stayed in doubt for `timeout` seconds.
         """
@@ -160,7 +168,8 @@ class Bucket:
                 f"key {entry.key!r} has another value or revision, {entry.revision}, than the one to refresh",
                 current=entry.revision,
             )
-        headers, sent = self._kept(entry, ttl), time.monotonic()
+        headers = await self._kept(entry, ttl)
+        sent = clock()
         try:
             new = await self._write(entry.key, entry.value, expected=entry.revision, headers=headers, timeout=timeout)
         except WrongLastSequenceError as error:
@@ -182,17 +191,19 @@ class Bucket:
 
         A watch that is cut off for longer than that tells such a key as vanished.
         """
-        await self._mark(key, {"KV-Operation": "PURGE", "Nats-Rollup": "sub", **self._ttl(ttl)}, revision)
+        await self._mark(key, {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}, revision, ttl)
 
-    async def _mark(self, key: str, headers: dict[str, str], revision: int | None) -> None:
+    async def _mark(self, key: str, operation: dict[str, str], revision: int | None, ttl: float | None = None) -> None:
         if revision is not None:
             try:
-                await self._write(key, b"", expected=revision, headers=headers)
+                await self._write(key, b"", expected=revision, headers=operation | await self._ttl(ttl))
             except WrongLastSequenceError as error:
                 raise await self._conflict(key, revision) from error
             return
+        subject = self._root + check_key(key)
         with suppress(BucketNotFoundError), self._told():
-            await self._jetstream.publish(self._root + check_key(key), b"", headers=headers, stream=self.stream)
+            headers = operation | await self._ttl(ttl)
+            await self._jetstream.publish(subject, b"", headers=headers, stream=self.stream)
 
     async def _write(
         self, key: str, value: bytes, *, expected: int, headers: Headers, timeout: float | None = None
@@ -217,13 +228,37 @@ class Bucket:
         current = 0 if there is None else there.revision
         return RevisionConflictError(f"key {key!r} is not at revision {revision} any more: {now}", current=current)
 
-    def _kept(self, entry: Entry | None, ttl: float | None) -> dict[str, str | list[str]]:
-        return {**(headers_to_keep(entry) if entry else {}), **self._ttl(ttl)}
+    async def _kept(self, entry: Entry | None, ttl: float | None) -> dict[str, str | list[str]]:
+        return {**(headers_to_keep(entry) if entry else {}), **await self._ttl(ttl)}
 
-    def _ttl(self, ttl: float | None) -> dict[str, str]:
+    async def _ttl(self, ttl: float | None) -> dict[str, str]:
+        """Return the header of a key's TTL. UnsupportedError if the server would store a longer one."""
+        headers = ttl_header(ttl)
         if ttl is not None:
             self._jetstream.require("a time to live of a single key", 2, 11)
-        return ttl_header(ttl)
+            if clock() >= self._learn_at or ceil(ttl) < self._shortest_ttl:
+                await self._learn_shortest_ttl()
+            if ceil(ttl) < (shortest := self._shortest_ttl):
+                raise UnsupportedError(
+                    f"a ttl of {ttl:g} s is too short for bucket {self.name}: it keeps history, and the markers of"
+                    f" expired keys for {shortest:g} s, so the server would keep the key for {shortest:g} s. Take a ttl"
+                    f" of at least {shortest:g} s, or shorten the markers (make the bucket with marker_ttl=1; of this"
+                    f" one: natty stream edit {self.stream} --subject-del-markers-ttl 1s)"
+                )
+        return headers
+
+    async def _learn_shortest_ttl(self) -> None:
+        """Ask for the TTL that the server raises shorter ones to. A user who may not ask goes without the check."""
+        try:
+            config = (await self._jetstream.request(f"STREAM.INFO.{self.stream}"))["config"]
+        except BucketNotFoundError:
+            raise
+        except NattyError as error:
+            log.info("the settings of bucket %s could not be read: %s", self.name, error)
+            config = {"max_msgs_per_subject": 1}
+        raised = config["max_msgs_per_subject"] != 1
+        self._shortest_ttl = config.get("subject_delete_marker_ttl", 0) / NANOSECONDS if raised else 0.0
+        self._learn_at = clock() + LEARN_AGAIN
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -278,7 +313,17 @@ class Bucket:
         Options: `WatchOptions`.
         """
         filters = tuple(check_filter(key) for key in keys) or (">",)
-        return Watch(self._jetstream, self.stream, self._root, filters, WatchOptions(**options))
+        return Watch(self._jetstream, self.stream, self._root, filters, WatchOptions(**options), skipped=self._skipped)
+
+    def _skipped(self, name: bytes) -> None:
+        if name not in self._skipped_keys and len(self._skipped_keys) < MOST_SKIPPED:
+            self._skipped_keys.add(name)
+            log.warning(
+                "bucket %s holds something under %r, which is not a key (not UTF-8, or control characters): skipped",
+                self.name,
+                name,
+                extra={"action": "bad_key"},
+            )
 
     async def status(self) -> dict[str, Any]:
         """Return `{bucket, values, bytes, ttl, history, replicas, …}`; `values` counts notes of deleted keys, too."""
@@ -292,6 +337,7 @@ class Bucket:
             "last_revision": state["last_seq"],
             "ttl": config.get("max_age", 0) / NANOSECONDS,
             "ttl_of_keys": bool(config.get("allow_msg_ttl")),
+            "marker_ttl": config.get("subject_delete_marker_ttl", 0) / NANOSECONDS,
             "history": config["max_msgs_per_subject"],
             "replicas": config["num_replicas"],
             "storage": config["storage"],

@@ -5,7 +5,7 @@ from math import ceil
 
 from natty.jetstream import StoredMessage
 from natty.message import parse_headers
-from natty.units import parse_time
+from natty.units import clock, parse_time
 
 _OF_ONE_WRITE = ("Natty-Nonce", "Nats-Expected-", "Nats-Msg-")  # headers that must not be written a second time
 _WITHOUT_VALUE = "Nats-Msg-Size"  # the server's, on what it delivers without payload
@@ -33,6 +33,10 @@ class Entry:
         """The time to live of this key alone, in seconds; None if it has none of its own."""
         text = self.headers.get("Nats-TTL", [""])[0]
         return float(text) if text.isdecimal() else None
+
+    def remaining(self) -> float | None:
+        """Seconds that the key lives at least from now on, of what `refresh` returned; None without `valid_until`."""
+        return None if self.valid_until is None else self.valid_until - clock()
 
     @property
     def has_value(self) -> bool:

@@ -23,6 +23,15 @@ def check_key(name: str) -> str:
     return _checked("key", name, _KEY)
 
 
+def read_key(name: bytes) -> str | None:
+    """Return the key that the bytes of a subject name; None if they are not UTF-8, or hold control characters."""
+    try:
+        key = name.decode()
+    except UnicodeDecodeError:
+        return None
+    return key if key.isprintable() else None
+
+
 def check_filter(text: str) -> str:
     """Return the text if it is a key, or one with the wildcards `*` (a token) and `>` (the rest); BadKeyError."""
     if not _WILDCARDS.fullmatch(text):

@@ -8,7 +8,8 @@ from natty.kv.bucket import Bucket
 from natty.kv.names import check_bucket
 from natty.stream import create_replicated, create_stream
 
-MARKER_TTL = 60.0  # seconds that the note of an expired key stays
+MARKER_TTL = 60.0  # seconds that the marker of an expired key stays
+MARKER_TTL_OF_HISTORY = 1.0  # the server keeps no key for less than this where there is history; the least it takes
 
 
 async def create_bucket(
@@ -18,25 +19,33 @@ async def create_bucket(
     ttl: float | None = None,
     history: int | None = None,
     replicas: int | None = None,
+    marker_ttl: float | None = None,
     **settings: Any,
 ) -> Bucket:
     """Make the bucket if there is none, and return it.
 
     `ttl` in seconds is for all keys; `history` values of a key are kept, 1 by default and 64 at most; replicas default
-    to 3 on a cluster, else 1. Other settings are the stream's, by the server's names: `description`, `storage`,
+    to 3 on a cluster, else 1. `marker_ttl` is how many seconds the marker of an expired key stays, for watches that
+    were away: 60, or 1 with a history of several values, since the server then lets no key live for less; 0 for no
+    markers. Other settings are the stream's, by the server's names: `description`, `storage`,
     `max_bytes`, `max_msg_size`, `compression`, `republish`, …
     StreamExistsError if there is one with another TTL, or with others of the settings that are named.
     """
     name = f"KV_{check_bucket(bucket)}"
     if history is not None and not 1 <= history <= 64:
         raise ValueError(f"a history of {history} is not possible: name 1 to 64 values of a key")
-    named = {"max_age": ttl, "max_msgs_per_subject": history, "num_replicas": replicas, **settings}
+    if marker_ttl is not None and marker_ttl != 0 and not marker_ttl >= 1:
+        raise ValueError(f"a marker_ttl of {marker_ttl:g} s is not possible: name at least 1 s, or 0 for no markers")
+    named = {"max_age": ttl, "max_msgs_per_subject": history, "num_replicas": replicas}
+    named |= {"subject_delete_marker_ttl": marker_ttl, **settings}
     wanted = {setting: value for setting, value in named.items() if value is not None}
     try:
         await jetstream.request(f"STREAM.INFO.{name}")
     except BucketNotFoundError:
         jetstream.require("a key-value bucket", 2, 11)
-        await create_replicated(jetstream, name, bucket_settings(bucket, ttl) | wanted)
+        several = wanted.get("max_msgs_per_subject", 1) != 1
+        markers = {"subject_delete_marker_ttl": MARKER_TTL_OF_HISTORY if several else MARKER_TTL}
+        await create_replicated(jetstream, name, bucket_settings(bucket, ttl) | markers | wanted)
     else:
         await create_stream(jetstream, name, wanted)
     return Bucket(jetstream, bucket)

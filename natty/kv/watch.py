@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from natty.errors import NattyError
 from natty.jetstream import JetStream
 from natty.kv.entry import Entry, Gone, PictureComplete, read_entry, stored_entry
+from natty.kv.names import read_key
 from natty.message import Batch
 from natty.ordered import Began, CaughtUp, Ordered, OrderedOptions, Vanished
 
@@ -47,12 +48,23 @@ class Watch:
 
     A slow reader holds up nobody: `max_messages` wait here, the rest stays in the bucket, where a newer value of a key
     replaces an older one unless the bucket keeps history. So a slow watch skips values and never the last one.
+
+    A key whose name is not UTF-8 or holds control characters is not shown, since no client can ask for it; `skipped` is
+    called with the bytes of its name.
     """
 
     def __init__(
-        self, jetstream: JetStream, stream: str, root: str, filters: tuple[str, ...], options: WatchOptions
+        self,
+        jetstream: JetStream,
+        stream: str,
+        root: str,
+        filters: tuple[str, ...],
+        options: WatchOptions,
+        *,
+        skipped: Callable[[bytes], None],
     ) -> None:
         self.options = options
+        self._skipped = skipped
         self._jetstream = jetstream
         self._stream, self._root = stream, root
         self._filters = tuple(root + one for one in filters)
@@ -112,7 +124,10 @@ class Watch:
         for (subject, _, headers, data), sequence, time_ns in zip(
             batch.raw, batch.sequences, batch.times_ns, strict=True
         ):
-            key = subject[start:].decode()
+            key = read_key(subject[start:])
+            if key is None:
+                self._skipped(subject[start:])
+                continue
             if sequence <= known.get(key, 0):
                 continue  # read from the leader already
             event = read_entry(key, sequence, headers, data, time_ns)
@@ -165,7 +180,8 @@ class Watch:
                 question = {"subjects_filter": one, "offset": offset}
                 answer = await self._jetstream.request(f"STREAM.INFO.{self._stream}", question)
                 subjects = answer["state"].get("subjects") or {}
-                keys.update(subject[len(self._root) :] for subject in subjects)
+                named = (subject[len(self._root) :] for subject in subjects)
+                keys.update(key for key in named if key.isprintable())
                 lasts.append(answer["state"]["last_seq"])
                 offset += len(subjects)
                 more = bool(subjects) and offset < answer.get("total", 0)

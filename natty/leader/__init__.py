@@ -2,11 +2,12 @@
 
 from natty.leader.election import Election
 from natty.leader.observe import Leadership, ask_to_step_down, elections, leadership, observe
-from natty.leader.options import BUCKET, ElectionOptions, clock, default_node_name
+from natty.leader.options import BUCKET, ElectionOptions, default_node_name
 from natty.leader.process import Program, run_guarded
 from natty.leader.record import Lease, Subjects
 from natty.leader.term import Term
 from natty.leader.trail import TermNote, trail
+from natty.units import clock
 
 __all__ = [
     "BUCKET",

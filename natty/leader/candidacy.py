@@ -8,12 +8,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from natty.leader.options import clock
 from natty.leader.renewer import renewer_of
 from natty.leader.tenure import Tenure
 from natty.leader.term import Term
 from natty.leader.trail import note_begin, note_end
 from natty.observed import ELECTION
+from natty.units import clock
 
 if TYPE_CHECKING:
     from natty.leader.election import Election

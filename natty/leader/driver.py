@@ -15,10 +15,11 @@ from natty.jetstream import IN_FLIGHT, JetStream, read_ack
 from natty.leader.actions import Action, Ask, Elected, Left, Lost, Read, Seen, Stop, WentBack, Write
 from natty.leader.bucket import make_bucket
 from natty.leader.machine import Candidate
-from natty.leader.options import ElectionOptions, clock
+from natty.leader.options import ElectionOptions
 from natty.leader.record import ABSENT, Sight, Subjects, sight_of
 from natty.leader.tenure import Tenure
 from natty.message import RawMessage, encode_headers, parse_headers
+from natty.units import clock
 
 log = logging.getLogger("natty.leader")
 

@@ -11,9 +11,10 @@ import msgspec
 from natty.errors import BucketNotFoundError, NattyError, NoRespondersError
 from natty.jetstream import JetStream
 from natty.leader.driver import Call
-from natty.leader.options import ElectionOptions, clock, silence
+from natty.leader.options import ElectionOptions, silence
 from natty.leader.record import ABSENT, Epoch, Sight, Subjects, observed, sight_of
 from natty.message import RawMessage, parse_headers
+from natty.units import clock
 
 READ_AGAIN = 1.0  # seconds until a read that failed is tried again
 

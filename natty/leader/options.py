@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
@@ -19,11 +18,6 @@ BUCKET = "natty_leaders"
 DESCRIPTION = "natty leader elections"
 LAST_PRIORITY = 100
 _KEY = re.compile(r"[-/_=a-zA-Z0-9]+(\.[-/_=a-zA-Z0-9]+)*")
-
-
-def clock() -> float:
-    """Seconds of a clock that nobody sets and that runs on while the machine sleeps."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def default_node_name() -> str:

@@ -25,9 +25,10 @@ from natty.errors import NattyError
 from natty.jetstream import JetStream
 from natty.leader.driver import Call, Driver, Tell
 from natty.leader.machine import Candidate
-from natty.leader.options import PULSE, ElectionOptions, clock
+from natty.leader.options import PULSE, ElectionOptions
 from natty.leader.record import observed
 from natty.message import RawMessage
+from natty.units import clock
 
 log = logging.getLogger("natty.leader")
 

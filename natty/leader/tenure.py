@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 from natty.errors import LeadershipLost
-from natty.leader.options import clock
+from natty.units import clock
 
 
 class Tenure:

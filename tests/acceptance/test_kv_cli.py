@@ -37,6 +37,17 @@ def test_a_bucket_and_its_keys_from_the_first_to_the_last_command(shell, bucket)
     assert [line.split()[1] for line in told.splitlines()] == ["operation", "PUT", "PUT"]
 
 
+def test_markers_are_set_when_a_bucket_is_made_and_a_ttl_below_them_is_refused(shell, bucket):
+    assert "marker_ttl:" in printed(shell.natty("kv", "add", bucket, "--history", "3", "--marker-ttl", "20s"))
+    assert json.loads(printed(shell.natty("kv", "status", bucket, "--json")))["marker_ttl"] == 20.0
+    told = complaint(shell.natty("kv", "put", bucket, "k", "v", "--ttl", "2s"))
+    assert f"a ttl of 2 s is too short for bucket {bucket}" in told
+    assert "at least 20 s" in told
+    command = re.search(r"natty (stream edit \S+ --subject-del-markers-ttl \S+)\)", told)[1]
+    printed(shell.natty(*command.split(), "--force"))
+    assert printed(shell.natty("kv", "put", bucket, "k", "v", "--ttl", "2s")) == "1\n"
+
+
 def test_the_example_of_the_docs_runs(shell):
     text = (Path(__file__).parents[2] / "docs" / "key-value.md").read_text()
     code = re.search(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[1]

@@ -16,7 +16,8 @@ from natty import (
     UnsupportedError,
 )
 from natty.errors import PayloadTooLargeError
-from natty.kv import BadKeyError, Gone
+from natty.kv import BadKeyError, Gone, bucket_settings
+from natty.stream import create_stream
 
 
 @pytest.fixture
@@ -102,6 +103,60 @@ async def test_a_bucket_whose_keys_all_expire(natty, natty_name):
     await expired(bucket, "k")
     await bucket.create("k", b"2")
     assert (await bucket.status())["ttl"] == 1.0
+
+
+async def test_a_key_of_a_bucket_with_history_ends_after_its_own_ttl(natty, natty_name):
+    bucket = await natty.create_bucket(natty_name("kv"), history=5)
+    assert (await bucket.status())["marker_ttl"] == 1.0
+    await bucket.put("k", b"1", ttl=1)
+    await bucket.put("k", b"2", ttl=1)
+    await bucket.refresh("k")
+    assert (await bucket.get("k")).ttl == 1.0
+    await bucket.create("other", b"1", ttl=1.2)
+    assert (await bucket.get("other")).ttl == 2.0
+    await bucket.put("covered", b"for ever")
+    await bucket.put("covered", b"for a while", ttl=1)
+    await expired(bucket, "k", within=30)  # less than the 60 s to which the server would raise it under usual markers
+    await expired(bucket, "other", within=30)
+    async with asyncio.timeout(30):  # as documented: the value before has a TTL of its own, or none
+        while (await bucket.get("covered")).value != b"for ever":
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("made_by", ["an older natty", "another client", "its user"])
+async def test_a_ttl_that_the_server_would_raise_is_refused_with_both_numbers(natty, natty_name, made_by):
+    name = natty_name("kv")
+    if made_by == "its user":
+        bucket = await natty.create_bucket(name, history=5, marker_ttl=30)
+    else:
+        settings = bucket_settings(name, None) | {"max_msgs_per_subject": 5, "subject_delete_marker_ttl": 30.0}
+        await create_stream(natty.jetstream, f"KV_{name}", settings)
+        bucket = await natty.create_bucket(name, history=5)  # as it is: its markers were not named
+    revision = await bucket.put("k", b"1", ttl=30)
+    for write in (
+        bucket.put("k", b"2", ttl=29),
+        bucket.create("new", b"2", ttl=1),
+        bucket.update("k", b"2", revision=revision, ttl=1),
+        bucket.modify("k", lambda value: b"2", ttl=1),
+        bucket.refresh("k", ttl=1),
+        bucket.purge("k", ttl=1),
+    ):
+        with pytest.raises(UnsupportedError, match=rf"a ttl of \d+ s is too short for bucket {name}.* 30 s"):
+            await write
+    assert (await bucket.get("k")).revision == revision
+
+
+async def test_a_bucket_whose_markers_are_shortened_takes_shorter_ttls_at_once(natty, natty_name):
+    bucket = await natty.create_bucket(natty_name("kv"), history=5, marker_ttl=30)
+    with pytest.raises(UnsupportedError):
+        await bucket.put("k", b"1", ttl=1)
+    await natty.ensure_stream(bucket.stream, subject_delete_marker_ttl=1.0, allow_destructive=True)
+    await bucket.put("k", b"1", ttl=1)
+    await expired(bucket, "k")
+    with pytest.raises(StreamExistsError, match="subject_delete_marker_ttl is 1 s, wanted 30 s"):
+        await natty.create_bucket(bucket.name, marker_ttl=30)
+    with pytest.raises(ValueError, match=r"a marker_ttl of 0.5 s is not possible"):
+        await natty.create_bucket(bucket.name, marker_ttl=0.5)
 
 
 async def test_a_delete_may_name_its_revision(bucket):

@@ -4,18 +4,19 @@ import asyncio
 import contextlib
 import itertools
 import random
-import time
 
 import pytest
 from expiring import expired
-from patient import PATIENCE
+from patient import PATIENCE, PATIENT
 
 from natty import (
     KeyExistsError,
     KeyNotFoundError,
+    Natty,
     RequestTimeoutError,
     RevisionConflictError,
 )
+from natty.units import clock
 
 
 @pytest.fixture
@@ -145,13 +146,28 @@ async def test_a_refresh_of_an_entry_reads_nothing_and_tells_how_long_it_is_good
     await bucket.put("k", b"1", ttl=300)
     entry = await bucket.get("k")
     monkeypatch.setattr(bucket, "_last", None)
-    before = time.monotonic()
+    before = clock()
     entry = await bucket.refresh(entry)
-    assert before + 300 <= entry.valid_until <= time.monotonic() + 300
+    assert before + 300 <= entry.valid_until <= clock() + 300
     entry = await bucket.refresh(entry, ttl=600.5)
     assert (entry.value, entry.revision, entry.ttl) == (b"1", 3, 601.0)
     monkeypatch.undo()
     assert await bucket.get("k") == entry
+
+
+async def test_a_refresh_is_valid_from_before_it_was_sent_however_late_the_answer_comes(natty_proxy, bucket):
+    async with Natty(**natty_proxy.options, **PATIENT) as natty:
+        beyond = natty.bucket(bucket.name)
+        await beyond.put("k", b"1", ttl=300)
+        entry = await beyond.get("k")
+        natty_proxy.hold()
+        refreshing = asyncio.create_task(beyond.refresh(entry))
+        await asyncio.sleep(0)  # it is sent, and can't have an answer yet
+        waiting = clock()
+        natty_proxy.release()
+        refreshed = await refreshing
+        assert refreshed.valid_until <= waiting + 300
+        assert refreshed.remaining() < 300
 
 
 async def test_a_refresh_never_extends_anothers_value(bucket):

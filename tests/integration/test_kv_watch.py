@@ -71,6 +71,44 @@ async def test_only_what_matches_is_shown(bucket, see):
     assert "a.3" not in watches["a"].keys
 
 
+BAD_NAMES = [b"\xff", b"a.\xc3", b"b\x1b]0;owned\x07", b"a.\x7f", b"\xed\xa0\x80"]  # the last: a lone surrogate
+
+
+async def test_names_that_are_not_text_are_skipped_and_logged_once_and_all_other_keys_shown(natty, bucket, see, caplog):
+    before = await see(bucket.watch()).complete()
+    for number, name in enumerate([b"first", *BAD_NAMES, "a.β".encode(), b"last"]):
+        natty.connection.send(f"$KV.{bucket.name}.".encode() + name, b"%d" % number)
+    await natty.connection.flush(PATIENCE)
+    keys = ["a.β", "first", "last"]
+    await before.until(lambda seen: "last" in seen.keys)
+    after = await see(bucket.watch()).complete()
+    full = await see(bucket.watch(history=True)).complete()
+    assert [sorted(seen.keys) for seen in (before, after, full)] == [keys, keys, keys]
+    assert after.events[-1] == PictureComplete(3)
+    for _ in range(2):
+        assert await bucket.keys() == keys
+    assert await bucket.keys("a") == keys[:1]
+    await bucket.put("last", b"again")
+    await after.until(lambda seen: seen.keys["last"] == b"again")
+    told = [record.getMessage() for record in caplog.records if getattr(record, "action", "") == "bad_key"]
+    assert len(told) == len(BAD_NAMES)
+    assert f"bucket {bucket.name} holds something under b'\\xff'" in told[0]
+
+
+async def test_a_watch_that_was_interrupted_keeps_out_of_its_picture_what_is_not_a_key(natty_proxy, bucket, see):
+    async with Natty(**natty_proxy.options, **PATIENT) as natty:
+        natty.connection.send(f"$KV.{bucket.name}.".encode() + b"\xff", b"odd")
+        natty.connection.send(f"$KV.{bucket.name}.".encode() + b"\x01", b"odd")
+        await natty.connection.flush(PATIENCE)
+        await bucket.put("k", b"1")
+        seen = await see(natty.bucket(bucket.name).watch()).complete()
+        await natty_proxy.cut()
+        await bucket.put("k", b"2")
+        await natty_proxy.restore()
+        await seen.until(lambda seen: seen.keys["k"] == b"2")
+        assert kinds(seen.events) == [("Entry", "k", None), ("PictureComplete", None, None), ("Entry", "k", None)]
+
+
 async def test_an_expired_key_is_told(bucket, see):
     await bucket.put("k", b"")
     seen = await see(bucket.watch()).complete()
