@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -105,8 +106,8 @@ class Connection:
         return tuple(int(part) for part in text.split(".") if part.isdigit())
 
     def new_inbox(self) -> bytes:
-        """Return a subject nobody else uses, without a trailing dot."""
-        return b"%b.%032x" % (self.config.inbox_prefix.encode(), random.getrandbits(128))
+        """Return a subject that nobody else uses or can guess, without a trailing dot."""
+        return b"%b.%b" % (self.config.inbox_prefix.encode(), secrets.token_hex(16).encode())
 
     async def open(self) -> Connection:
         """Connect to the first server that answers, and stay connected from then on.
@@ -143,16 +144,16 @@ class Connection:
         self._ended.clear()
         self._link, self._url, self.state = link, url, "connected"
         self._max_payload = int(link.info.get("max_payload", DEFAULT_MAX_PAYLOAD))
-        if not self.config.ignore_discovered_servers:
-            self._discover(url, link.info.get("connect_urls") or [])
+        self._discover()
         for subscription in self._subscriptions.values():
             link.subscribe(subscription.sid, subscription.subject, subscription.queue)
         self._connected.set()
 
-    def _discover(self, url: str, addresses: list[str]) -> None:
-        for other in (beside(url, address) for address in addresses):
-            if other not in self._servers:
-                self._servers.append(other)
+    def _discover(self) -> None:
+        """Take the servers that this session has named into the list of those to connect to."""
+        if self._link is not None and not self.config.ignore_discovered_servers:
+            others = (beside(self._url, address) for address in self._link.discovered)
+            self._servers += [other for other in dict.fromkeys(others) if other not in self._servers]
 
     def _link_ended(self, error: Exception) -> None:
         if self.state != "connected":
@@ -168,6 +169,7 @@ class Connection:
     async def _supervise(self) -> None:
         while True:
             await self._watch()
+            self._discover()  # what it has said since it began
             delay = RECONNECT_DELAY
             while not self.connected:
                 try:

@@ -24,6 +24,7 @@ class Link(Protocol):
     """One session with one server: what `Connection` needs of a driver. It ends once, and is then replaced."""
 
     info: dict[str, Any]
+    discovered: list[str]  # host:port of the cluster's servers; with TLS asked for, none that was said without it
     certificate: dict[str, Any]  # the server's, as `ssl` shows it; empty where there is none to see
     on_messages: Callable[[bytes, list[RawMessage]], None]
     on_end: Callable[[Exception], None]

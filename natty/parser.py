@@ -7,8 +7,12 @@ from natty.message import RawMessage
 Deliver = Callable[[bytes, list[RawMessage]], None]
 Control = Callable[[bytes], None]
 
+MAX_LINE_BYTES = 256 * 1024  # of a line whose end has not come: INFO of a cluster of thousands of servers has less
+MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # headers and payload; a server's largest max_payload is its max_pending, 64 MiB
+
 _MSG = ord("M")
 _HMSG = ord("H")
+_SHOWN = 120  # bytes of a line in an error
 
 
 class ProtocolError(ValueError):
@@ -20,7 +24,8 @@ class Parser:
 
     `feed` takes bytes as they come, cut anywhere. Messages go to `deliver(sid, messages)`, one call for each
     subscription and read; any other line goes to `control(line)`, after the messages before it, so that a PONG still
-    says "all before me is delivered".
+    says "all before me is delivered". Lines and announced sizes are bounded, and each byte is looked at a few times at
+    most, however it is cut.
     Pure: no socket, no clock. Protocol: https://docs.nats.io/reference/reference-protocols/nats-protocol
     """
 
@@ -32,16 +37,30 @@ class Parser:
         self._need = 0
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes. ProtocolError on a malformed message line."""
+        """Take the next bytes. ProtocolError on a malformed message line, a line or a message that is too long."""
         self._chunks.append(data)
         self._have += len(data)
         if self._have < self._need:  # the rest of a large payload: do not look at it again for every read
+            return
+        if not self._need and len(self._chunks) > 1 and not self._ends_a_line():
+            self._check_line()
             return
         buffer = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         taken, self._need = self._split(buffer)
         rest = buffer[taken:]
         self._chunks = [rest] if rest else []
         self._have = len(rest)
+        self._check_line()
+
+    def _ends_a_line(self) -> bool:
+        """Whether the last chunk has the end of the line that the chunks before it began."""
+        before, last = self._chunks[-2:]
+        return b"\r\n" in last or (last.startswith(b"\n") and before.endswith(b"\r"))
+
+    def _check_line(self) -> None:
+        if not self._need and self._have > MAX_LINE_BYTES:
+            start = b"".join(self._chunks)[:_SHOWN]
+            raise ProtocolError(f"a line of over {MAX_LINE_BYTES} bytes without an end: {start!r}…")
 
     def _split(self, buffer: bytes) -> tuple[int, int]:
         """Handle every whole operation; return (bytes taken, bytes needed before the next look)."""
@@ -68,10 +87,13 @@ class Parser:
                     (_, subject, sid, size), reply = words, b""
                 stop = start + int(size)
             except (ValueError, IndexError) as error:
-                raise ProtocolError(f"malformed message line {buffer[position:line_end]!r}") from error
+                raise ProtocolError(f"malformed message line {buffer[position:line_end][:_SHOWN]!r}") from error
             if not start <= body <= stop:
-                raise ProtocolError(f"malformed message line {buffer[position:line_end]!r}")
+                raise ProtocolError(f"malformed message line {buffer[position:line_end][:_SHOWN]!r}")
             if stop + 2 > end:
+                if stop - start > MAX_MESSAGE_BYTES:
+                    line = buffer[position:line_end][:_SHOWN]
+                    raise ProtocolError(f"a message of over {MAX_MESSAGE_BYTES} bytes is announced: {line!r}")
                 need = stop + 2 - position
                 break
             if sid != current:  # a read brings mostly one subscription's messages

@@ -140,6 +140,7 @@ class SinkLink:
         self._fault: Exception | None = None
         self._write: Callable[[bytes], None] = lambda data: None
         self.info: dict[str, Any] = {}
+        self.discovered: list[str] = []
         self.certificate: dict[str, Any] = {}
         self.on_messages: Callable[[bytes, list[RawMessage]], None] = lambda sid, messages: None
         self.on_end: Callable[[Exception], None] = lambda error: None
@@ -153,7 +154,9 @@ class SinkLink:
         try:
             async with asyncio.timeout(self._config.connect_timeout):
                 await _cancellable(self._session.connect(**stock_options(self._config, url)))
-                self.info = self._session._server_info
+                self.info = self.info or self._session._server_info  # the server may have said it again meanwhile
+                if self._config.tls_first or not self._config.tls_required:
+                    self._discover()  # else nobody knows who said it: the server says it again, over TLS
                 if secured := self._session.writer.get_extra_info("ssl_object"):
                     self.certificate = secured.getpeercert() or {}
                     self._session.is_over_tls()
@@ -188,8 +191,13 @@ class SinkLink:
             self._refused(line[4:].decode("utf-8", "replace").strip().strip("'"))
         elif verb == b"INFO":
             self.info = decode_info(line[4:])
+            self._discover()
             if self.info.get("ldm"):
                 self._end(SessionEndedError("the server is shutting down (lame duck)"))
+
+    def _discover(self) -> None:
+        named = self.info.get("connect_urls")
+        self.discovered = [one for one in named if isinstance(one, str)] if isinstance(named, list) else []
 
     def _refused(self, text: str) -> None:
         if text.lower().startswith("permissions violation"):

@@ -33,6 +33,7 @@ class StockLink:
         self._errors: list[Exception] = []
         self._over = False
         self.info: dict[str, Any] = {}
+        self.discovered: list[str] = []  # nats-py keeps them to itself
         self.certificate: dict[str, Any] = {}
         self.on_messages: Callable[[bytes, list[RawMessage]], None] = lambda sid, messages: None
         self.on_end: Callable[[Exception], None] = lambda error: None

@@ -172,12 +172,14 @@ def client_context(
 ) -> ssl.SSLContext:
     """Make a client's context that verifies the server's chain and host name, TLS 1.2 or later.
 
+    The host must be among the certificate's subject alternative names: its common name does not count.
     `ca` is a PEM file of the authorities to trust, None for the system's. `cert` and `key` are the client's own, for
     servers that ask for them. Raises `TLSError`, naming the file, when one can't be used at `now` (default: the clock).
     """
     now = now or datetime.now(UTC)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.hostname_checks_common_name = False
     if ca:
         context.load_verify_locations(cadata=_load_authorities(Path(ca), now))
     else:
@@ -250,7 +252,10 @@ def _explain_verification(error: ssl.SSLCertVerificationError) -> str:
     if code == _VERIFY_NOT_YET:
         return "has a certificate that is not valid yet; check both clocks"
     if code in (_VERIFY_HOST, _VERIFY_ADDRESS):
-        return "has a certificate for another host name; connect by a name in it, or issue one for this name"
+        return (
+            "has a certificate for another host name; connect by a name in it, or issue one for this name"
+            " (as a subject alternative name: a common name does not count)"
+        )
     if code == _VERIFY_PURPOSE:
         return "has a certificate that is not one for servers; issue it for server use"
     return f"has a certificate that is not signed by the CA we trust ({error.verify_message}); check the CA file"

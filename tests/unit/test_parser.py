@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nats.protocol.parser import Parser as StockParser
 
-from natty.parser import Parser, ProtocolError
+from natty.parser import MAX_LINE_BYTES, MAX_MESSAGE_BYTES, Parser, ProtocolError
 
 TOKEN = st.text("abcXYZ019_-$", min_size=1, max_size=8)
 SUBJECT = st.lists(TOKEN, min_size=1, max_size=4).map(lambda tokens: ".".join(tokens).encode())
@@ -100,14 +100,27 @@ def test_every_byte_alone_gives_the_same():
     assert ours([bytes([byte]) for byte in data]) == ours([data])
 
 
+def test_cut_in_two_at_any_byte_it_gives_the_same():
+    data = b"MSG a.b 1 r 5\r\nhello\r\nMSG b 1 0\r\n\r\nHMSG c 2 16 18\r\nNATS/1.0 503\r\n\r\n\r\n\r\nPONG\r\n"
+    data += b"MSG d 3 2\r\n\r\n\r\n"
+    whole = ours([data])
+    assert (len(whole[0]), whole[1]) == (4, [b"PONG"])
+    for place in range(len(data) + 1):
+        assert ours([data[:place], data[place:]]) == whole, place
+
+
+class Counting(Parser):
+    """Counts how often a buffer is looked at, and its bytes."""
+
+    looks = looked_at = 0
+
+    def _split(self, buffer):
+        self.looks += 1
+        self.looked_at += len(buffer)
+        return super()._split(buffer)
+
+
 def test_a_large_payload_over_many_reads_is_looked_at_twice():
-    class Counting(Parser):
-        looks = 0
-
-        def _split(self, buffer):
-            self.looks += 1
-            return super()._split(buffer)
-
     size, sizes = 1024 * 1024, []
     parser = Counting(lambda sid, batch: sizes.extend(len(raw[3]) for raw in batch), sizes.append)
     data = b"MSG big 1 %d\r\n" % size + b"x" * size + b"\r\nPING\r\n"
@@ -144,3 +157,40 @@ def test_a_malformed_message_line_raises_and_names_the_line(line):
     with pytest.raises(ProtocolError, match="malformed") as caught:
         ours([line + b"\r\n" + b"x" * 40])
     assert line.decode() in str(caught.value)
+
+
+@pytest.mark.parametrize("read", [1, 7, 1000])
+def test_a_long_line_over_many_reads_is_searched_once(read):
+    lines = []
+    parser = Counting(lambda sid, batch: None, lines.append)
+    data = b"INFO " + b"x\n\r" * 20_000 + b"\r\n"
+    for start in range(0, len(data), read):
+        parser.feed(data[start : start + read])
+    assert lines == [data[:-2]]
+    assert parser.looked_at <= 2 * len(data)
+
+
+@pytest.mark.parametrize("read", [1000, MAX_LINE_BYTES + 1])
+@pytest.mark.parametrize("begin", [b"", b"INFO ", b"MSG a 1 0\r\n\r\nMSG "])
+def test_a_line_without_an_end_is_an_error_that_shows_its_beginning(read, begin):
+    messages, fed = [], []
+    parser = Parser(lambda sid, batch: messages.extend(batch), lambda line: None)
+    data = begin + b"x" * 2 * MAX_LINE_BYTES
+
+    def feed():
+        for start in range(0, len(data), read):
+            fed.append(start + read)
+            parser.feed(data[start : start + read])
+
+    with pytest.raises(ProtocolError, match=f"a line of over {MAX_LINE_BYTES} bytes without an end") as caught:
+        feed()
+    assert fed[-1] <= MAX_LINE_BYTES + len(begin) + read
+    assert len(str(caught.value)) < 400
+    assert len(messages) == begin.count(b"MSG a")
+
+
+@pytest.mark.parametrize("line", [b"MSG a 1 %d", b"MSG a 1 r %d", b"HMSG a 1 12 %d"])
+def test_a_message_that_no_server_sends_is_refused_as_it_is_announced(line):
+    with pytest.raises(ProtocolError, match=f"a message of over {MAX_MESSAGE_BYTES} bytes is announced: b'H?MSG a"):
+        ours([line % (MAX_MESSAGE_BYTES + 1) + b"\r\n"])
+    assert ours([line % MAX_MESSAGE_BYTES + b"\r\n"]) == ([], [], [])  # it is waited for

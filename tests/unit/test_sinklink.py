@@ -1,3 +1,4 @@
+import json
 import ssl
 
 import pytest
@@ -111,6 +112,12 @@ async def test_a_server_in_lame_duck_mode_is_left(link):
     assert link.ends == []
     link._feed(b'INFO {"ldm": true}\r\n')
     assert "lame duck" in str(link.ends[0])
+
+
+@pytest.mark.parametrize("names", [["10.0.0.2:4222", 7, "b:1"], "10.0.0.2:4222", None])
+async def test_other_servers_are_taken_from_what_the_server_says_in_the_session(link, names):
+    link._feed(b'INFO {"connect_urls": %b}\r\n' % json.dumps(names).encode())
+    assert link.discovered == (["10.0.0.2:4222", "b:1"] if isinstance(names, list) else [])
 
 
 async def test_a_cancelled_ping_takes_its_answer_with_it(link):

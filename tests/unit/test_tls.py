@@ -253,6 +253,12 @@ def test_explains_a_host_name_that_does_not_fit(files, host):
     assert "for another host name" in explained(client_context(ca=files.ca), server_context(files), host)
 
 
+def test_a_host_that_is_the_common_name_alone_is_refused(ca, files, tmp_path):
+    pair = save(tmp_path, "cn-only", ca.issue("localhost", hosts=()))
+    text = explained(client_context(ca=files.ca), server_with(files, pair))
+    assert "as a subject alternative name: a common name does not count" in text
+
+
 def test_explains_a_server_that_asks_for_a_client_certificate(files):
     assert "asks for a client certificate and none was given" in explained(
         client_context(ca=files.ca), server_context(files, mutual=True)
