@@ -13,6 +13,10 @@ class NoArchiveError(ConfigError):
     """There is no archive in this store."""
 
 
+class OtherStoreError(ConfigError):
+    """The archive is in another store."""
+
+
 class StoreError(CaptureError):
     """The store failed; nothing was acknowledged, so nothing is lost."""
 
@@ -30,7 +34,7 @@ class NotDrained(CaptureError):
 
 
 class StoreFullError(StoreError):
-    """The store is full: free space or choose another store, then start again."""
+    """The store is full: free space there."""
 
 
 class StoreUnreadableError(StoreError):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,6 +42,8 @@ log = logging.getLogger(__name__)
 
 RETRY = 300.0  # seconds after which a compaction that failed is tried again, if the next slot does not begin before
 SWEPT_WITHIN = 1.0  # seconds between two looks whether the sweep's leader has made a manifest
+SWEEPING, RECORDS, COMPACTS = "sweep", "recording of what a restore needs", "compaction"
+"""What leaders do, as their failures are told."""
 TOLD = 20  # paths that are published of each kind; the rest is counted
 
 
@@ -104,7 +107,10 @@ def retention(config: CaptureConfig) -> Retention:
 
 @dataclass
 class Duty:
-    """The leaders' work on one archive. What fails is logged and tried again in the next round; capture goes on."""
+    """The leaders' work on one archive. What fails is logged and tried again in the next round; capture goes on.
+
+    `failing` has a sentence for each work that failed when it was tried last, while this node leads it.
+    """
 
     natty: Natty
     store: Store
@@ -113,6 +119,7 @@ class Duty:
     clock: Callable[[], float] = time.time
     spark_log: Path | None = None
     can_compact: bool = False
+    failing: dict[str, str] = field(default_factory=dict)
 
     @property
     def location(self) -> str:
@@ -122,11 +129,12 @@ class Duty:
     async def sweep(self, term: Term) -> None:
         """Sweep for as long as the term lasts; LeadershipLost when it ends."""
         sweeps, recording = Sweeps(self, term), TermHead(term, RECORDING, self.config.signer())
-        while True:
-            term.check()
-            await self._attempt("sweep", sweeps.run())
-            await self._attempt("recording of what a restore needs", self.write_recording(recording))
-            await asyncio.sleep(self.config.sweep.every)
+        async with self._told(SWEEPING, RECORDS):
+            while True:
+                term.check()
+                await self._attempt(SWEEPING, sweeps.run())
+                await self._attempt(RECORDS, self.write_recording(recording))
+                await asyncio.sleep(self.config.sweep.every)
 
     async def compact(self, term: Term) -> None:
         """Compact in every slot for as long as the term lasts; LeadershipLost when it ends.
@@ -135,12 +143,13 @@ class Duty:
         """
         head = TermHead(term, COMPACTION, self.config.signer())
         options, key_file = self.config.spark.options(), self.config.key_file
-        async with SparkDriver(options, log=self.spark_log, run=term.run_process, key_file=key_file) as engine:
+        driver = SparkDriver(options, log=self.spark_log, run=term.run_process, key_file=key_file)
+        async with self._told(COMPACTS), driver as engine:
             while True:
                 term.check()
                 slots = self.config.compaction.schedule()
                 try:
-                    done = await self._attempt("compaction", self.compact_once(head, engine, slots))
+                    done = await self._attempt(COMPACTS, self.compact_once(head, engine, slots))
                 except NotSwept:
                     await asyncio.sleep(SWEPT_WITHIN)
                     continue
@@ -149,17 +158,29 @@ class Duty:
                     pause = slots.next(now) - now
                     await asyncio.sleep(min(pause, RETRY) if done is None else pause)
 
+    @contextlib.asynccontextmanager
+    async def _told(self, *works: str) -> AsyncIterator[None]:
+        """Meanwhile, `failing` names those of these works that fail; when the term ends it forgets them."""
+        try:
+            yield
+        finally:
+            for what in works:
+                self.failing.pop(what, None)
+
     async def _attempt(self, what: str, work: Awaitable[Result]) -> Result | None:
         """Return what the work did, None if it failed."""
         try:
-            return await work
+            done = await work
         except Fenced as error:
             raise LeadershipLost(str(error)) from error
         except (LeadershipLost, NotSwept):
             raise
         except (CaptureError, NattyError) as error:
             log.error("the %s failed: %s", what, error, extra={"action": "duty_failed"})
+            self.failing[what] = f"the {what} failed: {error}"
             return None
+        self.failing.pop(what, None)
+        return done
 
     async def write_recording(self, head: TermHead) -> None:
         """Write down what a restore will need besides messages. Fenced, CaptureError, NattyError."""
@@ -278,6 +299,7 @@ class Sweeps:
             seconds=elapsed() - began,
             every=config.sweep.every,
             tables=table_states(picture_of(report).table.iceberg, config.table),
+            store=duty.store.url,
         )
         self._tell(report, captured, await self._publish(state))
         return report

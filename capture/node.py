@@ -22,6 +22,7 @@ from capture.hooks import Completion, Hook, hook
 from capture.identity import claim
 from capture.layout import layout
 from capture.lead import Duty
+from capture.moved import check_not_moved
 from capture.partitioners import UNDECODABLE, grouped, partitioner
 from capture.pipeline import capture
 from capture.reload import ChangingBlocks, reloaded
@@ -149,11 +150,13 @@ class Node:
             pending=self._blocks.pending + self._under_way.messages,
             oldest=max((age for age in (open_for, self._under_way.longest) if age is not None), default=None),
             location=self._duty.location if self._duty and self._duty.can_compact else "",
+            troubles=list(self._duty.failing.values()) if self._duty else [],
         )
 
     async def _claim(self, natty: Natty) -> list[Durable]:
         """Make what is missing, and return the consumers to read. It may be done again."""
         stream = await stream_info(natty, self.config.stream)
+        await check_not_moved(natty, self.store, self.config)
         await claim(self.store, self.config.name, self.config.stream, stream["created"], self.config.signer())
         durables = await consumers(natty, self.config)
         for wanted in durables:

@@ -135,6 +135,7 @@ def metrics(found: Iterable[Status]) -> str:
         for heard in one.view.nodes:
             told = {"archive": archive, "node": heard.node.node}
             add("node_heard_seconds", "Seconds since the node was heard.", heard.ago, **told)
+            add("node_troubles", "What fails in the node, counted.", len(heard.node.troubles), **told)
             add("node_pending", "Messages in the node's open blocks.", heard.node.pending, **told)
     return "".join(metric(f"capture_archive_{name}", text, values) for (name, text), values in samples.items())
 

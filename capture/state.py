@@ -77,7 +77,7 @@ class ArchiveState(msgspec.Struct, frozen=True, kw_only=True):
     sweep has `adopted` new ones, could not adopt `unadopted`, let go of `let_go` and of `expired` by retention, and
     deleted `deleted` objects. `dangling` entries have no block, `unreadable` ones can't be read. The table is that of
     `compacted`, by `compactor`; `tables` are the Iceberg tables of it. `removed_objects` and `removed_bytes` are what
-    retention has removed so far.
+    retention has removed so far. `store` is the URL of the store that was swept ("" of versions that did not say it).
     """
 
     archive: str
@@ -109,6 +109,7 @@ class ArchiveState(msgspec.Struct, frozen=True, kw_only=True):
     removed_bytes: int = 0
     streams: list[StreamState] = []
     tables: list[TableState] = []
+    store: str = ""
     format: int = FORMAT
 
 
@@ -117,7 +118,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
 
     `stored` counts messages, blocks, bytes. `pending` messages are in open blocks, the oldest of which is open for
     `oldest` seconds (None: there is none). `location` is the archive's URL as it would write it into the table's
-    metadata; "" if it can't lead the compaction.
+    metadata; "" if it can't lead the compaction. `troubles` are sentences about what fails in the node at the moment.
     """
 
     node: str
@@ -128,6 +129,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     pending: int = 0
     oldest: float | None = None
     location: str = ""
+    troubles: list[str] = []
     format: int = FORMAT
 
 
@@ -168,6 +170,7 @@ class View:
         found += [f"{path} is named by an entry, and not there" for path in self.state.dangling]
         found += [f"an entry can't be read: {text}" for text in self.state.unreadable]
         found += [differing] if (differing := disagreement(self.locations)) else []
+        found += [f"{one.node.node}: {text}" for one in self.nodes if not one.is_late for text in one.node.troubles]
         return found + [
             f"{one.node.node} was not heard of for {one.ago:.0f} s, and says something every {one.node.every:g} s"
             for one in self.nodes

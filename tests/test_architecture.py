@@ -49,7 +49,7 @@ LAYERS = {
         {"config", "origins", "streams"},
         {"group"},
         {"reading"},
-        {"report", "monitoring", "purge", "lead", "reload", "stopping", "summary", "progress", "status"},
+        {"report", "monitoring", "purge", "lead", "moved", "reload", "stopping", "summary", "progress", "status"},
         {"restoring", "catalog", "serve"},
         {"node"},
         {"several"},

@@ -11,7 +11,8 @@ from typing import Any
 
 from capture.cli import checks, settings
 from capture.config import CaptureConfig
-from capture.errors import AlreadyStored, CaptureError, SparkError
+from capture.errors import AlreadyStored, CaptureError, OtherStoreError, SparkError, StoreError
+from capture.moved import check_not_moved
 from capture.source import stream_info
 from capture.spark import class_data
 from capture.spark.java import candidates, choose
@@ -123,9 +124,21 @@ async def _streams(config: CaptureConfig) -> list[Finding]:
     try:
         async with Natty(**config.nats) as natty:
             found = [await stream_info(natty, one.stream) for one in each(config)]
+            moved = [one for one in [await _moved(natty, one) for one in each(config) if one.store] if one]
     except (NattyError, CaptureError) as error:
         return [Finding("stream", Status.FAIL, str(error))]
-    return [Finding("stream", Status.OK, _told(info)) for info in found]
+    return [*(Finding("stream", Status.OK, _told(info)) for info in found), *moved]
+
+
+async def _moved(natty: Natty, config: CaptureConfig) -> Finding | None:
+    """Say whether the archive that NATS knows is in another store: a node would refuse to start."""
+    try:
+        await check_not_moved(natty, open_store(config.store), config)
+    except OtherStoreError as error:
+        return Finding("archive", Status.FAIL, str(error))
+    except StoreError:
+        return None  # said already
+    return None
 
 
 def _told(info: dict[str, Any]) -> str:

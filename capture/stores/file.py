@@ -221,7 +221,7 @@ class FileStore:
             if error.errno in FULL:
                 raise StoreFullError(
                     f"{action} failed, {self.root} is full ({error.strerror}; {_free_bytes(self.root):,} bytes free): "
-                    f"free space there or choose another store, then start again"
+                    f"free space there"
                 ) from error
             if error.errno in UNREADABLE:
                 raise StoreUnreadableError(

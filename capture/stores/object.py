@@ -114,7 +114,8 @@ class ObjectStore:
 
     async def _create(self, path: str, content: bytes) -> None:
         mark, refused = uuid4().hex, False
-        async with self._asking(f"writing {path}", len(content)):
+        action = "the first write" if path.startswith(f"{SCRATCH}/") else f"writing {path}"  # a trial has a random name
+        async with self._asking(action, len(content)):
             try:
                 await obstore.put_async(
                     self._client, path, content, mode="create", use_multipart=False, attributes={MARK: mark}

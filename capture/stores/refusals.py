@@ -60,7 +60,7 @@ def refusal(error: BaseException, action: str, address: Address) -> StoreError:
             f"{where} does not allow it ({told}): give these credentials the right to read, write, list and delete"
         )
     if code in FULL or status == 507:
-        return StoreFullError(f"{where} is full ({told}): free space there or choose another store, then start again")
+        return StoreFullError(f"{where} is full ({told}): free space there")
     if status:
         return StoreError(f"{where} answered {told}: see the store's own log")
     return _unanswered(error, where, text, address)

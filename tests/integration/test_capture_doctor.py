@@ -27,6 +27,16 @@ async def test_the_archives_store_and_stream_are_tried(fleet, doctor):
     assert found["java"]["text"].startswith(("taken", "not needed"))
 
 
+async def test_a_store_in_which_the_archive_of_this_name_is_not_is_a_failure(fleet, doctor, tmp_path):
+    await fleet.publish([b"{}"])
+    node = fleet.start("node-1", fleet.configure())
+    await fleet.until_all_acked(1)
+    assert await fleet.stop(node) == 0
+    status, found = doctor(store=str(tmp_path / "prod"))
+    assert (status, found["archive"]["status"], found["store"]["status"]) == (1, "fail", "ok")
+    assert "they would be missing here" in found["archive"]["text"] or "NATS knows manifest" in found["archive"]["text"]
+
+
 async def test_a_stream_and_a_store_that_are_not_there_are_failures(fleet, doctor, tmp_path):
     (tmp_path / "a file").touch()
     status, found = doctor(stream="NOWHERE", store=str(tmp_path / "a file" / "lake"))

@@ -13,10 +13,12 @@ from capture.commit import CommitOptions, Committer
 from capture.config import CaptureConfig, Compacting, Sweeping
 from capture.errors import Fenced
 from capture.head import COMPACTION, SWEEP, TermHead
+from capture.identity import claim
 from capture.lead import Duty
 from capture.picture import read_picture
 from capture.record import Records
 from capture.report import check
+from capture.source import stream_info
 from capture.stores import FileStore
 from capture.sweep import sweep
 from capture.writers import writer
@@ -251,6 +253,7 @@ async def test_what_is_not_acknowledged_yet_is_not_called_missing(natty, natty_n
     for number in range(3):
         await natty.publish(f"{stream}.{number}", b"{}")
     config = CaptureConfig(stream=stream, store=str(tmp_path), archive=natty_name("archive"))
+    await claim(FileStore(tmp_path), config.name, stream, (await stream_info(natty, stream))["created"])
     found = await check(natty, config, FileStore(tmp_path))
     assert (found.ok, found.unacknowledged) == (True, 3)
     assert found.sentence() == "nothing stored; nothing is missing; 3 newer ones are not acknowledged yet"

@@ -19,6 +19,7 @@ STATE = ArchiveState(
     bytes=2000,
 )
 NODE = NodeState(node="one", version="1", since=0.0, every=10.0)
+FAILING = msgspec.structs.replace(NODE, troubles=["the sweep failed: the store is away"])
 
 
 def view(ago=1.0, nodes=(), **state):
@@ -48,6 +49,7 @@ def test_all_is_well_while_somebody_leads_sweeps_in_time_and_nothing_is_missing(
         (view(dangling=["blocks/x"]), "blocks/x is named by an entry, and not there"),
         (view(unreadable=["_entries/x is damaged"]), "an entry can't be read: _entries/x is damaged"),
         (View(None, 0.0, [Heard(NODE, 1.0)]), "the archive was never swept"),
+        (View(STATE, 1.0, [Heard(FAILING, 1.0)]), "one: the sweep failed: the store is away"),
         (
             View(STATE, 1.0, [Heard(at("a", "s3://lake"), 1.0), Heard(at("b", "file:///lake"), 1.0)]),
             "nodes know the archive by different URLs, file:///lake (b), s3://lake (a): "
