@@ -12,6 +12,7 @@ from capture.cli.demo import demo
 from capture.cli.doctor import doctor
 from capture.cli.head import head
 from capture.cli.node import run
+from capture.cli.permissions import permissions
 from capture.cli.restore import restore
 from capture.cli.serve import serve
 from capture.cli.sql import sql
@@ -26,7 +27,23 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-for command in (run, status, serve, sweep, compact, verify, purge, restore, head, ls, cat, sql, demo, doctor):
+for command in (
+    run,
+    status,
+    serve,
+    sweep,
+    compact,
+    verify,
+    purge,
+    restore,
+    head,
+    ls,
+    cat,
+    sql,
+    demo,
+    doctor,
+    permissions,
+):
     app.command()(command)
 app.command(name="import")(import_)
 app.command()(export)

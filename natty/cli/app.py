@@ -4,7 +4,19 @@ from typing import Annotated
 
 import typer
 
-from natty.cli import account, consumer, dlq, group, kv, leader, stream, stream_mirror, stream_template, tls
+from natty.cli import (
+    account,
+    consumer,
+    dlq,
+    group,
+    kv,
+    leader,
+    permissions,
+    stream,
+    stream_mirror,
+    stream_template,
+    tls,
+)
 from natty.cli.bench import bench
 from natty.cli.doctor import doctor
 from natty.cli.plugin import introspect
@@ -26,6 +38,7 @@ app.add_typer(stream.app, name="stream", help="Streams, and streams as code.")
 stream.app.add_typer(stream_template.app, name="template", help="Templates: streams made on demand.")
 stream.app.add_typer(stream_mirror.app, name="mirror", help="Mirrors of streams, and disaster recovery.")
 app.add_typer(consumer.app, name="consumer", help="Consumers.")
+app.add_typer(permissions.app, name="permissions", help="What a kind of client needs to be permitted.")
 app.add_typer(account.app, name="account", help="The account.")
 for command in (doctor, pub, request, sub, bench, server):
     app.command()(command)

@@ -90,14 +90,32 @@ class Shell:
         return self.run("natty", *arguments, **options)
 
 
-@pytest.fixture
-def shell(nats_server, tmp_path):
-    shell = Shell(tmp_path, nats_server.connect_options())
-    yield shell
+def _ended(shell):
     for process in shell.started:
         if process.poll() is None:
             process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def shell(nats_server, tmp_path):
+    shell = Shell(tmp_path, nats_server.connect_options())
+    yield shell
+    _ended(shell)
+
+
+@pytest.fixture(scope="module")
+def shells():
+    """Return a function that makes shells, each in a folder and with a server of the test's choice."""
+    made = []
+
+    def make(folder, options):
+        made.append(Shell(folder, options))
+        return made[-1]
+
+    yield make
+    for shell in made:
+        _ended(shell)
 
 
 @pytest.fixture(scope="module")

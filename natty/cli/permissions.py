@@ -1,0 +1,77 @@
+"""`natty permissions`: the least that a kind of client needs, as a block for the server's configuration."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from natty import permissions as roles
+from natty.errors import ConfigError
+from natty.kv.names import check_bucket
+from natty.leader.options import BUCKET, ElectionOptions
+from natty.stream.names import check_name
+
+app = typer.Typer(help="What a kind of client needs to be permitted.", no_args_is_help=True)
+
+Inbox = Annotated[str, typer.Option("--inbox-prefix", help="Prefix of the user's inboxes, as its client uses it.")]
+Setup = Annotated[bool, typer.Option("--setup", help="Also permit making the streams and buckets that are missing.")]
+
+
+@app.command()
+def publisher(
+    *,
+    stream: Annotated[str, typer.Argument(help="The stream.")],
+    subjects: Annotated[list[str], typer.Argument(help="Subjects that the program publishes on.")],
+    inbox: Inbox = roles.INBOX,
+) -> None:
+    """Print what a program needs that publishes to a stream."""
+    print(roles.publisher(check_name("stream", stream), subjects).block(inbox))
+
+
+@app.command()
+def service(
+    *,
+    stream: Annotated[str, typer.Argument(help="The stream.")],
+    durable: Annotated[str, typer.Argument(help="The durable consumer.")],
+    setup: Setup = False,
+    inbox: Inbox = roles.INBOX,
+) -> None:
+    """Print what a service needs that consumes a stream, with dead letters."""
+    found = roles.service(check_name("stream", stream), check_name("consumer", durable), setup=setup)
+    print(found.block(inbox))
+
+
+@app.command()
+def candidate(
+    *,
+    name: Annotated[str, typer.Argument(help="The election's name.")],
+    bucket: Annotated[str, typer.Option(help="The election's bucket.")] = BUCKET,
+    setup: Setup = False,
+    inbox: Inbox = roles.INBOX,
+) -> None:
+    """Print what a candidate of an election needs, as its leader too."""
+    try:
+        checked = ElectionOptions(name=name, bucket=bucket)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    print(roles.candidate(checked.lease_key, bucket=checked.bucket, setup=setup).block(inbox))
+
+
+@app.command()
+def bucket(
+    *,
+    bucket: Annotated[str, typer.Argument(help="The bucket.")],
+    read_only: Annotated[bool, typer.Option("--read-only", help="Only read and watch its keys.")] = False,
+    setup: Setup = False,
+    inbox: Inbox = roles.INBOX,
+) -> None:
+    """Print what a program needs that reads and writes a key-value bucket."""
+    name = check_bucket(bucket)
+    print((roles.bucket_reader(name) if read_only else roles.bucket_writer(name, setup=setup)).block(inbox))
+
+
+@app.command()
+def administrator(*, inbox: Inbox = roles.INBOX) -> None:
+    """Print what an administrator of the account's streams, consumers and buckets needs."""
+    print(roles.administrator().block(inbox))

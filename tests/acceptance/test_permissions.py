@@ -1,0 +1,270 @@
+"""Each role works with an account that may do just what `permissions` prints for it, and the server refuses nothing."""
+
+import asyncio
+import json
+import signal
+import time
+
+import pytest
+from command_line import CommandLine
+from electing import vacated_archive
+from patient import PATIENCE, PATIENT
+from typer.testing import CliRunner
+
+from capture.cli.app import app as capture_app
+from natty import Natty
+from natty.cli.app import app as natty_app
+from natty.deadletter.streams import DeadLetterOptions, ensure_streams
+from natty.errors import NattyError
+from natty.testing import NatsServer, ServerOptions
+
+PASSWORD = "secret"
+APPS = {"natty": natty_app, "capture": capture_app}
+ROLES = {
+    "publisher": ("natty", "permissions", "publisher", "ORDERS", "orders.*"),
+    "service": ("natty", "permissions", "service", "ORDERS", "billing"),
+    "candidate": ("natty", "permissions", "candidate", "job"),
+    "writer": ("natty", "permissions", "bucket", "conf"),
+    "watcher": ("natty", "permissions", "bucket", "conf", "--read-only"),
+    "administrator": ("natty", "permissions", "administrator"),
+    "node": ("capture", "permissions", "node", "--stream", "ORDERS"),
+    "leader": ("capture", "permissions", "leader", "--stream", "ORDERS"),
+    "compaction": ("capture", "permissions", "compaction", "--stream", "ORDERS"),
+    "reader": ("capture", "permissions", "reader", "--stream", "ORDERS"),
+    "purge": ("capture", "permissions", "purge", "--stream", "ORDERS"),
+    "restore": ("capture", "permissions", "restore", "--stream", "ORDERS"),
+}
+CONFIG = """
+stream = "ORDERS"
+store = "lake"
+[limits]
+max_age = 0.5
+[sweep]
+every = 0.3
+[compaction]
+min_files = 100000
+max_wait = 1e9
+"""
+
+
+class Guarded:
+    """A server with an account a role, and what it has refused to whom."""
+
+    def __init__(self, server, folder, shells):
+        self.server, self.folder, self.shells = server, folder, shells
+
+    def client(self, role):
+        return Natty(**self.server.connect_options(), **PATIENT, user=role, password=PASSWORD)
+
+    def shell(self, role):
+        shell = self.shells(self.folder, self.server.connect_options())
+        shell.environment |= {
+            "NATS_USER": role,
+            "NATS_PASSWORD": PASSWORD,
+            "CAPTURE_CONFIG": str(self.folder / "capture.toml"),
+        }
+        return shell
+
+    def run(self, role, work):
+        async def connected():
+            async with self.client(role) as natty:
+                return await work(natty)
+
+        return asyncio.run(connected())
+
+    def refused(self, role):
+        """Return what the server refused to a role: lines of its log."""
+        lines = self.server.log().splitlines()
+        return [line for line in lines if "Violation" in line and f"user:{role}" in line]
+
+
+@pytest.fixture(scope="module")
+def guarded(natty_tls, nats_server_binary, tmp_path_factory, shells):
+    """A server whose users are the roles, with a stream, buckets and an archive that the administrator has made."""
+    folder = tmp_path_factory.mktemp("guarded")
+    users = [f"{{user: root, password: {PASSWORD}}}"]
+    for role, (program, *words) in ROLES.items():
+        done = CliRunner().invoke(APPS[program], words)
+        assert done.exit_code == 0, done.output
+        users.append(f"{{user: {role}, password: {PASSWORD}, {done.stdout}}}")
+    options = ServerOptions(authorization="authorization {\nusers: [\n" + "\n".join(users) + "\n]\n}")
+    (folder / "capture.toml").write_text(CONFIG)
+    with NatsServer(options, folder=folder / "nats", tls_files=natty_tls, binary=nats_server_binary) as server:
+        guarded = Guarded(server, folder, shells)
+        guarded.run("root", prepared)
+        yield guarded
+
+
+async def prepared(natty):
+    await natty.ensure_stream("ORDERS", subjects=["orders.*"], allow_batched=True)
+    await natty.election("any").prepare()
+    await vacated_archive(natty, "ORDERS")
+    await natty.create_bucket("conf")
+    await natty.create_bucket("capture_state")
+    await ensure_streams(natty.jetstream, DeadLetterOptions())
+    for number in range(20):
+        await natty.publish(f"orders.{number % 4}", json.dumps({"n": number}).encode(), msg_id=f"first-{number}")
+
+
+async def until(condition):
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.05)
+
+
+def test_a_publisher(guarded):
+    async def work(natty):
+        await natty.publish("orders.0", b"one", msg_id="one")
+        async with natty.publisher("ORDERS", ack_timeout=PATIENCE) as publisher:
+            await publisher.publish("orders.1", b"two")
+        await natty.publish_async("orders.2", b"three")
+        await natty.flush_publishers()
+        assert guarded.refused("publisher") == []
+        with pytest.raises(NattyError):
+            await natty.connection.request("$JS.API.STREAM.PURGE.ORDERS", b"", timeout=2.0)
+
+    guarded.run("publisher", work)
+    assert len(guarded.refused("publisher")) == 1  # what a test of permissions stands on
+
+
+def test_a_service_with_dead_letters(guarded):
+    async def work(natty):
+        seen = []
+
+        def handle(message):
+            seen.append(message)
+            if message.subject == "orders.3":
+                message.term("unreadable")
+
+        consumption = natty.consume("ORDERS", "billing", handle)
+        running = asyncio.create_task(consumption.run())
+        await until(lambda: len(seen) >= 20)
+        consumption.stop()
+        await running
+
+    guarded.run("service", work)
+
+    async def letters(natty):
+        return [letter.reason async for letter in natty.dead_letters().ls()]
+
+    assert guarded.run("administrator", letters) == ["terminated: unreadable"] * 5
+    assert guarded.refused("service") == []
+
+
+def test_two_candidates_of_an_election(guarded):
+    """The second one asks the first, which has the lower priority, to hand over."""
+
+    async def work(natty):
+        led = []
+
+        async def lead(term):
+            led.append(term.token)
+            await term.commit("progress", b"%d" % term.token)
+
+        await natty.election("job", lease=2.0).run(lead)
+        assert await natty.get_leader("job") in (None, "")
+        await natty.election("job", lease=2.0, node_name="second").run(lead)
+        assert len(led) == 2
+
+    guarded.run("candidate", work)
+    assert guarded.refused("candidate") == []
+
+
+def test_a_writer_and_a_watcher_of_a_bucket(guarded):
+    async def write(natty):
+        bucket = natty.bucket("conf")
+        await bucket.put("a", b"1")
+        entry = await bucket.get("a")
+        await bucket.update("a", b"2", revision=entry.revision)
+        await bucket.create("b", b"3")
+        await bucket.delete("b")
+
+    async def watch(natty):
+        bucket = natty.bucket("conf")
+        assert await bucket.keys() == ["a"]
+        assert (await bucket.get("a")).value == b"2"
+        async for event in bucket.watch():
+            assert event.key == "a"
+            break
+        assert guarded.refused("watcher") == []
+        with pytest.raises(NattyError):
+            await bucket.put("a", b"4")
+
+    guarded.run("writer", write)
+    guarded.run("watcher", watch)
+    assert guarded.refused("writer") == []
+
+
+def test_an_administrator(guarded, tmp_path, monkeypatch, capsys):
+    command = CommandLine(guarded.server.connect_options(), tmp_path, monkeypatch, capsys)
+    monkeypatch.setenv("NATS_USER", "administrator")
+    monkeypatch.setenv("NATS_PASSWORD", PASSWORD)
+    for words in (
+        ("stream", "add", "OTHER", "--subjects", "other.>", "--defaults"),
+        ("stream", "ls"),
+        ("stream", "info", "ORDERS"),
+        ("consumer", "add", "OTHER", "reader", "--defaults"),
+        ("consumer", "ls", "OTHER"),
+        ("stream", "purge", "OTHER", "--force"),
+        ("stream", "rm", "OTHER", "--force"),
+        ("kv", "add", "other"),
+        ("kv", "put", "other", "a", "b"),
+        ("kv", "rm", "other", "--force"),
+        ("leader", "ls"),
+        ("dlq", "ls"),
+        ("account", "info"),
+        ("doctor",),
+    ):
+        done = command(*words)
+        assert done.status == 0, (words, done)
+    assert guarded.refused("administrator") == []
+
+
+def captured(guarded, role):
+    """Run a node under a role until it has stored what there is and, if it can be elected, has recorded the stream."""
+    node = guarded.shell(role).start("capture", "--log-level", "info", "run", "--node-name", role)
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline and not guarded.run("root", stored if role == "node" else recorded):
+        time.sleep(0.2)
+    node.send_signal(signal.SIGTERM)
+    done = guarded.shell(role).finish(node)
+    assert (done.status, time.monotonic() < deadline) == (0, True), done
+
+
+async def stored(natty):
+    """Tell whether nothing waits."""
+    try:
+        state = await natty.jetstream.request("CONSUMER.INFO.ORDERS.capture")
+    except NattyError:
+        return False
+    return not (state["num_pending"] or state["num_ack_pending"])
+
+
+async def recorded(natty):
+    """Tell whether the sweep's leader has committed all that it commits."""
+    election = natty.election("capture.ORDERS")
+    return all([await election.last_commit(name) for name in ("manifest", "recording")])
+
+
+@pytest.mark.long
+def test_the_roles_of_an_archive(guarded):
+    captured(guarded, "node")
+    refused = guarded.refused("node")
+    assert refused
+    assert all("natty_leaders" in line for line in refused)  # it takes part in no election, and says so
+    captured(guarded, "leader")
+    assert guarded.refused("leader") == []
+    for words in (("verify",), ("ls",), ("cat",), ("status",)):
+        done = guarded.shell("reader").capture(*words)
+        assert done.status == (3 if words == ("status",) else 0), (words, done)  # nobody leads now
+    assert guarded.refused("reader") == []
+    done = guarded.shell("compaction").capture("compact", "--all", within=2 * PATIENCE)
+    assert (done.status, "failed: []" in done.out) == (0, True), done
+    assert guarded.refused("compaction") == []
+    done = guarded.shell("purge").capture("purge", "--captured", "--force")
+    assert done.status == 0, done
+    assert guarded.refused("purge") == []
+    guarded.run("root", lambda natty: natty.jetstream.request("STREAM.DELETE.ORDERS"))
+    done = guarded.shell("restore").capture("restore")
+    assert done.status == 0, done
+    assert guarded.refused("restore") == []
