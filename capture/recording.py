@@ -7,7 +7,7 @@ so that a stream can be restored as it was at an earlier time, with the position
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -204,7 +204,7 @@ def resume(one: Consumer) -> tuple[Position, str]:
         floor = delivered
     if not delivered.is_possible:
         return _beginning(one.config), f"it was given everything up to {delivered}"
-    contradiction = _contradiction(floor, delivered)
+    contradiction = _contradiction(floor, delivered, one.pending or ())
     unacked = len(one.pending) if one.pending is not None else one.unacked
     if unacked == 0:
         return delivered, contradiction
@@ -217,11 +217,13 @@ def resume(one: Consumer) -> tuple[Position, str]:
     return _beginning(one.config), contradiction
 
 
-def _contradiction(floor: Position, delivered: Position) -> str:
+def _contradiction(floor: Position, delivered: Position, pending: Iterable[int]) -> str:
     if not floor.is_possible:
         return f"it has acknowledged everything up to {floor}"
     if floor.stream_seq > delivered.stream_seq:
         return f"it has acknowledged everything up to {floor}, and was given nothing after {delivered}"
+    if (first := min(pending, default=MAXIMUM)) <= floor.stream_seq:
+        return f"it has acknowledged everything up to {floor}, and not sequence {first:,}"
     return ""
 
 

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from capture.errors import FormatError
 from capture.record import Records
+from capture.sequences import MAXIMUM
 
 MAGIC = b"NATSARC1"
 STATE, CONSUMERS = b"state.json", b"consumers/"
@@ -169,7 +170,7 @@ class ArchiveReader:
             name_bytes, time_ns, sequence, header_bytes, payload_bytes = self._head()
             if not name_bytes:
                 break
-            if sequence <= last:
+            if not last < sequence <= MAXIMUM:
                 raise FormatError(f"sequence {sequence} follows {last}: it is damaged")
             last = sequence
             records.sequences.append(sequence)
@@ -217,7 +218,7 @@ class ArchiveReader:
             raise FormatError(f"{name!r} stands where {kind.decode()} belongs: it is damaged")
         try:
             return msgspec.json.decode(content[header_bytes:], type=dict[str, Any])
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise FormatError(f"{name!r} in it is damaged: {error}") from error
 
     def _bytes(self, count: int) -> bytes:

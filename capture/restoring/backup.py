@@ -1,15 +1,14 @@
 """Backups of the `nats` tool, into an archive and out of it: `backup.json`, and beside it a NATSARC1 archive.
 
-`nats stream backup` writes what servers from 2.15 on answer to STREAM.SNAPSHOT: its data file is `stream.arc.s2`,
-`stream.tar.s2` in earlier versions of the tool, which had another content before 2.15. `nats stream restore` sends the
-same files back.
+`nats stream backup` writes what servers from 2.15 on answer to STREAM.SNAPSHOT. `nats stream restore` sends the same
+file back. Versions of the tool differ in its name.
 """
 
 from __future__ import annotations
 
 import time
 from asyncio import to_thread
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,8 +28,9 @@ from capture.partitioners import grouped, partitioner
 from capture.pipeline import capture
 from capture.readme import VERSION
 from capture.record import Records
-from capture.recording import Configuration, Consumer, Position, Recording, StreamRecord, fixed, follow_up
+from capture.recording import Configuration, Recording, StreamRecord, fixed, follow_up
 from capture.restoring.archive import ArchiveReader, ArchiveWriter
+from capture.restoring.contents import check_settings, checked_state, consumers_of
 from capture.restoring.past import Window, held_then, read_past
 from capture.restoring.pick import rows_of
 from capture.restoring.plan import EXACT, Options, Target, plan_restore
@@ -43,7 +43,9 @@ from natty import Batch
 
 META = "backup.json"
 DATA = ("stream.arc.s2", "stream.tar.s2")
-"""The data file as versions of the tool name it; the first is what is written."""
+"""The data file as versions of the tool name it. Up to jsm.go 0.4 they know the second name alone; later ones write the
+first one, restore from either, and refuse a folder that has both."""
+WRITTEN = DATA[1]
 GRACE = 900.0
 
 
@@ -71,7 +73,8 @@ async def import_backup(folder: Path, config: CaptureConfig, store: Store) -> Mo
     """Store what a backup holds as blocks of an archive, as a node would, and record configuration and consumers.
 
     The archive is a new one, or what an earlier import left: ConfigError if it captures a living stream of this name.
-    FormatError if the backup is damaged, cut off, or of a server before 2.15; ConfigError if there is none.
+    FormatError if the backup is damaged, cut off, or of a server before 2.15; ConfigError if there is none. What a
+    backup says of its stream and consumers is checked before anything is written.
     """
     began = time.monotonic()
     meta, data = await to_thread(_found, folder)
@@ -86,13 +89,12 @@ async def import_backup(folder: Path, config: CaptureConfig, store: Store) -> Mo
         except FormatError as error:
             raise FormatError(f"{data}: {error}") from error
     await _record(store, config, meta.config, backup)
-    state = backup.state
     return Moved(
         stream=stream,
         messages=backup.count,
-        first=state["first_seq"],
-        last=state["last_seq"],
-        consumers=len(reader.consumers),
+        first=backup.state["first_seq"],
+        last=backup.state["last_seq"],
+        consumers=len(backup.consumers),
         seconds=time.monotonic() - began,
     )
 
@@ -100,16 +102,15 @@ async def import_backup(folder: Path, config: CaptureConfig, store: Store) -> Mo
 def _found(folder: Path) -> tuple[_Meta, Path]:
     try:
         meta = msgspec.json.decode((folder / META).read_bytes(), type=_Meta)
+        check_settings(meta.config)
     except OSError as error:
         raise ConfigError(f"{folder} is no backup of the nats tool: {META} can't be read: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, FormatError) as error:
         raise FormatError(f"{folder / META} is damaged: {error}") from error
-    if not isinstance(meta.config.get("name"), str):
-        raise FormatError(f"{folder / META} is damaged: its configuration names no stream")
     for name in DATA:
         if (folder / name).is_file():
             return meta, folder / name
-    raise ConfigError(f"{folder} is no backup of the nats tool: there is no {DATA[0]} in it")
+    raise ConfigError(f"{folder} is no backup of the nats tool: there is no {' or '.join(DATA)} in it")
 
 
 async def _check_free(store: Store, stream: str) -> None:
@@ -126,8 +127,9 @@ class _Backup:
     """The messages of a backup as a node would get them from the server."""
 
     def __init__(self, stream: str, reader: ArchiveReader) -> None:
+        """FormatError if what the backup says of its stream and consumers can't be true."""
         self.stream = stream
-        self.state, self.consumers = reader.state, reader.consumers
+        self.state, self.consumers = checked_state(reader.state), consumers_of(reader.consumers)
         self.count = 0
         self.held = Sequences()
         self._pieces = reader.messages(stream)
@@ -200,7 +202,7 @@ async def _record(store: Store, config: CaptureConfig, settings: dict[str, Any],
         ],
         deleted=holes.to_text(),
         deleted_seen=now,
-        consumers={one["config"]["name"]: _consumer(one) for one in backup.consumers},
+        consumers=backup.consumers,
     )
     after = msgspec.structs.replace(
         before,
@@ -212,16 +214,6 @@ async def _record(store: Store, config: CaptureConfig, settings: dict[str, Any],
         leader="import",
     )
     await follow_up(store, pointer, head, before, after, grace=GRACE)
-
-
-def _consumer(entry: Mapping[str, Any]) -> Consumer:
-    return Consumer(
-        created="",
-        ephemeral=not entry["config"].get("durable_name"),
-        config=entry["config"],
-        delivered=msgspec.convert(entry["state"].get("delivered", {}), Position),
-        ack_floor=msgspec.convert(entry["state"].get("ack_floor", {}), Position),
-    )
 
 
 # --- out of it -------------------------------------------------------------------------------------------------------
@@ -240,7 +232,7 @@ async def export_backup(config: CaptureConfig, store: Store, folder: Path) -> Mo
     state = plan.state() | {"consumer_count": len(plan.consumers)}
     await to_thread(_make_empty, folder)
     try:
-        with (folder / DATA[0]).open("xb") as file:
+        with (folder / WRITTEN).open("xb") as file:
             archive = ArchiveWriter(now_ns=time.time_ns())
             await to_thread(file.write, archive.begin(state, plan.consumers))
             async with aclosing(rows_of(store, plan.objects, plan.wanted, keys=config.keys())) as tables:
@@ -249,10 +241,10 @@ async def export_backup(config: CaptureConfig, store: Store, folder: Path) -> Mo
             file.write(archive.end())
         (folder / META).write_bytes(msgspec.json.encode({"config": plan.config, "state": state}))
     except OSError as error:
-        _remove(folder, [*DATA, META])
+        _remove(folder, [WRITTEN, META])
         raise RestoreError(f"the backup can't be written to {folder}: {error.strerror or error}") from error
     except BaseException:
-        _remove(folder, [*DATA, META])
+        _remove(folder, [WRITTEN, META])
         raise
     return Moved(
         stream=plan.stream,

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from capture.manifest import Stored
 from capture.recording import Consumer, Position, resume
 from capture.restoring.past import Past, Window, bounds
 from capture.restoring.pick import unfit
-from capture.restoring.uptake import MARK, own_metadata
-from capture.sequences import Sequences
+from capture.restoring.uptake import LEVEL, MARK, own_metadata
+from capture.sequences import MAXIMUM, Sequences
 from natty.subjects import overlap
 
 EXACT = (2, 15)
@@ -90,7 +92,7 @@ def plan_restore(past: Past, wanted: Sequences, options: Options, target: Target
     first, last = _ends(past, options.window, there)
     exact = target.version >= EXACT
     config, cut = _configured(past, options, exact)
-    consumers, left = _consumers(past, options, last)
+    consumers, left = _consumers(past, options, there, last, exact)
     gaps = Sequences.from_range(first, last) - there
     not_kept = [
         *cut,
@@ -98,7 +100,7 @@ def plan_restore(past: Past, wanted: Sequences, options: Options, target: Target
         *_missing(past, options.window, gaps - (wanted - there)),
         *left,
         *_too_old(config, objects, there, now),
-        *_always(past, consumers),
+        *_always(past, consumers, exact),
     ]
     state = past.record.state if past.record else {}
     share = len(there) / state["messages"] if state.get("messages") else 0.0
@@ -139,7 +141,7 @@ def _configured(past: Past, options: Options, exact: bool) -> tuple[dict[str, An
 
     A server goes on behind the last message that a mirror or a source gave: into a whole stream, and if it can tell.
     """
-    config = dict(past.config) | {"name": options.name or past.stream, "metadata": own_metadata(past.config)}
+    config = dict(past.config) | {"name": options.name or past.stream, "metadata": _metadata(past.config, exact)}
     if options.replicas is not None:
         config["num_replicas"] = options.replicas
     if options.detached:
@@ -159,11 +161,21 @@ def _configured(past: Past, options: Options, exact: bool) -> tuple[dict[str, An
     ]
 
 
+def _metadata(config: Mapping[str, Any], exact: bool) -> dict[str, str]:
+    """Return the metadata to restore: what is made by a request gets its level from the server."""
+    metadata = own_metadata(config)
+    if not exact:
+        metadata.pop(LEVEL, None)
+    return metadata
+
+
 def _without(config: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name not in names}
 
 
-def _consumers(past: Past, options: Options, last: int) -> tuple[list[dict[str, Any]], list[str]]:
+def _consumers(
+    past: Past, options: Options, wanted: Sequences, last: int, exact: bool
+) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the consumers to restore, and sentences about those that are not."""
     recorded = past.record.consumers if past.record else {}
     if options.detached or not options.consumers:
@@ -176,20 +188,49 @@ def _consumers(past: Past, options: Options, last: int) -> tuple[list[dict[str, 
         elif elsewhere and one.config.get("deliver_subject"):
             left.append(f"consumer {name} is left out: it would push the copy to those who listen to the original")
         else:
-            config = dict(one.config) | {"name": name, "metadata": own_metadata(one.config)}
+            config = dict(one.config) | {"name": name, "metadata": _metadata(one.config, exact)}
             if options.replicas is not None:
                 config["num_replicas"] = min(options.replicas, config.get("num_replicas", 0))
             place, contradiction = resume(one)
-            kept.append({"config": config, "state": _consumer_state(place, last)})
+            state = _consumer_state(one, place, wanted, last, exact)
+            kept.append({"config": config, "state": state})
             if contradiction:
                 left.append(_other_place(name, one, place, contradiction))
+            elif "pending" not in state and (again := _acknowledged_beyond(one, place)):
+                left.append(
+                    f"consumer {name} is given up to {again:,} messages again that it has acknowledged, after sequence"
+                    f" {state['ack_floor']['stream_seq']:,}"
+                )
     return kept, left
 
 
-def _consumer_state(place: Position, last: int) -> dict[str, Any]:
-    """Return the state of a consumer that goes on behind a place."""
-    floor = _position(place, last)
-    return {"delivered": floor, "ack_floor": floor}
+def _consumer_state(one: Consumer, place: Position, wanted: Sequences, last: int, exact: bool) -> dict[str, Any]:
+    """Return the state of a consumer that goes on behind a place, with its single acknowledgements if they are known.
+
+    The server takes no state whose unacknowledged messages lie outside of what was delivered after the ack floor.
+    """
+    floor, delivered = _position(place, last), _position(one.delivered, last)
+    plain = {"delivered": floor, "ack_floor": floor}
+    if one.pending is None or not exact or not place.stream_seq < one.delivered.stream_seq <= MAXIMUM:
+        return plain
+    held = {sequence: what for sequence, what in one.pending.items() if sequence <= last and sequence in wanted}
+    if not held:
+        return {"delivered": delivered, "ack_floor": delivered}
+    if not all(
+        floor["stream_seq"] < sequence <= delivered["stream_seq"]
+        and floor["consumer_seq"] < what.sequence <= delivered["consumer_seq"]
+        for sequence, what in held.items()
+    ):
+        return plain
+    redelivered = {sequence: count for sequence, count in (one.redelivered or {}).items() if sequence in held}
+    state = {"delivered": delivered, "ack_floor": floor, "pending": held, "redelivered": redelivered}
+    return dict(msgspec.to_builtins(state, str_keys=True))
+
+
+def _acknowledged_beyond(one: Consumer, place: Position) -> int:
+    """Return how many messages behind a place a consumer has acknowledged, at most: redelivered ones count twice."""
+    unacked = len(one.pending) if one.pending is not None else one.unacked
+    return 0 if unacked is None else max(0, one.delivered.consumer_seq - place.consumer_seq - unacked)
 
 
 def _other_place(name: str, one: Consumer, place: Position, contradiction: str) -> str:
@@ -236,17 +277,22 @@ def _too_old(config: Mapping[str, Any], objects: list[Stored], wanted: Sequences
         )
 
 
-def _always(past: Past, consumers: list[dict[str, Any]]) -> Iterable[str]:
+def _always(past: Past, consumers: list[dict[str, Any]], exact: bool) -> Iterable[str]:
     yield "when the stream was made: it is made now"
     yield "messages whose own time to live (Nats-TTL) is over are left out by the server"
     if past.record is None:
         yield "nothing was recorded by that time: consumers, and what was deleted by then, are not known"
     elif consumers:
-        when = datetime.fromtimestamp(past.recorded, UTC)
-        yield (
-            f"consumers go on behind what they had acknowledged without a gap at {when:%Y-%m-%d %H:%M:%S} UTC: what"
-            " they acknowledged beyond that comes again"
-        )
+        when = f"at {datetime.fromtimestamp(past.recorded, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        if not past.record.created:
+            when = "when the backup was made"
+        if exact and all(past.record.consumers[one["config"]["name"]].pending is not None for one in consumers):
+            yield f"consumers go on where they were {when}: what they acknowledged later is delivered again"
+        else:
+            yield (
+                f"consumers go on behind what they had acknowledged without a gap {when}: what they acknowledged"
+                " beyond that comes again"
+            )
 
 
 def _unmatched(past: Past, window: Window, wanted: Sequences) -> Iterable[str]:

@@ -34,6 +34,10 @@ POLL = 0.05  # seconds
 NOBODY = 503  # the status of an answer where nobody listens
 SERVERS_OWN = "_nats."
 """Begins what servers put into metadata themselves."""
+LEVEL = "_nats.req.level"
+"""The API level that a stream or consumer needs, of it: a server of a lower one takes it offline, and does not load it.
+
+The server does not add it again to what it takes in."""
 LIFTED: Mapping[str, Any] = {
     "max_age": 0,
     "max_msgs": -1,
@@ -60,9 +64,9 @@ def in_making(config: Mapping[str, Any], token: str) -> dict[str, Any]:
 
 
 def own_metadata(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return what of a configuration's metadata is not the server's own."""
+    """Return what of a configuration's metadata is not the server's own, and the level that it needs."""
     metadata = config.get("metadata") or {}
-    return {name: value for name, value in metadata.items() if not name.startswith(SERVERS_OWN)}
+    return {name: value for name, value in metadata.items() if name == LEVEL or not name.startswith(SERVERS_OWN)}
 
 
 async def upload(

@@ -124,6 +124,24 @@ def test_what_can_t_be_done_is_said_in_a_sentence(shell, arguments, said):
     assert done.out == ""
 
 
+@pytest.mark.parametrize(
+    ("description", "said"),
+    [
+        ('{"config": {"name": "../../../evil"}}', "stream name '../../../evil': '.' at character 1 is not allowed"),
+        ('{"config": {"name": 7}}', "Expected `str`, got `int`"),
+        ("[" * 100_000, "is damaged: maximum recursion depth exceeded"),
+    ],
+    ids=["name", "type", "depth"],
+)
+def test_a_backup_that_somebody_changed_is_refused_before_anything_is_written(shell, description, said):
+    (shell.folder / "evil").mkdir()
+    (shell.folder / "evil" / "backup.json").write_text(description)
+    done = shell.capture("import", "evil", "new", NATS_URL="")
+    assert (done.status, done.out) == (1, "")
+    assert said in done.complaint
+    assert not (shell.folder / "new").exists()
+
+
 @pytest.mark.parametrize("arguments", [("cat", "lake", "--since", "yesterday"), ("cat", "lake", "--format", "xml")])
 def test_what_makes_no_sense_is_a_usage_error(shell, arguments):
     assert shell.capture(*arguments).status == 2

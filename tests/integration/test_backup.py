@@ -3,18 +3,21 @@
 import asyncio
 import json
 
+import pyarrow as pa
 import pytest
 from archiving import store_all, sweep_once
-from patient import PATIENCE
+from patient import NEVER, PATIENCE
 
 import capture
 from capture import chain
 from capture.config import load
 from capture.errors import ConfigError, FormatError
 from capture.recording import Recording
+from capture.restoring.archive import ArchiveReader, ArchiveWriter, as_columns
 from capture.restoring.backup import DATA, META, export_backup, import_backup
 from capture.restoring.s2 import unpacked
 from capture.stores import open_store
+from capture.writers.envelope import to_table
 
 CHUNK = 64 << 10
 
@@ -118,6 +121,97 @@ async def test_a_backup_becomes_an_archive_and_a_stream_again(natty, stream, arc
     assert restored["ack_floor"]["stream_seq"] == floor >= 3
 
 
+async def acknowledged_in_gaps(natty, stream, name):
+    """Make a consumer of a priority group that was given 20 messages, and has acknowledged some of them."""
+    settings = {"ack_policy": "explicit", "ack_wait": NEVER, "priority_policy": "overflow", "priority_groups": ["g"]}
+    await natty.ensure_consumer(stream, name, **settings)
+    arrived = asyncio.Queue()
+    inbox = natty.connection.new_inbox().decode()
+    subscription = natty.connection.subscribe(inbox, lambda raws: [arrived.put_nowait(raw) for raw in raws])
+    asked = json.dumps({"batch": 20, "expires": 10**9, "group": "g"}).encode()
+    natty.connection.send(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}", asked, reply=inbox.encode())
+    async with asyncio.timeout(PATIENCE):
+        given = [(await arrived.get())[1] for _ in range(20)]
+        for place in (0, 1, 3, 5, 6, 7, 11, 19):
+            await natty.connection.request(given[place].decode(), b"+ACK", timeout=PATIENCE)
+    subscription.close()
+
+
+async def described(natty, stream, folder):
+    """Return what the server itself would write down of a stream: its levels, and each consumer's exact state."""
+    await backup(natty, stream, folder)
+    with (folder / DATA[0]).open("rb") as file:
+        consumers = ArchiveReader(unpacked(file)).consumers
+    info = await natty.jetstream.request(f"STREAM.INFO.{stream}")
+    return info["config"]["metadata"], {
+        one["config"]["name"]: (one["config"]["metadata"], one["state"]) for one in consumers
+    }
+
+
+async def test_single_acknowledgements_and_levels_survive_an_archive(natty, natty_name, archive, tmp_path):
+    name = natty_name("acks")
+    await natty.ensure_stream(name, subjects=[f"{name}.>"], allow_msg_ttl=True)
+    for number in range(30):
+        await natty.publish(f"{name}.a", b"%d" % number)
+    await acknowledged_in_gaps(natty, name, "worker")
+    pinned = {"priority_policy": "pinned_client", "priority_groups": ["g"], "priority_timeout": PATIENCE}
+    await natty.ensure_consumer(name, "pinned", ack_policy="explicit", **pinned)
+    before = await described(natty, name, tmp_path / "before")
+    metadata, state = before[1]["worker"]
+    assert (before[0]["_nats.req.level"], metadata["_nats.req.level"]) == ("1", "1")
+    assert (len(state["pending"]), state["ack_floor"]["stream_seq"]) == (12, 2)
+
+    config, store = archive(stream=name)
+    await import_backup(tmp_path / "before", config, store)
+    await export_backup(config, store, tmp_path / "exported")
+    await natty.delete_stream(name)
+    done = await capture.restore(natty, config.store)
+    assert await described(natty, name, tmp_path / "restored") == before
+    assert "consumers go on where they were when the backup was made" in "; ".join(done.not_kept)
+    await restore(natty, tmp_path / "exported", f"{name}_copy")
+    after = await described(natty, f"{name}_copy", tmp_path / "copied")
+    assert (after[0]["_nats.req.level"], after[1]) == ("1", before[1])
+
+
+async def test_a_position_that_contradicts_itself_is_not_restored_from_a_backup(natty, stream, archive, tmp_path):
+    folder = tmp_path / "backup"
+    await backup(natty, stream, folder)
+    with (folder / DATA[0]).open("rb") as file:
+        reader = ArchiveReader(unpacked(file))
+        rows = pa.concat_tables(as_columns(to_table(records)) for records in reader.messages(stream))
+    (worker,) = reader.consumers
+    worker["state"] = {
+        "delivered": {"consumer_seq": 2800, "stream_seq": 550},
+        "ack_floor": {"consumer_seq": 2721, "stream_seq": 0},
+    }
+    writer = ArchiveWriter(now_ns=1)
+    (folder / DATA[0]).write_bytes(writer.begin(reader.state, [worker]) + writer.add(rows) + writer.end())
+    config, store = archive(stream=stream)
+    await import_backup(folder, config, store)
+    await natty.delete_stream(stream)
+    done = await capture.restore(natty, config.store)
+    info = await natty.jetstream.request(f"CONSUMER.INFO.{stream}.worker")
+    assert (info["ack_floor"]["stream_seq"], info["num_ack_pending"]) == (550, 0)
+    assert "consumer worker can't be where the server said that it was" in "; ".join(done.not_kept)
+
+
+async def test_either_name_of_the_data_file_is_read_and_the_one_that_every_tool_restores_is_written(
+    natty, stream, archive, tmp_path
+):
+    await backup(natty, stream, tmp_path / "backup")
+    config, store = archive(stream=stream)
+    moved = await import_backup(tmp_path / "backup", config, store)
+    await export_backup(config, store, tmp_path / "exported")
+    files = {one.name: one.read_bytes() for one in (tmp_path / "exported").iterdir()}
+    assert files.keys() == {"backup.json", "stream.tar.s2"}  # newer tools refuse a folder with both names
+    for number, name in enumerate(("stream.arc.s2", "stream.tar.s2")):
+        folder = tmp_path / f"only{number}"
+        folder.mkdir()
+        (folder / META).write_bytes(files["backup.json"])
+        (folder / name).write_bytes(files["stream.tar.s2"])
+        assert (await import_backup(folder, *archive(f"lake{number}"))).messages == moved.messages
+
+
 async def test_what_capture_stored_is_exported_as_the_server_would(natty, stream, archive, tmp_path):
     config, store = archive(stream=stream)
     await store_all(natty, config, store)
@@ -150,7 +244,7 @@ async def test_a_damaged_backup_is_refused_in_a_sentence(natty, stream, archive,
             await import_backup(folder, config, store)
         assert str(folder / DATA[0]) in str(caught.value)
     (folder / DATA[0]).unlink()
-    with pytest.raises(ConfigError, match=r"there is no stream\.arc\.s2 in it"):
+    with pytest.raises(ConfigError, match=r"there is no stream\.arc\.s2 or stream\.tar\.s2 in it"):
         await import_backup(folder, *archive("none"))
     (folder / META).write_text("{}")
     with pytest.raises(FormatError, match="is damaged"):

@@ -21,7 +21,7 @@ from capture.sequences import Sequences
 from capture.stores import open_store
 
 AT_ONCE = 64
-OWN = "_nats."
+OWN, LEVEL = "_nats.", "_nats.req.level"
 REPEATED = b"NATS/1.0\r\nColour: red\r\nColour: blue\r\nColour: \r\nEmpty:\r\nNot-Utf8: \xff\xfe\r\n\r\n"
 LARGE = (1 << 20) - 200
 
@@ -48,12 +48,13 @@ async def dumped(natty, stream):
 
 
 async def configured(natty, stream):
-    """Return a stream's configuration without what the server adds to it."""
+    """Return a stream's configuration without what the server adds to it, but with the level that it needs."""
     return without_own((await info(natty, stream))["config"])
 
 
 def without_own(config):
-    metadata = {name: value for name, value in (config.get("metadata") or {}).items() if not name.startswith(OWN)}
+    metadata = config.get("metadata") or {}
+    metadata = {name: value for name, value in metadata.items() if name == LEVEL or not name.startswith(OWN)}
     return {**config, "metadata": metadata}
 
 

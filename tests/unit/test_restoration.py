@@ -9,7 +9,7 @@ from retaining import stored
 
 from capture.cli.restore import _speed, _start, _time
 from capture.errors import ManifestError
-from capture.recording import Configuration, Consumer, Earlier, Position, Recording, StreamRecord
+from capture.recording import Configuration, Consumer, Earlier, Position, Recording, StreamRecord, Unacked
 from capture.restoring.past import Past, Window, bounds, held_then, in_force, recording_at
 from capture.restoring.plan import Options, Target, plan_restore
 from capture.restoring.replay import Pace, understood
@@ -127,6 +127,71 @@ def test_a_position_that_contradicts_itself_is_not_restored_and_the_plan_says_wh
     assert "consumer right" not in said
 
 
+def of_backup(pending, floor=(3, 2), delivered=(20, 17), redelivered=None):
+    """Return a consumer of a backup: deliveries are three ahead of sequences."""
+    return Consumer(
+        created="",
+        ephemeral=False,
+        config={"durable_name": "w", "metadata": {"_nats.req.level": "1", "_nats.ver": "2.15.1"}},
+        delivered=Position(*delivered),
+        ack_floor=Position(*floor),
+        unacked=len(pending),
+        pending={one: Unacked(one + 3, 5) for one in pending},
+        redelivered=redelivered or {},
+    )
+
+
+def test_the_acknowledgements_of_a_backup_are_restored_one_by_one():
+    held = of_backup([4, 8, 9], redelivered={4: 1, 6: 2})
+    known = past(first=1, last=17, deleted=[9], objects=[stored(1, 17)], consumers={"w": held})
+    state = planned(known).consumers[0]["state"]
+    assert state == {
+        "delivered": {"consumer_seq": 20, "stream_seq": 17},
+        "ack_floor": {"consumer_seq": 3, "stream_seq": 2},
+        "pending": {"4": {"Sequence": 7, "Timestamp": 5}, "8": {"Sequence": 11, "Timestamp": 5}},
+        "redelivered": {"4": 1},
+    }
+    assert "consumers go on where they were when the backup was made" in "; ".join(planned(known).not_kept)
+    part = planned(known, to_sequence=5).consumers[0]["state"]
+    assert (part["delivered"]["stream_seq"], part["pending"].keys()) == (5, {"4"})
+    none = planned(known, subjects=("s.a",), to_sequence=3).consumers[0]["state"]
+    assert none == {
+        "delivered": {"consumer_seq": 20, "stream_seq": 3},
+        "ack_floor": {"consumer_seq": 20, "stream_seq": 3},
+    }
+    assert planned(known).consumers[0]["config"]["metadata"] == {"_nats.req.level": "1"}
+
+
+@pytest.mark.parametrize(
+    ("one", "floor"),
+    [
+        (of_backup([2, 4]), 1),  # acknowledged, and not
+        (of_backup([4, 18]), 2),  # of what was never delivered
+        (of_backup([4], delivered=(5, 17)), 2),
+        (of_backup([4], floor=(9, 0)), 3),
+        (of_backup([4], delivered=(20, 2**63)), 0),
+    ],
+)
+def test_what_a_server_would_refuse_of_a_consumer_is_not_uploaded_and_nothing_unacknowledged_is_skipped(one, floor):
+    known = past(first=1, last=18, objects=[stored(1, 18)], consumers={"w": one})
+    state = planned(known).consumers[0]["state"]
+    assert state["ack_floor"]["stream_seq"] == floor < min(one.pending)
+    assert state.get("pending", {}).keys() <= {str(held) for held in one.pending if floor < held <= 17}
+    assert state["delivered"] == state["ack_floor"] or "pending" in state
+
+
+def test_where_single_acknowledgements_can_t_be_restored_the_plan_says_how_many_messages_come_again():
+    held = past(first=1, last=17, objects=[stored(1, 17)], consumers={"w": of_backup([4, 8])})
+    older = planned(held, version=(2, 11, 0))
+    assert older.consumers[0]["state"]["delivered"] == {"consumer_seq": 3, "stream_seq": 2}
+    assert older.consumers[0]["config"]["metadata"] == {}  # such a server gives it its level
+    sentence = "consumer w is given up to 15 messages again that it has acknowledged, after sequence 2"
+    assert sentence in older.not_kept
+    live = msgspec.structs.replace(of_backup([]), pending=None, unacked=2)
+    assert sentence in planned(past(last=17, objects=[stored(1, 17)], consumers={"w": live})).not_kept
+    assert not [one for one in planned(held).not_kept if "again that it has" in one]
+
+
 @pytest.mark.parametrize(
     ("known", "streams", "options", "obstacle"),
     [
@@ -157,13 +222,13 @@ def test_a_detached_copy_an_unfinished_one_and_a_replay_stand_in_nobodys_way():
 
 def test_while_it_is_made_a_stream_has_no_limits_and_no_subject_that_somebody_knows():
     config = CONFIG | {"max_age": 1, "max_msgs": 5, "sealed": True, "discard": "new", "sources": [{"name": "X"}]}
-    config |= {"metadata": {"_nats.ver": "2.15.1", "who": "we"}}
+    config |= {"metadata": {"_nats.ver": "2.15.1", "_nats.level": "5", "_nats.req.level": "1", "who": "we"}}
     made = in_making(config, "token")
     assert {name: made[name] for name in ("max_age", "max_msgs", "sealed", "discard")} == {
         name: LIFTED[name] for name in ("max_age", "max_msgs", "sealed", "discard")
     }
     assert made["subjects"] == ["_capture.restore.token"]
-    assert made["metadata"] == {"who": "we", MARK: "token"}
+    assert made["metadata"] == {"who": "we", "_nats.req.level": "1", MARK: "token"}
     assert "sources" not in made
     assert "subjects" not in in_making({"name": "M", "mirror": {"name": "S"}}, "token")
 
