@@ -22,6 +22,7 @@ from capture.signing import PublicKeys, split
 from capture.snapshots import Iceberg, folder, hint_path, version_of_copy, version_path
 from capture.stores.contract import Store
 from capture.table import Table
+from capture.trust import manifest_missing
 
 CHAINS: tuple[type[Document], ...] = (Manifest, Table, Recording)
 
@@ -224,6 +225,9 @@ class _Auditor:
             await self._unchanged(one, digest, path)
         if recording.readme:
             await self._description(recording.readme)
+        newest = await self._head(Manifest)
+        if missing := manifest_missing(recording, path, newest.number if newest else 0):
+            self.problems.append(missing)
         if self.keys is not None:
             await self._declared(self.keys)
         if self.deep:

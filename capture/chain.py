@@ -91,6 +91,9 @@ class HeadPointer(Protocol):
 HeadReader = Callable[[], Awaitable[Head | None]]
 """How a reader learns of a committed head; what it learns may lag behind."""
 
+Check = Callable[[str, bytes], None]
+"""Looks at the path and the bytes of a document before it is believed."""
+
 Kind = TypeVar("Kind", bound=Document)
 Record = TypeVar("Record")
 
@@ -128,9 +131,17 @@ def _in_its_place(document: Kind, path: str) -> Kind:
     return document
 
 
-async def read(store: Store, head: Head | None, kind: type[Kind]) -> Kind:
-    """Return the document that the head names, or an empty one. ManifestError if it is missing or was changed."""
-    return kind() if head is None else decode(await fetch(store, head), head.path, kind)
+async def read(store: Store, head: Head | None, kind: type[Kind], *, check: Check | None = None) -> Kind:
+    """Return the document that the head names, or an empty one. ManifestError if it is missing or was changed.
+
+    `check` is given its path and its bytes, and raises what it has against them.
+    """
+    if head is None:
+        return kind()
+    data = await fetch(store, head)
+    if check is not None:
+        check(head.path, data)
+    return decode(data, head.path, kind)
 
 
 async def fetch(store: Store, head: Head) -> bytes:

@@ -36,6 +36,7 @@ from capture.spill import MAX_DISK_BYTES, Spill
 from capture.starting import START_TIMEOUT
 from capture.stores import Address, store_url
 from capture.streams import Own, each
+from capture.trust import Trust
 
 CONFIG_VARIABLE = "CAPTURE_CONFIG"  # the file itself
 TOKEN_VARIABLE = "CAPTURE_CATALOG_TOKEN"  # what clients of `capture catalog serve` show
@@ -148,7 +149,8 @@ class CaptureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     format: str = "parquet"
     compression: str = ""  # none, gzip, snappy or zstd; Parquet's is zstd by default, that of the others none
     flatten: str = ""  # "module:function" makes rows of a value, for csv
-    encrypt: bool = False  # blocks, with the first of the keys
+    encrypt: bool | None = None  # blocks, with the first of the keys; say false where keys are to read with alone
+    encrypted_only: bool = False  # refuse what is not encrypted: somebody without a key may have put it there
     key_file: str = ""  # lines of NAME:BASE64; the variable CAPTURE_KEYS if there is none
     signing_key_file: str = ""  # the same, to sign manifests with; the variable CAPTURE_SIGNING_KEYS if there is none
     public_key_file: str = ""  # the public ones, to verify with
@@ -209,6 +211,25 @@ class CaptureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if self.encrypt and keys is None:
             raise ConfigError(f"encrypt is on and there is no key: name a key_file, or set {VARIABLE}")
         return keys
+
+    def block_keys(self) -> Keys | None:
+        """Return the keys that blocks are encrypted with; None if they are not to be. ConfigError."""
+        if self.encrypt is None and self.key_file:
+            raise ConfigError(
+                "key_file is given, and nothing says that blocks are to be encrypted: write encrypt = true, or"
+                " encrypt = false if the keys are only to read what was encrypted before"
+            )
+        if self.encrypted_only and not self.encrypt:
+            raise ConfigError("encrypted_only refuses plain blocks, and this node stores them: write encrypt = true")
+        return self.keys() if self.encrypt else None
+
+    def trust(self, archive: str = "") -> Trust:
+        """Return what is checked of the archive before it is believed. ConfigError.
+
+        `archive` is what it calls itself, for a configuration that does not say it.
+        """
+        name = self.archive or archive or self.name
+        return Trust(archive=name, public_keys=self.public_keys(), encrypted_only=self.encrypted_only)
 
     def signer(self) -> Signer | None:
         """Return what signs the archive's documents, if a key is given. ConfigError."""
@@ -286,6 +307,8 @@ def contradictions(config: CaptureConfig, given: Given) -> list[str]:
         config.compaction.schedule()
     except ConfigError as error:
         return [given.blame(str(error), "compaction")]
+    if config.encrypted_only and config.compaction.decrypt:
+        return [given.blame("encrypted_only refuses the plain table that compaction.decrypt makes", "encrypted_only")]
     try:
         for one in each(config):
             one.consumer()

@@ -120,6 +120,14 @@ async def read_claim(store: Store, path: str, kind: type[Claim]) -> Claim:
         raise ManifestError(f"{path} in {store.url} is damaged: {error}") from error
 
 
+async def archive_name(store: Store) -> str:
+    """Return what the archive is called, by its own word; "" if it has none. ManifestError if that is damaged."""
+    try:
+        return (await read_claim(store, ARCHIVE, Archive)).archive
+    except NotStored:
+        return ""
+
+
 async def _declare(store: Store, signer: Signer | None) -> None:
     """Add the public keys that this node signs with. ConfigError if others have, and it has none."""
     try:

@@ -57,6 +57,7 @@ def policy(config: CaptureConfig) -> Policy:
         max_groups=wanted.max_groups,
         max_bytes=wanted.max_bytes,
         encrypted=config.keys() is not None,
+        encrypted_only=config.encrypted_only,
         decrypt=wanted.decrypt,
         distinct=wanted.distinct,
     )
@@ -184,6 +185,7 @@ class Duty:
 
     async def write_recording(self, head: TermHead) -> None:
         """Write down what a restore will need besides messages. Fenced, CaptureError, NattyError."""
+        manifest = await SWEEP.reader(self.natty, self.config.name)()
         await record(
             self.store,
             head,
@@ -192,6 +194,7 @@ class Duty:
             now=self.clock(),
             grace=self.config.sweep.grace,
             node=self.node,
+            of_manifest=manifest.number if manifest else 0,
         )
 
     async def compact_once(self, head: TermHead, engine: Engine, slots: Schedule = AT_ONCE) -> CompactReport:
@@ -284,6 +287,7 @@ class Sweeps:
             node=duty.node,
             retention=retention(config) if progress else EVERYTHING,  # nothing goes by one clock alone
             begins={one.stream: one.first for one in progress},
+            trust=config.trust(),
         )
         await duty.store.remove_leftovers(config.sweep.grace, now)
         captured = await self._captured(report, progress)

@@ -82,7 +82,7 @@ class Node:
             decode=self._decode,
             compression=config.compression,
             flatten=config.flatten,
-            keys=config.keys() if config.encrypt else None,
+            keys=config.block_keys(),
         )
 
     def __repr__(self) -> str:

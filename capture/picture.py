@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from capture import chain
-from capture.chain import HeadReader
+from capture.chain import Check, HeadReader
 from capture.errors import ManifestError
 from capture.manifest import Manifest, Stored
 from capture.retention import removed_sequences
@@ -49,8 +49,12 @@ class Picture:
         return [one for one in entries if one.path not in known]
 
 
-async def read_picture(store: Store, manifest_head: HeadReader, table_head: HeadReader) -> Picture:
+async def read_picture(
+    store: Store, manifest_head: HeadReader, table_head: HeadReader, *, check: Check | None = None
+) -> Picture:
     """Return the archive as last committed. ManifestError if what a head names is missing or was changed.
+
+    `check` looks at each document before it is believed.
 
     The manifest is read first, the table after it: a block that is compacted in between is then in both, and left out
     since the table names it; one that the sweep lets go in between is in the table already. The other way round it
@@ -59,9 +63,9 @@ async def read_picture(store: Store, manifest_head: HeadReader, table_head: Head
     """
     before: Picture | None = None
     while True:
-        manifest = await chain.read(store, await manifest_head(), Manifest)
+        manifest = await chain.read(store, await manifest_head(), Manifest, check=check)
         head = await table_head()
-        table = first_table(manifest) if head is None else await chain.read(store, head, Table)
+        table = first_table(manifest) if head is None else await chain.read(store, head, Table, check=check)
         picture = Picture(manifest, table)
         if picture.is_whole:
             return picture

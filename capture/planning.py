@@ -29,7 +29,8 @@ class Policy:
 
     A bin is due with `min_files` blocks, or when its oldest block has waited `max_wait` seconds (0: at once). A run
     takes at most `max_groups` of `max_bytes` together, but one at least. `encrypted` says that there are keys: without,
-    encrypted blocks stay. Files of encrypted blocks are encrypted, unless `decrypt`. `distinct` as in `Group`.
+    encrypted blocks stay; `encrypted_only` that plain ones stay, which nobody trusts. Files of encrypted blocks are
+    encrypted, unless `decrypt`. `distinct` as in `Group`.
     """
 
     target_bytes: int = 128 * 1024 * 1024
@@ -38,6 +39,7 @@ class Policy:
     max_groups: int = 1000
     max_bytes: int = 8 << 30
     encrypted: bool = True
+    encrypted_only: bool = False
     decrypt: bool = False
     distinct: Distinct = "sequence"
     split_bytes: int = SPLIT_BYTES
@@ -84,7 +86,8 @@ def is_encrypted(one: Stored) -> bool:
 
 
 def _is_mergeable(one: Stored, policy: Policy) -> bool:
-    return one.format.partition(".")[0] in MERGED and (policy.encrypted or not is_encrypted(one))
+    readable = policy.encrypted if is_encrypted(one) else not policy.encrypted_only
+    return readable and one.format.partition(".")[0] in MERGED
 
 
 def _bins(blocks: Iterable[Stored], files: Iterable[Stored], policy: Policy, now: float) -> list[list[Stored]]:

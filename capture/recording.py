@@ -116,6 +116,7 @@ class Recording(Document, frozen=True, kw_only=True):
 
     `created` (Unix seconds) is when the servers were asked; it held until the next one. `readme` is the version of the
     archive's description, `fixed` the SHA-256 by path of small objects that never change once they are written.
+    `of_manifest` is the number of the manifest that was committed by then; 0 where that was not recorded.
     """
 
     FOLDER: ClassVar[str] = "_recorded/"
@@ -126,6 +127,7 @@ class Recording(Document, frozen=True, kw_only=True):
     fixed: dict[str, str] = msgspec.field(default_factory=dict)
     streams: dict[str, StreamRecord] = msgspec.field(default_factory=dict)
     earlier: Earlier | None = None
+    of_manifest: int = 0
 
     def deleted(self, stream: str) -> Sequences:
         """Return every sequence that the stream has been seen to have deleted."""
@@ -263,6 +265,7 @@ async def record(
     now: float,
     grace: float,
     node: str = "",
+    of_manifest: int = 0,
 ) -> Head:
     """Ask the server about each stream of the archive, commit what has changed, remove old recordings.
 
@@ -276,7 +279,8 @@ async def record(
     after = msgspec.structs.replace(before, archive=archive, readme=VERSION, fixed=known, streams=streams)
     if after == before:
         return head
-    after = msgspec.structs.replace(after, created=now, leader=node)
+    of_manifest = max(of_manifest, before.of_manifest)
+    after = msgspec.structs.replace(after, created=now, leader=node, of_manifest=of_manifest)
     return await follow_up(store, pointer, head, before, after, grace=grace)
 
 

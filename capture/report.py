@@ -192,7 +192,8 @@ async def _holdings(
     except ManifestError as error:
         return Holdings(problems=(str(error), *unreadable))
     held = view.of(config.stream)
-    return replace(held, problems=(*held.problems, *unreadable))
+    refused = config.trust().refused([*picture.blocks, *picture.files, *picture.unadopted(entries)])
+    return replace(held, problems=(*held.problems, *unreadable, *refused))
 
 
 def _of_stream(picture: Picture, stream: str) -> Picture:

@@ -24,6 +24,7 @@ from capture.retention import EVERYTHING, Expired, Retention, recorded, removed_
 from capture.sequences import Sequences
 from capture.stores.contract import Listing, Store
 from capture.table import Table
+from capture.trust import NO_CHECKS, Trust
 
 GRACE = 3600.0
 """Seconds before a block that nothing names is deleted, and one that the table has consumed.
@@ -229,16 +230,20 @@ async def sweep(
     node: str = "",
     retention: Retention = EVERYTHING,
     begins: Mapping[str, int] = NOWHERE,
+    trust: Trust = NO_CHECKS,
 ) -> SweepReport:
     """Adopt stored blocks into the manifest, let go of those that the table has consumed or that retention removes.
 
     Then remove leftovers. May be stopped anywhere and run again, or by two at once: nothing is deleted before the
     manifest that makes it superfluous is committed. Fenced, with nothing deleted, if this term is over. `begins` are
-    the first sequences that the streams have, asked before.
+    the first sequences that the streams have, asked before. What `trust` refuses is not adopted: it stays, and is told
+    of like an entry that can't be read.
     """
     objects = await _listed(store)
     head, manifest = await current(store, pointer, Manifest, now)
     table, entries, objects, unreadable = await _seen(store, manifest, table_head, objects)
+    if refused := trust.refused(entries):
+        entries, unreadable = [one for one in entries if not trust.refused([one])], [*unreadable, *refused]
     plan = plan_sweep(manifest, table, entries, objects, now=now, grace=grace, retention=retention, begins=begins)
     if plan.manifest is not None:
         head = await chain.commit(store, pointer, head, msgspec.structs.replace(plan.manifest, leader=node))

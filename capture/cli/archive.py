@@ -17,13 +17,13 @@ from capture.cli.planned import planned, show_planned
 from capture.config import CaptureConfig
 from capture.errors import CaptureError, CompactionError
 from capture.head import COMPACTION, RECORDING, SWEEP, Office, TermHead
-from capture.identity import claim, require_archive
+from capture.identity import archive_name, claim, require_archive
 from capture.lead import Duty, Sweeps
 from capture.picture import Picture
-from capture.report import archive_picture
 from capture.source import stream_info
 from capture.spark import SparkDriver
 from capture.stores import Store, open_store
+from capture.trust import read_trusted
 from natty import Natty, Term
 from natty.cli import connect
 from natty.cli.run import run_async
@@ -166,10 +166,13 @@ def ls(
     config: settings.Config = None,
     stream: settings.Stream = None,
     store: settings.Store = None,
+    public_key: settings.PublicKey = None,
+    encrypted_only: settings.EncryptedOnly = False,
     as_json: settings.Json = False,
 ) -> None:
     """List what the archive holds, from the newest manifest and table in the store. Needs no server."""
-    wanted = settings.archive(config, {"stream": stream, "store": store}, {}, needs=("store",))
+    flags = {"stream": stream, "store": store, **settings.checks(public_key, encrypted_only)}
+    wanted = settings.archive(config, flags, {}, needs=("store",))
     picture = run_async(_listed(open_store(wanted.store), wanted))
     if as_json:
         print_json(msgspec.json.encode({"blocks": picture.blocks, "table": picture.files}).decode())
@@ -185,8 +188,12 @@ def ls(
 
 
 async def _listed(store: Store, config: CaptureConfig) -> Picture:
+    """Return what the store holds last, if it can be trusted. CaptureError."""
     await require_archive(store)
-    return await archive_picture(None, config, store)
+    trust = config.trust(await archive_name(store))
+    picture = await read_trusted(store, None, None, trust)
+    trust.check_objects([*picture.blocks, *picture.files])
+    return picture
 
 
 def _show(report: Any, as_json: bool) -> None:

@@ -92,12 +92,15 @@ def cat(
     skip_gaps: Annotated[
         bool, typer.Option("--skip-gaps", help="Go on behind what was purged before it was captured.")
     ] = False,
+    public_key: settings.PublicKey = None,
+    encrypted_only: settings.EncryptedOnly = False,
     form: Annotated[
         Form, typer.Option("--format", help="A line of JSON each, a line of payload, or bare payloads.")
     ] = Form.JSON,
 ) -> None:
     """Print every message of a stream once, in order: from its archive; with --live or --follow the stream's, too."""
-    wanted = settings.archive(config, {"stream": stream, "store": archive or store}, nats, needs=("store",))
+    flags = {"stream": stream, "store": archive or store, **settings.checks(public_key, encrypted_only)}
+    wanted = settings.archive(config, flags, nats, needs=("store",))
     options = ReadOptions(
         stream=wanted.stream,
         start_sequence=from_,

@@ -147,7 +147,7 @@ def problems(given: Given) -> list[str]:
     tried(hook, config.on_store_complete, of=("on_store_complete",))
     made_of = {"compression": config.compression, "flatten": config.flatten}
     tried(writer, config.format, decode=decode, **made_of, of=("format", "compression", "flatten"))
-    tried(config.keys, of=("encrypt", "key_file"))
+    tried(config.block_keys, of=("encrypt", "key_file", "encrypted_only"))
     tried(config.signer, of=("signing_key_file",))
     tried(config.public_keys, of=("public_key_file",))
     unknown = _unknown_of_nats(given)

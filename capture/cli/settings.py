@@ -14,6 +14,13 @@ from capture.streams import each, only
 Config = Annotated[Path | None, typer.Option("--config", "-c", envvar="CAPTURE_CONFIG", help="capture.toml.")]
 Stream = Annotated[str | None, typer.Option(help="The stream [env CAPTURE_STREAM].")]
 Store = Annotated[str | None, typer.Option(help="The archive: a folder, or s3://, az:// or gs:// [env CAPTURE_STORE].")]
+PublicKey = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Manifests must be signed by a key of this file, lines of NAME:BASE64."),
+]
+EncryptedOnly = Annotated[
+    bool, typer.Option("--encrypted-only", help="Refuse an archive with objects that are not encrypted.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -30,6 +37,11 @@ def archive(
     """
     found = _loaded(config, flags, nats, needs)
     return only(found) if needs else found
+
+
+def checks(public_key: Path | None, encrypted_only: bool) -> dict[str, Any]:
+    """Return the flags that say what is checked of an archive."""
+    return {"public_key_file": public_key and str(public_key), "encrypted_only": encrypted_only or None}
 
 
 def archives(config: Path | None, flags: dict[str, Any], nats: dict[str, Any]) -> list[CaptureConfig]:

@@ -15,12 +15,13 @@ from rich.table import Table
 from capture.cli import settings
 from capture.config import CaptureConfig
 from capture.errors import CaptureError, ConfigError
-from capture.identity import require_archive
+from capture.identity import archive_name, require_archive
 from capture.manifest import Stored
 from capture.reading.merge import looking
 from capture.reading.shares import planned
 from capture.spark import SparkDriver, View
 from capture.stores import open_store
+from capture.trust import check_contents
 from natty.cli.run import run_async
 
 NOT_INSTALLED = 'DuckDB is not installed here; run: pip install "natty-nats[sql]", or ask Spark by --engine spark'
@@ -42,10 +43,13 @@ def sql(
     engine: Annotated[
         Engine | None, typer.Option(help="Who answers; DuckDB where it is installed, else Spark.")
     ] = None,
+    public_key: settings.PublicKey = None,
+    encrypted_only: settings.EncryptedOnly = False,
     as_json: settings.Json = False,
 ) -> None:
     """Ask about the archive, blocks and table as one: the view `messages`, one row a message. Needs no server."""
-    wanted = settings.archive(config, {"stream": stream, "store": store}, {}, needs=("store",))
+    flags = {"stream": stream, "store": store, **settings.checks(public_key, encrypted_only)}
+    wanted = settings.archive(config, flags, {}, needs=("store",))
     answer = run_async(_asked(wanted, query, schema, engine or _best()))
     if as_json:
         print_json(data=[dict(zip(answer.columns, row, strict=True)) for row in answer.rows])
@@ -65,7 +69,10 @@ def _best() -> Engine:
 async def _asked(config: CaptureConfig, query: str, schema: str | None, engine: Engine) -> Any:
     store = open_store(config.store)
     await require_archive(store, config.stream)
-    objects = await looking(store, config.stream)()
+    trust = config.trust(await archive_name(store))
+    objects = await looking(store, config.stream, trust=trust)()
+    if trust.public_keys is not None:  # both engines read plain Parquet where it is, without its SHA-256
+        await check_contents(store, [one for one in objects if one.format == "parquet"])
     if engine is Engine.SPARK:
         return await _by_spark(config, objects, query, schema)
     if not find_spec("duckdb"):

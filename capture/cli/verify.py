@@ -58,10 +58,8 @@ def verify(
     offline: Annotated[
         bool, typer.Option("--offline", help="Without NATS: what the store holds, and what it recorded of the stream.")
     ] = False,
-    public_key: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Manifests must be signed by a key of this file, lines of NAME:BASE64."),
-    ] = None,
+    public_key: settings.PublicKey = None,
+    encrypted_only: settings.EncryptedOnly = False,
     noted: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="What `capture head` printed earlier: all of that must still be there."),
@@ -79,7 +77,7 @@ def verify(
     _check_outputs(as_json, as_nagios, prometheus_file == STANDARD_OUTPUT)
     try:
         with _failure_published(prometheus_file, stream or ""):
-            flags = {"stream": stream, "store": store, "public_key_file": public_key and str(public_key)}
+            flags = {"stream": stream, "store": store, **settings.checks(public_key, encrypted_only)}
             wanted = settings.archive(config, flags, nats)
         with _failure_published(prometheus_file, wanted.stream):
             checked = run_async(_verified(wanted, deep, offline, _heads(noted)))

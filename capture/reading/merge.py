@@ -20,12 +20,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from capture.chain import HeadReader, latest_offline
+from capture.chain import Document, Head, HeadReader, latest_offline
 from capture.cipher import Keys
 from capture.errors import ManifestError, NotStored
-from capture.head import COMPACTION, SWEEP
+from capture.head import COMPACTION, SWEEP, Office
 from capture.manifest import Manifest, Stored
-from capture.picture import read_picture
 from capture.reading.cursor import Cursor, given, position
 from capture.reading.shares import EVERYTHING, Selection, Share, shares, widest
 from capture.reading.spool import Room, Spooled, Work, kept, spool
@@ -34,6 +33,7 @@ from capture.sequences import MAXIMUM
 from capture.stores import Store
 from capture.sweep import read_entries
 from capture.table import Table
+from capture.trust import NO_CHECKS, Trust, read_trusted
 from capture.writers.envelope import SCHEMA
 from capture.writers.pieces import PIECE_BYTES, PIECE_ROWS, cut, pieces
 from natty import Natty
@@ -52,28 +52,40 @@ Look = Callable[[], Awaitable[list[Stored]]]
 """Reads anew which objects hold the messages of a stream."""
 
 
-def looking(store: Store, stream: str = "", *, natty: Natty | None = None, archive: str = "") -> Look:
+def looking(
+    store: Store, stream: str = "", *, natty: Natty | None = None, archive: str = "", trust: Trust = NO_CHECKS
+) -> Look:
     """Return what tells which objects hold the messages of a stream, or all: in manifest and table, or not adopted yet.
 
     With `natty` the committed heads of the archive of this name are asked for, else it is what the store holds last.
-    It raises ManifestError on what is damaged or of a newer format.
+    It raises ManifestError on what is damaged, removed, or of a newer format, and what `trust` has against the rest.
     """
-    heads: tuple[HeadReader, HeadReader]
-    if natty is None:
-        heads = partial(latest_offline, store, Manifest), partial(latest_offline, store, Table)
-    else:
-        heads = SWEEP.reader(natty, archive), COMPACTION.reader(natty, archive)
+    heads: tuple[HeadReader | None, HeadReader | None] = (None, None)
+    if natty is not None:
+        heads = _committed(store, natty, archive, SWEEP, Manifest), _committed(store, natty, archive, COMPACTION, Table)
 
     async def look() -> list[Stored]:
         entries, unreadable = await read_entries(store)  # before the picture: see there
         if unreadable:
             raise ManifestError(unreadable[0])
-        picture = await read_picture(store, *heads)
+        picture = await read_trusted(store, *heads, trust)
         waiting = [one for one in picture.unadopted(entries) if stream in ("", one.stream)]
         adopted = [one for one in (*picture.files, *picture.blocks) if stream in ("", one.stream)]
-        return [*adopted, *await _there(store, waiting)]
+        found = [*adopted, *await _there(store, waiting)]
+        trust.check_objects(found)
+        return found
 
     return look
+
+
+def _committed(store: Store, natty: Natty, archive: str, office: Office, kind: type[Document]) -> HeadReader:
+    """Return what asks NATS for a head; where NATS knows of none, it is the newest document in the store."""
+    committed = office.reader(natty, archive)
+
+    async def read() -> Head | None:
+        return await committed() or await latest_offline(store, kind)
+
+    return read
 
 
 async def _there(store: Store, blocks: list[Stored]) -> list[Stored]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -10,12 +11,13 @@ import msgspec
 
 from capture.config import CaptureConfig
 from capture.errors import ConfigError
-from capture.identity import ARCHIVE, Archive, Identity, claimed, read_claim, require_archive
+from capture.identity import Identity, archive_name, claimed, require_archive
 from capture.reading.merge import looking, stored
 from capture.reading.seam import Crossing, Place
 from capture.reading.shares import Selection
 from capture.sequences import MAXIMUM
 from capture.stores import Store, open_store
+from capture.trust import Trust
 from capture.writers.envelope import SCHEMA
 from natty.units import nanoseconds_of, parse_time
 
@@ -33,6 +35,8 @@ async def batches_of(
     store = store_of(archive)
     identity = await identity_of(store, wanted.stream or config.stream)
     keys = wanted.keys or config.keys()
+    name = await archive_name(store)
+    trust = _trust(config, wanted, name)
     chosen = list(columns or SCHEMA.names)
     selection = Selection(
         start_sequence=wanted.start_sequence,
@@ -42,12 +46,11 @@ async def batches_of(
         subjects=tuple(wanted.subjects),
     )
     if wanted.natty is None:
-        look = looking(store, identity.stream)
+        look = looking(store, identity.stream, trust=trust)
         return stored(store, look, selection=selection, keys=keys, columns=chosen)
-    name = (await read_claim(store, ARCHIVE, Archive)).archive
     place = Place(
         store=store,
-        look=looking(store, identity.stream, natty=wanted.natty, archive=name),
+        look=looking(store, identity.stream, natty=wanted.natty, archive=name, trust=trust),
         natty=wanted.natty,
         config=msgspec.structs.replace(config, stream=identity.stream),
         created=identity.created,
@@ -55,6 +58,15 @@ async def batches_of(
     )
     crossing = Crossing(place, selection, follow=wanted.follow, gaps=wanted.gaps, on_gap=wanted.on_gap)
     return crossing.batches(chosen)
+
+
+def _trust(config: CaptureConfig, wanted: ReadOptions, archive: str) -> Trust:
+    configured = config.trust(archive)
+    return replace(
+        configured,
+        public_keys=wanted.public_keys or configured.public_keys,
+        encrypted_only=wanted.encrypted_only or configured.encrypted_only,
+    )
 
 
 def store_of(archive: Where) -> Store:

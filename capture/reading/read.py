@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # `import capture` needs nothing but natty
     from capture.config import CaptureConfig
     from capture.record import Record
     from capture.sequences import Sequences
+    from capture.signing import PublicKeys
     from capture.stores import Store
 
 DURABLE = "capture"
@@ -32,8 +33,9 @@ class ReadOptions:
     stream, up to its last message, or for ever with `follow`. `since` (included) and `until` (excluded) are when the
     stream stored a message: Unix seconds, a datetime or a text with its zone (2026-11-21T06:00:00.123456789Z: only a
     text has every nanosecond). `subjects` are filters with wildcards. `keys`
-    open encrypted objects; by default those of the configuration, or of CAPTURE_KEYS. `durable` is capture's consumer,
-    where no configuration says it.
+    open encrypted objects; by default those of the configuration, or of CAPTURE_KEYS. With `public_keys`, by default
+    those of the configuration, the newest documents must be signed by one of them; `encrypted_only` refuses objects
+    that are not encrypted. `durable` is capture's consumer, where no configuration says it.
 
     Sequences that are nowhere are told to `on_gap`; if the stream has let go of them behind the archive's end, it is an
     error unless `gaps` is "skip".
@@ -48,6 +50,8 @@ class ReadOptions:
     until: datetime | float | str | None = None
     subjects: Sequence[str] = ()
     keys: Keys | None = None
+    public_keys: PublicKeys | None = None
+    encrypted_only: bool = False
     durable: str = DURABLE
     gaps: Literal["raise", "skip"] = "raise"
     on_gap: Callable[[Sequences], None] | None = None
@@ -71,7 +75,8 @@ async def read(archive: Where, **options: Any) -> AsyncGenerator[Record[None], N
     Blocks that wait for sweep and compaction, and table files are read alike, whatever becomes of them meanwhile.
     Without `natty` it ends with what is stored.
 
-    FormatError and CipherError name an object that can't be read, ManifestError a document; DataLossError: see
+    FormatError and CipherError name an object that can't be read, or must not be believed, ManifestError and
+    SignatureError a document; DataLossError: see
     `ReadOptions`. CaptureError if the stream is another one than was captured, or is made again while it is read.
     """
     from capture.reading.merge import EACH, messages_of

@@ -160,7 +160,7 @@ class _Settled:
 
 async def _stored(backup: _Backup, config: CaptureConfig, store: Store) -> None:
     decode = decoder(config.decoder)
-    keys = config.keys() if config.encrypt else None
+    keys = config.block_keys()
     made_by = writer(config.format, decode=decode, compression=config.compression, flatten=config.flatten, keys=keys)
     options = CommitOptions(node="import", interval=config.limits.interval, attempts=config.store_attempts)
     committer = Committer(store, made_by, _Settled(), options, layout=layout(config.layout))

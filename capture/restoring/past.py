@@ -12,14 +12,14 @@ from capture.chain import Document, Head, decode, fetch, latest_offline, read
 from capture.config import CaptureConfig
 from capture.errors import ManifestError, NotStored, RestoreRefused
 from capture.head import head_readers
-from capture.identity import ARCHIVE, Archive, claimed, read_claim, require_archive
+from capture.identity import archive_name, claimed, require_archive
 from capture.manifest import BLOCKS, TABLE, Manifest, Stored
-from capture.picture import read_picture
 from capture.recording import Configuration, Recording, StreamRecord
 from capture.sequences import Sequences
 from capture.stores import Store
 from capture.sweep import read_entries
 from capture.table import Table
+from capture.trust import read_trusted
 from natty import Natty
 
 Kind = TypeVar("Kind", bound=Document)
@@ -120,14 +120,15 @@ async def read_past(natty: Natty | None, config: CaptureConfig, store: Store, wi
     NoArchiveError.
     """
     await require_archive(store)
-    archive = config.archive or await _name(store) or config.name
+    archive = config.archive or await archive_name(store) or config.name
     heads = head_readers(natty, archive) if natty else {}
     audited = await audit(store, heads, archive=archive, keys=config.public_keys())
     entries, unreadable = await read_entries(store)
     if problems := (*audited.problems, *unreadable):
         more = f", and {len(problems) - 1:,} more such things" if len(problems) > 1 else ""
         raise RestoreRefused(f"{problems[0]}{more}: see `capture verify`")
-    picture = await read_picture(store, _newest(store, heads, Manifest), _newest(store, heads, Table))
+    trust = config.trust(archive)
+    picture = await read_trusted(store, _newest(store, heads, Manifest), _newest(store, heads, Table), trust)
     newest = await read(store, await _newest(store, heads, Recording)(), Recording)
     if config.stream not in newest.streams or not newest.streams[config.stream].configurations:
         raise RestoreRefused(
@@ -137,6 +138,7 @@ async def read_past(natty: Natty | None, config: CaptureConfig, store: Store, wi
     then = newest if window.at_ns is None else await recording_at(store, newest, window.at_ns / 1e9)
     records = [*picture.blocks, *picture.files, *picture.unadopted(entries)]
     objects = [one for one in records if one.stream == config.stream]
+    trust.check_objects(objects)
     await _all_there(store, objects)
     return Past(
         stream=config.stream,
@@ -148,14 +150,6 @@ async def read_past(natty: Natty | None, config: CaptureConfig, store: Store, wi
         held=Sequences.union_of(Sequences.from_text(one.sequences) for one in objects),
         removed=picture.removed.get(config.stream, Sequences()),
     )
-
-
-async def _name(store: Store) -> str:
-    """Return what the archive is called, by its own word; "" if it has none."""
-    try:
-        return (await read_claim(store, ARCHIVE, Archive)).archive
-    except NotStored:
-        return ""
 
 
 def _newest(store: Store, heads: HeadReaders, kind: type[Document]) -> Callable[[], Awaitable[Head | None]]:

@@ -119,6 +119,7 @@ class Archived:
             streams=streams,
             created=self.now,
             leader="node",
+            of_manifest=self.heads[Manifest].head.number if self.heads[Manifest].head else 0,
         )
         await follow_up(self.store, self.pointer(Recording), head, before, after, grace=GRACE)
 

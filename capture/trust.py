@@ -1,0 +1,109 @@
+"""What a reader checks of an archive before it believes it: the same for every command, and for programs that read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+
+from capture import chain
+from capture.chain import HeadReader, latest_offline
+from capture.errors import CipherError, FormatError, ManifestError
+from capture.manifest import Manifest, Stored
+from capture.picture import Picture, read_picture
+from capture.planning import is_encrypted
+from capture.recording import Recording
+from capture.signing import PublicKeys
+from capture.stores.contract import Store
+from capture.table import Table
+
+AT_ONCE = 8  # objects that are compared with their records
+CHUNK_BYTES = 2 << 20
+
+
+@dataclass(frozen=True)
+class Trust:
+    """With `public_keys`, the newest manifest, table and recording must be signed by one of them, for this `archive`.
+
+    `encrypted_only` says that every object must be encrypted: nobody without a key can make one.
+    """
+
+    archive: str = ""
+    public_keys: PublicKeys | None = None
+    encrypted_only: bool = False
+
+    def check_document(self, path: str, data: bytes) -> None:
+        """Raise SignatureError unless the document is signed as it must be."""
+        if self.public_keys is not None:
+            self.public_keys.check(self.archive, path, data)
+
+    def refused(self, objects: Iterable[Stored]) -> list[str]:
+        """Return a sentence for each object that must be encrypted and is not."""
+        if not self.encrypted_only:
+            return []
+        return [f"{one.path} is not encrypted, and encrypted_only is set" for one in objects if not is_encrypted(one)]
+
+    def check_objects(self, objects: Iterable[Stored]) -> None:
+        """Raise CipherError if an object must be encrypted and is not."""
+        if refused := self.refused(objects):
+            more = f", nor are {len(refused) - 1:,} others" if len(refused) > 1 else ""
+            raise CipherError(f"{refused[0]}{more}: see `capture verify`")
+
+
+NO_CHECKS = Trust()
+
+
+async def read_trusted(
+    store: Store, manifest_head: HeadReader | None, table_head: HeadReader | None, trust: Trust
+) -> Picture:
+    """Return the archive as last committed, if it can be trusted; without heads, by the newest documents in the store.
+
+    Raises as `read_picture` does, SignatureError for a document that is not signed as it must be, and ManifestError
+    where the newest recording tells of a later manifest than there is.
+    """
+    heads = (
+        manifest_head or partial(latest_offline, store, Manifest),
+        table_head or partial(latest_offline, store, Table),
+    )
+    picture = await read_picture(store, *heads, check=trust.check_document)
+    while manifest_head is None and (ahead := await _ahead(store, picture, trust)):
+        before, picture = picture, await read_picture(store, *heads, check=trust.check_document)
+        if picture == before:
+            raise ManifestError(ahead)
+    return picture
+
+
+async def _ahead(store: Store, picture: Picture, trust: Trust) -> str:
+    """Return a sentence if the newest recording was made of a manifest that is not there; "" if it was not."""
+    head = await latest_offline(store, Recording)
+    recording = await chain.read(store, head, Recording, check=trust.check_document)
+    return manifest_missing(recording, head.path if head else "", picture.manifest.number)
+
+
+def manifest_missing(recording: Recording, path: str, newest: int) -> str:
+    """Return a sentence if a recording tells of a later manifest than the newest one; "" if it does not."""
+    if recording.of_manifest <= newest:
+        return ""
+    there = f"the newest one is number {newest}" if newest else "there is none"
+    return f"{path} was written beside manifest {recording.of_manifest}, and {there}: later ones were removed"
+
+
+async def check_contents(store: Store, objects: Iterable[Stored]) -> None:
+    """Raise FormatError unless the bytes of each object are those that its record names: for readers that don't look.
+
+    NotStored if one is missing.
+    """
+    at_once = asyncio.Semaphore(AT_ONCE)
+
+    async def look(one: Stored) -> None:
+        async with at_once:
+            digest, size = sha256(), 0
+            while data := await store.get_range(one.path, size, CHUNK_BYTES):
+                await asyncio.to_thread(digest.update, data)
+                size += len(data)
+            if size != one.bytes or digest.hexdigest() != one.sha256:
+                raise FormatError(f"{one.path} was changed: its SHA-256 is not the recorded one")
+
+    await asyncio.gather(*map(look, objects))

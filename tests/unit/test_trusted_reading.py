@@ -1,0 +1,274 @@
+"""Who reads checks what the keys that are given can check: signatures, and that every object is encrypted."""
+
+import asyncio
+import shutil
+import sys
+
+import msgspec
+import pytest
+from archived import ARCHIVE, CREATED, KEYS, SIGNER, STREAM, Archived, store_block
+from typer.main import get_command
+
+import capture
+from capture import chain
+from capture.asked import Asked, write_record
+from capture.chain import latest_offline
+from capture.cipher import Keys
+from capture.cli.app import app
+from capture.config import CaptureConfig, load
+from capture.errors import CaptureError, CipherError, ConfigError, ManifestError, SignatureError
+from capture.identity import claim
+from capture.manifest import Manifest
+from capture.node import Node
+from capture.picture import Picture
+from capture.planning import Policy, plan
+from capture.reading.merge import looking
+from capture.recording import Recording
+from capture.restoring.past import Window, read_past
+from capture.signing import split
+from capture.stores import open_store
+from capture.sweep import sweep
+from capture.table import Table
+from capture.trust import Trust
+from capture.writers import writer
+from natty import NattyError
+from natty.cli.run import run
+
+SECRET = Keys({"k": bytes(32)})
+READERS = [("cat",), ("sql", "SELECT count(*) AS n FROM messages"), ("ls",), ("verify", "--offline")]
+
+
+async def sealed_archive(folder):
+    """An archive that is signed, and of which every object is encrypted, but for a plain table if it is compacted."""
+    archived = Archived(SIGNER, folder=folder)
+    await claim(archived.store, ARCHIVE, STREAM, CREATED, SIGNER)
+    await write_record(archived.store, Asked(stream=STREAM, durable="capture", created=CREATED))
+    await store_block(archived.store, [1, 2, 3], writer("parquet", keys=SECRET))
+    await archived.sweep()
+    await archived.record()
+    return archived
+
+
+@pytest.fixture
+def lake(tmp_path):
+    """Make an archive by a coroutine; return its folder, and files of its keys."""
+    (tmp_path / "ours.pub").write_text("".join(f"{name}:{key}\n" for name, key in KEYS.public.lines().items()))
+    (tmp_path / "secret").write_text(f"k:{'A' * 43}=\n")
+    (tmp_path / "secret").chmod(0o600)
+
+    def make(work):
+        asyncio.run(work(tmp_path / "lake"))
+        return tmp_path / "lake"
+
+    return make
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path):
+    """Run `capture …`; return exit status, output and error."""
+    for name, value in {"CAPTURE_KEY_FILE": "secret", "CAPTURE_ARCHIVE": ARCHIVE, "COLUMNS": "200"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+
+    def command(*words):
+        monkeypatch.setattr(sys, "argv", ["capture", *words, "--store", "lake", "--stream", STREAM])
+        capsys.readouterr()
+        return run(get_command(app), "capture", (CaptureError, NattyError)), *capsys.readouterr()
+
+    return command
+
+
+async def forge(folder, *, signed=False):
+    """Put a plain block in the place of the encrypted one, and name it in the newest manifest: no key is needed."""
+    store = open_store(str(folder))
+    made_up = await store_block(store, [1, 2, 3, 4])
+    await store.delete(made_up.path.replace("blocks/", "_entries/") + ".json")
+    head = await latest_offline(store, Manifest)
+    data = await store.get(head.path)
+    changed = msgspec.structs.replace(chain.decode(data, head.path, Manifest), blocks=[made_up])
+    data = msgspec.json.encode(changed)
+    await store.put(head.path, SIGNER.sign(head.path, data) if signed else data, if_absent=False)
+
+
+@pytest.mark.parametrize("words", READERS, ids=lambda words: words[0])
+def test_every_command_refuses_what_was_forged_where_public_keys_are_given(lake, command, words):
+    lake(sealed_archive)
+    assert command(*words, "--public-key", "ours.pub")[0] == 0
+    lake(forge)
+    status, out, err = command(*words, "--public-key", "ours.pub")
+    assert status == (3 if words[0] == "verify" else 1), (out, err)
+    said = out if words[0] == "verify" else err
+    assert "is not signed" in said
+    assert "_manifest/" in said
+    if words[0] != "verify":
+        assert (out, err.count("\n")) == ("", 1)
+
+
+@pytest.mark.parametrize("words", READERS, ids=lambda words: words[0])
+def test_every_command_refuses_plain_objects_where_all_are_to_be_encrypted(lake, command, words):
+    lake(sealed_archive)
+    assert command(*words, "--encrypted-only")[0] == 0
+    lake(lambda folder: forge(folder, signed=True))  # say, a leader that was deceived
+    assert command(*words, "--public-key", "ours.pub")[0] == 0
+    status, out, err = command(*words, "--encrypted-only")
+    assert status == (3 if words[0] == "verify" else 1)
+    assert "is not encrypted, and encrypted_only is set" in (out if words[0] == "verify" else err)
+
+
+@pytest.mark.parametrize("words", READERS, ids=lambda words: words[0])
+def test_a_manifest_that_was_removed_is_missed_though_nobody_asks_nats(lake, command, words, tmp_path):
+    folder = lake(sealed_archive)
+    newest = max((folder / "_manifest").iterdir())
+    newest.unlink()
+    status, out, err = command(*words)
+    assert status == (3 if words[0] == "verify" else 1), (out, err)
+    assert "was written beside manifest 2, and the newest one is number 1" in (out if words[0] == "verify" else err)
+    shutil.rmtree(folder / "_manifest")
+    assert "and there is none" in "".join(command(*words)[1:])
+
+
+def test_sql_reads_nothing_that_is_not_what_a_signed_record_says(lake, command):
+    async def plain(folder):
+        await Archived(SIGNER, folder=folder).make()
+
+    folder = lake(plain)
+    asked = ("sql", "SELECT count(*) AS n FROM messages", "--public-key", "ours.pub")
+    assert command(*asked)[0] == 0
+
+    async def exchanged(folder):
+        store = open_store(str(folder))
+        head = await latest_offline(store, Table)
+        [file] = (await chain.read(store, head, Table)).files
+        block = await store_block(store, [1, 2, 3, 4], interval=file.interval)
+        (folder / file.path).write_bytes((folder / block.path).read_bytes())
+        await store.delete(block.path.replace("blocks/", "_entries/") + ".json")
+
+    lake(exchanged)
+    status, out, err = command(*asked)
+    assert (status, out) == (1, "")
+    assert "table/" in err
+    assert "was changed: its SHA-256 is not the recorded one" in err
+    assert folder.is_dir()
+
+
+# --- programs ------------------------------------------------------------------------------------------------------
+
+
+async def numbers(archive, **options):
+    return [one.sequence async for one in capture.read(archive, **options)]
+
+
+async def test_a_program_gives_the_keys_itself_or_by_its_configuration(tmp_path):
+    await sealed_archive(tmp_path / "lake")
+    await forge(tmp_path / "lake")
+    store = str(tmp_path / "lake")
+    assert await numbers(store, keys=SECRET) == [1, 2, 3, 4]  # who gives no public key believes the documents
+    with pytest.raises(SignatureError, match="is not signed"):
+        await numbers(store, keys=SECRET, public_keys=KEYS.public)
+    with pytest.raises(CipherError, match="is not encrypted"):
+        await numbers(store, keys=SECRET, encrypted_only=True)
+    with pytest.raises(CipherError, match="is not encrypted"):
+        await numbers(CaptureConfig(store=store, stream=STREAM, encrypted_only=True), keys=SECRET)
+
+
+async def test_what_is_signed_for_another_archive_is_refused(tmp_path):
+    await sealed_archive(tmp_path / "lake")
+    config = CaptureConfig(store=str(tmp_path / "lake"), stream=STREAM, archive="other")
+    with pytest.raises(SignatureError, match="has a wrong signature"):
+        await numbers(config, keys=SECRET, public_keys=KEYS.public)
+
+
+async def test_a_restore_refuses_the_same(tmp_path):
+    archived = await sealed_archive(tmp_path / "lake")
+    config = CaptureConfig(store=str(tmp_path / "lake"), stream=STREAM, archive=ARCHIVE)
+    await read_past(None, config, archived.store, Window())
+    await forge(tmp_path / "lake", signed=True)
+    with pytest.raises(CipherError, match="is not encrypted"):
+        await read_past(None, msgspec.structs.replace(config, encrypted_only=True), archived.store, Window())
+
+
+async def test_with_nats_the_committed_head_vouches_and_without_one_the_store_s_newest_is_read(tmp_path):
+    archived = await sealed_archive(tmp_path / "lake")
+    newest = archived.heads[Manifest].head.path
+
+    class Nats:
+        """What asks NATS for a head: of this archive, or of one that it knows nothing of."""
+
+        def __init__(self, knows):
+            self.knows = knows
+
+        def reader(self, natty, archive):
+            async def read():
+                return archived.heads[Manifest].head if self.knows and archive == ARCHIVE else None
+
+            return read
+
+    from capture.reading import merge
+
+    for knows in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(merge, "SWEEP", Nats(knows))
+            patch.setattr(merge, "COMPACTION", Nats(False))
+            look = looking(archived.store, STREAM, natty=object(), archive=ARCHIVE)
+            assert [one.count for one in await look()] == [3]
+            if knows:
+                data = await archived.store.get(newest)
+                await archived.store.delete(newest)
+                with pytest.raises(ManifestError, match=f"the head names {newest}, which is not in"):
+                    await look()
+                await archived.store.put(newest, data)
+
+
+async def test_a_sweep_that_overtakes_a_reader_is_not_taken_for_a_removed_manifest(tmp_path):
+    archived = await sealed_archive(tmp_path / "lake")
+    look, read = looking(archived.store, STREAM), archived.store.list
+
+    async def overtaken(prefix=""):
+        if prefix == Recording.FOLDER and archived.store.list is overtaken:
+            archived.store.list = read
+            await store_block(archived.store, [4], writer("parquet", keys=SECRET))
+            await archived.sweep()
+            await archived.record(state={"messages": 5, "first_seq": 1, "last_seq": 4})
+        return await read(prefix)
+
+    archived.store.list = overtaken
+    assert sum(one.count for one in await look()) == 4
+
+
+# --- leaders and nodes ---------------------------------------------------------------------------------------------
+
+
+async def test_a_leader_does_not_adopt_nor_merge_what_must_be_encrypted_and_is_not(tmp_path):
+    archived = await sealed_archive(tmp_path / "lake")
+    forged = await store_block(archived.store, [4, 5])
+    head, table = archived.pointer(Manifest), archived.heads[Table].read
+    report = await sweep(archived.store, head, table, now=archived.now, trust=Trust(encrypted_only=True))
+    assert report.unreadable == [f"{forged.path} is not encrypted, and encrypted_only is set"]
+    manifest = await chain.read(archived.store, archived.heads[Manifest].head, Manifest)
+    assert forged.path not in [one.path for one in manifest.blocks]
+    assert forged.path in await archived.paths()
+    picture = Picture(msgspec.structs.replace(manifest, blocks=[forged]), Table())
+    rules = {"min_files": 1, "max_wait": 0.0}
+    assert plan(picture, Policy(**rules, encrypted_only=True), now=archived.now + 10**9, token=1) == []
+    assert len(plan(picture, Policy(**rules), now=archived.now + 10**9, token=1)) == 1
+
+
+def test_a_key_file_without_a_word_on_encryption_is_refused_where_blocks_are_written(tmp_path):
+    (tmp_path / "secret").write_text(f"k:{'A' * 43}=\n")
+    (tmp_path / "secret").chmod(0o600)
+    flags = {"stream": "S", "store": str(tmp_path / "lake"), "key_file": str(tmp_path / "secret")}
+    with pytest.raises(ConfigError, match="write encrypt = true, or encrypt = false if the keys are only to read"):
+        Node(load(None, flags, environment={}))
+    assert Node(load(None, flags | {"encrypt": True}, environment={})).writer.format == "parquet.enc"
+    assert Node(load(None, flags | {"encrypt": False}, environment={})).writer.format == "parquet"
+    with pytest.raises(ConfigError, match="encrypted_only refuses plain blocks"):
+        Node(load(None, flags | {"encrypt": False, "encrypted_only": True}, environment={}))
+    with pytest.raises(ConfigError, match="encrypted_only refuses the plain table"):
+        load(None, flags | {"encrypt": True, "encrypted_only": True, "compaction.decrypt": True}, environment={})
+
+
+async def test_a_recording_says_beside_which_manifest_it_was_written(tmp_path):
+    archived = await sealed_archive(tmp_path / "lake")
+    data = await archived.store.get(archived.heads[Recording].head.path)
+    assert split(data)[1] is not None
+    assert chain.decode(data, archived.heads[Recording].head.path, Recording).of_manifest == 2
