@@ -119,6 +119,7 @@ class Spark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     java: str | None = None
     properties: dict[str, str] = {}
     properties_file: str = ""  # of Spark's own settings, as spark-submit takes it: a cluster's, with its secrets
+    environment: list[str] = []  # variables that Spark's processes get besides those that they need
     class_data: bool = True  # keep an archive of Spark's classes in the user's cache: sessions start in half the time
 
     def options(self, *, queries: bool = False) -> SparkOptions:

@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -14,6 +14,7 @@ import msgspec
 
 import capture
 from capture.errors import SparkError
+from capture.spark.environment import needed
 from capture.spark.options import SparkOptions
 from capture.spark.protocol import Answer, Pong, Request, Start
 from capture.spark.scratch import Scratch
@@ -68,7 +69,7 @@ class Child:
         log = log or scratch.path / "log"
         try:
             before = log.stat().st_size if log.exists() else 0
-            child = await cls._spawn(scratch, log, run)
+            child = await cls._spawn(scratch, log, run, _environment(scratch.path, options.environment))
         except BaseException:
             scratch.remove()
             raise
@@ -84,14 +85,14 @@ class Child:
         return child
 
     @classmethod
-    async def _spawn(cls, scratch: Scratch, log: Path, run: Run) -> "Child":
+    async def _spawn(cls, scratch: Scratch, log: Path, run: Run, environment: dict[str, str]) -> "Child":
         """Start the driver beside its guard: it dies with us, and the JVM and the workers that it starts with it."""
         started: asyncio.Future[Program] = asyncio.get_running_loop().create_future()
         with log.open("ab") as stderr:
             guarded = asyncio.ensure_future(run(
                 [sys.executable, "-P", str(Path(__file__).with_name("__main__.py"))],
                 on_start=started.set_result,
-                stdin=PIPE, stdout=PIPE, stderr=stderr, limit=LONGEST_ANSWER_BYTES, env=_environment(scratch.path),
+                stdin=PIPE, stdout=PIPE, stderr=stderr, limit=LONGEST_ANSWER_BYTES, env=environment,
             ))  # fmt: skip
             either: list[asyncio.Future[Any]] = [guarded, started]
             try:
@@ -197,7 +198,7 @@ def _first_words(log: Path, begins: int) -> str:
     return "" if logged or said.startswith("Traceback") else _THROWN.sub("", said)
 
 
-def _environment(scratch: Path) -> dict[str, str]:
+def _environment(scratch: Path, also: Iterable[str]) -> dict[str, str]:
     importable = str(Path(capture.__file__).resolve().parent.parent)
     python_path = os.pathsep.join([importable, *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**os.environ, "PYTHONPATH": python_path, "TMPDIR": str(scratch)}
+    return {**needed(os.environ, also), "PYTHONPATH": python_path, "TMPDIR": str(scratch)}

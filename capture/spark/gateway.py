@@ -16,6 +16,7 @@ import pyspark
 import capture
 from capture.errors import SparkError
 from capture.spark import kubernetes, yarn
+from capture.spark.environment import harmless
 from capture.spark.java import Java
 from capture.spark.properties import as_properties
 
@@ -200,7 +201,7 @@ def _environment(scratch: Path, python: str, properties: Mapping[str, str]) -> d
     importable = str(Path(capture.__file__).resolve().parent.parent)  # workers import `capture`, installed or not
     python_path = [importable, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
-        **os.environ,
+        **harmless(os.environ),
         "SPARK_HOME": str(_SPARK_HOME),
         **({"SPARK_LOCAL_IP": LOOPBACK} if _is_local(properties) else {}),
         **({LIBRARIES: os.pathsep.join(filter(None, [libraries, os.environ.get(LIBRARIES)]))} if libraries else {}),

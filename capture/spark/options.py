@@ -1,4 +1,4 @@
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -17,6 +17,7 @@ class SparkOptions(msgspec.Struct, frozen=True, kw_only=True):
     has none there, and without that compiler takes half the time to its first commit, and less memory.
     `encrypted` says that what lies on the disks of driver and executors is encrypted with a key of the session's own,
     unless `properties` say otherwise: SparkDriver sets it where there are keys.
+    `environment` names variables that Spark's processes get besides those that they need: a query can read them.
     `class_data` keeps an archive of Spark's classes in the user's cache: a session then starts in half the time.
     """
 
@@ -26,6 +27,7 @@ class SparkOptions(msgspec.Struct, frozen=True, kw_only=True):
     properties: Mapping[str, str] = {}
     properties_file: str = ""
     class_data: bool = True
+    environment: Sequence[str] = ()
     queries: bool = False
     encrypted: bool = False
 

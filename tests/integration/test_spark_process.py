@@ -193,3 +193,46 @@ async def test_nothing_survives_a_parent_that_was_killed(store, tmp_path):
         finally:
             with contextlib.suppress(ProcessLookupError):
                 kill(session)
+
+
+SECRETS = ("CAPTURE_SIGNING_KEYS", "CAPTURE_CATALOG_TOKEN", "NATS_PASSWORD", "NATS_CREDS", "GITHUB_TOKEN")
+
+
+async def test_no_process_of_spark_gets_what_it_does_not_need(driver, store, monkeypatch):
+    for name in SECRETS:
+        monkeypatch.setenv(name, "do-not-show-me-either")
+    monkeypatch.setenv("CAPTURE_KEYS", f"needed:{'A' * 43}=")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "needed, too")
+    await driver.kill()
+    await driver.merge(store.as_uri(), [group(parquet_block(store, "env", [row(1)]), output="table/env")])
+    found = {process: Path(f"/proc/{process}/environ").read_bytes() for process in members(driver.session)}
+    commands = {process: command_of(process) for process in found}
+    for part in (b"spark/__main__.py", b"SparkSubmit", b"pyspark.daemon"):
+        [*some] = [found[process] for process, command in commands.items() if part in command]
+        assert some
+        assert all(b"AWS_ACCESS_KEY_ID=needed, too" in one and b"CAPTURE_KEYS=needed" in one for one in some)
+    assert not [commands[process] for process, environ in found.items() if b"do-not-show-me-either" in environ]
+    names = ", ".join(
+        f"java_method('java.lang.System', 'getenv', '{name}')" for name in (*SECRETS, "AWS_ACCESS_KEY_ID")
+    )
+    answer = await driver.query("/", {}, f"SELECT {names}")
+    assert answer.rows == [["null"] * len(SECRETS) + ["needed, too"]]
+    await driver.kill()
+
+
+async def test_a_query_of_the_command_line_can_t_read_them_either(tmp_path):
+    lake = tmp_path / "lake"
+    made = "import asyncio, sys; from archived import Archived; asyncio.run(Archived(folder=sys.argv[1]).make())"
+    settings = tmp_path / "capture.toml"
+    settings.write_text(f'store = "{lake}"\n[spark]\nenvironment = ["WANTED"]\n')
+    support = Path(__file__).parents[1] / "support"
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("CAPTURE_", "NATS_"))}
+    subprocess.run([sys.executable, "-c", made, lake], env=environ | {"PYTHONPATH": str(support)}, check=True)
+    names = ", ".join(f"java_method('java.lang.System', 'getenv', '{name}') AS {name}" for name in (*SECRETS, "WANTED"))
+    command = ["sql", f"SELECT {names}", "--config", str(settings), "--engine", "spark", "--json"]
+    secrets = dict.fromkeys(SECRETS, f"k:{'A' * 43}=") | {"WANTED": "yes"}
+    done = subprocess.run(
+        [sys.executable, "-m", "capture", *command], env=environ | secrets, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [dict.fromkeys(SECRETS, "null") | {"WANTED": "yes"}]
