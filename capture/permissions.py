@@ -42,7 +42,8 @@ def permissions(role: Role, config: CaptureConfig, *, setup: bool = False) -> Pe
 def _node(config: CaptureConfig) -> Permissions:
     stream = config.stream
     found = consumer(stream, "*") + bucket_reader(GROUPS) if config.group else consumer(stream, config.durable)
-    return found + Permissions((f"$KV.{STATE}.node.{config.name}.*", *_api("INFO", f"STREAM.INFO.KV_{STATE}")))
+    own = (f"$KV.{STATE}.node.{config.name}.*", *_api("INFO", f"STREAM.INFO.KV_{STATE}"))
+    return found + _HEADS + Permissions(own)
 
 
 def _leader(config: CaptureConfig) -> Permissions:
@@ -62,9 +63,8 @@ def _elected(config: CaptureConfig) -> Permissions:
 def _reader(config: CaptureConfig) -> Permissions:
     consumers = f"CONSUMER.INFO.{config.stream}.{'*' if config.group else config.durable}"
     own = _api(f"STREAM.INFO.{config.stream}", f"STREAM.MSG.GET.{config.stream}", consumers)
-    heads = Permissions(_api(f"STREAM.INFO.KV_{ELECTIONS}", f"STREAM.MSG.GET.KV_{ELECTIONS}"))
     groups = bucket_reader(GROUPS) if config.group else Permissions(())
-    return Permissions(own) + heads + bucket_reader(STATE) + groups
+    return Permissions(own) + _HEADS + bucket_reader(STATE) + groups
 
 
 def _purge(config: CaptureConfig) -> Permissions:
@@ -77,14 +77,16 @@ def _restore(config: CaptureConfig) -> Permissions:
     verbs = ("CREATE", "DELETE", "INFO", "PURGE", "RESTORE", "UPDATE")
     whole = _api("INFO", "STREAM.LIST", *(f"STREAM.{verb}.{stream}" for verb in verbs))
     consumers = _api(*(f"CONSUMER.{verb}.{stream}.>" for verb in ("CREATE", "DELETE", "INFO")))
-    heads = _api(f"STREAM.INFO.KV_{ELECTIONS}", f"STREAM.MSG.GET.KV_{ELECTIONS}")
     upload = f"$JS.SNAPSHOT.RESTORE.{stream}.*"
-    return Permissions((*whole, *consumers, *heads, upload), own_inbox_only=False)
+    return _HEADS + Permissions((*whole, *consumers, upload), own_inbox_only=False)
 
 
 def _api(*requests: str) -> tuple[str, ...]:
     return tuple(f"{OWN_API}.{one}" for one in requests)
 
+
+_HEADS = Permissions(_api(f"STREAM.INFO.KV_{ELECTIONS}", f"STREAM.MSG.GET.KV_{ELECTIONS}"))
+"""To read the archive's heads: which store is the archive's, and what was committed."""
 
 _ROLES = {
     Role.NODE: _node,
