@@ -141,7 +141,9 @@ class GroupSource:
 
     def _raise_failure(self) -> None:
         failures = [reader.failure for reader in self._readers.values()]
-        failures += [task.exception() for task in self._tasks if task.done() and not task.cancelled()]
+        failures += [
+            task.exception() for task in (*self._tasks, *self._leaving.values()) if task.done() and not task.cancelled()
+        ]
         if failure := next(filter(None, failures), None):
             raise failure
 

@@ -36,6 +36,7 @@ from capture.summary import read_backlog, summarise
 from capture.underway import UnderWay
 from capture.writers import writer
 from natty import Election, Natty, NattyError, Term, UnsupportedError
+from natty.background import keep_up
 from natty.leader import default_node_name
 
 log = logging.getLogger(__name__)
@@ -117,10 +118,11 @@ class Node:
     async def _work(self, natty: Natty) -> None:
         self.natty = natty
         durables = await self.start.step(lambda: self._claim(natty))
+        board = Board(natty, self.config.name)
         tasks = [
             *await self._campaigns(natty),
-            asyncio.create_task(self._summarise(natty)),
-            asyncio.create_task(announcing(Board(natty, self.config.name), self.state)),
+            asyncio.create_task(keep_up(f"the summary of {self.name}", lambda: self._summarise(natty))),
+            asyncio.create_task(keep_up(f"the announcement of {self.name}", lambda: announcing(board, self.state))),
         ]
         try:
             await self._capture(natty, durables)

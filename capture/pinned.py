@@ -8,6 +8,7 @@ from contextlib import aclosing, suppress
 from capture.floor import DeliveryGap, Floor
 from capture.source import BEATS, TICK, UNAVAILABLE, Unsettled
 from natty import Batch, JetStreamError, Natty, NattyError, NotConnectedError, Pull
+from natty.background import keep_up
 from natty.errors import ConnectionClosedError
 from natty.groups.keeping import FLUSH_TIMEOUT, keep_pin
 from natty.groups.names import PRIORITY_GROUP
@@ -48,7 +49,12 @@ class PinnedReader:
         self._withheld: list[bytes] = []  # an acknowledgement that came after that
         self._stopping = False
         self._settled = asyncio.Event()
-        jobs = (self._run(), self._keep_pinned(), self._keep_alive())
+        name = f"{stream}/{consumer}"
+        jobs = (
+            self._run(),
+            keep_up(f"keeping the pin of {name}", self._keep_pinned),
+            keep_up(f"keeping the messages of {name}", self._keep_alive),
+        )
         self._tasks = [asyncio.create_task(job, name=f"capture {stream}/{consumer}") for job in jobs]
         self._tasks[0].add_done_callback(lambda _: wake())
 

@@ -11,6 +11,7 @@ from typing import Any, Self
 from capture.errors import NotAlone
 from capture.floor import DeliveryGap, Floor
 from natty import Batch, JetStreamError, Natty, NotConnectedError, Pull, RequestTimeoutError, StreamNotFoundError
+from natty.background import keep_up
 from natty.errors import ConnectionClosedError
 from natty.message import RawMessage
 from natty.stream import check_name
@@ -109,7 +110,7 @@ class Source:
     async def __aenter__(self) -> Self:
         self._tasks = [
             asyncio.create_task(self._read_ahead(), name="capture source"),
-            asyncio.create_task(self._keep_alive(), name="capture keep-alive"),
+            asyncio.create_task(keep_up(f"keeping messages of {self!r}", self._keep_alive), name="capture keep-alive"),
         ]
         return self
 

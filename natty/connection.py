@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from natty.answers import Answers
+from natty.background import keep_up
 from natty.config import Config, beside, redact
 from natty.errors import (
     AuthorizationError,
@@ -122,7 +123,9 @@ class Connection:
             self._make_link = StockLink
         await self._connect_any()
         self.subscribe(self._requests.subject, self._requests.deliver)
-        self._supervisor = asyncio.create_task(self._supervise(), name="natty connection")
+        self._supervisor = asyncio.create_task(
+            keep_up("the supervision of a connection", self._supervise), name="natty connection"
+        )
         return self
 
     async def _connect_any(self) -> None:

@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Any, cast
 
 from natty import tracing
+from natty.background import keep_up
 from natty.bodies import BodyError
 from natty.closing import Running
 from natty.connection import Connection
@@ -221,7 +222,8 @@ class Consumption:
     async def _attended(self) -> AsyncIterator[None]:
         """Meanwhile, restart `ack_wait` of all that is held and stop at signals."""
         consumer = await self._ensure()
-        task = asyncio.create_task(self._keep_alive(consumer["ack_wait"] / NANOSECONDS / 3))
+        every = consumer["ack_wait"] / NANOSECONDS / 3
+        task = asyncio.create_task(keep_up(f"keeping messages of {self!r}", lambda: self._keep_alive(every)))
         observed = self._jetstream.connection.observed
         observed.add(self, HANDLER, self._stream, self._durable)
         try:

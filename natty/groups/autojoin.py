@@ -13,6 +13,7 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self
 
+from natty.background import keep_up
 from natty.errors import NattyError
 from natty.groups.elastic import ElasticAdmin
 from natty.groups.joining import JoinOptions
@@ -54,7 +55,11 @@ class AutoMembership(Membership):
         await self._roster.prepare()
         await super().__aenter__()
         await self._roster.register()
-        self._jobs = [asyncio.create_task(job) for job in (self._roster.stay(), self._campaign())]
+        jobs = (
+            keep_up(f"the registration of {self.member}", self._roster.stay),
+            keep_up(f"the campaign of {self.member}", self._campaign),
+        )
+        self._jobs = [asyncio.create_task(job) for job in jobs]
         return self
 
     async def __aexit__(

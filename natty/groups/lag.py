@@ -99,6 +99,9 @@ async def count_lag(
             except NattyError as error:
                 logger.info("what waits in %s can't be counted: %s", admin, error, extra={"action": "lag"})
                 counts = {}
+            except Exception:
+                logger.exception("what waits in %s can't be counted", admin, extra={"action": "lag"})
+                counts = {}
             for partition in parts.keys() - counts.keys():
                 observed.retire(parts.pop(partition))
             for partition, waiting in counts.items():

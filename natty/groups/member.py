@@ -209,7 +209,7 @@ class Membership:
                         return
                     elif isinstance(change, Gone):
                         self._assign([])
-        except NattyError as error:
+        except Exception as error:  # without the record nothing can be right
             self._end(error)
 
     def _end(self, cause: BaseException | None) -> None:
@@ -224,7 +224,13 @@ class Membership:
 
     async def _run(self) -> None:
         with self._running:
-            await self._reconcile()
+            try:
+                await self._reconcile()
+            except Exception as error:
+                self._end(error)
+            finally:
+                self._show(State.ENDED)
+                self._ended.set()
 
     async def _reconcile(self) -> None:
         """Compare with the server's view and do the next step, whenever something happened or it is time."""
@@ -240,27 +246,18 @@ class Membership:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(again):
                         await self._wake.wait()
-        try:
-            await self._leave()
-        finally:
-            self._show(State.ENDED)
-            self._ended.set()
+        await self._leave()
 
     async def _decide(self) -> tuple[Step, dict[str, Any] | None]:
         reading = self._reading
         own = Own(reading.created, pinned=reading.pinned) if reading is not None else Own()
-        if self._work_broke():
-            return Step(Do.FAIL), None
-        info = await self._place.look()
-        if reading is not None and reading.refused:
-            seen_elsewhere = info if info is not None and info["created"] != reading.created else None
-            info = seen_elsewhere  # even if it is there: the server has ended our requests, so begin anew
-        return self._instance.decide(time.monotonic(), None if info is None else seen(info), own), info
-
-    def _work_broke(self) -> bool:
         if self.work.fault is not None:
             self._end(self.work.fault)
-        return self.work.fault is not None
+            return Step(Do.FAIL), None
+        info = await self._place.look()
+        if reading is not None and reading.refused and info is not None and info["created"] == reading.created:
+            info = None  # even if it is there: the server has ended our requests, so begin anew
+        return self._instance.decide(time.monotonic(), None if info is None else seen(info), own), info
 
     async def _do(self, step: Step, info: dict[str, Any] | None) -> float | None:
         """Do it; return when to look again."""

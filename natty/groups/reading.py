@@ -7,6 +7,7 @@ from contextlib import aclosing, suppress
 from itertools import count
 from typing import Any
 
+from natty.background import keep_up
 from natty.credit import size_of
 from natty.errors import ConsumerNotFoundError, NattyError, NoRespondersError, NotConnectedError
 from natty.groups.keeping import ANSWER, FLUSH_TIMEOUT, keep_pin
@@ -65,7 +66,11 @@ class Reading:
         self._pinned = asyncio.Event()
         self._tasks = [
             asyncio.create_task(job, name=f"natty group {self.stream}/{self.consumer}")
-            for job in (self._read(), self._keep_pinned(), self._keep_waiting())
+            for job in (
+                self._read(),
+                keep_up(f"keeping the pin of {self.stream}/{self.consumer}", self._keep_pinned),
+                keep_up(f"keeping the messages of {self.stream}/{self.consumer}", self._keep_waiting),
+            )
         ]
 
     def __repr__(self) -> str:
@@ -129,9 +134,15 @@ class Reading:
         return await self._jetstream.request(f"CONSUMER.INFO.{self.stream}.{self.consumer}", timeout=FLUSH_TIMEOUT)
 
     async def _read(self) -> None:
-        async with aclosing(self._pull.__aiter__()) as batches:
-            async for batch in batches:
-                self._arrived(batch)
+        try:
+            async with aclosing(self._pull.__aiter__()) as batches:
+                async for batch in batches:
+                    self._arrived(batch)
+        except NattyError:
+            raise  # the member looks at the consumer, and begins anew
+        except Exception:
+            logger.exception("the reading of %s/%s failed, and begins anew", self.stream, self.consumer)
+            self._on_refused()
 
     def _arrived(self, batch: Batch) -> None:
         """Work on what was delivered in this stint; what is late of another one goes back."""

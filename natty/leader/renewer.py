@@ -19,6 +19,7 @@ from dataclasses import replace
 
 import msgspec
 
+from natty.background import keep_up
 from natty.config import Config
 from natty.connection import Connection, Subscription
 from natty.errors import NattyError
@@ -80,7 +81,7 @@ class Renewer:
     async def _started(self) -> RenewerThread:
         if self._thread is None:
             self._pulse_at = clock()
-            self._pulse = asyncio.create_task(self._beat(), name="natty pulse")
+            self._pulse = asyncio.create_task(keep_up("the pulse of elections", self._beat), name="natty pulse")
             self._thread = RenewerThread(self._config)
         try:
             await self._thread.started.wait()
@@ -161,7 +162,7 @@ class RenewerThread:
         self.connection.listeners.append(self._on_event)
         self._inbox = self.connection.new_inbox().decode()
         self.connection.subscribe(f"{self._inbox}.*", self._called)
-        opening = asyncio.create_task(self._open())
+        opening = asyncio.create_task(keep_up("the connection of elections", self._open))
         self._home.call_soon_threadsafe(self.started.set)
         await self._over.wait()
         opening.cancel()
