@@ -29,6 +29,7 @@ from natty.message import Batch, Headers, as_payload, check_subject, encode_head
 from natty.ordered import CaughtUp, Ordered, OrderedOptions, Vanished
 from natty.outgoing import publish_headers
 from natty.subjects import covers
+from natty.text import decode
 from natty.units import parse_time, show_time
 
 ATOMIC = (2, 12)  # server version
@@ -141,14 +142,14 @@ def _check_sizes(wire: list[Outgoing], limit: int) -> None:
     for place, (subject, _, headers, data) in enumerate(wire, start=1):
         if len(headers) + len(data) > limit:
             raise PayloadTooLargeError(
-                f"message {place} of the batch, {len(headers) + len(data)} bytes on {subject.decode()}, is over the"
+                f"message {place} of the batch, {len(headers) + len(data)} bytes on {decode(subject)}, is over the"
                 f" server's max_payload of {limit}; nothing was sent"
             )
 
 
 async def _begin(connection: Connection, first: Outgoing, deadline: float) -> None:
     """Send the first message alone: its answer says whether the stream takes a batch at all, and now."""
-    subject = first[0].decode()
+    subject = decode(first[0])
     while True:
         remaining = deadline - asyncio.get_running_loop().time()
         try:
@@ -176,7 +177,7 @@ async def _commit(connection: Connection, rest: list[Outgoing], deadline: float,
     PublishError with `in_doubt` where no answer tells what became of the batch; NotConnectedError: nothing was sent.
     """
     *others, last = rest
-    subject, loop = last[0].decode(), asyncio.get_running_loop()
+    subject, loop = decode(last[0]), asyncio.get_running_loop()
     if others:
         connection.send_many(others)
     sent_at = loop.time()

@@ -26,6 +26,7 @@ from natty.observed import Observed
 from natty.reasons import connect_error
 from natty.sinklink import SinkLink, sink_path_fault
 from natty.stock import StockLink
+from natty.text import decode
 
 logger = logging.getLogger("natty.connection")
 
@@ -43,7 +44,7 @@ class Subscription:
         self.sid, self.subject, self.sink, self.queue = sid, subject, sink, queue
 
     def __repr__(self) -> str:
-        return f"Subscription({self.subject.decode()!r})"
+        return f"Subscription({decode(self.subject)!r})"
 
     def close(self, *, last: Sink | None = None) -> None:
         """Stop it. Idempotent. What the server sent before it heard of that still goes to `last`, if given."""
@@ -76,8 +77,7 @@ class Connection:
         self._retiring: set[asyncio.Task[None]] = set()
         self._next_sid = 1
         self._out: list[Outgoing] = []
-        self._ended = asyncio.Event()
-        self._connected = asyncio.Event()
+        self._ended, self._connected = asyncio.Event(), asyncio.Event()
         self._supervisor: asyncio.Task[None] | None = None
         self._last_error: Exception | None = None
         self._requests = Answers(self.new_inbox())
@@ -259,7 +259,7 @@ class Connection:
 
     def _too_large(self, message: Outgoing) -> PayloadTooLargeError:
         size, limit = len(message[2]) + len(message[3]), f"the server's max_payload of {self._max_payload}"
-        return PayloadTooLargeError(f"a message of {size} bytes on {message[0].decode()} is over {limit}")
+        return PayloadTooLargeError(f"a message of {size} bytes on {decode(message[0])} is over {limit}")
 
     def send_many(self, messages: list[Outgoing]) -> None:
         """Publish several, in order; as `send`. If one of them is too large or of a wrong type, none is sent."""

@@ -17,6 +17,7 @@ from natty.connection import Connection
 from natty.credit import size_of
 from natty.deadletter import BURIED, DeadLetterOptions, DeadLetters
 from natty.deadletter.box import RETRY_FOR
+from natty.deadletter.letter import reason_of
 from natty.errors import ConsumerNotFoundError, NattyError, NotConnectedError, UnsupportedError
 from natty.handler import Call, FromThreads, Handler, caller, is_async, within
 from natty.jetstream import JetStream
@@ -339,11 +340,12 @@ class Consumption:
         """Make a dead letter of the message; return whether that is done: without dead letters, never."""
         if self._letters is None:
             return False
-        reason = f"{type(error).__name__}: {error}"
+        reason = reason_of(error)
         try:
             await self._letters.bury(message, consumer=self._durable, reason=reason, error=error)
-        except NattyError as refused:
-            logger.error("%r could not be buried, it is tried again: %s", message, refused, extra={"action": "bury"})
+        except Exception as refused:  # one that nobody thought of must not end all the others' handling
+            text, unknown = "%r could not be buried, it is tried again: %s", not isinstance(refused, NattyError)
+            logger.error(text, message, refused, exc_info=unknown, extra={"action": "bury"})
             return False
         logger.error("%r is a dead letter: %s", message, reason, extra={"action": "dead letter"})
         self._receipts.settle(message, lambda message: message.term(BURIED))

@@ -1,8 +1,11 @@
+from natty.text import legible
+
+
 class NattyError(Exception):
     """Something went wrong in natty."""
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(message or (self.__doc__ or type(self).__name__).strip().splitlines()[0])
+        super().__init__(legible(message) or (self.__doc__ or type(self).__name__).strip().splitlines()[0])
 
 
 class ConfigError(NattyError):

@@ -9,6 +9,7 @@ import msgspec
 
 from natty.connection import Connection
 from natty.errors import (
+    BadSubjectError,
     BucketNotFoundError,
     ConfigError,
     ConsumerNotFoundError,
@@ -23,8 +24,9 @@ from natty.errors import (
     UnsupportedError,
     WrongLastSequenceError,
 )
-from natty.message import Headers, check_subject, encode_headers, parse_headers
+from natty.message import Headers, check_subject, delivered_subject, encode_headers, parse_headers
 from natty.outgoing import MESSAGE_ID, TTL
+from natty.text import legible
 
 OWN_API = "$JS.API"  # of the domain and account that we are connected to
 LARGEST = 2**63 - 1  # the largest integer of the server's documents
@@ -171,6 +173,7 @@ class JetStream:
         headers: Headers | None = None,
         timeout: float | None = None,
         stream: str = "",
+        verbatim: bool = False,
     ) -> PubAck:
         """Publish and return the stream's ack.
 
@@ -178,9 +181,9 @@ class JetStream:
         server refused, PublishError; WrongLastSequenceError for an expectation that does not hold. RequestTimeoutError
         and NotConnectedError mean doubt: it may be stored or not; with a `Nats-Msg-Id` it is sent again until `timeout`
         first, also while a cluster is still storing an earlier try. With `stream`, a missing one is told at once:
-        StreamNotFoundError.
+        StreamNotFoundError. `verbatim`: the subject is that of a delivered message, whatever characters it has.
         """
-        check_subject(subject)
+        delivered_subject(subject) if verbatim else check_subject(subject)
         wire = self.write_subject(subject)
         if headers and TTL in headers:  # an older server would store it for ever
             self.require("a message's ttl", *MESSAGE_TTL)
@@ -220,8 +223,11 @@ class JetStream:
         """Return the message at a sequence, or the last one on a subject, from the stream's leader; None if none.
 
         With both, the first one on the subject from the sequence on; it may have wildcards then.
-        A hint: only a conditional publish tells whether it is still the last one.
+        A hint: only a conditional publish tells whether it is still the last one. A byte of its subject that is not
+        UTF-8 reads U+FFFD: the answer is JSON. BadSubjectError for a subject that can't be asked for in JSON.
         """
+        if legible(subject) != subject:
+            raise BadSubjectError(f"subject {subject!r} is not UTF-8: the server's API can't be asked for it")
         body: dict[str, Any] = {"seq": sequence} if sequence or not subject else {}
         if subject:
             body["next_by_subj" if sequence else "last_by_subj"] = subject

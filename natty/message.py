@@ -6,6 +6,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from natty.errors import BadSubjectError
+from natty.text import decode, encode, legible
 
 if TYPE_CHECKING:
     from natty.connection import Connection
@@ -18,7 +19,7 @@ Headers = Mapping[str, str | list[str]]
 
 
 _TOKEN = re.compile(r"[^\s.\x00-\x1f]+")
-_BREAK = re.compile(rb"[\x00-\x20]")  # ends a word of a protocol line, or the line
+_BREAK = re.compile(rb"[ \t\r\n]")  # ends a word of a protocol line, or the line
 
 
 @lru_cache(maxsize=4096)
@@ -34,20 +35,31 @@ def check_subject(subject: str) -> bytes:
             raise BadSubjectError(f"subject {subject!r} has the wildcard {token}: name one subject to publish on")
         if not _TOKEN.fullmatch(token):
             raise BadSubjectError(f"subject {subject!r} has a blank or a control character in {token!r}")
-    return subject.encode()
+    return wire_word(subject)
+
+
+def delivered_subject(subject: str) -> bytes:
+    """Return the bytes of a subject that the server delivered once, to publish on it again.
+
+    The server takes more than `check_subject` does: control characters and wildcards, too. BadSubjectError for what
+    it can't have delivered.
+    """
+    if not all(subject.split(".")):
+        raise BadSubjectError(f"subject {subject!r} has an empty token: no message can have been delivered on it")
+    return wire_word(subject)
 
 
 def wire_word(text: str | bytes) -> bytes:
     """Return a subject, with wildcards or without, or the name of a queue as one word of a protocol line.
 
-    BadSubjectError if it is empty, or has a blank or a control character: it would begin another word or line.
+    BadSubjectError if it is empty, or has a blank or a line break: it would begin another word or line.
     """
     try:
-        word = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
+        word = encode(text) if isinstance(text, str) else text
     except UnicodeEncodeError as error:
         raise BadSubjectError(f"{text!r} has a character that UTF-8 can't encode") from error
     if not word or _BREAK.search(word):
-        raise BadSubjectError(f"{text!r} is empty, or has a blank or a control character: no subject or queue can be")
+        raise BadSubjectError(f"{text!r} is empty, or has a blank or a line break: no subject or queue can be")
     return word
 
 
@@ -67,9 +79,7 @@ def parse_headers(block: bytes) -> dict[str, list[str]]:
     for line in block.split(b"\r\n")[1:]:
         name, colon, value = line.partition(b":")
         if colon:
-            headers.setdefault(name.decode("utf-8", "surrogateescape"), []).append(
-                value.strip(b" \t").decode("utf-8", "surrogateescape")
-            )
+            headers.setdefault(decode(name), []).append(decode(value.strip(b" \t")))
     return headers
 
 
@@ -98,7 +108,7 @@ def encode_headers(headers: Headers) -> bytes:
             if ":" in name:
                 raise ValueError(f"header {name!r} has a colon in its name: what follows would be read as its value")
             lines.append(f"{name}: {one}")
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("utf-8", "surrogateescape")
+    return encode("\r\n".join(lines) + "\r\n\r\n")
 
 
 def ack_tokens(reply: bytes) -> list[bytes]:
@@ -213,8 +223,8 @@ class Message:
 
     @property
     def subject(self) -> str:
-        """The subject it was published on."""
-        return self._raw[0].decode()
+        """The subject it was published on; a byte that is not UTF-8 is a lone surrogate in it (see `natty.text`)."""
+        return decode(self._raw[0])
 
     @property
     def data(self) -> bytes:
@@ -223,7 +233,7 @@ class Message:
 
     @property
     def headers(self) -> dict[str, list[str]]:
-        """The headers, every value of a repeated name in order."""
+        """The headers, every value of a repeated name in order; bytes that are not UTF-8 as in `subject`."""
         return parse_headers(self._raw[2])
 
     @property
@@ -235,7 +245,7 @@ class Message:
     @property
     def stream(self) -> str:
         """The stream's name."""
-        return ack_tokens(self._raw[1])[2].decode()
+        return decode(ack_tokens(self._raw[1])[2])
 
     @property
     def sequence(self) -> int:
@@ -264,7 +274,7 @@ class Message:
         """Give it up: the server never delivers it to this consumer again. `reason` goes into the server's advisory."""
         if not isinstance(reason, str):
             raise TypeError(f"the reason to give a message up must be a str and is of type {type(reason).__name__}")
-        self._settle(b"+TERM" + (b" " + reason.encode("utf-8", "backslashreplace") if reason else b""))
+        self._settle(b"+TERM" + (b" " + legible(reason).encode() if reason else b""))
 
     def in_progress(self) -> None:
         """Restart its `ack_wait`: work on it goes on."""

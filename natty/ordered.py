@@ -29,6 +29,7 @@ RETRY_DELAY = 0.1  # seconds before a lost session is replaced; doubles up to th
 RETRY_DELAY_MAX = 2.0
 RECHECK = 0.25  # seconds between two questions whether the leader's last message is still there
 CONFIRM = 1.0  # seconds after which a leader that knows less than we do is asked again: was the stream rolled back?
+LARGEST_REQUEST = 2**31 - 1  # bytes; no message is larger
 IDLE_CONSUMER = 30.0  # seconds after which the server removes a consumer that nobody asks
 
 
@@ -311,7 +312,7 @@ class Ordered:
                 self._lose(session, "a message is missing")
             return
         if status == 409 and "exceeds max" in text.lower():
-            self._max_bytes *= 2
+            self._max_bytes = min(2 * self._max_bytes, LARGEST_REQUEST)
         elif status not in (404, 408) and text != "Batch Completed":
             self._lose(session, f"{status} {text}")
             return

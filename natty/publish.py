@@ -15,6 +15,7 @@ from natty.jetstream import JetStream, in_process, read_ack
 from natty.message import Headers, RawMessage, as_payload, encode_headers, status_of
 from natty.observed import PUBLISHER
 from natty.outgoing import addresses, expecting, publish_headers
+from natty.text import decode
 from natty.window import PublisherOptions, Waiting
 
 logger = logging.getLogger("natty.publish")
@@ -349,7 +350,7 @@ class Publisher:
         if not payload and status_of(block)[0] == 503:  # a leader is being elected, or there is no such subject
             self._send_later(number, "no stream takes this subject: create one whose subjects cover it")
             return
-        subject = self._waiting[number].subject.decode()
+        subject = decode(self._waiting[number].subject)
         try:
             ack = read_ack(payload, subject)
         except (PublishError, WrongLastSequenceError) as error:

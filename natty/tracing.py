@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from natty.message import Headers, Message
+from natty.text import legible
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Link, Span, Tracer
@@ -103,12 +104,12 @@ def _tracer() -> Tracer | None:
 
 def _operation(name: str, kind: str, subject: str = "") -> dict[str, Any]:
     known = {"messaging.system": "nats", "messaging.operation.name": name, "messaging.operation.type": kind}
-    return known | ({"messaging.destination.name": subject} if subject else {})
+    return known | ({"messaging.destination.name": legible(subject)} if subject else {})
 
 
 def _of(message: Message) -> dict[str, Any]:
     known = {"messaging.message.body.size": len(message.data), "messaging.nats.sequence": message.sequence}
-    return known | ({"messaging.message.id": message.msg_id} if message.msg_id else {})
+    return known | ({"messaging.message.id": legible(message.msg_id)} if message.msg_id else {})
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import msgspec
 
 from natty.errors import PublishError
+from natty.text import decode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ class Waiting(msgspec.Struct, gc=False):
 
     def failed(self, reason: str) -> PublishError:
         """Return the error that names it."""
-        subject = self.subject.decode()
+        subject = decode(self.subject)
         name = f"message {self.msg_id!r}" if self.msg_id else f"a message of {len(self.data)} bytes"
         return PublishError(
             f"{name} on {subject}: {reason}",

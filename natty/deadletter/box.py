@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from natty.deadletter.letter import MESSAGE_ID, Letter, LetterFilter, fit, prefix_of, read_letter
+from natty.deadletter.letter import MESSAGE_ID, BadLetterError, Letter, LetterFilter, fit, prefix_of, read_letter
 from natty.deadletter.streams import LETTERS
 from natty.errors import (
     BadSubjectError,
@@ -17,6 +18,8 @@ from natty.errors import (
 )
 from natty.jetstream import JetStream, StoredMessage
 from natty.stream import check_name, stream_state
+
+logger = logging.getLogger("natty.deadletter")
 
 RETRY_FOR = "Natty-Retry-For"
 """Header of a message that was published again: the consumer that it is for. Others that know it may pass it over."""
@@ -58,7 +61,10 @@ class LetterBox:
     async def ls(
         self, wanted: LetterFilter = ALL, *, newest_first: bool = False, limit: int | None = None
     ) -> AsyncIterator[Letter]:
-        """Yield the letters that are there now, the oldest first; those that come meanwhile are not among them."""
+        """Yield the letters that are there now, the oldest first; those that come meanwhile are not among them.
+
+        A message that is not a letter is passed over and logged.
+        """
         state = await self._state()
         first, last = state["first_seq"], state["last_seq"]
         letters = self._backward(wanted, first, last) if newest_first else self._forward(wanted, first, last)
@@ -134,7 +140,12 @@ class LetterBox:
     async def _forward(self, wanted: LetterFilter, first: int, last: int) -> AsyncIterator[Letter]:
         while first <= last and (stored := await self._next(wanted, first)) and stored.sequence <= last:
             first = stored.sequence + 1
-            if wanted.takes(letter := read_letter(stored)):
+            try:
+                letter = read_letter(stored)
+            except BadLetterError as error:
+                logger.warning("%s", error)
+                continue
+            if wanted.takes(letter):
                 yield letter
 
     async def _backward(self, wanted: LetterFilter, first: int, last: int) -> AsyncIterator[Letter]:
@@ -154,9 +165,11 @@ class LetterBox:
             raise PublishError("it was buried without its payload, which was gone from the stream")
         if not letter.subject:
             raise PublishError("its subject found no room in the letter")
+        if not letter.subject_known:
+            raise PublishError("its subject is not UTF-8, and the server tells only that: read and publish it yourself")
         room = int(self._jetstream.connection.server_info["max_payload"]) - len(letter.data)
         headers = fit(headers_again(letter), room)
-        await self._jetstream.publish(letter.subject, letter.data, headers=headers, stream=letter.stream)
+        await self._jetstream.publish(letter.subject, letter.data, headers=headers, stream=letter.stream, verbatim=True)
 
     async def _remove(self, sequence: int) -> bool:
         """Delete a letter; return whether it was there."""

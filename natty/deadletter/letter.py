@@ -1,8 +1,9 @@
 """A dead letter on the wire: its subject names the original, its headers say what happened, its payload is the same.
 
 Subject: `$NATTY.<letters' stream>.<stream>.<consumer>.<sequence>.<original subject>`. The part behind the sequence is
-missing where the original was gone, or where its subject is very long. One subject a letter, so that a conditional
-write stores it once.
+missing where the original was gone, or where its subject is very long or not UTF-8, or has characters that no client
+publishes on: it is in the header `Natty-Dead-Subject` then. One subject a letter, so that a conditional write stores
+it once.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from pathlib import Path
 
 import msgspec
 
-from natty.errors import NattyError
+from natty.errors import BadSubjectError, NattyError
 from natty.jetstream import StoredMessage
-from natty.message import Message, encode_headers
+from natty.message import Message, check_subject, encode_headers
 from natty.stream import check_name
+from natty.text import encode, legible
 
 FACT = "Natty-Dead-"  # begins our own headers
 ORIGINAL = (
@@ -28,6 +30,7 @@ ORIGINAL = (
 MESSAGE_ID = "Nats-Msg-Id"
 MAX_HEADER_BYTES = 65_535  # of one message in a stream; the server refuses more whatever its max_payload is
 MAX_SUBJECT_BYTES = 2048  # of a letter's; the server ends the session of who sends a line of more than 4096
+REPLACED = "\ufffd"  # what the server's JSON has for a byte that is not UTF-8
 REASON_CHARACTERS = 500
 TRACEBACK_LINES = 8
 TRACEBACK_CHARACTERS = 2000
@@ -48,6 +51,7 @@ class Original:
     data: bytes = b""
     time_ns: int = 0
     deliveries: int = 0
+    subject_known: bool = True  # False: as the server's API tells it, which is another one
 
     @classmethod
     def of(cls, message: Message) -> Original:
@@ -71,7 +75,8 @@ class Letter:
     stream: str
     consumer: str
     original_sequence: int
-    subject: str  # "" if the original was gone
+    subject: str  # "" if the original was gone; bytes that are not UTF-8 as in `Message.subject`
+    subject_known: bool  # whether that is the original's, byte for byte: the server's API tells only UTF-8
     has_payload: bool  # whether the original was still there when the letter was written
     time: str  # when the stream stored the original, RFC 3339; "" if unknown
     buried: str  # when the letter was stored
@@ -117,7 +122,17 @@ def subject_of(prefix: str, original: Original, consumer: str) -> str:
     """Return the subject of the letter about an original."""
     short = f"{prefix}.{original.stream}.{consumer}.{original.sequence}"
     whole = f"{short}.{original.subject}"
-    return whole if original.subject and len(whole.encode()) <= MAX_SUBJECT_BYTES else short
+    return whole if _says_all(original) and len(encode(whole)) <= MAX_SUBJECT_BYTES else short
+
+
+def _says_all(original: Original) -> bool:
+    """Return whether a letter's subject can end with the original's, and be asked for."""
+    subject = original.subject
+    try:
+        check_subject(subject)
+    except BadSubjectError:
+        return False
+    return legible(subject) == subject and (REPLACED not in subject or not original.subject_known)
 
 
 def identity_of(original: Original, consumer: str) -> str:
@@ -133,8 +148,11 @@ def headers_of(
 ) -> dict[str, str | list[str]]:
     """Return the letter's headers, what matters most first, as many as `room` bytes take.
 
-    The subject says stream, consumer, sequence and subject once more, so these are the first to go after the traceback.
+    The subject says stream, consumer, sequence and subject once more, so these are the first to go after the traceback;
+    what only a header can say of the subject is among the first.
     """
+    subject = original.subject if original.subject_known else ""
+    only_here = {} if _says_all(original) else {FACT + "Subject": subject}
     told = {
         FACT + "Reason": one_line(reason, REASON_CHARACTERS),
         FACT + "Deliveries": str(original.deliveries),
@@ -150,10 +168,10 @@ def headers_of(
         FACT + "Stream": original.stream,
         FACT + "Consumer": consumer,
         FACT + "Sequence": str(original.sequence),
-        FACT + "Subject": original.subject,
+        FACT + "Subject": subject,
     }
     failure = _failure(error) if error else {}
-    return fit({MESSAGE_ID: identity_of(original, consumer), **kept, **told, **origin, **failure}, room)
+    return fit({MESSAGE_ID: identity_of(original, consumer), **only_here, **kept, **told, **origin, **failure}, room)
 
 
 def fit(headers: Mapping[str, str | list[str]], room: int) -> dict[str, str | list[str]]:
@@ -197,6 +215,7 @@ def _read(stored: StoredMessage) -> Letter:
         consumer=consumer,
         original_sequence=int(sequence),
         subject=rest[0] if rest else fact("Subject"),
+        subject_known=not (rest and REPLACED in rest[0]),
         has_payload=FACT + "Payload" not in headers,
         time=fact("Time"),
         buried=stored.time,
@@ -234,6 +253,14 @@ def rfc3339(time_ns: int) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{nanoseconds:09}Z"
 
 
+def reason_of(error: BaseException) -> str:
+    """Return an error as a reason, `Type: text`, as text that can be logged, whatever its `__str__` does."""
+    try:
+        return legible(f"{type(error).__name__}: {error}")
+    except Exception as fault:
+        return f"{type(error).__name__}, whose text can't be had: {type(fault).__name__}"
+
+
 def one_line(text: str, characters: int) -> str:
     """Return the text as one line that a header can hold, cut to so many characters."""
     line = " ".join(text[: 4 * characters].encode("utf-8", "backslashreplace").decode().split())
@@ -249,7 +276,7 @@ def _failure(error: BaseException) -> dict[str, str]:
     text = "".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace").decode()
     last_lines = text[-TRACEBACK_CHARACTERS:].rstrip().splitlines()[-TRACEBACK_LINES:]
     return {
-        FACT + "Error": one_line(f"{type(error).__name__}: {error}", REASON_CHARACTERS),
+        FACT + "Error": one_line(reason_of(error), REASON_CHARACTERS),
         FACT + "Digest": digest_of(error),
         FACT + "Traceback": msgspec.json.encode(last_lines).decode(),
     }

@@ -6,19 +6,22 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from natty.deadletter.letter import Original
+from natty.deadletter.letter import REPLACED, Original
 from natty.deadletter.streams import ADVISORIES_AGE, GAVE_UP, TERMINATED
 from natty.errors import NattyError, NotConnectedError, StreamNotFoundError
 from natty.jetstream import JetStream, StoredMessage
-from natty.message import Message
+from natty.message import Batch, Message
+from natty.ordered import Ordered, OrderedOptions
 from natty.pull import Pull, PullOptions
 from natty.stream import NANOSECONDS, check_name, ensure_consumer
+from natty.text import decode
 from natty.units import parse_time
 
 if TYPE_CHECKING:
@@ -30,7 +33,13 @@ BURIED = "natty: buried"
 """The reason to `term` a message with after `bury`: an advisory that carries it makes no second letter."""
 RETRY_DELAY = 1.0  # seconds before the watch begins anew; doubled for each look at the same advisory
 RETRY_DELAY_MAX = 300.0
+EXACT_WITHIN = 5.0  # seconds that it may take to read a subject that is not UTF-8
+ALL = "*"  # the consumers of a stream
 CLOCKS_APART = 60  # seconds at most between the clocks of two servers of a cluster
+
+
+class BadAdvisoryError(NattyError):
+    """A message among the advisories is none of this consumer's."""
 
 
 class Advisory(msgspec.Struct, frozen=True):
@@ -73,12 +82,16 @@ class Advisory(msgspec.Struct, frozen=True):
 class Watch:
     """Buries what the server gave up on for one consumer.
 
-    The advisories wait in a work-queue stream, and are acknowledged when the letter is durable.
+    The advisories wait in a work-queue stream, and are acknowledged when the letter is durable. `advised` are the
+    consumers that they are about, `*` for all of the stream's; letters name `consumer`.
     """
 
-    def __init__(self, jetstream: JetStream, letters: DeadLetters, stream: str, consumer: str) -> None:
+    def __init__(
+        self, jetstream: JetStream, letters: DeadLetters, stream: str, consumer: str, advised: str = ""
+    ) -> None:
         self.stream, self.consumer = check_name("stream", stream), check_name("consumer", consumer)
-        self.durable = durable_of(stream, consumer)
+        self.advised = ALL if advised == ALL else check_name("consumer", advised or consumer)
+        self.durable = durable_of(stream, self.advised, consumer if advised == ALL else "")
         self._jetstream = jetstream
         self._letters = letters
         self._complete = False  # whether the streams and the consumer are there, as far as we know
@@ -100,7 +113,7 @@ class Watch:
     async def _ensure(self) -> None:
         await self._letters.ensure()
         settings = {
-            "filter_subjects": [f"{kind}.{self.stream}.{self.consumer}" for kind in (GAVE_UP, TERMINATED)],
+            "filter_subjects": [f"{kind}.{self.stream}.{self.advised}" for kind in (GAVE_UP, TERMINATED)],
             "inactive_threshold": ADVISORIES_AGE,  # what it has not seen by then is gone as well
             "description": f"dead letters of consumer {self.consumer} of stream {self.stream}",
         }
@@ -131,25 +144,32 @@ class Watch:
     async def _settle(self, message: Message) -> None:
         """Acknowledge the advisory when the letter is durable; otherwise it comes again."""
         try:
-            await self._bury(msgspec.json.decode(message.data, type=Advisory))
+            await self._bury(read_advisory(message.data))
             message.ack()
         except NotConnectedError as error:
             logger.info("%r: an advisory is looked at again later: %s", self, error)
-        except msgspec.DecodeError as error:
+        except BadAdvisoryError as error:
             logger.warning("%r: an advisory can't be read: %s", self, error)
             message.ack()
-        except NattyError as error:
-            delay = min(RETRY_DELAY * 2**message.deliveries, RETRY_DELAY_MAX)
-            logger.warning("%r: a letter could not be stored, again in %g s: %s", self, delay, error)
+        except Exception as error:  # whatever it is, the other advisories are looked at
+            known, delay = isinstance(error, NattyError), delay_of(message.deliveries)
+            text = "%r: a letter could not be stored, again in %g s: %s"
+            logger.warning(text, self, delay, error, exc_info=not known)
             message.nak(delay)
 
     async def _bury(self, advisory: Advisory) -> None:
+        if advisory.stream != self.stream or self.advised not in (ALL, advisory.consumer):
+            raise BadAdvisoryError(f"it names consumer {advisory.consumer!r} of stream {advisory.stream!r}")
         if advisory.reason == BURIED:
             return
         stored = await self._find(advisory)
-        if stored is None and await self._letters.buried(advisory.stream, advisory.stream_seq, advisory.consumer):
+        if stored is None and await self._letters.buried(self.stream, advisory.stream_seq, self.consumer):
             return  # buried with its payload before it was terminated
-        sequence = await self._letters.store(advisory.original(stored), advisory.consumer, advisory.letter_reason)
+        original = advisory.original(stored)
+        if REPLACED in original.subject:
+            exact = await self._exact_subject(original.sequence)
+            original = replace(original, subject=exact or original.subject, subject_known=bool(exact))
+        sequence = await self._letters.store(original, self.consumer, advisory.letter_reason)
         what = "" if stored else ", without its payload: the stream has it no more"
         logger.warning(
             "message %d of %s is dead letter %d%s: %s",
@@ -160,13 +180,39 @@ class Watch:
     async def _find(self, advisory: Advisory) -> StoredMessage | None:
         """Return the message that the server gave up on, None if its stream has it no more."""
         try:
-            stored = await self._jetstream.read(advisory.stream, sequence=advisory.stream_seq)
+            stored = await self._jetstream.read(self.stream, sequence=advisory.stream_seq)
         except StreamNotFoundError:
             return None
         return stored if stored and advisory.is_about(stored) else None
 
+    async def _exact_subject(self, sequence: int) -> str:
+        """Return a subject byte for byte, as only a delivery tells it; "" where the stream allows none beside ours."""
+        options = OrderedOptions(start=sequence, max_messages=1, headers_only=True)
+        with suppress(NattyError, TimeoutError):
+            async with (
+                asyncio.timeout(EXACT_WITHIN),
+                aclosing(Ordered(self._jetstream, self.stream, options).__aiter__()) as steps,
+            ):
+                async for step in steps:
+                    if isinstance(step, Batch):
+                        return decode(step.subjects[0]) if step.sequences[0] == sequence else ""
+        return ""
 
-def durable_of(stream: str, consumer: str) -> str:
+
+def read_advisory(data: bytes) -> Advisory:
+    """Return an advisory. BadAdvisoryError: everybody who may publish on its subject can have written it."""
+    try:
+        return msgspec.json.decode(data, type=Advisory)
+    except (ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise BadAdvisoryError(str(error)) from error
+
+
+def delay_of(deliveries: int) -> float:
+    """Return the seconds before the next look at an advisory that was delivered so often."""
+    return min(RETRY_DELAY * 2.0 ** min(deliveries, 30), RETRY_DELAY_MAX)
+
+
+def durable_of(stream: str, consumer: str, shown: str = "") -> str:
     """Return the name of the advisories' consumer: readable, and no other stream and consumer have it."""
     digest = hashlib.blake2b(f"{stream}.{consumer}".encode(), digest_size=6).hexdigest()
-    return f"{stream[:64]}-{consumer[:64]}-{digest}"
+    return f"{stream[:64]}-{(shown or consumer)[:64]}-{digest}"

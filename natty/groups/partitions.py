@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from natty.text import encode
+
 WHOLE_SUBJECT = ">"  # the filter of a group that names none
 _FNV_OFFSET = 2166136261
 _FNV_PRIME = 16777619
@@ -113,4 +115,4 @@ def fnv1a(data: bytes) -> int:
 
 def partition_of(key: str, partitions: int) -> int:
     """Return the partition that the server puts a key into."""
-    return fnv1a(key.encode()) % partitions
+    return fnv1a(encode(key)) % partitions

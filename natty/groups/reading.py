@@ -20,6 +20,7 @@ from natty.message import Batch
 from natty.pin import Pin
 from natty.pull import Pull, PullOptions
 from natty.receipts import Receipts
+from natty.text import decode
 
 logger = logging.getLogger("natty.groups")
 
@@ -124,7 +125,7 @@ class Reading:
         it answers to what is said of a message last. On replicas the count of what is open stands still then.
         """
         if self._last_reply:
-            await self._jetstream.connection.request(self._last_reply.decode(), b"+WPI", timeout=FLUSH_TIMEOUT)
+            await self._jetstream.connection.request(decode(self._last_reply), b"+WPI", timeout=FLUSH_TIMEOUT)
         before = -1
         while (now := int((await self._info())["num_ack_pending"])) not in (0, before):
             before = now

@@ -13,12 +13,14 @@ from natty.bodies import BodyError
 from natty.connection import Connection
 from natty.deadletter import BURIED, DeadLetterOptions, DeadLetters
 from natty.deadletter.box import RETRY_FOR
+from natty.deadletter.letter import reason_of
 from natty.errors import NattyError
 from natty.groups.stint import Stint
 from natty.handler import FromThreads, Handler, caller, is_async
 from natty.jetstream import JetStream
 from natty.lanes import Lanes, OrderedBy, Turn, key_by
 from natty.message import Message, RawMessage
+from natty.text import decode
 from natty.workers import Workers
 
 logger = logging.getLogger("natty.groups")
@@ -35,12 +37,12 @@ class PartitionedMessage(Message):
     @property
     def subject(self) -> str:
         """The subject without the partition token."""
-        return self._raw[0].partition(b".")[2].decode() or self._raw[0].decode()
+        return decode(self._raw[0].partition(b".")[2] or self._raw[0])
 
     @property
     def partition(self) -> str:
         """The partition that it is in."""
-        return self._raw[0].partition(b".")[0].decode()
+        return decode(self._raw[0].partition(b".")[0])
 
 
 class _Turn(Turn):
@@ -303,13 +305,14 @@ class Work:
         """Make a dead letter of the message and terminate it; return whether that is done."""
         if self.letters is None:
             return False
-        reason = f"{type(error).__name__}: {error}"
+        reason = reason_of(error)
         try:
             await self.letters.ensure()
             await self.letters.bury(message, consumer=self._group, reason=reason, error=error)
             message.term(BURIED)
-        except NattyError as refused:
-            logger.error("%r could not be buried, it is tried again: %s", message, refused, extra={"action": "bury"})
+        except Exception as refused:  # one that nobody thought of must not end all the others' handling
+            text, unknown = "%r could not be buried, it is tried again: %s", not isinstance(refused, NattyError)
+            logger.error(text, message, refused, exc_info=unknown, extra={"action": "bury"})
             return False
         logger.error("%r is a dead letter: %s", message, reason, extra={"action": "dead letter"})
         self.buried += 1

@@ -16,6 +16,7 @@ from natty.deadletter.letter import (
     one_line,
     prefix_of,
     read_letter,
+    reason_of,
     rfc3339,
     subject_of,
 )
@@ -217,3 +218,14 @@ def test_a_filter_is_one_of_names():
     for wrong in ({"stream": "A.*"}, {"consumer": ">"}):
         with pytest.raises(BadNameError):
             LetterFilter(**wrong)
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise ZeroDivisionError
+
+
+def test_a_reason_can_be_had_of_any_error_and_logged():
+    assert reason_of(ValueError("no \udcff")) == r"ValueError: no \xff"
+    assert reason_of(Unspeakable()) == "Unspeakable, whose text can't be had: ZeroDivisionError"
+    assert headers_of(ORDER, "mailer", "why", Unspeakable(), MAX_HEADER_BYTES)["Natty-Dead-Error"].startswith("Unsp")

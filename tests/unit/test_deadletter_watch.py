@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from natty.deadletter.watch import Advisory, durable_of
+from natty.deadletter.watch import RETRY_DELAY_MAX, Advisory, BadAdvisoryError, delay_of, durable_of, read_advisory
 from natty.jetstream import StoredMessage
 
 GAVE_UP = b"""{"type":"io.nats.jetstream.advisory.v1.max_deliver","id":"LhQvGeG2lLVLQehfpOhZPu",
@@ -48,3 +48,14 @@ def test_an_original_that_is_gone_is_known_by_its_place():
 def test_names_that_look_alike_have_watches_of_their_own():
     assert durable_of("A-B", "C") != durable_of("A", "B-C")
     assert len(durable_of("S" * 255, "C" * 255)) <= 255
+
+
+def test_the_pause_before_another_look_is_bounded_however_often_there_was_one():
+    assert [delay_of(deliveries) for deliveries in (1, 2, 3)] == [2.0, 4.0, 8.0]
+    assert {delay_of(deliveries) for deliveries in (9, 1024, 10**18)} == {RETRY_DELAY_MAX}
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b'{"type":"\xff"}', b"[" * 100_000, b"{}", b'{"deliveries":1e400}'])
+def test_what_is_no_advisory_is_told_by_our_own_error(data):
+    with pytest.raises(BadAdvisoryError):
+        read_advisory(data)

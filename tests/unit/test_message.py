@@ -10,6 +10,7 @@ from natty.message import (
     ack_tokens,
     as_payload,
     check_subject,
+    delivered_subject,
     encode_headers,
     parse_headers,
     status_of,
@@ -105,13 +106,13 @@ def test_data_that_is_not_bytes_is_named_with_what_to_do(data):
         as_payload(data)
 
 
-@pytest.mark.parametrize("text", ["a\r\nPUB b 0", "a\nb", "a b", "a\tb", "a\x00", "", b"a\r\n", b"a b", b"", "a\ud800"])
+@pytest.mark.parametrize("text", ["a\r\nPUB b 0", "a\nb", "a b", "a\tb", "", b"a\r\n", b"a b", b"", "a\ud800"])
 def test_a_word_that_would_end_its_line_is_refused(text):
     with pytest.raises(BadSubjectError):
         wire_word(text)
 
 
-@pytest.mark.parametrize("text", ["a", "a.*.>", "$JS.API.INFO", "größe", b"a.\xff", "a.\udcff", "\u00a0"])
+@pytest.mark.parametrize("text", ["a", "a.*.>", "$JS.API.INFO", "größe", b"a.\xff", "a.\udcff", "\u00a0", "a\x00\x1b"])
 def test_any_other_word_goes_over_the_wire_as_it_is(text):
     assert wire_word(text) == (text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape"))
 
@@ -195,3 +196,23 @@ def test_a_subject_that_would_break_the_protocol_is_refused(subject, words):
 @pytest.mark.parametrize("subject", ["a", "orders.eu.1", "$KV.b.k/1=2", "größe.x", "a*b.c>d"])
 def test_any_other_subject_is_taken(subject):
     assert check_subject(subject) == subject.encode()
+
+
+@pytest.mark.parametrize("subject", [b"a.\xff", b"\xed\xa0\x80", b"a.\x1b[2J", b"a\x00", b"a.*", "a.\u2003b".encode()])
+def test_a_delivered_subject_is_text_that_gives_the_same_bytes_again(subject):
+    message = Message((subject, b"$JS.ACK.S.c.1.7.7.1.0", b"NATS/1.0\r\nNats-Msg-Id: \xff\r\n\r\n", b""))
+    assert delivered_subject(message.subject) == subject
+    assert encode_headers(message.headers) == b"NATS/1.0\r\nNats-Msg-Id: \xff\r\n\r\n"
+    repr(message).encode()
+    assert "\x1b" not in repr(message)
+
+
+@pytest.mark.parametrize("subject", ["", "a..b", "a.", "a b", "a\tb", "a\r\nPUB x 0", "a.\ud800"])
+def test_no_message_was_delivered_on_what_would_break_the_protocol(subject):
+    with pytest.raises(BadSubjectError):
+        delivered_subject(subject)
+
+
+def test_a_surrogate_that_stands_for_no_byte_is_no_subject():
+    with pytest.raises(BadSubjectError, match="UTF-8 can't encode"):
+        check_subject("a.\ud800")

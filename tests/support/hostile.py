@@ -1,0 +1,35 @@
+"""Subjects that the server takes and no careful client would publish on."""
+
+import asyncio
+
+from patient import PATIENCE
+
+TAILS = (
+    b"\xff\xfe",  # not UTF-8
+    b"\xed\xa0\x80",  # a lone surrogate, encoded
+    b"a\x1b[2J\x1b]0;title\x07",  # what a terminal acts on
+    b"a\x00b",
+    b"a\xc2\x9b31m",  # C1
+    b"a\xe2\x80\x83b",  # a blank that is not ASCII
+    b"a.*",
+    b"[red]x",
+    b"\xef\xbf\xbd",  # what stands for bytes that are not UTF-8 in the server's answers
+)
+HEADERS = b"NATS/1.0\r\nNats-Msg-Id: \xff%d\r\nX-\xfe: \xff \x1b[31m\r\nOdd\nName: two\nlines\r\n\r\n"
+
+
+async def publish_raw(natty, subject, data=b"x", headers=b""):
+    """Publish on these bytes, and return the stream's sequence."""
+    reply, answer = natty.connection.expect_answer()
+    natty.connection.put((subject, reply, headers, data))
+    async with asyncio.timeout(PATIENCE):
+        stored = (await answer)[3]
+    return int(stored.partition(b'"seq":')[2].partition(b"}")[0].partition(b",")[0])
+
+
+async def fill_hostile(natty, stream, prefix=b"", tails=TAILS):
+    """Publish one message on each hostile subject of a stream; return the subjects in order."""
+    subjects = [b"%b.%b%b" % (stream.encode(), prefix, tail) for tail in tails]
+    for number, subject in enumerate(subjects):
+        await publish_raw(natty, subject, b"%d" % number, HEADERS % number)
+    return subjects
