@@ -14,10 +14,11 @@ from typing import NamedTuple, TypeVar
 
 from capture.chain import KEPT, Document, Head, HeadReader, decode, document_parts, latest_offline
 from capture.errors import ManifestError, NotStored, SignatureError
+from capture.history import Prefetch
 from capture.identity import SIGNING, Signing, read_claim
 from capture.manifest import Manifest
 from capture.readme import README, VERSION, text, version_of
-from capture.recording import Earlier, Recording
+from capture.recording import HISTORY, Earlier, Recording
 from capture.signing import PublicKeys, split
 from capture.snapshots import Iceberg, folder, hint_path, version_of_copy, version_path
 from capture.stores.contract import Store
@@ -196,12 +197,19 @@ class _Auditor:
         if document is not None and document.token > committed.get(document.number, document.token):
             self.problems.append(f"{path} is of a later term than the one that was committed: it was put there")
 
-    async def _unchanged(self, path: str, digest: str, namer: str, kind: type[Document] | None = None) -> bytes | None:
+    async def _unchanged(
+        self,
+        path: str,
+        digest: str,
+        namer: str,
+        kind: type[Document] | None = None,
+        ahead: Prefetch | None = None,
+    ) -> bytes | None:
         """Return an object that is named with its SHA-256; None if it is not there as it was, which is a problem.
 
         But for a document of this kind that was cleaned up.
         """
-        data = await self._read(path)
+        data = await self._read(path, ahead)
         if data is None:
             if kind is None or not await self._is_over(kind, path):
                 self.problems.append(f"{path} is missing, and {namer} names it")
@@ -211,9 +219,9 @@ class _Auditor:
             return data
         return None
 
-    async def _read(self, path: str) -> bytes | None:
+    async def _read(self, path: str, ahead: Prefetch | None = None) -> bytes | None:
         try:
-            return await self.store.get(path)
+            return await (ahead or self.store).get(path)
         except NotStored:
             return None
 
@@ -272,12 +280,14 @@ class _Auditor:
                 self.notes.append(f"{SIGNING} names more keys than were given: {', '.join(others)}")
 
     async def _history(self, namer: str, earlier: Earlier | None) -> None:
-        while earlier is not None:
-            data = await self._unchanged(earlier.path, earlier.sha256, namer)
-            if data is None:
-                return
-            self.documents += 1
-            namer, earlier = earlier.path, decode(data, earlier.path, Recording).earlier
+        """Follow the recordings of all hours, each of which names the one before it by its SHA-256."""
+        async with Prefetch(self.store, (await self.store.list(HISTORY))[::-1]) as ahead:
+            while earlier is not None:
+                data = await self._unchanged(earlier.path, earlier.sha256, namer, ahead=ahead)
+                if data is None:
+                    return
+                self.documents += 1
+                namer, earlier = earlier.path, decode(data, earlier.path, Recording).earlier
 
 
 def _unreached(noted: Head, head: Head | None) -> str:

@@ -43,6 +43,7 @@ LAYERS = {
         {"decoders", "partitioners", "writers", "layout", "hooks"}
         | {"picture", "coverage", "merging", "planning", "readback", "compact", "readme", "identity", "asked", "floor"},
         {"commit", "sweep", "verdict", "verify", "slots", "underway", "pipeline", "testing", "recording", "audit"}
+        | {"history"}
         | {"iceberg", "trust"},
         {"spark", "state", "source", "durable", "head", "starting"},
         {"pinned", "grouped"},

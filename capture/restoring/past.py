@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any, TypeVar
 
 from capture.audit import HeadReaders, audit
-from capture.chain import Document, Head, decode, fetch, latest_offline, read
+from capture.chain import Document, Head, latest_offline, read
 from capture.config import CaptureConfig
-from capture.errors import ManifestError, NotStored, RestoreRefused
+from capture.errors import RestoreRefused
 from capture.head import head_readers
+from capture.history import recording_at
 from capture.identity import archive_name, claimed, require_archive
 from capture.manifest import BLOCKS, TABLE, Manifest, Stored
 from capture.recording import Configuration, Recording, StreamRecord
@@ -158,34 +158,6 @@ def _newest(store: Store, heads: HeadReaders, kind: type[Document]) -> Callable[
         return head or await latest_offline(store, kind)
 
     return newest
-
-
-async def recording_at(store: Store, newest: Recording, at: float) -> Recording | None:
-    """Return the recording that held at a time (Unix seconds); None if nothing was recorded by then.
-
-    The last ones stand one after the other in their chain, earlier ones by the hour. ManifestError if one was changed.
-    """
-    document: Recording | None = newest
-    while document is not None and document.created > at:
-        document = await _before(store, document)
-    return document
-
-
-async def _before(store: Store, document: Recording) -> Recording | None:
-    if document.parent:
-        try:
-            await store.get_range(document.parent, 0, 1)
-        except NotStored:
-            pass  # cleaned up
-        else:
-            data = await fetch(store, Head(0, 0, document.parent, document.parent_sha256))
-            return decode(data, document.parent, Recording)
-    if (earlier := document.earlier) is None:
-        return None
-    data = await store.get(earlier.path)
-    if sha256(data).hexdigest() != earlier.sha256:
-        raise ManifestError(f"{earlier.path} was changed: its SHA-256 is not the one that was recorded")
-    return decode(data, earlier.path, Recording)
 
 
 async def _all_there(store: Store, objects: list[Stored]) -> None:

@@ -9,8 +9,9 @@ from retaining import stored
 
 from capture.cli.restore import _speed, _start, _time
 from capture.errors import ManifestError
+from capture.history import recording_at
 from capture.recording import Configuration, Consumer, Earlier, Position, Recording, StreamRecord, Unacked
-from capture.restoring.past import Past, Window, bounds, held_then, in_force, recording_at
+from capture.restoring.past import Past, Window, bounds, held_then, in_force
 from capture.restoring.plan import Options, Target, plan_restore
 from capture.restoring.replay import Pace, understood
 from capture.restoring.uptake import LIFTED, MARK, in_making
