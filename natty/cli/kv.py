@@ -18,6 +18,8 @@ from natty import Bucket, Natty
 from natty.cli import connect
 from natty.cli.ask import confirm, seconds
 from natty.cli.run import run_async
+from natty.cli.stream_flags import document_of
+from natty.errors import KeyNotFoundError
 from natty.kv import Entry, Gone, PictureComplete, list_buckets
 
 app = typer.Typer(help="Key-value buckets.", no_args_is_help=True)
@@ -63,12 +65,28 @@ def add(
     storage: Annotated[Storage | None, typer.Option(help="Where it is kept.")] = None,
     max_value_size: Annotated[int | None, typer.Option(min=1, help="Largest value, bytes.")] = None,
     max_bucket_size: Annotated[int | None, typer.Option(min=1, help="Largest size of all, bytes.")] = None,
+    compress: Annotated[bool, typer.Option("--compress", help="Compress it on disk.")] = False,
+    cluster: Annotated[str | None, typer.Option(help="Place it in this cluster.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="Place it on servers that have this tag; repeatable.")] = None,
+    metadata: Annotated[list[str] | None, typer.Option(help="Metadata, as name=value; repeatable.")] = None,
+    republish_source: Annotated[
+        str | None, typer.Option(help="Publish stored values again: those of subjects on this pattern.")
+    ] = None,
+    republish_destination: Annotated[
+        str | None, typer.Option(help="Publish stored values again: on this subject.")
+    ] = None,
+    republish_headers: Annotated[
+        bool, typer.Option("--republish-headers", help="Publish again without values.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Make a bucket. One that is there with the same settings is left as it is, with others it is an error."""
     stream = {"description": description, "max_msg_size": max_value_size, "max_bytes": max_bucket_size}
     settings = {"ttl": ttl, "history": history, "replicas": replicas, "storage": storage and storage.value, **stream}
-    settings |= {"marker_ttl": marker_ttl}
+    settings |= {"marker_ttl": marker_ttl, "compression": "s2" if compress else None}
+    tables = {"cluster": cluster, "tag": tag, "metadata": metadata, "republish_headers": republish_headers or None}
+    tables |= {"republish_source": republish_source, "republish_destination": republish_destination}
+    settings |= document_of(tables)
     _show_status(run_async(_add(nats, bucket, settings)), as_json)
 
 
@@ -153,6 +171,20 @@ def update(
 ) -> None:
     """Store a value if the key is still at a revision; exit status 1 if it isn't."""
     _show_revision(run_async(_write(nats, bucket, "update", key, _value(value), revision=revision, ttl=ttl)), as_json)
+
+
+@app.command()
+@connect.options
+def revert(
+    *,
+    nats: dict[str, Any],
+    bucket: BucketName,
+    key: Key,
+    revision: Annotated[int, typer.Argument(min=1, help="A revision that `natty kv history` shows.")],
+    as_json: Json = False,
+) -> None:
+    """Store the value that a key had at a revision again, if nobody changes the key meanwhile."""
+    _show_revision(run_async(_revert(nats, bucket, key, revision)), as_json)
 
 
 @app.command("del")
@@ -254,6 +286,17 @@ async def _write(settings: dict[str, Any], name: str, verb: str, key: str, value
     async with Natty(**settings) as natty:
         revision: int = await getattr(natty.bucket(name), verb)(key, value, **options)
         return revision
+
+
+async def _revert(settings: dict[str, Any], name: str, key: str, revision: int) -> int:
+    async with Natty(**settings) as natty:
+        bucket = natty.bucket(name)
+        value = (await bucket.get(key, revision=revision)).value
+        try:
+            current = await bucket.get(key)
+        except KeyNotFoundError:
+            return await bucket.create(key, value)
+        return await bucket.update(key, value, revision=current.revision)
 
 
 async def _delete(settings: dict[str, Any], name: str, key: str, revision: int | None) -> None:
