@@ -57,7 +57,10 @@ class Natty:
 
     @classmethod
     async def connect(cls, servers: str | list[str] | None = None, **settings: Any) -> Self:
-        """Connect and return the client; `close` it in the end. Raises as `Connection.open` does."""
+        """Connect and return the client: `close` it in the end, or use it with `async with`, which opens nothing twice.
+
+        Raises as `Connection.open` does.
+        """
         return await cls(servers, **settings).__aenter__()
 
     async def __aenter__(self) -> Self:
@@ -73,9 +76,10 @@ class Natty:
         """Let handlers finish, wait for the outcome of what is published in the background, then end the connection.
 
         Consumptions and members of groups are stopped: their handlers have `shutdown_timeout` seconds, and the server
-        gets their acks. Then what `publish_async` took is stored, or told: PublishError if nobody has been; that takes
-        `give_up` seconds (30) at most after the server's last word. Leaving `async with` does the same. Idempotent;
-        cancelled, it closes at once. Called by a handler it returns at once and closes when that has returned.
+        gets their acks. Elections end: the work is cancelled, the lease released. Then what `publish_async` took is
+        stored, or told: PublishError if nobody has been; that takes `give_up` seconds (30) at most after the server's
+        last word. Leaving `async with` does the same. Idempotent; a closed client can't be opened again. Cancelled, it
+        closes at once. Called by a handler or a leader's work it returns at once, and closes when that has returned.
         """
         await closing.close(self.connection, self.outbox, tell=True)
 

@@ -20,6 +20,7 @@ from natty.errors import (
     PayloadTooLargeError,
     RequestTimeoutError,
 )
+from natty.lifetime import Lifetime
 from natty.link import Link, Outgoing, Sink, checked
 from natty.message import RawMessage, as_payload, status_of, wire_word
 from natty.observed import Observed
@@ -61,7 +62,8 @@ class Connection:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.state = "new"  # new, connected, disconnected, closed
+        self.state = "new"  # new, opening, connected, disconnected, closed
+        self.lifetime = Lifetime()
         self.listeners: list[Callable[[str], None]] = []
         self.leaving: list[Callable[[], Awaitable[None]]] = []  # awaited, all at once, before the connection is closed
         self.refusals: list[Callable[[str], None]] = []  # told what the server does not permit, in its words
@@ -80,6 +82,7 @@ class Connection:
         self._ended, self._connected = asyncio.Event(), asyncio.Event()
         self._supervisor: asyncio.Task[None] | None = None
         self._last_error: Exception | None = None
+        self._opening = asyncio.Lock()
         self._requests = Answers(self.new_inbox())
 
     def __repr__(self) -> str:
@@ -111,22 +114,34 @@ class Connection:
         return b"%b.%b" % (self.config.inbox_prefix.encode(), secrets.token_hex(16).encode())
 
     async def open(self) -> Connection:
-        """Connect to the first server that answers, and stay connected from then on.
+        """Connect to the first server that answers, and stay connected from then on. Once it is open, nothing happens.
 
         Every server is tried once. ConnectError names each and what was wrong with it; AuthorizationError, ConfigError,
-        TLSRequiredError or TLSHandshakeError where that was the reason.
+        TLSRequiredError or TLSHandshakeError where that was the reason. ConnectionClosedError: it was closed.
         """
+        async with self._opening:
+            if self.state == "closed":
+                raise ConnectionClosedError("this client was closed and can't be opened again: make another one")
+            if self._supervisor is None:
+                self.state = "opening"
+                await self._open()
+        return self
+
+    async def _open(self) -> None:
         if fault := await sink_path_fault():
             logger.warning(
                 "falling back to nats-py's own path, several times slower: %s", fault, extra={"action": "fallback"}
             )
             self._make_link = StockLink
-        await self._connect_any()
+        try:
+            await self._connect_any()
+        except NattyError as error:
+            self._last_error = error
+            raise
         self.subscribe(self._requests.subject, self._requests.deliver)
         self._supervisor = asyncio.create_task(
             keep_up("the supervision of a connection", self._supervise), name="natty connection"
         )
-        return self
 
     async def _connect_any(self) -> None:
         failures: list[tuple[str, Exception]] = []
@@ -134,6 +149,8 @@ class Connection:
             try:
                 await self._connect(url)
                 return
+            except ConnectionClosedError:
+                raise
             except Exception as error:  # whatever a driver raises: reasons.py tells the kinds apart
                 failures.append((url, error))
                 self._servers.append(self._servers.pop(self._servers.index(url)))
@@ -144,6 +161,9 @@ class Connection:
         link = self._make_link(self.config)
         link.on_messages, link.on_end, link.on_notice = self._dispatch, self._link_ended, self._notice
         await link.open(url)
+        if self.state == "closed":  # meanwhile
+            link.abort()
+            raise ConnectionClosedError("the client was closed while it connected")
         self._ended.clear()
         self._link, self._url, self.state = link, url, "connected"
         self._max_payload = int(link.info.get("max_payload", DEFAULT_MAX_PAYLOAD))
@@ -228,13 +248,22 @@ class Connection:
         """Return when a session is up. NotConnectedError after `timeout` seconds (default: the configured one)."""
         if self.connected:
             return
-        if self.state == "closed":
-            raise ConnectionClosedError
-        try:
-            async with asyncio.timeout(self.config.timeout if timeout is None else timeout):
-                await self._connected.wait()
-        except TimeoutError:
-            raise NotConnectedError(f"no server answers: {self._last_error}") from self._last_error
+        if self.state not in ("closed", "new"):
+            try:
+                async with asyncio.timeout(self.config.timeout if timeout is None else timeout):
+                    await self._connected.wait()
+            except TimeoutError:
+                reason = self._last_error or "the first try has not ended yet"
+                raise NotConnectedError(f"no server answers: {reason}") from self._last_error
+        if not self.connected:
+            raise self._no_session()
+
+    def _no_session(self) -> NotConnectedError:
+        if self.state == "new":
+            return NotConnectedError(
+                "this client was not opened: use `async with Natty(...)` or `await Natty.connect()`"
+            )
+        return ConnectionClosedError() if self.state == "closed" else NotConnectedError()
 
     def send(self, subject: str | bytes, data: bytes = b"", *, reply: bytes = b"", headers: bytes = b"") -> None:
         """Publish, joined with all that is sent in this turn of the loop. `headers` is a raw block.
@@ -250,7 +279,7 @@ class Connection:
         if not (type(data) is type(subject) is type(reply) is type(headers) is bytes):
             message = subject, reply, headers, data = checked(message)
         if self.state != "connected":
-            raise ConnectionClosedError if self.state == "closed" else NotConnectedError
+            raise self._no_session()
         if len(headers) + len(data) > self._max_payload:
             raise self._too_large(message)
         if not self._out:
@@ -264,7 +293,7 @@ class Connection:
     def send_many(self, messages: list[Outgoing]) -> None:
         """Publish several, in order; as `send`. If one of them is too large or of a wrong type, none is sent."""
         if self.state != "connected":
-            raise ConnectionClosedError if self.state == "closed" else NotConnectedError
+            raise self._no_session()
         messages = [checked(message) for message in messages]
         for message in messages:
             if len(message[2]) + len(message[3]) > self._max_payload:
@@ -276,7 +305,7 @@ class Connection:
     def send_to_each(self, subjects: list[bytes], data: bytes) -> None:
         """Publish the same few bytes on many subjects, in order and at once: acks. As `send`."""
         if self.state != "connected":
-            raise ConnectionClosedError if self.state == "closed" else NotConnectedError
+            raise self._no_session()
         if (link := self._flush()) is not None and subjects:
             link.publish_to_each(subjects, as_payload(data))
 
@@ -415,6 +444,7 @@ class Connection:
         self._requests.fail(ConnectionClosedError)
         self.state = "closed"
         self._ended.set()
+        self._connected.set()  # for those in `ready`
         if self._link is not None:
             self._link.abort()
         self._tell("closed")

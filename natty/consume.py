@@ -12,7 +12,6 @@ from typing import Any, cast
 from natty import tracing
 from natty.background import keep_up
 from natty.bodies import BodyError
-from natty.closing import Running
 from natty.connection import Connection
 from natty.credit import size_of
 from natty.deadletter import BURIED, DeadLetterOptions, DeadLetters
@@ -22,6 +21,7 @@ from natty.errors import ConsumerNotFoundError, NattyError, NotConnectedError, U
 from natty.handler import Call, FromThreads, Handler, caller, is_async, within
 from natty.jetstream import JetStream
 from natty.lanes import Lanes, OrderedBy, Turn, key_by
+from natty.lifetime import Running
 from natty.message import Batch, Message
 from natty.observed import HANDLER
 from natty.pull import Pull, PullOptions
@@ -111,6 +111,7 @@ class Consumption:
             on_stop=self._hand_back,
         )
         self._receipts = Receipts(self._pull)
+        self._begun = False
         self._call: Call | None = None
         self._letters: DeadLetters | None = None
         if handler is not None:
@@ -152,7 +153,11 @@ class Consumption:
         self._pull.stop()
 
     async def __aiter__(self) -> AsyncGenerator[Message, None]:
-        """Yield messages one by one, in order; a message's memory counts until the next one is asked for."""
+        """Yield messages one by one, in order; a message's memory counts until the next one is asked for.
+
+        Once; RuntimeError the second time, as for `run`.
+        """
+        self._begin()
         async with AsyncExitStack() as stack:
             stack.enter_context(self._running(reader=asyncio.current_task()))
             await stack.enter_async_context(self._attended())
@@ -169,9 +174,11 @@ class Consumption:
 
         Running handlers then get `shutdown_timeout` seconds to finish; the others are handed back. A thread can't be
         cut short: the process does not end before a handler in a thread returns.
+        A consumption runs once, RuntimeError the second time; one that was stopped before it ran returns at once.
         """
         if self._call is None:
             raise TypeError("consume() was given no handler: iterate over it with `async for`, or pass one")
+        self._begin()
         if self._in_threads:
             self._settled_by = cast("Connection", FromThreads(self._jetstream.connection))
         loop = asyncio.get_running_loop()
@@ -192,8 +199,14 @@ class Consumption:
         if self._fault is not None:
             raise self._fault
 
+    def _begin(self) -> None:
+        if self._begun:
+            raise RuntimeError(f"{self!r} has run already, or runs: call consume() again for another one")
+        self._begun = True
+
     def _running(self, *, reader: asyncio.Task[Any] | None = None) -> Running:
-        return Running(self._jetstream.connection, self.stop, self.options.shutdown_timeout, reader=reader)
+        lifetime = self._jetstream.connection.lifetime
+        return Running(lifetime, self.stop, self.options.shutdown_timeout, reader=reader)
 
     def _broken(self, fault: BaseException) -> None:
         self._fault = fault

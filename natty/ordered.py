@@ -107,7 +107,7 @@ class Ordered:
         self._heard = 0.0
         self._retry_delay = RETRY_DELAY
         self._wake = asyncio.Event()
-        self._stopping = False
+        self._stopping = self._begun = False
 
     def __repr__(self) -> str:
         state = "stopped" if self._stopping else "reading" if self._session else "waiting"
@@ -124,11 +124,14 @@ class Ordered:
         self._wake.set()
 
     async def __aiter__(self) -> AsyncGenerator[Step, None]:
-        """Yield what happens until `stop`, or the end of the connection.
+        """Yield what happens until `stop`, or the end of the connection. Once: RuntimeError the second time.
 
         Raises what stands in the way at the start: StreamNotFoundError, AuthorizationError, … While there is only no
         connection or no answer, and whatever happens later, it tries again.
         """
+        if self._begun:
+            raise RuntimeError(f"{self!r} was iterated over already, or is: make another one")
+        self._begun = True
         self._connection.listeners.append(self._on_event)
         try:
             while not self._stopping:

@@ -9,7 +9,14 @@ from typing import Self
 
 from natty import tracing
 from natty.connection import Subscription
-from natty.errors import JetStreamError, NattyError, NotConnectedError, PublishError, WrongLastSequenceError
+from natty.errors import (
+    ConnectionClosedError,
+    JetStreamError,
+    NattyError,
+    NotConnectedError,
+    PublishError,
+    WrongLastSequenceError,
+)
 from natty.ingest import APPEND, BATCH_UNKNOWN, END, FAST_INGEST, START, flow_prefix, place_of, read_answer
 from natty.jetstream import JetStream, in_process, read_ack
 from natty.message import Headers, RawMessage, as_payload, encode_headers, status_of
@@ -121,8 +128,11 @@ class Publisher:
     async def publish(self, subject: str, data: bytes, *, msg_id: str = "", headers: Headers | None = None) -> None:
         """Take one message; waits while the window is full, or the connection lost. The outcome shows in `flush`.
 
-        TypeError, ValueError, BadSubjectError: it can't be published, and was not taken.
+        TypeError, ValueError, BadSubjectError: it can't be published, and was not taken; nor after the client was
+        closed: ConnectionClosedError.
         """
+        if self._broken and self._connection.state == "closed":
+            raise ConnectionClosedError("the client is closed: nothing more is published")
         if type(data) is not bytes:
             data = as_payload(data)
         wire_subject, ours = self._address(subject)
@@ -390,7 +400,10 @@ class Publisher:
             self._fail(number, f"given up {when}: {message.refused or reason}")
 
     def _on_event(self, event: str) -> None:
-        if event != "connected" and not self._broken:
+        if event == "closed":
+            self._broken = "no ack yet"
+            self._give_up("because the client was closed", self._broken)
+        elif event != "connected" and not self._broken:
             self._broken = "the connection was lost"
         self._progress.set()
 

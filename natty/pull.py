@@ -63,17 +63,21 @@ class Pull:
         self._on_stop = on_stop
         self._arrived: list[RawMessage] = []
         self._wake = asyncio.Event()
-        self._stopping = False
+        self._stopping = self._begun = False
 
     def __repr__(self) -> str:
         state = "stopping" if self._stopping else "stalled" if self.stalled else "running"
         return f"Pull({self.stream}/{self.durable}, {state}, {self._supply.credit!r})"
 
     async def __aiter__(self) -> AsyncGenerator[Batch, None]:
-        """Yield what arrives until `stop`, or until the connection is closed.
+        """Yield what arrives until `stop`, or until the connection is closed. Once.
 
         ConsumerNotFoundError, StreamNotFoundError: gone for good. ConnectionClosedError: closed before it began.
+        RuntimeError: iterated over a second time.
         """
+        if self._begun:
+            raise RuntimeError(f"{self!r} was iterated over already, or is: make another one")
+        self._begun = True
         if self._connection.state == "closed":
             raise ConnectionClosedError
         self._connection.listeners.append(self._on_event)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,6 +14,8 @@ from natty.errors import AuthorizationError, TLSRequiredError
 from natty.link import Outgoing
 from natty.message import RawMessage, parse_headers
 from natty.sinklink import OpeningClient, stock_options
+
+logger = logging.getLogger("natty.stock")
 
 CLOSE_TIMEOUT = 2.0  # seconds for the driver to say good-bye in; the socket is closed by then in any case
 
@@ -83,7 +86,11 @@ class StockLink:
 
     async def _write(self) -> None:
         while True:
-            await (await self._commands.get())()
+            command = await self._commands.get()
+            try:
+                await command()
+            except Exception:  # what nats-py refuses is lost alone
+                logger.exception("nats-py's own path could not do %r", command, extra={"action": "stock_failed"})
 
     def publish(self, messages: list[Outgoing]) -> None:
         """Send messages, in order."""

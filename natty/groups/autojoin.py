@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from natty.background import keep_up
-from natty.errors import NattyError
+from natty.errors import ConnectionClosedError, NattyError
 from natty.groups.elastic import ElasticAdmin
 from natty.groups.joining import JoinOptions
 from natty.groups.member import Membership
@@ -69,15 +69,25 @@ class AutoMembership(Membership):
         try:
             await super().__aexit__(kind, error, trace)
         finally:
-            for job in self._jobs:
-                job.cancel()
-            await asyncio.gather(*self._jobs, return_exceptions=True)
-            await self._roster.leave()
+            await self._part()
+
+    async def _run(self) -> None:
+        with self._running:  # so that closing the client waits until the others know
+            await self._reconcile()
+            await self._part()
+
+    async def _part(self) -> None:
+        for job in self._jobs:
+            job.cancel()
+        await asyncio.gather(*self._jobs, return_exceptions=True)
+        await self._roster.leave()
 
     async def _campaign(self) -> None:
         while True:
             try:
                 await self.election.run(self._lead)
+            except ConnectionClosedError:
+                return
             except NattyError as error:
                 logger.warning("%r: %s", self, error, extra={"action": "lead"})
                 await asyncio.sleep(LEASE)

@@ -8,7 +8,6 @@ from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Any, Self
 
-from natty.closing import Running
 from natty.errors import (
     BadGroupError,
     BucketNotFoundError,
@@ -31,6 +30,7 @@ from natty.groups.work import Work
 from natty.handler import Handler
 from natty.jetstream import JetStream
 from natty.kv import Bucket, Entry, Event, Gone, PictureComplete
+from natty.lifetime import Running
 from natty.observed import GROUP, HANDLER
 from natty.stream import NANOSECONDS
 
@@ -108,7 +108,7 @@ class Membership:
 
         BadGroupError for a record that can't be used, and for a static group that does not list this member.
         """
-        self._running = Running(self._jetstream.connection, self.leave, self.options.shutdown_timeout)
+        self._running = Running(self._jetstream.connection.lifetime, self.leave, self.options.shutdown_timeout)
         self.work = self._running.around(
             lambda: Work(self._jetstream, self.group, self.member, self._handler, self.options)
         )

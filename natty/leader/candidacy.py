@@ -5,21 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from natty.errors import ConnectionClosedError
 from natty.leader.renewer import renewer_of
 from natty.leader.tenure import Tenure
 from natty.leader.term import Term
 from natty.leader.trail import note_begin, note_end
+from natty.lifetime import Running
 from natty.observed import ELECTION
 from natty.units import clock
 
 if TYPE_CHECKING:
+    from natty.leader.driver import Driver
     from natty.leader.election import Election
 
 log = logging.getLogger("natty.leader")
 
+CLOSED = "closed"  # a reason to leave office
 LEAVE_WITHIN = 1.0  # seconds for giving the lease back; after that, silence must do
 
 
@@ -32,14 +37,21 @@ class Candidacy:
         self._election = election
         self._loop = asyncio.get_running_loop()
         self._renewer = renewer_of(election.jetstream.connection)
-        self._terms: asyncio.Queue[Tenure] = asyncio.Queue()
+        self._terms: asyncio.Queue[Tenure | None] = asyncio.Queue()  # None: the client is being closed
         self._left = asyncio.Event()
         self._began = 0.0
         self._notes: set[asyncio.Task[None]] = set()
+        self._driver: Driver | None = None
+        self._closed = False
+        lifetime, within = election.jetstream.connection.lifetime, LEAVE_WITHIN + election.options.rules.lease
+        self.running = Running(lifetime, self._end, within)
 
     async def __aenter__(self) -> Candidacy:
         options = self._election.options
-        self._driver = await self._renewer.join(options, self._election.node, self._tell, self._check)
+        with ExitStack() as failing:
+            failing.enter_context(self.running)
+            self._driver = await self._renewer.join(options, self._election.node, self._tell, self._check)
+            failing.pop_all()
         self._election.driver = self._driver
         self._election.jetstream.connection.observed.add(self._election, ELECTION, options.name)
         return self
@@ -57,18 +69,33 @@ class Candidacy:
         except asyncio.CancelledError:  # again: the thread must end all the same
             await asyncio.wait({leaving}, timeout=LEAVE_WITHIN)
             raise
+        finally:
+            self.running.__exit__()
+
+    def _end(self) -> None:
+        """The client is being closed: leave office, and campaign no more."""
+        self._closed = True
+        self._terms.put_nowait(None)
+        self._resign(CLOSED)
+        self._told("stop", CLOSED)
 
     async def _leave(self) -> None:
         await _within(self._left, min(LEAVE_WITHIN, self._election.options.rules.lease))
         if self._notes:
             await asyncio.wait(self._notes, timeout=LEAVE_WITHIN)
+        assert self._driver is not None
         await self._renewer.leave(self._driver, self._check)
 
     async def elected(self) -> Term:
-        """Wait for the office."""
+        """Wait for the office. ConnectionClosedError if the client is closed meanwhile."""
         election = self._election
         while True:
             tenure = await self._terms.get()
+            if tenure is None or self._closed:
+                text = (
+                    f"the client was closed: {election.node} is not a candidate of {election.options.name!r} any more"
+                )
+                raise ConnectionClosedError(text)
             if tenure.remaining() > 0:
                 break
             self._post("joined")
@@ -111,7 +138,8 @@ class Candidacy:
         task.add_done_callback(self._notes.discard)
 
     def _post(self, event: str, *arguments: Any) -> None:
-        self._driver.post(event, *arguments)
+        if self._driver is not None:
+            self._driver.post(event, *arguments)
 
     def _resign(self, reason: str, to: str = "") -> None:
         self._post("resign", reason, to)

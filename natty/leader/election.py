@@ -114,6 +114,7 @@ class Election:
 
         Work that is not a coroutine function runs in a thread, whatever kind of callable it is. It is cancelled before
         the deadline, and joined before the lease is released. An error of the work releases the lease and is raised.
+        ConnectionClosedError: the client was closed, which cancels the work and releases the lease like any other end.
         """
         await self.prepare()
         async with Candidacy(self) as candidacy:
@@ -128,7 +129,7 @@ class Election:
 
     async def _serve(self, candidacy: Candidacy, term: Term, work: Callable[[Term], Any]) -> tuple[Any] | None:
         """Run the work until it ends or the term does; None if office was lost meanwhile."""
-        body = asyncio.create_task(_called(work, term))
+        body = candidacy.running.around(lambda: asyncio.create_task(_called(work, term)))
         told = asyncio.create_task(candidacy.told_to_stop.wait())
         try:
             await asyncio.wait([body, told], return_when=asyncio.FIRST_COMPLETED)
@@ -185,6 +186,7 @@ class _Scope:
         task = asyncio.current_task()
         assert task is not None
         self._task, self._cancelling = task, task.cancelling()
+        candidacy.running.reader, candidacy.running.cancels = task, True
         self._watch = asyncio.create_task(self._cancel())
         return term
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from natty.errors import BucketNotFoundError, NattyError, NoRespondersError
+from natty.errors import BucketNotFoundError, ConnectionClosedError, NattyError, NoRespondersError
 from natty.jetstream import JetStream
 from natty.leader.driver import Call
 from natty.leader.options import ElectionOptions, silence
@@ -56,7 +56,10 @@ async def _known(jetstream: JetStream, subjects: Subjects, sight: Sight) -> Lead
 
 
 async def observe(jetstream: JetStream, options: ElectionOptions) -> AsyncGenerator[Leadership, None]:
-    """Yield who leads, now and whenever that changes. Nobody, too, after a lease of silence."""
+    """Yield who leads, now and whenever that changes. Nobody, too, after a lease of silence.
+
+    Ends when the client is closed.
+    """
     subjects = Subjects(options.bucket, options.lease_key)
     news = asyncio.Event()
     heard_at = clock()
@@ -89,6 +92,8 @@ async def observe(jetstream: JetStream, options: ElectionOptions) -> AsyncGenera
             news.clear()
             try:
                 now = await leadership(jetstream, subjects)
+            except ConnectionClosedError:
+                return
             except NattyError:
                 await asyncio.sleep(READ_AGAIN)
                 news.set()

@@ -145,7 +145,7 @@ async def test_a_handler_that_closes_the_client_is_acknowledged_and_nothing_hang
     await ended(client.close())  # a second one waits for the end like any other
     assert client.connection.state == "closed"
     assert (await settled(natty, stream))[0] == 1
-    await until(lambda: not closing._later)
+    await until(lambda: not client.connection.lifetime.closing)
 
 
 async def test_all_who_close_at_the_same_time_wait_for_the_end(natty, client, stream, start):
@@ -197,7 +197,7 @@ async def test_a_consumption_that_does_not_end_is_waited_for_no_longer_than_its_
     await ended(begun.wait())
     await ended(client.close())
     assert client.connection.state == "closed"
-    assert "closing although 1 consumptions have not ended within 0.2 s" in caplog.text
+    assert "closing although 1 of what runs on the client have not ended within 0.2 s" in caplog.text
     release.set()
     await ended(task)
 

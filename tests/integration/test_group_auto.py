@@ -5,8 +5,9 @@ from contextlib import AsyncExitStack
 import pytest
 from consuming import until
 from group_members import Notes, make, publish, start_instance
-from patient import PATIENCE
+from patient import PATIENCE, PATIENT
 
+from natty import Natty
 from natty.groups.roster import MEMBERS_BUCKET
 from natty.groups.shares import moved
 
@@ -50,6 +51,23 @@ async def test_members_without_a_name_come_and_go_and_share_evenly(natty, group,
     assert await natty.keys(MEMBERS_BUCKET, group.key) == []
     assert notes.ordered
     assert notes.together == 0
+
+
+async def test_closing_a_client_gives_the_partitions_of_its_automatic_member_to_the_others_at_once(
+    natty, group, notes, nats_server
+):
+    unhurried = AUTO | {"ttl": 600.0}  # so that nothing runs out
+    async with Natty(**PATIENT | nats_server.connect_options()) as client:
+        theirs = client.group(group.stream, group.name).join(handler=notes.handler(), **unhurried)
+        async with theirs, group.join(handler=notes.handler(), **unhurried) as ours:
+            await until(lambda: shared(theirs, ours))
+            await client.close()
+            assert client.connection.lifetime.running == []
+            await until(lambda: shared(ours))
+            assert len(await natty.keys(MEMBERS_BUCKET, group.key)) == 1
+            await publish(natty, group.stream, range(2))
+            await notes.have(16)
+            assert all(job.done() for job in theirs._jobs)
 
 
 @pytest.mark.long

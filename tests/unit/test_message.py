@@ -106,7 +106,7 @@ def test_data_that_is_not_bytes_is_named_with_what_to_do(data):
         as_payload(data)
 
 
-@pytest.mark.parametrize("text", ["a\r\nPUB b 0", "a\nb", "a b", "a\tb", "", b"a\r\n", b"a b", b"", "a\ud800"])
+@pytest.mark.parametrize("text", ["a\r\nPUB b 0", "a\nb", "a b", "a\tb", "a\rb", "", b"a\r\n", b"a b", b"", "a\ud800"])
 def test_a_word_that_would_end_its_line_is_refused(text):
     with pytest.raises(BadSubjectError):
         wire_word(text)

@@ -1,0 +1,76 @@
+"""What runs on a connection until its client is closed: consumptions, members of groups, candidacies of elections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextvars import ContextVar, copy_context
+from typing import Any, Self, TypeVar
+
+T = TypeVar("T")
+
+
+class Lifetime:
+    """Knows what runs on one connection. `close` of the client stops all of it, and waits for its end."""
+
+    def __init__(self) -> None:
+        self.running: list[Running] = []
+        self.closing: set[asyncio.Task[None]] = set()  # what handlers and leaders have begun, and do not wait for
+
+    def __repr__(self) -> str:
+        return f"Lifetime({len(self.running)} running)"
+
+    @property
+    def is_ended_by_its_own(self) -> bool:
+        """Whether the caller is part of something here that can only end when the caller goes on."""
+        return any(one in _part_of.get() or (one.cancels and one.waits_for_caller) for one in self.running)
+
+
+class Running:
+    """Something that runs on a connection until it is stopped; `with` it, as long as that takes.
+
+    Closing the client calls `stop`, and waits for the end of the block: for `shutdown_timeout` seconds and some more.
+    `reader` is the task in which it goes on, where it is iterated over or is a block; `cancels`: stopping it cancels
+    that task.
+    """
+
+    def __init__(
+        self,
+        lifetime: Lifetime,
+        stop: Callable[[], None],
+        shutdown_timeout: float,
+        *,
+        reader: asyncio.Task[Any] | None = None,
+        cancels: bool = False,
+    ) -> None:
+        self.stop, self.shutdown_timeout = stop, shutdown_timeout
+        self.reader, self.cancels = reader, cancels
+        self.over = asyncio.get_running_loop().create_future()
+        self._lifetime = lifetime
+
+    def __repr__(self) -> str:
+        return f"Running({'over' if self.over.done() else 'on'}, {self._lifetime!r})"
+
+    def __enter__(self) -> Self:
+        self._lifetime.running.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it. Idempotent."""
+        if not self.over.done():
+            self._lifetime.running.remove(self)
+            self.over.set_result(None)
+
+    def around(self, make: Callable[[], T]) -> T:
+        """Return what `make` makes: tasks that start in the context of that call are known to be part of this."""
+        context = copy_context()
+        context.run(_part_of.set, (*_part_of.get(), self))
+        return context.run(make)
+
+    @property
+    def waits_for_caller(self) -> bool:
+        """Whether it can't end before the caller goes on: who calls is a handler of it, or its reader."""
+        return self in _part_of.get() or (self.reader is not None and self.reader is asyncio.current_task())
+
+
+_part_of: ContextVar[tuple[Running, ...]] = ContextVar("natty_part_of", default=())
