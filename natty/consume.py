@@ -111,7 +111,6 @@ class Consumption:
             on_stop=self._hand_back,
         )
         self._receipts = Receipts(self._pull)
-        self._begun = False
         self._call: Call | None = None
         self._letters: DeadLetters | None = None
         if handler is not None:
@@ -153,11 +152,8 @@ class Consumption:
         self._pull.stop()
 
     async def __aiter__(self) -> AsyncGenerator[Message, None]:
-        """Yield messages one by one, in order; a message's memory counts until the next one is asked for.
-
-        Once; RuntimeError the second time, as for `run`.
-        """
-        self._begin()
+        """Yield messages one by one, in order; a message's memory counts until the next one is asked for. Once."""
+        self._pull.check_unused()
         async with AsyncExitStack() as stack:
             stack.enter_context(self._running(reader=asyncio.current_task()))
             await stack.enter_async_context(self._attended())
@@ -178,7 +174,7 @@ class Consumption:
         """
         if self._call is None:
             raise TypeError("consume() was given no handler: iterate over it with `async for`, or pass one")
-        self._begin()
+        self._pull.check_unused()
         if self._in_threads:
             self._settled_by = cast("Connection", FromThreads(self._jetstream.connection))
         loop = asyncio.get_running_loop()
@@ -198,11 +194,6 @@ class Consumption:
                     workers.wake()
         if self._fault is not None:
             raise self._fault
-
-    def _begin(self) -> None:
-        if self._begun:
-            raise RuntimeError(f"{self!r} has run already, or runs: call consume() again for another one")
-        self._begun = True
 
     def _running(self, *, reader: asyncio.Task[Any] | None = None) -> Running:
         lifetime = self._jetstream.connection.lifetime

@@ -75,8 +75,7 @@ class Pull:
         ConsumerNotFoundError, StreamNotFoundError: gone for good. ConnectionClosedError: closed before it began.
         RuntimeError: iterated over a second time.
         """
-        if self._begun:
-            raise RuntimeError(f"{self!r} was iterated over already, or is: make another one")
+        self.check_unused()
         self._begun = True
         if self._connection.state == "closed":
             raise ConnectionClosedError
@@ -99,6 +98,11 @@ class Pull:
             healing.cancel()
             await self._end()
             await asyncio.gather(healing, return_exceptions=True)
+
+    def check_unused(self) -> None:
+        """RuntimeError if it was iterated over, to its end or not: that is done once."""
+        if self._begun:
+            raise RuntimeError(f"{self!r} was used already, or is: consume() or pull() again makes another one")
 
     @property
     def stopping(self) -> bool:

@@ -143,9 +143,9 @@ async def test_what_runs_once_says_so_the_second_time(natty, natty_name):
     seen = []
     consumption = natty.consume(stream, "d", lambda message: (seen.append(message.sequence), consumption.stop()))
     await ended(consumption.run())
-    with pytest.raises(RuntimeError, match=r"has run already, or runs: call consume\(\) again"):
+    with pytest.raises(RuntimeError, match=r"was used already, or is: consume\(\) or pull\(\) again makes another"):
         await consumption
-    with pytest.raises(RuntimeError, match="has run already"):
+    with pytest.raises(RuntimeError, match="was used already"):
         await anext(aiter(consumption))
     assert seen == [1]
     stopped = natty.consume(stream, "e", lambda message: None)
@@ -156,10 +156,10 @@ async def test_what_runs_once_says_so_the_second_time(natty, natty_name):
     for once in (natty.pull(stream, "d"), bucket.watch(), Ordered(natty.jetstream, stream)):
         steps = aiter(once)
         await ended(anext(steps))
-        with pytest.raises(RuntimeError, match="was iterated over already, or is: make another one"):
+        with pytest.raises(RuntimeError, match=r"already, or is: .*make.? another one"):
             await anext(aiter(once))
         await steps.aclose()
-        with pytest.raises(RuntimeError, match="make another one"):
+        with pytest.raises(RuntimeError, match=r"make.? another one"):
             await anext(aiter(once))
 
 
