@@ -42,14 +42,17 @@ class DeadLetters:
         """
         return await self.store(Original.of(message), check_name("consumer", consumer), reason, error)
 
-    def watch(self, stream: str, consumer: str, *, advised: str = "") -> AbstractAsyncContextManager[None]:
+    def watch(
+        self, stream: str, consumer: str, *, advised: str = "", strip: int = 0
+    ) -> AbstractAsyncContextManager[None]:
         """Return a context that buries, while it is open, what the server gave up on for this consumer.
 
         That is: messages delivered `max_deliver` times, and terminated ones. Advisories that came while nobody watched
         are held in their stream. Several processes may watch the same consumer: each advisory goes to one of them.
-        With `advised`, the letters name `consumer` and are about another one, or `*` for all of the stream's.
+        With `advised`, the letters name `consumer` and are about another one, or `*` for all of the stream's; `strip`
+        is how many tokens a group's stream has put before each subject.
         """
-        return Watch(self._jetstream, self, stream, consumer, advised).open()
+        return Watch(self._jetstream, self, stream, consumer, advised, strip).open()
 
     async def buried(self, stream: str, sequence: int, consumer: str) -> int | None:
         """Return the sequence of the last letter about this message, None if there is none."""

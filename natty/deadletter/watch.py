@@ -83,12 +83,14 @@ class Watch:
     """Buries what the server gave up on for one consumer.
 
     The advisories wait in a work-queue stream, and are acknowledged when the letter is durable. `advised` are the
-    consumers that they are about, `*` for all of the stream's; letters name `consumer`.
+    consumers that they are about, `*` for all of the stream's; letters name `consumer`, and leave so many of a
+    subject's first tokens out (`strip`): a group's stream has put its partition there.
     """
 
     def __init__(
-        self, jetstream: JetStream, letters: DeadLetters, stream: str, consumer: str, advised: str = ""
+        self, jetstream: JetStream, letters: DeadLetters, stream: str, consumer: str, advised: str = "", strip: int = 0
     ) -> None:
+        self.strip = strip
         self.stream, self.consumer = check_name("stream", stream), check_name("consumer", consumer)
         self.advised = ALL if advised == ALL else check_name("consumer", advised or consumer)
         self.durable = durable_of(stream, self.advised, consumer if advised == ALL else "")
@@ -169,6 +171,7 @@ class Watch:
         if REPLACED in original.subject:
             exact = await self._exact_subject(original.sequence)
             original = replace(original, subject=exact or original.subject, subject_known=bool(exact))
+        original = replace(original, subject=original.subject.split(".", self.strip)[-1])
         sequence = await self._letters.store(original, self.consumer, advisory.letter_reason)
         what = "" if stored else ", without its payload: the stream has it no more"
         logger.warning(

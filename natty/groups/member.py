@@ -104,7 +104,7 @@ class Membership:
         return {name: getattr(self.work, name) for name in names}
 
     async def __aenter__(self) -> Self:
-        """Join. GroupNotFoundError if there is no such group.
+        """Join. GroupNotFoundError if there is no such group; errors of the dead letters' streams, if they can't serve.
 
         BadGroupError for a record that can't be used, and for a static group that does not list this member.
         """
@@ -116,6 +116,7 @@ class Membership:
             self.options.ack_wait, elastic=self._elastic, tick=Timings(self.options.ack_wait).reconcile / 2
         )
         await self._read_record()
+        await self.work.watch_letters(self.stream, "*" if self._elastic else self.consumer)
         observed = self._jetstream.connection.observed
         observed.add(self.work, HANDLER, self.stream, self.consumer)
         observed.add(self, GROUP, self.source, self.group, self.member)

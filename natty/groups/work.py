@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, cast
@@ -26,7 +27,12 @@ from natty.workers import Workers
 logger = logging.getLogger("natty.groups")
 
 PARTITION = "partition"
+MAX_DELIVERIES = 30
 _RETRY_FOR = RETRY_FOR.encode()
+
+
+class TooManyDeliveriesError(NattyError):
+    """A message was delivered very often and never finished: it may end the process that handles it."""
 
 
 class PartitionedMessage(Message):
@@ -65,8 +71,11 @@ class WorkOptions:
     concurrency: int = 100  # handlers at one time
     retries: Sequence[float] = (1.0, 5.0, 30.0)  # seconds before each try after a failure; its key waits meanwhile
     dead_letters: bool | DeadLetterOptions = True  # where messages go after the last retry; False: the last one repeats
+    max_deliveries: int = MAX_DELIVERIES  # after so many that did not finish it, a message is a dead letter
 
     def __post_init__(self) -> None:
+        if self.max_deliveries < 1:
+            raise ValueError(f"max_deliveries is {self.max_deliveries}; a message must be delivered once to be handled")
         if self.ordered_by is None:
             raise ValueError('a group is there for order: ordered_by is "partition", or a key within the partition')
         if self.concurrency < 1:
@@ -104,6 +113,8 @@ class Work:
         self._in_hand: dict[bytes, _Turn] = {}
         self._running: set[_Turn] = set()
         self._later: dict[_Turn, asyncio.TimerHandle] = {}
+        self._suspects: dict[Hashable, bytes] = {}  # by key: what came too often
+        self._watching = AsyncExitStack()
         self._succeeded: set[bytes] = set()
         self._succeeded_before: set[bytes] = set()
         self._quiet = asyncio.Event()
@@ -199,10 +210,20 @@ class Work:
                     turn.task.cancel()
             await self._quiet.wait()
 
+    async def watch_letters(self, stream: str, advised: str) -> None:
+        """Until `close`, make letters of what a handler terminates and of what the server gives up on.
+
+        `advised` is the consumer, or `*` for all of the stream's. Errors as of `DeadLetters.watch`.
+        """
+        if self.letters is not None:
+            watch = self.letters.watch(stream, self._group, advised=advised, strip=1)  # the partition
+            await self._watching.enter_async_context(watch)
+
     async def close(self, timeout: float) -> None:
         """As `finish`, and take nothing any more."""
         await self.finish(timeout)
         await self._workers.finish(timeout)
+        await self._watching.aclose()
         if self._threads is not None:
             self._threads.shutdown(wait=False)
 
@@ -231,6 +252,7 @@ class Work:
         try:
             if turn.fault is not None:
                 raise turn.fault
+            await self._check_deliveries(turn)
             if self._is_ours(turn.message):
                 await self._call([turn.message])
         except asyncio.CancelledError as error:
@@ -256,12 +278,25 @@ class Work:
             if not self._running:
                 self._quiet.set()
 
+    async def _check_deliveries(self, turn: _Turn) -> None:
+        """TooManyDeliveriesError for what came too often, the first one of its key: those behind it came as often."""
+        deliveries, most = turn.message.deliveries, self.options.max_deliveries
+        if deliveries > 1:  # it may end this process: let the acks of those before it be written
+            await asyncio.sleep(0)
+        if deliveries <= most or self._suspects.setdefault(turn.key, turn.identity) != turn.identity:
+            return
+        text = f"it was delivered {deliveries} times (max_deliveries {most}) and never finished"
+        if self.letters is not None:
+            raise TooManyDeliveriesError(f"{text}: does its handler end the process?")
+        logger.error("%r: %s; it is handled again, as there are no dead letters", turn.message, text)
+
     def _is_ours(self, message: Message) -> bool:
         """Return whether it is no dead letter of another consumer that was published again."""
         return _RETRY_FOR not in message.raw[2] or message.headers[RETRY_FOR] == [self._group]
 
     def _succeed(self, turn: _Turn) -> None:
-        self._succeeded.add(turn.identity)
+        if not turn.message.settled:  # by its handler, which may want it again
+            self._succeeded.add(turn.identity)
         if turn.stint.lasts():  # else the ack could be taken for that of somebody who has it now
             turn.stint.receipts.ack(turn.message)
         self._let_go(turn)
@@ -287,7 +322,7 @@ class Work:
         """Try it again after its next delay, or make a dead letter of it."""
         self.failed += 1
         turn.retries += 1
-        hopeless = isinstance(error, BodyError) or turn.retries > len(self.options.retries)
+        hopeless = isinstance(error, BodyError | TooManyDeliveriesError) or turn.retries > len(self.options.retries)
         if turn.message.settled or turn.stint.over or (hopeless and await self._bury(turn.message, error)):
             self._let_go(turn)
             return

@@ -1,0 +1,180 @@
+"""Dead letters of groups: what handlers terminate, what the server gives up on, what ends its process."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+from consuming import until
+from group_members import LONG, make, partitioned, publish
+from patient import PATIENCE
+
+from natty import DeadLetterOptions, StreamNotFoundError
+
+DYING = """
+import asyncio, json, os, sys
+from natty import DeadLetterOptions, Natty
+
+async def main(options, stream):
+    async def handle(message):
+        if message.data == b"3":
+            os._exit(9)
+
+    letters = DeadLetterOptions(letters=f"L_{stream}")
+    async with Natty(**options) as natty:
+        group = natty.static_group(stream, "g")
+        async with group.join("m1", handle, ack_wait=1.0, max_deliveries=2, dead_letters=letters) as membership:
+            await membership.ended()
+
+asyncio.run(main(json.loads(sys.argv[1]), sys.argv[2]))
+"""
+
+
+def letters(stream):
+    return {"dead_letters": DeadLetterOptions(letters=f"L_{stream}")}
+
+
+async def letters_of(natty, stream, count=1):
+    """Return the letters about a group of the stream, when there are so many."""
+    found = []
+
+    async def there():
+        with suppress(StreamNotFoundError):  # about to be made
+            found[:] = [letter async for letter in natty.dead_letters(f"L_{stream}").ls()]
+        return len(found) >= count
+
+    await until(there)
+    return found
+
+
+@pytest.fixture
+async def static(natty, natty_name):
+    name = natty_name("STATIC")
+    await natty.create_stream(name, **partitioned(name, 1))
+    group = natty.static_group(name, "g")
+    await group.create(1, [f"{name}.*"], members=["m1"])
+    return group
+
+
+@pytest.fixture
+async def elastic(natty, natty_name):
+    return await make(natty, natty_name("ELASTIC"), members=["m1"], partitions=1)
+
+
+@pytest.fixture(params=["static", "elastic"])
+def group(request, static, elastic):
+    """A group of either kind."""
+    return {"static": static, "elastic": elastic}[request.param]
+
+
+async def test_what_a_handler_terminates_in_a_group_becomes_a_letter(natty, group):
+    got = []
+
+    async def handle(message):
+        got.append(message.data)
+        if message.data == b"1":
+            message.term("no such customer")
+
+    async with group.join("m1", handle, **LONG | letters(group.stream)):
+        await publish(natty, group.stream, range(3), keys=1)
+        (letter,) = await letters_of(natty, group.stream)
+        await until(lambda: len(got) == 3)
+    assert got == [b"0", b"1", b"2"]
+    assert (letter.stream, letter.consumer) == (group.consumed_stream, "g")
+    assert letter.reason == "terminated: no such customer"
+    assert letter.has_payload == (group.stream == group.consumed_stream), "a work queue deletes what is terminated"
+    assert letter.original_sequence == 2
+
+
+async def test_what_the_server_gives_up_on_in_a_group_becomes_a_letter(natty, group):
+    async def refuse(message):
+        message.nak()
+
+    options = LONG | letters(group.stream) | {"consumer": {"max_deliver": 2}}
+    async with group.join("m1", refuse, **options):
+        await publish(natty, group.stream, range(1), keys=1)
+        (letter,) = await letters_of(natty, group.stream)
+    assert (letter.consumer, letter.data, letter.deliveries) == ("g", b"0", 2)
+    assert letter.reason == "max deliveries: the server gave up after 2"
+    assert letter.subject == f"{group.stream}.k0"
+    assert (await natty.dead_letters(f"L_{group.stream}").retry()).published == 1
+
+
+async def test_what_a_handler_asks_for_again_is_handled_again(natty, elastic):
+    got = []
+
+    async def handle(message):
+        got.append((message.data, message.deliveries))
+        if message.deliveries == 1:
+            message.nak()
+
+    async with elastic.join("m1", handle, **LONG) as membership:
+        await publish(natty, elastic.stream, range(2), keys=1)
+        await until(lambda: len(got) == 4)
+        assert membership.counts["repeated"] == 0
+    assert sorted(got) == [(b"0", 1), (b"0", 2), (b"1", 1), (b"1", 2)]
+
+
+async def test_what_comes_too_often_is_a_letter_unhandled_and_what_came_beside_it_is_handled(natty, static):
+    got = []
+
+    async def handle(message):
+        got.append((message.data, message.deliveries))
+        if message.data == b"0" or message.deliveries < 4:
+            message.nak()
+
+    async with static.join("m1", handle, **LONG | letters(static.stream), max_deliveries=3) as membership:
+        await publish(natty, static.stream, range(2), keys=1)
+        letter, *others = await letters_of(natty, static.stream)
+        await until(lambda: len(got) == 7)
+        assert membership.counts["buried"] == 1
+    assert sorted(got) == [(b"0", 1), (b"0", 2), (b"0", 3), (b"1", 1), (b"1", 2), (b"1", 3), (b"1", 4)]
+    assert (letter.data, letter.consumer, others) == (b"0", "g", [])
+    assert "delivered 4 times (max_deliveries 3) and never finished" in letter.reason
+
+
+async def test_without_dead_letters_it_is_handled_again_and_logged(natty, static, caplog):
+    got = asyncio.Event()
+
+    async def handle(message):
+        if message.deliveries < 3:
+            message.nak()
+        else:
+            got.set()
+
+    async with static.join("m1", handle, **LONG, max_deliveries=2):
+        await publish(natty, static.stream, range(1), keys=1)
+        await until(got.is_set)
+    assert "it was delivered 3 times (max_deliveries 2) and never finished" in caplog.text
+
+
+async def test_a_message_must_be_delivered_once(natty):
+    with pytest.raises(ValueError, match="max_deliveries is 0"):
+        natty.group("S", "g").join("m", print, max_deliveries=0)
+
+
+@pytest.mark.long
+async def test_a_message_that_ends_every_process_becomes_a_letter_and_the_next_ones_are_handled(
+    natty, static, nats_server
+):
+    await publish(natty, static.stream, range(6), keys=1)
+    words = [sys.executable, "-c", DYING, json.dumps(nats_server.connect_options()), static.stream]
+    for _ in range(2):
+        died = await asyncio.to_thread(subprocess.run, words, timeout=PATIENCE, check=False)
+        assert died.returncode == 9
+    process = subprocess.Popen(words)
+    try:
+        (letter,) = await letters_of(natty, static.stream)
+
+        async def settled():
+            told = await natty.jetstream.request(f"CONSUMER.INFO.{static.stream}.g-m1")
+            return not (told["num_pending"] or told["num_ack_pending"])
+
+        await until(settled)
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+    assert (letter.data, letter.consumer) == (b"3", "g")
