@@ -18,7 +18,7 @@ from capture.several import Several
 from capture.stopping import STOPS
 from natty import NattyError
 from natty.cli import connect
-from natty.cli.run import EXIT_ERROR, run_async
+from natty.cli.run import EXIT_ERROR, complaint, run_async
 
 COLLECT_AFTER = 500_000, 50, 100
 """When the collector of cycles runs (`gc.set_threshold`): messages are many, in no cycle, and it looks at them all."""
@@ -109,7 +109,7 @@ class _LastResort:
         except BaseException as error:
             self._status = EXIT_ERROR
             if isinstance(error, CaptureError | NattyError):
-                self._said = f"capture: {error}\n"
+                self._said = complaint("capture", str(error)) + "\n"
             raise
         finally:
             for number in STOPS:

@@ -2,11 +2,15 @@
 
 import sys
 
+from natty_start import guard, unguard
+
 
 def main() -> None:
     """Run the command line."""
+    guard("natty", sys.argv[1:])
     try:
         from natty.cli.app import main as run
     except ImportError as error:
         sys.exit(f'natty: the command line needs {error.name}; run: pip install "natty-nats[cli]"')
+    unguard()
     run()

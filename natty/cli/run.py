@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import typer
 
+from natty.cli.interrupts import Interrupts
 from natty.cli.terminal import json_text, printable
 from natty.tracing import log_fields
 
@@ -27,12 +28,17 @@ _LAYOUT = "\n\t"
 
 
 def run(app: typer.Typer, name: str, errors: tuple[type[Exception], ...]) -> int:
-    """Run the command line and return its exit status: 0, 1 an error, 2 usage, 130 interrupted, or what it chose."""
+    """Run the command line and return its exit status: 0, 1 an error, 2 usage, or what the command chose.
+
+    A signal that ends it is 128 and its number: 130 for SIGINT, 143 for SIGTERM.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # no name that somebody chose makes `print` fail
+    interrupts = Interrupts()
     try:
-        status = app(prog_name=name, standalone_mode=False)
+        with interrupts.taken():
+            status = app(prog_name=name, standalone_mode=False)
     except errors as error:
         return _say(name, str(error))
     except ExceptionGroup as group:  # what a task group of ours was ended by
@@ -40,7 +46,7 @@ def run(app: typer.Typer, name: str, errors: tuple[type[Exception], ...]) -> int
             raise
         return _say(name, "; ".join(dict.fromkeys(_sentences(group))))
     except KeyboardInterrupt:
-        return _say(name, "interrupted", EXIT_INTERRUPTED)
+        return _say(name, interrupts.sentence, interrupts.status)
     except typer.Abort:
         return _say(name, "aborted")
     except typer.Exit as exit_:
@@ -53,11 +59,14 @@ def run(app: typer.Typer, name: str, errors: tuple[type[Exception], ...]) -> int
         return _say(name, _system_sentence(error))
     except Exception as error:
         if show := getattr(error, "show", None):  # click's own: a usage error, shown as click shows it
+            status = int(getattr(error, "exit_code", 2))
+            if any(isinstance(one.formatter, _JsonFormatter) for one in logging.getLogger().handlers):
+                return _say(name, getattr(error, "format_message", error.__str__)(), status)
             show()
-            return int(getattr(error, "exit_code", 2))
+            return status
         raise
     if status == EXIT_INTERRUPTED:  # typer turns a KeyboardInterrupt into this
-        return _say(name, "interrupted", EXIT_INTERRUPTED)
+        return _say(name, interrupts.sentence, interrupts.status)
     return int(status or 0)
 
 
@@ -84,8 +93,16 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
 
 
 def _say(name: str, text: str, status: int = EXIT_ERROR) -> int:
-    print(f"{name}: {printable(text, also=_LAYOUT)}", file=sys.stderr)
+    print(complaint(name, text), file=sys.stderr)
     return status
+
+
+def complaint(name: str, text: str) -> str:
+    """Return what is said on standard error of an error that ends a command: a sentence, or JSON where logs are."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, _JsonFormatter):
+            return handler.format(logging.LogRecord(name, logging.ERROR, "", 0, "%s", (text,), None))
+    return f"{name}: {printable(text, also=_LAYOUT)}"
 
 
 class _JsonFormatter(logging.Formatter):

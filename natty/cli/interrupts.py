@@ -1,0 +1,55 @@
+"""SIGTERM and SIGHUP end a command as Ctrl-C does: what it began is cleaned up, and its status names the signal."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+SIGNALED = 128  # plus the signal's number: the exit status, as shells have it
+TAKEN = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+class Interrupts:
+    """The signals of one run of a command line; `number` is the one that ended it, SIGINT if none of ours did."""
+
+    def __init__(self) -> None:
+        self.number: int = signal.SIGINT
+
+    def __repr__(self) -> str:
+        return f"Interrupts({signal.Signals(self.number).name})"
+
+    @property
+    def status(self) -> int:
+        """The exit status of a command that a signal has ended."""
+        return SIGNALED + self.number
+
+    @property
+    def sentence(self) -> str:
+        """What is said of it."""
+        return "interrupted" if self.number == signal.SIGINT else f"ended by {signal.Signals(self.number).name}"
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Meanwhile, SIGTERM and SIGHUP are as Ctrl-C, unless they are ignored, or somebody handles them."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        mine = [number for number in TAKEN if signal.getsignal(number) == signal.SIG_DFL]
+        for number in mine:
+            signal.signal(number, self._interrupt)
+        try:
+            yield
+        finally:
+            for number in mine:
+                signal.signal(number, signal.SIG_DFL)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.number = number
+        handler = signal.getsignal(signal.SIGINT)
+        if callable(handler):  # Python's own raises KeyboardInterrupt, that of asyncio cancels what runs
+            handler(signal.SIGINT, frame)
+        else:  # ignored, as in the background of a shell
+            raise KeyboardInterrupt

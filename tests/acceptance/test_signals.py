@@ -1,0 +1,99 @@
+"""SIGTERM, SIGINT and SIGHUP at any moment of a command: the status names the signal, and nothing is left behind."""
+
+import json
+import signal
+import socket
+import sys
+import time
+
+import pytest
+from patient import PATIENCE
+
+TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+
+AS_IT_IMPORTS = """
+import os, sys
+import natty_start
+
+number, module, program = sys.argv[1:4]
+del sys.argv[1:4]
+
+class Signalling:
+    def find_spec(self, name, path=None, target=None):
+        if name == module:
+            os.kill(os.getpid(), int(number))
+
+sys.meta_path.insert(0, Signalling())
+getattr(natty_start, program)()
+"""
+
+
+@pytest.mark.parametrize("module", ["natty.errors", "typer"])
+@pytest.mark.parametrize(
+    ("command", "ends_with"),
+    [
+        (("capture", "verify", "--stream", "run"), {TERM: 143, INT: 130, HUP: 129}),
+        (("capture", "--log-level", "info", "run"), {TERM: 0, INT: 0}),
+        (("natty", "--log-format", "json", "doctor"), {TERM: 143, INT: 130}),
+    ],
+    ids=["verify", "run", "natty"],
+)
+def test_a_signal_while_a_command_is_imported_ends_it_without_a_word(shell, command, ends_with, module):
+    for number, status in ends_with.items():
+        done = shell.finish(shell.execute([sys.executable, "-c", AS_IT_IMPORTS, int(number), module, *command]))
+        assert (done.status, done.out, done.err) == (status, "", ""), number
+
+
+@pytest.fixture
+def silent():
+    """A server that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(PATIENCE)
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(TERM, "ended by SIGTERM"), (INT, "interrupted"), (HUP, "ended by SIGHUP")]
+)
+@pytest.mark.parametrize("program", ["capture", "natty"])
+def test_a_signal_while_a_command_works_ends_it_with_its_status(shell, silent, program, number, said):
+    words = ("verify", "--stream", "run", "--store", "run") if program == "capture" else ("stream", "info", "run")
+    process = shell.start(program, *words, "--server", f"tls://127.0.0.1:{silent.getsockname()[1]}")
+    connection, _ = silent.accept()
+    with connection:
+        process.send_signal(number)
+        done = shell.finish(process)
+    assert (done.status, done.out, done.err) == (128 + number, "", f"{program}: {said}\n")
+
+
+def test_a_node_that_is_told_to_stop_as_it_connects_ends_well(shell, silent):
+    url = f"tls://127.0.0.1:{silent.getsockname()[1]}"
+    process = shell.start("capture", "run", "--stream", "verify", "--store", "lake", "--server", url)
+    connection, _ = silent.accept()
+    with connection:
+        process.send_signal(TERM)
+        assert shell.finish(process).status == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [TERM, HUP, INT])
+def test_a_demo_that_is_ended_leaves_no_files_and_no_processes(shell, processes_of, number):
+    process = shell.start("capture", "demo", "--rows", "1000", TMPDIR=str(shell.folder))
+    deadline = time.monotonic() + PATIENCE
+    while not list(shell.folder.glob("capture-demo-*/nats/*")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(number)
+    assert shell.finish(process).status == 128 + number
+    assert list(shell.folder.glob("capture-demo-*")) == []
+    assert processes_of(str(shell.folder / "capture-demo-")) == {}
+
+
+@pytest.mark.parametrize("words", [("ls", "--store", "typo"), ("ls", "--nonsense")])
+def test_what_ends_a_command_is_json_where_the_log_is(shell, words):
+    done = shell.capture("--log-format", "json", *words)
+    assert done.status in (1, 2)
+    line = json.loads(done.err)
+    assert (line["level"], line["logger"]) == ("error", "capture")
+    assert "there is no archive in" in line["message"] or "No such option" in line["message"]
