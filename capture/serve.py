@@ -136,7 +136,8 @@ def metrics(found: Iterable[Status]) -> str:
             told = {"archive": archive, "node": heard.node.node}
             add("node_heard_seconds", "Seconds since the node was heard.", heard.ago, **told)
             add("node_troubles", "What fails in the node, counted.", len(heard.node.troubles), **told)
-            add("node_pending", "Messages in the node's open blocks.", heard.node.pending, **told)
+            pending = None if heard.is_late else heard.node.pending
+            add("node_pending", "Messages in the node's open blocks.", pending, **told)
     return "".join(metric(f"capture_archive_{name}", text, values) for (name, text), values in samples.items())
 
 
@@ -156,11 +157,10 @@ def _add_state(add: Callable[..., None], one: Status) -> None:
         add(name, text, value, archive=archive)
     for stream in state.streams:
         told: dict[str, Any] = {"archive": archive, "stream": stream.stream}
-        for name, text, value in (
-            ("stream_held", "Messages of the stream in the archive.", stream.held),
-            ("stream_pending", "Messages of the stream not delivered yet.", stream.pending),
-            ("stream_unacked", "Messages of the stream not acknowledged yet.", stream.unacked),
-            ("stream_lag_seconds", "Age of the oldest message not captured.", stream.lag or 0.0),
-        ):
-            add(name, text, value, **told)
-        add("stream_missing", "Acknowledged messages that are in no object.", stream.missing, **told)
+        add("stream_held", "Messages of the stream in the archive.", stream.held, **told)
+        if one.knows(stream):  # a figure that froze would look well for ever
+            add("stream_pending", "Messages of the stream not delivered yet.", stream.pending, **told)
+            add("stream_unacked", "Messages of the stream not acknowledged yet.", stream.unacked, **told)
+            add("stream_lag_seconds", "Age of the oldest message not captured.", stream.lag or 0.0, **told)
+        if not one.view.is_late:
+            add("stream_missing", "Acknowledged messages that are in no object.", stream.missing, **told)

@@ -155,6 +155,11 @@ class View:
     nodes: list[Heard]
 
     @property
+    def is_late(self) -> bool:
+        """Whether the last sweep is longer ago than a few sweeps take: what it found may be wrong by now."""
+        return self.state is None or self.ago > LATE * self.state.every + ALLOWANCE
+
+    @property
     def locations(self) -> Mapping[str, str]:
         """Where the archive lies according to each node that runs and can lead the compaction."""
         return {one.node.node: one.node.location for one in self.nodes if one.node.location and not one.is_late}
@@ -164,7 +169,7 @@ class View:
         found = [] if leader else ["nobody leads the sweep: what is stored is not adopted"]
         if self.state is None:
             return [*found, "the archive was never swept"]
-        if self.ago > LATE * self.state.every + ALLOWANCE:
+        if self.is_late:
             found.append(f"the last sweep was {self.ago:.0f} s ago, and one is due every {self.state.every:g} s")
         found += [missing for one in self.state.streams if (missing := one.missing_sentence())]
         found += [f"{path} is named by an entry, and not there" for path in self.state.dangling]

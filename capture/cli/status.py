@@ -116,7 +116,7 @@ def page(status: Status) -> RenderableType:
     parts: list[RenderableType] = [Text(f"archive {status.archive}", style="bold")]
     if status.view.state is not None:
         parts.append(_archive(status, status.view.state))
-        parts.append(_streams(status.view.state.streams))
+        parts.append(_streams(status, status.view.state.streams))
     parts.append(_nodes(status.view.nodes))
     troubles = status.troubles
     parts += [Text(f"• {trouble}", style="red") for trouble in troubles]
@@ -148,15 +148,19 @@ def _archive(status: Status, state: ArchiveState) -> Table:
     return table
 
 
-def _streams(streams: list[StreamState]) -> Table:
+def _streams(status: Status, streams: list[StreamState]) -> Table:
     captured = ("last", "acked", "pending", "unacked", "lag")
     table = Table("stream", *captured, "held", "overlaps", "removed", "gaps", "missing")
     for one in streams:
-        counts = (one.last, one.acked, one.pending, one.unacked)
-        lag = "" if one.lag is None else _age(one.lag)
-        missing = "?" if one.missing is None else f"{one.missing:,}"
-        rest = (one.held, one.overlaps, one.removed, one.gaps)
-        table.add_row(one.stream, *(f"{n:,}" for n in counts), lag, *(f"{n:,}" for n in rest), missing)
+        position = [f"{n:,}" for n in (one.last, one.acked, one.pending, one.unacked)]
+        position.append("" if one.lag is None else _age(one.lag))
+        gaps, missing = f"{one.gaps:,}", "?" if one.missing is None else f"{one.missing:,}"
+        if not status.knows(one):
+            position = ["?"] * len(position)
+        if status.view.is_late:
+            gaps = missing = "?"
+        held = (f"{n:,}" for n in (one.held, one.overlaps, one.removed))
+        table.add_row(one.stream, *position, *held, gaps, missing)
     return table
 
 

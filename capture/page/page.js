@@ -102,7 +102,7 @@ function section(archive, now) {
     parts.push(facts([
       ["messages in the archive", count(sum(state.streams, one => one.held))],
       ["stored a second", values.length ? count(Math.round(values.at(-1))) : "…"],
-      ["oldest message not captured", lags.length ? age(Math.max(...lags)) : "none"],
+      ["oldest message not captured", state.streams.some(one => one.pending === null) ? "not known" : lags.length ? age(Math.max(...lags)) : "none"],
       ["wait for the compaction", `${count(state.messages)} in ${count(state.blocks)} blocks`],
       ["compacted", `${count(state.rows)} in ${count(state.files)} files`],
     ], "large"));

@@ -281,7 +281,8 @@ class Bucket:
         keys. All that the stream's leader had when it was asked is in it.
         """
         wanted = [one if "*" in one or ">" in one else f"{one.rstrip('.')}.>" for one in filters]
-        return sorted(entry.key for entry in await self._picture(*wanted, values=False))
+        last = {entry.key: entry for entry in await self._picture(*wanted, values=False)}  # changed meanwhile: once
+        return sorted(key for key, entry in last.items() if isinstance(entry, Entry))
 
     async def history(self, key: str) -> list[Entry | Gone]:
         """Return what the bucket still holds of the key, oldest first; the last one says whether it exists.

@@ -17,6 +17,7 @@ from natty.leader.driver import Driver
 from natty.leader.options import ElectionOptions, default_node_name
 from natty.leader.record import Lease, Subjects, sight_of
 from natty.leader.term import Term
+from natty.units import parse_time
 
 log = logging.getLogger("natty.leader")
 
@@ -100,8 +101,22 @@ class Election:
             last = await self.jetstream.read(self.stream, subject=self.subjects.lease)
         except BucketNotFoundError:  # nobody has ever been a candidate
             return None
-        sight = None if last is None else sight_of(last.sequence, last.header_block, last.data)
-        return sight.lease if sight is not None and sight.kind == "held" else None
+        return _held(last)
+
+    async def holder(self, allowance: float = 0.0) -> Lease | None:
+        """Return the lease if it is held, and was renewed in time: a hint for people and dashboards.
+
+        It is overdue when nobody renewed it for its own length and `allowance` seconds, by the server's clock.
+        """
+        try:
+            now = parse_time((await self.jetstream.request(f"STREAM.INFO.{self.stream}"))["ts"])
+            last = await self.jetstream.read(self.stream, subject=self.subjects.lease)
+        except BucketNotFoundError:
+            return None
+        lease = _held(last)
+        if lease is None or last is None or now - parse_time(last.time) > (lease.L + allowance) * 1e9:
+            return None
+        return lease
 
     @overload
     async def run(self, work: Callable[[Term], Awaitable[T]]) -> T: ...
@@ -227,3 +242,8 @@ async def _stopped(body: asyncio.Future[Any], overran: Callable[[], None]) -> No
         body.exception()  # seen: whoever stopped it has a reason of its own
     if cancelled:
         raise asyncio.CancelledError
+
+
+def _held(last: StoredMessage | None) -> Lease | None:
+    sight = None if last is None else sight_of(last.sequence, last.header_block, last.data)
+    return sight.lease if sight is not None and sight.kind == "held" else None

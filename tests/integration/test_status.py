@@ -1,5 +1,6 @@
 """What `capture status` finds and shows, and `capture sweep --dry-run`."""
 
+import asyncio
 import io
 import json
 
@@ -9,11 +10,14 @@ from archive_states import NODE, STATE
 from patient import PATIENCE
 from rich.console import Console
 
+from capture import state as capture_state
+from capture import status as capture_status
 from capture.cli.going import show_going
 from capture.cli.status import look, pages
-from capture.config import CaptureConfig
+from capture.config import CaptureConfig, load
 from capture.errors import CaptureError, FormatError
 from capture.head import SWEEP
+from capture.serve import metrics
 from capture.state import BUCKET, Board, StreamState
 from natty.leader import BUCKET as ELECTIONS
 from natty.leader import Lease
@@ -111,3 +115,59 @@ def test_what_would_go_is_shown_with_its_sum(capsys):
     assert "1 objects that nothing needs any more would be deleted" in out
     show_going(going, as_json=True)
     assert json.loads(capsys.readouterr().out) == going
+
+
+# --- after the nodes died --------------------------------------------------------------------------------------------
+
+
+async def until_status(natty, config, enough):
+    """Look until the status is as it should be, and return it."""
+    async with asyncio.timeout(2 * PATIENCE):
+        while not enough(found := (await look(natty, [config]))[0]):
+            await asyncio.sleep(0.1)
+    return found
+
+
+def is_dead(found):
+    late = found.view.is_late and all(one.is_late for one in found.view.nodes)
+    return late and not (found.sweeper or found.compactor)
+
+
+def figures(found):
+    """Return the metrics of a status by name; those of one stream."""
+    return dict(line.rsplit(" ", 1) for line in metrics([found]).splitlines() if line[0] != "#")
+
+
+async def test_what_is_not_captured_any_more_is_counted_now_and_never_frozen_when_all_nodes_were_killed(
+    fleet, monkeypatch
+):
+    monkeypatch.setattr(capture_state, "ALLOWANCE", 0.5)
+    monkeypatch.setattr(capture_status, "ALLOWANCE", 0.5)
+    path = fleet.configure(decoder="raw", limits__max_age=0.2, lease=1.0, compaction__lease=1.0)
+    config = load(path)
+    nodes = [fleet.start(f"node-{number}", path) for number in (1, 2)]
+    await fleet.publish([b"1", b"2", b"3"])
+    await fleet.until_all_acked(3)
+    well = await until_status(
+        fleet.natty, config, lambda one: one.view.state and one.sweeper and one.compactor and not one.troubles
+    )
+    labels = f'{{archive="{fleet.stream}",stream="{fleet.stream}"}}'
+    pending, lag = (f"capture_archive_stream_{name}{labels}" for name in ("pending", "lag_seconds"))
+    assert (figures(well)[pending], figures(well)[lag]) == ("0", "0")
+    for node in nodes:
+        node.kill()
+        await fleet.ended(node)
+    await fleet.publish([b"4", b"5"])
+    dead = await until_status(fleet.natty, config, is_dead)
+    assert float(figures(dead)[lag]) > 0
+    assert figures(dead)[pending] == "2"
+    assert figures(dead)[f'capture_archive_led{{archive="{fleet.stream}",office="compaction"}}'] == "0"
+    assert "nobody leads the sweep: what is stored is not adopted" in dead.troubles
+    assert dead.as_dict()["state"]["streams"][0]["pending"] == 2
+    assert not [name for name in figures(dead) if "stream_missing" in name or "node_pending" in name]
+    await fleet.natty.jetstream.request(f"CONSUMER.DELETE.{fleet.stream}.capture")
+    unknown = (await look(fleet.natty, [config]))[0]
+    assert not [name for name in figures(unknown) if "lag" in name or "stream_pending" in name]
+    assert unknown.as_dict()["state"]["streams"][0]["lag"] is None
+    assert unknown.as_dict()["state"]["streams"][0]["pending"] is None
+    assert f"{fleet.stream} │ ?    │ ?     │ ?       │ ?       │ ?" in shown(unknown)
