@@ -24,6 +24,7 @@ from capture.cipher import VARIABLE, Keys
 from capture.commit import ATTEMPTS, REDELIVER_AFTER
 from capture.durable import ALL, TOGETHER, Durable
 from capture.errors import ConfigError
+from capture.hidden import HIDDEN, check_exposure, said, shown
 from capture.merging import Distinct
 from capture.origins import Given, Origin, Place, gather, tree, variable
 from capture.retention import Rule
@@ -122,6 +123,12 @@ class Spark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     environment: list[str] = []  # variables that Spark's processes get besides those that they need
     class_data: bool = True  # keep an archive of Spark's classes in the user's cache: sessions start in half the time
 
+    def __repr__(self) -> str:
+        return f"Spark({said(self, {'properties': dict.fromkeys(self.properties, HIDDEN)})})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return shown(self, {"properties": dict.fromkeys(self.properties, HIDDEN)})
+
     def options(self, *, queries: bool = False) -> SparkOptions:
         """Return them for a driver that merges, or answers queries."""
         return SparkOptions(**msgspec.structs.asdict(self), queries=queries)
@@ -183,6 +190,12 @@ class CaptureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     spark: Spark = Spark()
     logging: Logging = Logging()
 
+    def __repr__(self) -> str:
+        return f"CaptureConfig({said(self, {'nats': dict.fromkeys(self.nats, HIDDEN)})})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return shown(self, {"nats": dict.fromkeys(self.nats, HIDDEN)})
+
     @property
     def name(self) -> str:
         """The archive's name."""
@@ -215,6 +228,7 @@ class CaptureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def block_keys(self) -> Keys | None:
         """Return the keys that blocks are encrypted with; None if they are not to be. ConfigError."""
+        keys = self.keys()
         if self.encrypt is None and self.key_file:
             raise ConfigError(
                 "key_file is given, and nothing says that blocks are to be encrypted: write encrypt = true, or"
@@ -222,7 +236,7 @@ class CaptureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             )
         if self.encrypted_only and not self.encrypt:
             raise ConfigError("encrypted_only refuses plain blocks, and this node stores them: write encrypt = true")
-        return self.keys() if self.encrypt else None
+        return keys if self.encrypt else None
 
     def trust(self, archive: str = "") -> Trust:
         """Return what is checked of the archive before it is believed. ConfigError.
@@ -254,6 +268,7 @@ def load(
     `CAPTURE_LIMITS__MAX_AGE`). ConfigError says which setting is wrong, and which file, variable or flag gave it.
     """
     given = given_settings(path, flags, environment=environment)
+    check_exposure(path, given)
     config, faults = read(given)
     if wrong := list(faults.values()) or lacking(config, needs) or contradictions(config, given):
         raise ConfigError(wrong[0])
@@ -343,7 +358,7 @@ def _is_in(place: Place, places: Container[Place]) -> bool:
 
 def _known() -> list[Place]:
     own = [place for place, _ in settings(CaptureConfig()) if place != STORE]
-    return own + [(*STORE, name) for name in Address.__struct_fields__]
+    return own + [(*STORE, name) for name in (*Address.__struct_fields__, "private")]
 
 
 def _unknown(place: Place) -> Place:

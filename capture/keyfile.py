@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from capture.errors import ConfigError
+from natty.private import exposure
 
 KEY_BYTES = 32
 HOW_TO_MAKE = "capture keys new NAME"
@@ -43,17 +44,25 @@ def check_keys(keys: Mapping[str, bytes]) -> None:
             raise ConfigError(f"the key {name!r} has {len(key)} bytes, not {KEY_BYTES}: {HOW_TO_MAKE}")
 
 
+def check_private(path: str | Path, kind: str) -> None:
+    """Raise ConfigError if others may read this file, which holds secrets: see `natty.private`. OSError."""
+    if exposed := exposure(path):
+        raise ConfigError(f"{kind} {path} holds secrets, and {exposed}")
+
+
 def load_keys(key_file: str, variable: str, environment: Mapping[str, str]) -> dict[str, bytes] | None:
     """Return the keys of the file, else of the variable; None if neither is given. ConfigError."""
     if not key_file:
         text = environment.get(variable)
         return parse_keys(text, variable) if text else None
-    return parse_keys(read_key_file(key_file), key_file)
+    return parse_keys(read_key_file(key_file, secret=True), key_file)
 
 
-def read_key_file(key_file: str) -> str:
-    """Return the file's text. ConfigError if it can't be read."""
+def read_key_file(key_file: str, *, secret: bool = False) -> str:
+    """Return the file's text. ConfigError if it can't be read, or if it is `secret` and others may read it."""
     try:
+        if secret:
+            check_private(key_file, "the key file")
         return Path(key_file).read_text()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"

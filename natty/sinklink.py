@@ -25,6 +25,7 @@ from natty.errors import AuthorizationError, ConfigError, SessionEndedError, TLS
 from natty.link import Outgoing
 from natty.message import RawMessage
 from natty.parser import Parser, ProtocolError
+from natty.private import exposure
 
 READ_BYTES = 256 * 1024
 
@@ -304,6 +305,8 @@ def _check_login(config: Config) -> None:
     for kind, path in (("credentials file", config.creds), ("nkey file", config.nkey)):
         if path and not Path(path).is_file():
             raise ConfigError(f"there is no {kind} {path}; check its path")
+        if path and (exposed := exposure(path)):
+            raise ConfigError(f"the {kind} {path} holds a secret, and {exposed}")
         if path and find_spec("nkeys") is None:
             raise ConfigError(f"the {kind} {path} needs the package nkeys: pip install 'natty-nats[nkeys]'")
 

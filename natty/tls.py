@@ -21,6 +21,7 @@ from cryptography.utils import CryptographyDeprecationWarning
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from natty.errors import TLSError
+from natty.private import check_key_file
 
 DEV_DAYS = 30  # a development certificate is short-lived: days
 DEV_HOSTS = ("localhost", "127.0.0.1", "::1")
@@ -189,6 +190,7 @@ def client_context(
     if key and not cert:
         raise TLSError(f"The key {key} was given without its client certificate; give the certificate's file too.")
     if cert and key:
+        check_key_file(key)
         _check_client_pair(Path(cert), Path(key), now)
         _load_client_pair(context, cert, key)
     return context

@@ -15,7 +15,7 @@ FILES = sorted(path for package in ("natty", "capture") for path in (ROOT / pack
 LAYERS = {
     "natty": [
         {"errors", "message", "link", "parser", "credit", "ingest", "window", "observed", "tracing", "subjects", "pin"}
-        | {"text", "units", "background", "lifetime"},
+        | {"text", "units", "background", "lifetime", "private"},
         {"config", "tls"},
         {"reasons", "sinklink", "answers"},
         {"stock"},
@@ -47,7 +47,7 @@ LAYERS = {
         | {"iceberg", "trust"},
         {"spark", "state", "source", "durable", "head", "starting"},
         {"pinned", "grouped"},
-        {"config", "origins", "streams"},
+        {"config", "hidden", "origins", "streams"},
         {"group", "permissions"},
         {"reading"},
         {"report", "monitoring", "purge", "lead", "moved", "reload", "stopping", "summary", "progress", "status"},

@@ -26,6 +26,7 @@ app = typer.Typer(
     help="Continuous capture of JetStream streams into files that Spark compacts.",
     no_args_is_help=True,
     rich_markup_mode=None,
+    pretty_exceptions_show_locals=False,  # settings have passwords
 )
 for command in (
     run,

@@ -22,6 +22,7 @@ from capture.config import settings as settings_of
 from capture.decoders import decoder
 from capture.errors import CaptureError, ConfigError
 from capture.head import SWEEP
+from capture.hidden import check_exposure
 from capture.hooks import hook
 from capture.layout import layout
 from capture.origins import Given, Place
@@ -102,7 +103,12 @@ def show(*, flags: dict[str, Any], config: settings.Config = None, as_json: sett
 @_with_flags
 def check(*, flags: dict[str, Any], config: settings.Config = None) -> None:
     """Check whether a node could start with it, connecting nowhere. Exit status 1, and a sentence for each problem."""
-    found = problems(given_settings(config, flags))
+    given = given_settings(config, flags)
+    found = problems(given)
+    try:
+        check_exposure(config, given)
+    except ConfigError as error:
+        found.append(str(error))
     for sentence in found:
         typer.echo(f"capture: {sentence}", err=True)
     if found:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import stat
+import sys
 from base64 import b64encode
 from typing import Annotated
 
@@ -21,7 +23,21 @@ def new(name: Annotated[str, typer.Argument(help="The key's name: no colon, no s
     """Print a new secret key as NAME:BASE64, a line of a key file. It is kept nowhere else."""
     if not name or any(sign.isspace() or sign in ":#" for sign in name):
         raise ConfigError(f"{name!r} can't name a key: no colon, no '#', no space")
+    if sys.stdout.isatty() is False and (exposed := _exposed_output()):
+        print(
+            f"capture: the file that the key goes to can be read by others (mode {exposed}): chmod 600", file=sys.stderr
+        )
     print(f"{name}:{b64encode(os.urandom(KEY_BYTES)).decode()}")
+
+
+def _exposed_output() -> str:
+    """Return the mode of standard output if that is a file that others may read, else ""."""
+    try:
+        facts = os.fstat(sys.stdout.fileno())
+    except (OSError, ValueError):  # it is none of the system's
+        return ""
+    mode = stat.S_IMODE(facts.st_mode)
+    return f"{mode:04o}" if os.name != "nt" and stat.S_ISREG(facts.st_mode) and mode & 0o077 else ""
 
 
 @app.command()

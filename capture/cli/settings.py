@@ -9,6 +9,7 @@ import typer
 
 from capture.config import CaptureConfig, load
 from capture.errors import ConfigError
+from capture.keyfile import check_private
 from capture.streams import each, only
 
 Config = Annotated[Path | None, typer.Option("--config", "-c", envvar="CAPTURE_CONFIG", help="capture.toml.")]
@@ -55,8 +56,9 @@ def _loaded(config: Path | None, flags: dict[str, Any], nats: dict[str, Any], ne
 
 
 def tokens(path: Path) -> list[str]:
-    """Return the tokens in a file, a line each. ConfigError if it can't be read, or has none."""
+    """Return the tokens in a file, a line each. ConfigError if it can't be read, others may read it, or it has none."""
     try:
+        check_private(path, "the token file")
         found = lines(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the token file {path} can't be read: {error}") from error

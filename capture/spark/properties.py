@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from capture.errors import SparkError
+from natty.private import exposure
 
 SECRET = re.compile("secret|password|token|access.?key|credential", re.IGNORECASE)
 """What a setting's name has in it when others must not read its value; much as Spark itself tells them."""
@@ -30,16 +31,14 @@ def read_properties(path: str) -> dict[str, str]:
     """
     file = Path(path).expanduser()
     try:
-        text, mode = file.read_text(), file.stat().st_mode
+        text, exposed = file.read_text(), exposure(file)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise SparkError(f"Spark's properties file {path} can't be read: {why}") from error
     settings = dict(map(_setting, _logical_lines(text)))
     secrets = [name for name in settings if SECRET.search(name) and not PLACE.search(name)]
-    if secrets and mode & 0o077:
-        raise SparkError(
-            f"{path} holds secrets ({', '.join(sorted(secrets))}) and others may read it: chmod 600 {path}"
-        )
+    if secrets and exposed:
+        raise SparkError(f"{path} holds secrets ({', '.join(sorted(secrets))}), and {exposed}")
     return settings
 
 

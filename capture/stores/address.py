@@ -128,10 +128,22 @@ def store_url(settings: dict[str, Any]) -> str:
         raise ConfigError('[store] has no url: write url = "s3://bucket/prefix", or a folder')
     if url.partition("://")[0] in SCHEMES:
         return Address.of(settings).text
+    if settings.keys() == {"url", "private"}:
+        return _folder_url(url, settings["private"])
     if len(settings) > 1:
         others = ", ".join(sorted(settings.keys() - {"url"}))
         raise ConfigError(f"[store]: {others}: of use with s3://, az:// and gs:// only, not with {_shown(url)}")
     return url
+
+
+def _folder_url(url: str, private: object) -> str:
+    """Return the URL of a folder whose files are private or not. ConfigError."""
+    if not isinstance(private, bool) and str(private).lower() not in ("true", "false"):
+        raise ConfigError(f"[store]: `private` is true or false, not {private!r}")
+    if "://" in url and not url.startswith("file://"):
+        raise ConfigError(f"[store]: private: of use with a folder only, not with {_shown(url)}")
+    plain = url if url.startswith("file://") else Path(url).absolute().as_uri()
+    return f"{plain.partition('?')[0]}?private=true" if str(private).lower() == "true" else plain
 
 
 def _shown(url: str) -> str:

@@ -25,6 +25,8 @@ UNREADABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIS
 NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 KNOWN_FOLDERS = 10_000
 """How many folders are remembered as durable; the memory is bounded, forgetting costs one more fsync each."""
+PRIVATE = "?private=true"
+"""The end of a private store's URL."""
 FOLDER_ATTEMPTS = 100
 """How often a folder is made again that others remove at the same moment."""
 
@@ -34,11 +36,14 @@ class FileStore:
 
     An object is written under `.tmp/`, synced, and linked to its name: create-if-absent is the file system's own
     atomic operation, and nobody ever sees a part of an object. A killed writer leaves a file in `.tmp/` only.
+
+    A `private` one makes files that its user alone may read (0600, in folders of 0700); else the umask decides.
     """
 
-    def __init__(self, root: str | Path) -> None:
+    def __init__(self, root: str | Path, *, private: bool = False) -> None:
         self.root = Path(root).absolute()
-        self.url = self.root.as_uri()
+        self.private = private
+        self.url = self.root.as_uri() + (PRIVATE if private else "")
         self._scratch = self.root / SCRATCH
         self._durable: set[Path] = set()
         self._tried = False
@@ -96,7 +101,7 @@ class FileStore:
         self._make_folder(self._scratch)
         part = self._scratch / uuid4().hex
         try:
-            _write_synced(part, data)
+            _write_synced(part, data, private=self.private)
             yield part
         finally:
             part.unlink(missing_ok=True)
@@ -143,7 +148,7 @@ class FileStore:
         if folder in self._durable or folder == folder.parent:
             return
         self._make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(0o700 if self.private else 0o777, exist_ok=True)
         if folder.is_relative_to(self.root):
             _sync_folder(folder.parent)
         if len(self._durable) >= KNOWN_FOLDERS:
@@ -231,8 +236,10 @@ class FileStore:
             raise StoreError(f"{action} in {self.root} failed: {error.strerror or error}") from error
 
 
-def _write_synced(part: Path, data: bytes | Path) -> None:
+def _write_synced(part: Path, data: bytes | Path, *, private: bool) -> None:
     with part.open("xb") as file:
+        if private and hasattr(os, "fchmod"):  # not on Windows
+            os.fchmod(file.fileno(), 0o600)
         if isinstance(data, Path):
             with data.open("rb") as source:
                 shutil.copyfileobj(source, file, 1024 * 1024)

@@ -17,6 +17,8 @@ _memory: dict[str, MemoryStore] = {}
 def open_store(url: str | Path | Store) -> Store:
     """Return the store of this URL: `file:///folder`, a plain path, or `memory://name` (one a name and process).
 
+    `file:///folder?private=true` makes files that the user alone may read.
+
     A Path is a folder; a store is returned as it is.
 
     Or an object store, as `capture.stores.address.Address` says: `s3://bucket/prefix?endpoint=…`, `az://`, `gs://`.
@@ -46,5 +48,7 @@ def open_store(url: str | Path | Store) -> Store:
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
             raise ConfigError(f"{url!r} names a host or a relative folder; write file:///folder, with three slashes")
-        return FileStore(url2pathname(parts.path))
+        if parts.query not in ("", "private=true", "private=false"):
+            raise ConfigError(f"{url!r}: behind the ? of a folder's URL stands private=true, or nothing")
+        return FileStore(url2pathname(parts.path), private=parts.query == "private=true")
     raise ConfigError(f"{parts.scheme}:// is no kind of store that this version knows; known are {KNOWN}")

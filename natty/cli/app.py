@@ -27,7 +27,11 @@ from natty.cli.sub import sub
 from natty.errors import NattyError
 
 app = typer.Typer(
-    help="JetStream from the command line.", no_args_is_help=True, add_completion=True, rich_markup_mode=None
+    help="JetStream from the command line.",
+    no_args_is_help=True,
+    add_completion=True,
+    rich_markup_mode=None,
+    pretty_exceptions_show_locals=False,  # settings have passwords
 )
 app.add_typer(tls.app, name="tls", help="Certificates for development and tests.")
 app.add_typer(dlq.app, name="dlq", help="Dead letters.")

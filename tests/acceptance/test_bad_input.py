@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from full_disk import WAYS
+from secret import write_secret
 
 from natty.testing import DevCA, NatsServer, ServerOptions, free_ports
 
@@ -27,7 +28,7 @@ def files(tmp_path):
     def write(pair, name):
         cert, key = tmp_path / f"{name}.pem", tmp_path / f"{name}-key.pem"
         cert.write_bytes(pair.cert_pem)
-        key.write_bytes(pair.key_pem)
+        write_secret(key, pair.key_pem)
         return cert, key
 
     return write

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from patient import PATIENCE, PATIENT
+from secret import write_secret
 
 from natty import Natty, NattyError
 from natty.stream.listing import all_streams
@@ -128,7 +129,7 @@ def test_the_doctor_tells_what_is_wrong_and_fails(shell, natty_ca, natty_tls, tm
     soon = natty_ca.issue("soon", days=2)
     cert, key = tmp_path / "soon.pem", tmp_path / "soon-key.pem"
     cert.write_bytes(soon.cert_pem)
-    key.write_bytes(soon.key_pem)
+    write_secret(key, soon.key_pem)
     with NatsCluster(3, tls_files=natty_tls, folder=tmp_path / "nats") as cluster:
 
         async def prepare():
@@ -175,7 +176,7 @@ def test_the_doctor_reads_the_certificate_that_the_server_shows(shell, natty_ca,
     ends_soon = natty_ca.issue("server", days=1)
     cert, key = tmp_path / "server.pem", tmp_path / "server-key.pem"
     cert.write_bytes(ends_soon.cert_pem)
-    key.write_bytes(ends_soon.key_pem)
+    write_secret(key, ends_soon.key_pem)
     files = dataclasses.replace(natty_tls, server_cert=cert, server_key=key)
     with NatsServer(ServerOptions(), tls_files=files, folder=tmp_path / "nats") as server:
         told = shell.natty("doctor", "--json", "--server", server.url)

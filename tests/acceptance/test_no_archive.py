@@ -1,6 +1,7 @@
 """Commands that are given a place where no archive is: a sentence and a status that no monitoring takes for well."""
 
 import pytest
+from secret import write_secret
 
 from capture.cli.app import app
 from capture.errors import CaptureError
@@ -66,7 +67,7 @@ def test_an_export_and_a_catalog_of_no_archive_are_refused(shell, stream, captur
     nowhere = NONE.format(url=(shell.folder / "typo").as_uri())
     status, _, err = capture("export", "typo", "backup", *STREAM)
     assert (status, nowhere in err) == (1, True)
-    (shell.folder / "tokens").write_text("a token that nobody guesses\n")
+    write_secret(shell.folder / "tokens", "a token that nobody guesses\n")
     served = ("catalog", "serve", "--plain-http", "--port", "0", "--token-file", "tokens")
     status, _, err = capture(*served, *STREAM, "--store", "typo")
     assert (status, nowhere in err) == (1, True)

@@ -10,6 +10,7 @@ import pytest
 from archive_states import NODE, STATE
 from browsing import browsing
 from patient import PATIENCE
+from secret import write_secret
 
 from capture.state import Board, StreamState
 
@@ -38,7 +39,7 @@ def publish(served, archive, **changed):
 @pytest.fixture
 def page(shell, archive, natty_tls):
     """Start the page over TLS for whoever has the token; returns its URL."""
-    (shell.folder / "tokens").write_text(f"{TOKEN}\n")
+    write_secret(shell.folder / "tokens", f"{TOKEN}\n")
     files = ("--cert", natty_tls.server_cert, "--key", natty_tls.server_key, "--token-file", "tokens")
     process = shell.start("capture", "serve", "--stream", archive, "--port", 0, *files)
     said = process.stdout.readline()

@@ -13,6 +13,7 @@ import nats
 import pytest
 from patient import PATIENCE
 from ruamel.yaml import YAML
+from secret import write_secret
 
 from natty.testing import DevCA, find_server, free_ports
 from natty.testing.process import spawn
@@ -127,7 +128,7 @@ async def test_a_client_with_an_expired_certificate_is_refused_and_told_so(serve
     now = datetime.now(UTC)
     old = ca.issue("old", not_before=now - 9 * DAY, not_after=now - DAY)
     (tmp_path / "old.pem").write_bytes(old.cert_pem)
-    (tmp_path / "old-key.pem").write_bytes(old.key_pem)
+    write_secret(tmp_path / "old-key.pem", old.key_pem)
     context = client_context(ca=files.ca, cert=tmp_path / "old.pem", key=tmp_path / "old-key.pem", now=now - 2 * DAY)
     assert "our client certificate has expired" in await refusal(server, context)
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from patient import NEVER, PATIENCE, PATIENT, until
+from secret import write_secret
 
 import natty.connection
 from natty import AuthorizationError, ConnectError, JetStreamNotEnabledError, Natty, PublishError, TLSError, sinklink
@@ -89,7 +90,7 @@ def files(natty_ca, natty_tls, tmp_path_factory):
         pair = ca.issue(name, **how)
         folder = tmp_path_factory.mktemp(name)
         (folder / "cert.pem").write_bytes(pair.cert_pem)
-        (folder / "key.pem").write_bytes(pair.key_pem)
+        write_secret(folder / "key.pem", pair.key_pem)
         return folder / "cert.pem", folder / "key.pem"
 
     return write

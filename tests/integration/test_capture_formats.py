@@ -11,6 +11,7 @@ import pytest
 from archiving import sweep_once
 from electing import vacated_archive
 from patient import NEVER, PATIENCE
+from secret import write_secret
 
 from capture.block import OpenBlocks
 from capture.cipher import Keys
@@ -163,7 +164,7 @@ async def compacted(fleet, config):
 async def test_a_node_encrypts_what_its_configuration_says_and_the_rest_needs_the_key(fleet):
     key_file = fleet.folder / "keys"
     secret = base64.b64encode(os.urandom(32)).decode()
-    key_file.write_text(f"one:{secret}\n")
+    write_secret(key_file, f"one:{secret}\n")
     chosen = {"format": "raw", "compression": "zstd", "encrypt": True, "key_file": str(key_file)}
     config = fleet.configure(limits__max_age=0.5, **chosen)
     node = fleet.start("node-1", config)

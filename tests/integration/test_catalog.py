@@ -19,6 +19,7 @@ from pyiceberg.exceptions import (
     NoSuchTableError,
     UnauthorizedError,
 )
+from secret import write_secret
 
 from capture import chain
 from capture.catalog import Archive, RestCatalog, reading_hints
@@ -254,7 +255,7 @@ async def test_the_command_serves_what_nats_says_until_it_is_told_to_stop(fleet,
         monkeypatch.delenv(name, raising=False)
     tls = tmp_path / "tls"
     DevCA.create().write(tls)
-    (tmp_path / "tokens").write_text(f"{TOKEN}\n")
+    write_secret(tmp_path / "tokens", f"{TOKEN}\n")
     path = fleet.configure(partition="time", decoder="raw")
     config = load(path)
     store = open_store(config.store)

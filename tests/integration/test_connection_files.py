@@ -4,6 +4,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 from patient import PATIENCE, PATIENT, until
+from secret import write_secret
 
 from natty import Natty, NattyError
 from natty.testing import DevCA, NatsServer, TLSFiles
@@ -13,7 +14,7 @@ def write_client(folder, certificate):
     """Write a client's certificate and key; return the settings that name them."""
     paths = {"tls_cert": folder / "client.pem", "tls_key": folder / "client-key.pem"}
     paths["tls_cert"].write_bytes(certificate.cert_pem)
-    paths["tls_key"].write_bytes(certificate.key_pem)
+    write_secret(paths["tls_key"], certificate.key_pem)
     return {name: str(path) for name, path in paths.items()}
 
 

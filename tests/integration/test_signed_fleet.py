@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 from patient import PATIENCE
+from secret import write_secret
 
 from capture import chain
 from capture.audit import audit
@@ -39,7 +40,7 @@ async def heads_of(fleet, config):
 
 async def test_a_fleet_signs_what_it_commits_and_a_node_without_the_key_does_not_start(fleet):
     secret = base64.b64encode(SEED).decode()
-    (fleet.folder / "key").write_text(f"mine:{secret}\n")
+    write_secret(fleet.folder / "key", f"mine:{secret}\n")
     signed = {"signing_key_file": str(fleet.folder / "key"), "spark.java": "none"}  # no candidate for the compaction
     config = fleet.configure(limits__max_age=0.3, **signed)
     node = fleet.start("node-1", config)

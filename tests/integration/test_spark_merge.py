@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 from merging import KEY_LINE, KEYS, block, every_format, evolving, group, table_of
 from patient import until
+from secret import write_secret
 from spark_blocks import QUICK
 
 from capture.cipher import Keys
@@ -29,7 +30,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scop
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def driver(tmp_path_factory):
     folder = tmp_path_factory.mktemp("spark")
-    (folder / "keys").write_text(KEY_LINE)
+    write_secret(folder / "keys", KEY_LINE)
     options = SparkOptions(properties=QUICK)
     async with SparkDriver(options, log=folder / "driver.log", key_file=str(folder / "keys")) as driver:
         yield driver

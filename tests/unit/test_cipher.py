@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.keywrap import aes_key_unwrap
 from hypothesis import given
 from hypothesis import strategies as st
+from secret import write_secret
 
 from capture.cipher import CHUNK_BYTES, MAGIC, Facts, Keys, read_header
 from capture.config import load
@@ -151,7 +152,7 @@ def test_it_is_decrypted_by_a_dozen_lines() -> None:
 
 def test_keys_come_from_a_file_else_from_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text("# the newest first\n" + text(new=NEW, old=OLD))
+    write_secret(file, "# the newest first\n" + text(new=NEW, old=OLD))
     assert repr(Keys.load(str(file), {"CAPTURE_KEYS": text(other=OLD)})) == "Keys(new, old)"
     assert repr(Keys.load("", {"CAPTURE_KEYS": text(other=OLD).replace("\n", " ")})) == "Keys(other)"
     assert Keys.load("", {}) is None
@@ -170,7 +171,7 @@ def test_keys_come_from_a_file_else_from_the_environment(tmp_path: Path) -> None
 )
 def test_a_bad_key_is_told_without_quoting_it(content: str, sentence: str, tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text(content)
+    write_secret(file, content)
     with pytest.raises(ConfigError, match=sentence) as caught:
         Keys.load(str(file), {})
     shown = f"{caught.value!r} {caught.value.__cause__!r}"

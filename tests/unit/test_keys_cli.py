@@ -6,6 +6,7 @@ import json
 
 import pytest
 from archived import KEYS, SIGNER, Archived
+from secret import write_secret
 from typer.testing import CliRunner
 
 from capture.cipher import Keys
@@ -40,9 +41,7 @@ def test_a_name_that_a_key_file_could_not_hold_is_refused(run, name):
 
 
 def test_the_public_keys_of_a_key_file_verify_what_it_signs(run, tmp_path):
-    for name in ("new", "old"):
-        with (tmp_path / "keys").open("a") as file:
-            file.write(run("keys", "new", name))
+    write_secret(tmp_path / "keys", "".join(run("keys", "new", name) for name in ("new", "old")))
     (tmp_path / "capture.toml").write_text(f'signing_key_file = "{tmp_path / "keys"}"\n')
     (tmp_path / "public").write_text(run("keys", "public", "--config", tmp_path / "capture.toml"))
     signed = SigningKeys.load(str(tmp_path / "keys")).sign("orders", "p", b'{"a":1}')

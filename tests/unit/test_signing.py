@@ -4,6 +4,7 @@ import pickle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from secret import write_secret
 
 from capture.errors import ConfigError, SignatureError
 from capture.keyfile import parse_keys
@@ -99,7 +100,7 @@ def test_private_keys_go_nowhere():
 
 def test_keys_come_from_a_file_or_else_from_the_environment(tmp_path):
     file = tmp_path / "keys"
-    file.write_text(line("new", OTHER) + "# the old one\n" + line("mine", MINE))
+    write_secret(file, line("new", OTHER) + "# the old one\n" + line("mine", MINE))
     environment = {"CAPTURE_SIGNING_KEYS": line("mine", MINE)}
     assert repr(SigningKeys.load(str(file), environment)) == "SigningKeys(new, mine)"
     assert repr(SigningKeys.load("", environment)) == "SigningKeys(mine)"
@@ -138,7 +139,7 @@ def test_a_key_file_that_is_not_there_is_named(tmp_path):
 
 
 def test_an_archive_without_a_name_cant_be_signed(tmp_path):
-    (tmp_path / "key").write_text(line("mine", MINE))
+    write_secret(tmp_path / "key", line("mine", MINE))
     with pytest.raises(ConfigError, match="give archive, or stream"):
         load_signer("", str(tmp_path / "key"))
 

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
+from secret import write_secret
 from typer.testing import CliRunner
 
 from natty.cli.tls import app
@@ -34,7 +35,7 @@ def files(ca, tmp_path):
 def save(folder, name, certificate):
     """Write a certificate and its key and return the keywords of client_context."""
     (folder / f"{name}.pem").write_bytes(certificate.cert_pem)
-    (folder / f"{name}-key.pem").write_bytes(certificate.key_pem)
+    write_secret(folder / f"{name}-key.pem", certificate.key_pem)
     return {"cert": folder / f"{name}.pem", "key": folder / f"{name}-key.pem"}
 
 
@@ -190,13 +191,13 @@ def test_a_client_certificate_is_good_only_in_its_time(ca, files, tmp_path):
 
 def test_an_encrypted_or_odd_key_is_named(files, tmp_path):
     key = serialization.load_pem_private_key(files.client_key.read_bytes(), None)
-    path = tmp_path / "encrypted.pem"
-    path.write_bytes(
+    path = write_secret(
+        tmp_path / "encrypted.pem",
         key.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
             serialization.BestAvailableEncryption(b"secret"),
-        )
+        ),
     )
     with pytest.raises(TLSError, match=r"encrypted.pem is encrypted"):
         client_context(ca=files.ca, cert=files.client_cert, key=path)

@@ -1,0 +1,45 @@
+"""Files that hold secrets: keys, tokens, credentials. Nobody but their owner may read them."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from natty.errors import TLSError
+
+ORCHESTRATOR = Path("/run/secrets")
+"""Where Docker and Podman mount secrets, by default readable by every process of the container."""
+
+
+def exposure(path: str | Path) -> str:
+    """Return who else may read a file with a secret, and what to do; "" if nobody may. OSError.
+
+    The owner alone may read and write it. A file of root's may be readable by a group, too, which is how a service gets
+    it; and one that Kubernetes, Docker or Podman mounted may be readable by all processes of its container, which
+    is their default. What is not a regular file, a pipe say, and Windows, which has no modes, are not looked at.
+    """
+    facts = Path(path).stat()
+    if os.name == "nt" or not stat.S_ISREG(facts.st_mode):
+        return ""
+    mode = stat.S_IMODE(facts.st_mode)
+    refused = 0o077
+    if facts.st_uid == 0:
+        refused = 0o022 if _is_mounted(Path(path)) else 0o037
+    return f"others may read or change it (mode {mode:04o}): chmod 600 {path}" if mode & refused else ""
+
+
+def check_key_file(key: str | Path) -> None:
+    """Raise TLSError if others may read a private key, as `exposure` says."""
+    try:
+        exposed = exposure(key)
+    except OSError:
+        return  # who reads it says why it can't be read
+    if exposed:
+        raise TLSError(f"The key {key} is private, and {exposed}")
+
+
+def _is_mounted(path: Path) -> bool:
+    """Tell whether it is in a volume that Kubernetes writes (its folder is called ..2026_11_22_…), or a secret."""
+    real = path.resolve()
+    return real.parent.name.startswith("..") or path.absolute().is_relative_to(ORCHESTRATOR)
