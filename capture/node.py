@@ -274,15 +274,23 @@ class Node:
 
     async def _campaign(self, election: Election, work: Callable[[Term], Awaitable[None]]) -> None:
         """Be a candidate for as long as the node runs. A duty that fails is logged and taken up again, by somebody."""
-        name = election.options.name
+        name, failure = election.options.name, ""
+
+        async def serve(term: Term) -> None:
+            nonlocal failure
+            failure = ""
+            await work(term)
+
         while True:
             try:
-                await election.run(work)
+                await election.run(serve)
             except UnsupportedError as error:
                 log.error("this node is no candidate for %s: %s", name, error, extra={"action": "no_leader"})
                 return
             except NattyError as error:
-                log.error("the campaign for %s failed: %s", name, error, extra={"action": "campaign_failed"})
+                if str(error) != failure:  # once for what goes on, as a right that this node does not have
+                    log.error("the campaign for %s failed: %s", name, error, extra={"action": "campaign_failed"})
+                failure = str(error)
             except Exception:
                 log.exception("the work of the leader of %s failed", name, extra={"action": "duty_failed"})
             await asyncio.sleep(RETRY_DUTY)

@@ -34,6 +34,7 @@ logger = logging.getLogger("natty.connection")
 DEFAULT_MAX_PAYLOAD = 1024 * 1024  # bytes
 RECONNECT_DELAY = 0.1  # seconds before the second round over the servers; doubles up to the next line
 RECONNECT_DELAY_MAX = 2.0
+MOST_REFUSED = 100  # refusals of a session that are logged
 CLOSE_TIMEOUT = 2.0  # seconds that closing waits for those who leave, and for the server to have taken what was sent
 
 
@@ -66,6 +67,7 @@ class Connection:
         self.lifetime = Lifetime()
         self.listeners: list[Callable[[str], None]] = []
         self.leaving: list[Callable[[], Awaitable[None]]] = []  # awaited, all at once, before the connection is closed
+        self._refused: set[str] = set()  # what was logged of it
         self.refusals: list[Callable[[str], None]] = []  # told what the server does not permit, in its words
         self.observed = Observed()  # what pulls, publishers and elections have counted
         self.reconnects = 0
@@ -165,6 +167,7 @@ class Connection:
             link.abort()
             raise ConnectionClosedError("the client was closed while it connected")
         self._ended.clear()
+        self._refused.clear()
         self._link, self._url, self.state = link, url, "connected"
         self._max_payload = int(link.info.get("max_payload", DEFAULT_MAX_PAYLOAD))
         self._discover()
@@ -230,7 +233,9 @@ class Connection:
                 logger.exception("a listener failed on %r", event, extra={"action": "listener_failed"})
 
     def _notice(self, text: str) -> None:
-        logger.error("the server refused: %s", text, extra={"action": "refused"})
+        if text not in self._refused and len(self._refused) < MOST_REFUSED:  # each once a session
+            self._refused.add(text)
+            logger.error("the server refused: %s", text, extra={"action": "refused"})
         self._requests.refuse(text)
         for refused in list(self.refusals):
             refused(text)

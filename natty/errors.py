@@ -156,6 +156,10 @@ class GroupExistsError(NattyError):
     """A consumer group of this name exists with other settings, or something else has a name that it needs."""
 
 
+class BadRecordError(NattyError):
+    """A record that others may write can't be read: it is damaged, too large, or of another kind."""
+
+
 class BadGroupError(NattyError):
     """A consumer group can't be like that: its record, or what it is to become, breaks a rule."""
 

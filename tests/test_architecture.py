@@ -15,7 +15,7 @@ FILES = sorted(path for package in ("natty", "capture") for path in (ROOT / pack
 LAYERS = {
     "natty": [
         {"errors", "message", "link", "parser", "credit", "ingest", "window", "observed", "tracing", "subjects", "pin"}
-        | {"text", "units", "background", "lifetime", "private"},
+        | {"background", "decoding", "lifetime", "private", "text", "units"},
         {"config", "tls"},
         {"reasons", "sinklink", "answers"},
         {"stock"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -132,8 +132,8 @@ class Candidacy:
         log.info("%s led %r for %.1f s: %s", term.node, name, clock() - self._began, reason, extra={"action": "left"})
         call_hook(self._election.options.on_lost, reason)
 
-    def _note(self, writing: Any) -> None:
-        task = self._loop.create_task(writing)
+    def _note(self, writing: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(_noted(writing))
         self._notes.add(task)
         task.add_done_callback(self._notes.discard)
 
@@ -174,6 +174,14 @@ class Candidacy:
             self._left.set()
         elif event == "seen":
             call_hook(self._election.options.on_new_leader, about.id)
+
+
+async def _noted(writing: Coroutine[Any, Any, None]) -> None:
+    """The trail is for people: a term goes on without it."""
+    try:
+        await writing
+    except Exception:
+        log.exception("the trail of an election was not written", extra={"action": "election_failed"})
 
 
 def call_hook(hook: Callable[..., None] | None, *arguments: Any) -> None:

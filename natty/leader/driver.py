@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 
+from natty.decoding import Faults, Text
 from natty.errors import AuthorizationError, BucketNotFoundError, NattyError, WrongLastSequenceError
 from natty.jetstream import IN_FLIGHT, JetStream, read_ack
 from natty.leader.actions import Action, Ask, Elected, Left, Lost, Read, Seen, Stop, WentBack, Write
 from natty.leader.bucket import make_bucket
 from natty.leader.machine import Candidate
 from natty.leader.options import ElectionOptions
-from natty.leader.record import ABSENT, Sight, Subjects, sight_of
+from natty.leader.record import ABSENT, Sight, Subjects, hint_of, sight_of
 from natty.leader.tenure import Tenure
-from natty.message import RawMessage, encode_headers, parse_headers
+from natty.message import RawMessage, encode_headers
 from natty.units import clock
 
 log = logging.getLogger("natty.leader")
@@ -32,7 +33,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked of a holder, at the address in its lease."""
 
     do: str  # ask, step_down
-    id: str = ""
+    id: Text = ""
     prio: int = 0
 
 
@@ -63,6 +64,8 @@ class Driver:
         self._tell = tell
         self._tenure: Tenure | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._faults = Faults(log, "the lease %s can't be read and counts as deleted: %s")
+        self._troubles = Faults(log, "%s: %s")
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -78,8 +81,12 @@ class Driver:
         """Give the candidate an event of this moment, and do what it says."""
         if self._closed:
             return
-        self.candidate.alive(self._pulse())
-        self._perform(getattr(self.candidate, event)(clock(), *arguments, **named))
+        try:
+            self.candidate.alive(self._pulse())
+            self._perform(getattr(self.candidate, event)(clock(), *arguments, **named))
+        except Exception:  # a fault of ours: the deadline holds all the same, and the candidate goes on
+            log.exception("%s failed at %r", self, event, extra={"action": "election_failed"})
+            self._set_timer(at_least=self._options.rules.retry)
 
     def close(self) -> None:
         """End without another write."""
@@ -94,9 +101,9 @@ class Driver:
         for action in actions:
             match action:
                 case Write():
-                    self._spawn(self._write(action))
+                    self._spawn(self._write(action), "doubt", action.record.nonce)
                 case Read():
-                    self._spawn(self._read(action))
+                    self._spawn(self._read(action), "unread", action.number)
                 case Elected():
                     self._tenure = Tenure(action.token, action.term, self._options.rules.stop_before)
                     self._tenure.extend(self.candidate.deadline)
@@ -128,22 +135,30 @@ class Driver:
             self._tenure.end(reason)
             self._tenure = None
 
-    def _set_timer(self) -> None:
+    def _set_timer(self, at_least: float = 0.0) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self.candidate.due < float("inf"):
-            wait = max(0.0, self.candidate.due - clock())
+            wait = max(at_least, self.candidate.due - clock())
             self._timer = self._loop.call_later(wait, self._tick, self.candidate.due)
 
     def _tick(self, due: float) -> None:
         self.latest = max(self.latest, clock() - due)
         self.input("tick")
 
-    def _spawn(self, work: Any) -> None:
-        task = self._loop.create_task(work)
+    def _spawn(self, request: Coroutine[Any, Any, None], event: str, about: Any) -> None:
+        task = self._loop.create_task(self._supervise(request, event, about))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _supervise(self, request: Coroutine[Any, Any, None], event: str, about: Any) -> None:
+        """Run a request; one that fails unforeseen counts as unanswered, which is the event's meaning."""
+        try:
+            await request
+        except Exception:
+            log.exception("a request of %s failed", self, extra={"action": "election_failed"})
+            self.input(event, about)
 
     async def _write(self, write: Write) -> None:
         headers = {} if write.expected is None else {EXPECTED: str(write.expected)}
@@ -163,10 +178,12 @@ class Driver:
             self.input("busy" if error.err_code == IN_FLIGHT else "refused", nonce)
         except NattyError as error:
             self.failures += 1
-            level = logging.WARNING if isinstance(error, AuthorizationError) else logging.INFO
-            log.log(level, "a write of %s is in doubt: %s", subject, error, extra={"action": "doubt"})
+            if isinstance(error, AuthorizationError):
+                self._troubles.bad(f"this node may not write {subject}", error)
+            log.info("a write of %s is in doubt: %s", subject, error, extra={"action": "doubt"})
             self.input("doubt", nonce)
         else:
+            self._troubles.good(f"this node may not write {subject}")
             self.writes += 1
             self.slowest = max(self.slowest, clock() - sent)
             self.input("stored", nonce, sequence)
@@ -186,32 +203,42 @@ class Driver:
 
     async def _look(self, timeout: float) -> Sight:
         last = await self._jetstream.read(self.subjects.stream, subject=self.subjects.lease, timeout=timeout)
-        return ABSENT if last is None else sight_of(last.sequence, last.header_block, last.data)
+        sight = ABSENT if last is None else sight_of(last.sequence, last.header_block, last.data)
+        if sight.damage:
+            self._faults.bad(self.subjects.lease, sight.damage)
+        else:
+            self._faults.good(self.subjects.lease)
+        return sight
 
     async def _make_bucket(self) -> None:
-        log.warning("bucket %s was deleted; it is made again", self._options.bucket, extra={"action": "made_again"})
+        trouble = f"bucket {self._options.bucket} was deleted and could not be made again"
         try:
             async with asyncio.timeout(BUCKET_TIMEOUT):
                 await make_bucket(self._jetstream, self._options)
         except (NattyError, TimeoutError) as error:
-            log.error("bucket %s could not be made again: %s", self._options.bucket, error)
+            self._troubles.bad(trouble, error)
+        else:
+            self._troubles.good(trouble)
+            log.warning("bucket %s was deleted; it is made again", self._options.bucket, extra={"action": "made_again"})
 
     def _ask(self, action: Ask) -> None:
         call = Call(do="ask", id=self.candidate.id, prio=self.candidate.rules.priority)
         try:
             self._jetstream.connection.send(action.addr, msgspec.json.encode(call))
-        except NattyError as error:
+        except (NattyError, ValueError) as error:
             log.info("the holder of %s could not be asked: %s", self.subjects.lease, error)
 
     # What the subscriptions bring.
 
     def heard(self, raw: RawMessage) -> None:
-        """Something was stored on the lease's key."""
-        headers, now = parse_headers(raw[2]), clock()
+        """Something was stored on the lease's key, as far as this can be believed."""
+        hint, now = hint_of(raw), clock()
+        if hint is None:
+            return
         if self._heard_at is not None:
             self.longest_silence = max(self.longest_silence, now - self._heard_at)
         self._heard_at = now
-        self.input("saw", sight_of(int(headers["Nats-Sequence"][0]), raw[2], raw[3]))
+        self.input("saw", hint)
 
     def called(self, call: Call) -> bool:
         """Somebody asks us to hand over; whether we lead, and so will."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from natty.leader.actions import Action, Ask, Seen, WentBack
-from natty.leader.options import Rules, silence
-from natty.leader.record import Sight
+from natty.leader.options import LONGEST_LEASE, Rules, silence
+from natty.leader.record import LAST_TERM, Sight
 
 RANK = 0.01  # seconds that a priority waits longer than the one before it
 NOT_NAMED = 0.05  # seconds that others leave to the named successor
@@ -41,8 +41,10 @@ class Follower:
             actions.append(WentBack(before.revision, sight.revision))
         self._seen = sight
         if sight.lease is not None:
-            self._last_lease = sight.lease.L
-            self._newest_term = max(self._newest_term, sight.lease.term)
+            if sight.lease.L <= LONGEST_LEASE:  # else nobody can have it
+                self._last_lease = sight.lease.L
+            if sight.lease.term < LAST_TERM:
+                self._newest_term = max(self._newest_term, sight.lease.term)
             if sight.kind == "held" and _holder(before) != (sight.lease.inc, sight.lease.term):
                 actions.append(Seen(sight.lease))
         self._act_at = now + self._patience(sight) + self._rank()
@@ -55,7 +57,7 @@ class Follower:
         """
         if sight.kind == "held":
             assert sight.lease is not None
-            return silence(sight.lease.L)
+            return silence(sight.lease.lasts)
         if sight.kind == "released":
             assert sight.lease is not None
             if sight.lease.inc == self.inc:
@@ -74,7 +76,7 @@ class Follower:
         if lease is None or sight.kind != "held" or not lease.addr or lease.inc == self.inc:
             return []
         settled = again == (lease.inc, lease.term)
-        asked_lately = self._asked[0] == lease.term and now < self._asked[1] + lease.L
+        asked_lately = self._asked[0] == lease.term and now < self._asked[1] + lease.lasts
         if not settled or asked_lately or self.rules.priority >= lease.prio:
             return []
         self._asked = (lease.term, now)

@@ -47,6 +47,9 @@ class Candidate(Follower):
     _reads: int = 0
     _decisive: bool = False
     _read_at: float | None = None
+    _by_hint: bool = False  # the read under way was asked for because of a hint,
+    _hinted: int = 0  # and meanwhile this revision was hinted at
+    _hints_from: float = 0.0  # hints were wrong: none is followed before this time
     _renew_at: float = 0.0
     _renew_until: float = field(default=float("inf"))
     _alive_at: float = 0.0
@@ -103,9 +106,23 @@ class Candidate(Follower):
 
     # What the server says.
 
-    def saw(self, now: float, sight: Sight) -> list[Action]:
-        """This was stored on the lease's key."""
-        return self._expire(now) + self._learn(now, sight, decisive=False)
+    def saw(self, now: float, hint: Sight) -> list[Action]:
+        """This was republished as stored on the lease's key. A hint, which anybody may send: the key is read.
+
+        What is no news is ignored, and so is our own write, whose answer is on its way. Hints that turn out to be
+        wrong cost one read in each pause between two tries.
+        """
+        actions = self._expire(now)
+        ours = self._round is not None and hint.lease is not None and hint.lease.nonce == self._round.record.nonce
+        if self.phase is Phase.IDLE or ours or hint.revision <= self._known:
+            return actions
+        if self._reading:
+            self._hinted = max(self._hinted, hint.revision)
+        elif now < self._hints_from:
+            self._read_at = self._hints_from if self._read_at is None else min(self._read_at, self._hints_from)
+        else:
+            actions += self._look(now, by_hint=True)
+        return actions
 
     def read(self, now: float, number: int, sight: Sight, *, asked: float) -> list[Action]:
         """The answer to a `Read`, asked at that time. It may be stale, and counts as seen when it came."""
@@ -114,7 +131,21 @@ class Candidate(Follower):
             return actions
         self._reading = 0
         decisive, self._decisive = self._decisive, False
-        return actions + self._learn(self._seen_at(asked, now), sight, decisive=decisive)
+        by_hint, before = self._by_hint, self._known
+        actions += self._learn(self._seen_at(asked, now), sight, decisive=decisive)
+        return actions + self._read_again(now, in_vain=by_hint and self._known == before)
+
+    def _read_again(self, now: float, *, in_vain: bool) -> list[Action]:
+        """Read again what was hinted at while the last read was under way, at once unless that one was in vain."""
+        if in_vain:
+            self._hints_from = now + self.rules.retry
+        hinted, self._hinted = self._hinted, 0
+        if hinted <= self._known or self._reading or self.phase is Phase.IDLE:
+            return []
+        if not in_vain:
+            return self._look(now, by_hint=True)
+        self._read_at = self._hints_from
+        return []
 
     def unread(self, now: float, number: int) -> list[Action]:
         """A `Read` that got no answer."""
@@ -176,7 +207,7 @@ class Candidate(Follower):
         """Do what time alone brings."""
         actions = self._expire(now)
         if self._read_at is not None and now >= self._read_at:
-            actions += self._look(now, decisive=self._decisive)
+            actions += self._look(now, decisive=self._decisive, by_hint=self._read_at == self._hints_from)
         if self._round is not None and self._round.retry_at is not None and now >= self._round.retry_at:
             actions += self._try_again(now)
         elif self._round is None and self.phase is Phase.OBSERVING and self._seen and now >= self._act_at:
@@ -316,8 +347,13 @@ class Candidate(Follower):
 
     # Seeing.
 
-    def _look(self, now: float, *, decisive: bool = False) -> list[Action]:
-        self._read_at = None
+    @property
+    def _known(self) -> int:
+        """The newest revision that the server told us of."""
+        return self._seen.revision if self._seen is not None else 0
+
+    def _look(self, now: float, *, decisive: bool = False, by_hint: bool = False) -> list[Action]:
+        self._read_at, self._by_hint, self._hinted = None, by_hint, 0
         self._reads += 1
         self._reading, self._decisive = self._reads, self._decisive or decisive
         return [Read(self._reading, max(self.rules.attempt, 0.25))]

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
 
-from natty.errors import BucketNotFoundError, ConnectionClosedError, NattyError, NoRespondersError
+from natty.decoding import decode
+from natty.errors import (
+    BadRecordError,
+    BucketNotFoundError,
+    ConnectionClosedError,
+    NattyError,
+    NoRespondersError,
+)
 from natty.jetstream import JetStream
 from natty.leader.driver import Call
-from natty.leader.options import ElectionOptions, silence
-from natty.leader.record import ABSENT, Epoch, Sight, Subjects, observed, sight_of
-from natty.message import RawMessage, parse_headers
+from natty.leader.options import LEASE_KEY, ElectionOptions, silence
+from natty.leader.record import ABSENT, Epoch, Sight, Subjects, hint_of, observed, sight_of
+from natty.message import RawMessage
 from natty.units import clock
 
 READ_AGAIN = 1.0  # seconds until a read that failed is tried again
+NO_NEWS = 0.1  # seconds after a read that showed nothing new
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +44,15 @@ class Leadership:
 
 async def leadership(jetstream: JetStream, subjects: Subjects) -> Leadership:
     """Return who leads, as last written. A bucket that is missing means nobody."""
+    return await _known(jetstream, subjects, await _sight(jetstream, subjects))
+
+
+async def _sight(jetstream: JetStream, subjects: Subjects) -> Sight:
     try:
         last = await jetstream.read(subjects.stream, subject=subjects.lease)
     except BucketNotFoundError:
-        return Leadership()
-    sight = ABSENT if last is None else sight_of(last.sequence, last.header_block, last.data)
-    return await _known(jetstream, subjects, sight)
+        return ABSENT
+    return ABSENT if last is None else sight_of(last.sequence, last.header_block, last.data)
 
 
 async def _known(jetstream: JetStream, subjects: Subjects, sight: Sight) -> Leadership:
@@ -48,42 +60,41 @@ async def _known(jetstream: JetStream, subjects: Subjects, sight: Sight) -> Lead
         return Leadership()
     stored = await jetstream.read(subjects.stream, subject=subjects.epoch)
     lease = sight.lease
-    if stored is None:
-        return Leadership(lease.id, 0, lease.term, "", lease.L)
-    epoch = msgspec.json.decode(stored.data, type=Epoch)
-    fenced = (epoch.inc, epoch.term) == (lease.inc, lease.term)
-    return Leadership(lease.id, stored.sequence if fenced else 0, lease.term, stored.time if fenced else "", lease.L)
+    nobody_yet = Leadership(lease.id, 0, lease.term, "", lease.lasts)
+    try:
+        epoch: Epoch | None = None if stored is None else decode(stored.data, Epoch)
+    except BadRecordError:  # the term has no token that could be told
+        return nobody_yet
+    if stored is None or epoch is None or (epoch.inc, epoch.term) != (lease.inc, lease.term):
+        return nobody_yet
+    return Leadership(lease.id, stored.sequence, lease.term, stored.time, lease.lasts)
 
 
 async def observe(jetstream: JetStream, options: ElectionOptions) -> AsyncGenerator[Leadership, None]:
     """Yield who leads, now and whenever that changes. Nobody, too, after a lease of silence.
 
-    Ends when the client is closed.
+    What is republished only says when to look: all that is yielded was read from the bucket. Ends when the
+    client is closed.
     """
-    subjects = Subjects(options.bucket, options.lease_key)
-    news = asyncio.Event()
-    heard_at = clock()
+    subjects, news = Subjects(options.bucket, options.lease_key), asyncio.Event()
+    seen: Sight | None = None
+    seen_at, now = clock(), Leadership()
 
     def heard(messages: list[RawMessage]) -> None:
-        nonlocal heard_at
-        for raw in messages:
-            sight = sight_of(int(parse_headers(raw[2])["Nats-Sequence"][0]), raw[2], raw[3])
-            heard_at = clock()
-            if (
-                sight.kind != "held"
-                or sight.lease is None
-                or (sight.lease.id, sight.lease.term) != (now.node, now.term)
-            ):
-                news.set()
+        hints = (hint_of(raw) for raw in messages)
+        if any(hint is not None and (seen is None or hint.revision > seen.revision) for hint in hints):
+            news.set()
+
+    def fenced(messages: list[RawMessage]) -> None:
+        if not now.token:
+            news.set()
 
     def on_event(event: str) -> None:
         news.set()
 
-    now = Leadership()
-    key = options.lease_key
     subscriptions = [
-        jetstream.connection.subscribe(observed(options.bucket, key), heard),
-        jetstream.connection.subscribe(observed(options.bucket, f"{key}.epoch"), lambda messages: news.set()),
+        jetstream.connection.subscribe(observed(options.bucket, options.lease_key), heard),
+        jetstream.connection.subscribe(observed(options.bucket, f"{options.lease_key}.epoch"), fenced),
     ]
     jetstream.connection.listeners.append(on_event)
     try:
@@ -91,26 +102,28 @@ async def observe(jetstream: JetStream, options: ElectionOptions) -> AsyncGenera
         while True:
             news.clear()
             try:
-                now = await leadership(jetstream, subjects)
+                sight = await _sight(jetstream, subjects)
+                if seen is None or sight.revision != seen.revision:
+                    now = await _known(jetstream, subjects, sight)
+                    seen, seen_at = sight, clock()
+                elif now and clock() - seen_at >= silence(now.lease):
+                    now = Leadership()
+                elif now and not now.token:
+                    now = await _known(jetstream, subjects, sight)
+                else:
+                    await asyncio.sleep(NO_NEWS)  # so often at most is a hint followed that is wrong
             except ConnectionClosedError:
                 return
             except NattyError:
                 await asyncio.sleep(READ_AGAIN)
-                news.set()
-            else:
-                if now != shown and (now.token or not now):
-                    shown = now
-                    yield now
-            heard_at = clock()
-            while not news.is_set():
-                wait = silence(now.lease) - (clock() - heard_at) if now else None
-                try:
-                    async with asyncio.timeout(wait):
-                        await news.wait()
-                except TimeoutError:
-                    if clock() - heard_at >= silence(now.lease):
-                        now = shown = Leadership()
-                        yield now
+                continue
+            if now != shown and (now.token or not now):
+                shown = now
+                yield now
+            wait = max(0.0, silence(now.lease) - (clock() - seen_at)) if now else None
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await news.wait()
     finally:
         jetstream.connection.listeners.remove(on_event)
         for subscription in subscriptions:
@@ -123,11 +136,7 @@ async def ask_to_step_down(jetstream: JetStream, options: ElectionOptions, to: s
     NattyError if it does not answer.
     """
     subjects = Subjects(options.bucket, options.lease_key)
-    try:
-        last = await jetstream.read(subjects.stream, subject=subjects.lease)
-    except BucketNotFoundError:
-        return ""
-    sight = ABSENT if last is None else sight_of(last.sequence, last.header_block, last.data)
+    sight = await _sight(jetstream, subjects)
     if sight.kind != "held" or sight.lease is None:
         return ""
     call = msgspec.json.encode(Call(do="step_down", id=to))
@@ -135,7 +144,8 @@ async def ask_to_step_down(jetstream: JetStream, options: ElectionOptions, to: s
         answer = await jetstream.connection.request(sight.lease.addr, call)
     except (NoRespondersError, TimeoutError) as error:
         raise NattyError(
-            f"{sight.lease.id} does not answer: it is gone or frozen, and others take over within {sight.lease.L:g} s"
+            f"{sight.lease.id} does not answer: it is gone or frozen, and others take over within"
+            f" {sight.lease.lasts:g} s"
         ) from error
     return sight.lease.id if b"true" in answer[3] else ""
 
@@ -148,4 +158,5 @@ async def elections(jetstream: JetStream, bucket: str) -> list[str]:
         return []
     prefix = f"$KV.{bucket}."
     found = answer["state"].get("subjects") or {}
-    return sorted(name[len(prefix) : -len(".epoch")] for name in found if name.endswith(".epoch"))
+    names = (name[len(prefix) : -len(".epoch")] for name in found if name.endswith(".epoch"))
+    return sorted(name for name in names if LEASE_KEY.fullmatch(name))

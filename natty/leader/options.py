@@ -10,6 +10,7 @@ from math import ceil
 DRIFT = 0.02  # how far two clocks' rates may differ
 LEASE = 2.0  # seconds
 SHORTEST_LEASE = 0.3  # seconds
+LONGEST_LEASE = 3600.0  # seconds: a dead leader is replaced after that, whatever a record says
 MAX_STALL = 10.0  # seconds that the event loop may be busy before its node is taken for hung
 PULSE = 0.25  # seconds between two signs of life of the event loop
 GRACE = 0.2  # of the lease: how long before the deadline the work is told to stop
@@ -17,7 +18,7 @@ LONGEST_ATTEMPT = 1.0  # seconds that one write may take
 BUCKET = "natty_leaders"
 DESCRIPTION = "natty leader elections"
 LAST_PRIORITY = 100
-_KEY = re.compile(r"[-/_=a-zA-Z0-9]+(\.[-/_=a-zA-Z0-9]+)*")
+LEASE_KEY = re.compile(r"[-/_=a-zA-Z0-9]+(\.[-/_=a-zA-Z0-9]+)*")
 
 
 def default_node_name() -> str:
@@ -104,10 +105,14 @@ class ElectionOptions:
             values = {getattr(self, one), getattr(self, other)} - {None}
             if len(values) > 1:
                 raise ValueError(f"{one} and {other} are two names of one setting and contradict each other: {values}")
-        if not SHORTEST_LEASE <= self.rules.lease < float("inf"):
+        if not self.rules.lease >= SHORTEST_LEASE:
             raise ValueError(
-                f"a lease of {self.rules.lease:g} s is too short, or none: renewing takes time; take at least"
-                f" {SHORTEST_LEASE} s"
+                f"a lease of {self.rules.lease:g} s is too short: renewing takes time; take at least {SHORTEST_LEASE} s"
+            )
+        if self.rules.lease > LONGEST_LEASE:
+            raise ValueError(
+                f"a lease of {self.rules.lease:g} s is too long: a dead leader is replaced only after its lease; take"
+                f" at most {LONGEST_LEASE:g} s"
             )
         if self.max_stall < 2 * PULSE:
             raise ValueError(f"max_stall of {self.max_stall:g} s is less than two signs of life, {2 * PULSE:g} s")
@@ -115,7 +120,7 @@ class ElectionOptions:
             raise ValueError(f"a grace of {self.grace:g} s would tell the work to stop when it is too late")
         if not 0 <= self.priority <= LAST_PRIORITY:
             raise ValueError(f"priority {self.priority} is not between 0, the first, and {LAST_PRIORITY}, the last")
-        if not _KEY.fullmatch(self.lease_key):
+        if not LEASE_KEY.fullmatch(self.lease_key):
             raise ValueError(f"{self.lease_key!r} is no key of a bucket: letters, digits and - / _ = with dots between")
 
     @property

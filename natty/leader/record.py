@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
-from natty.message import parse_headers
+from natty.decoding import Text, Whole, decode
+from natty.errors import BadRecordError
+from natty.leader.options import LONGEST_LEASE
+from natty.message import RawMessage, parse_headers
+
+MOST_BYTES = 64 * 1024  # of a record
+LAST_TERM = 2**52  # terms from here on are nobody's: they are numbered by Unix milliseconds
+
+Address = Annotated[str, msgspec.Meta(max_length=512, pattern=r"^[^\s\x00-\x1f\x7f*>]*\Z")]
+"""A subject to publish on, or none."""
 
 Kind = Literal["held", "released", "expired", "deleted", "absent"]
 
@@ -15,51 +24,68 @@ Kind = Literal["held", "released", "expired", "deleted", "absent"]
 class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The record on the lease's key: who holds office, for how long, and the nonce of the write."""
 
-    v: int = 1
-    id: str
-    inc: str
-    term: int = 0
+    v: Whole = 1
+    id: Text
+    inc: Text
+    term: Whole = 0
     state: Literal["held", "released"]
-    L: float
-    nonce: str
-    to: str = ""
-    prio: int = 0
-    addr: str = ""
+    L: Annotated[float, msgspec.Meta(gt=0)]
+    nonce: Text
+    to: Text = ""
+    prio: Whole = 0
+    addr: Address = ""
+
+    @property
+    def lasts(self) -> float:
+        """How long the holder may act without renewing: `L`, which no honest record has beyond the longest lease."""
+        return min(self.L, LONGEST_LEASE)
 
 
 class Epoch(msgspec.Struct, frozen=True, kw_only=True):
     """The record that begins a term; its sequence is the term's fencing token."""
 
-    v: int = 1
-    id: str
-    inc: str
-    term: int
-    lease: int
-    nonce: str
+    v: Whole = 1
+    id: Text
+    inc: Text
+    term: Whole
+    lease: Whole
+    nonce: Text
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What somebody saw on the lease's key: `deleted` is all that no holder writes, a damaged record too."""
+    """What was seen on the lease's key: `deleted` is all that no holder writes. `damage`: why it can't be read."""
 
     revision: int
     kind: Kind
     lease: Lease | None = None
+    damage: str = ""
 
 
 ABSENT = Sight(0, "absent")
 
 
 def sight_of(revision: int, header_block: bytes, data: bytes) -> Sight:
-    """Return what this message on the lease's key says."""
+    """Return what this message on the lease's key says. One that can't be read counts as deleted."""
     headers = parse_headers(header_block) if header_block else {}
     if headers.get("Nats-Marker-Reason") == ["MaxAge"]:
         return Sight(revision, "expired")
     try:
-        lease = msgspec.json.decode(data, type=Lease)
-    except msgspec.DecodeError:  # somebody's delete, purge or blind write
-        return Sight(revision, "deleted")
+        lease: Lease = decode(data, Lease, most_bytes=MOST_BYTES)
+    except BadRecordError as error:  # a delete, a purge or a blind write
+        return Sight(revision, "deleted", damage=str(error) if data else "")
     return Sight(revision, lease.state, lease)
+
+
+def hint_of(raw: RawMessage) -> Sight | None:
+    """Return what a republished message says of the lease's key, None for what no server republished.
+
+    Anybody who may publish there can have sent it: the key must be read before anything is done about it.
+    """
+    number = parse_headers(raw[2]).get("Nats-Sequence", [""])[0]
+    if not (number.isascii() and number.isdecimal() and len(number) <= 20):
+        return None
+    return sight_of(int(number), raw[2], raw[3])
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ import msgspec
 from natty.background import keep_up
 from natty.config import Config
 from natty.connection import Connection, Subscription
-from natty.errors import NattyError
+from natty.decoding import decode
+from natty.errors import BadRecordError, NattyError
 from natty.jetstream import JetStream
 from natty.leader.driver import Call, Driver, Tell
 from natty.leader.machine import Candidate
@@ -108,7 +109,10 @@ class Renewer:
         while True:
             self._pulse_at = clock()
             for check in list(self._checks):
-                check()
+                try:
+                    check()
+                except Exception:
+                    log.exception("a candidacy could not be checked", extra={"action": "election_failed"})
             await asyncio.sleep(PULSE)
 
 
@@ -119,8 +123,8 @@ class RenewerThread:
         self.started, self._ended = asyncio.Event(), asyncio.Event()
         self._config = config
         self._home = asyncio.get_running_loop()
-        self._drivers: dict[str, list[Driver]] = {}  # by where their lease is republished
-        self._addresses: dict[str, Driver] = {}
+        self._drivers: dict[bytes, list[Driver]] = {}  # by where their lease is republished
+        self._addresses: dict[bytes, Driver] = {}
         self._subscriptions: dict[str, Subscription] = {}
         self._thread = threading.Thread(target=self._run, name="natty renewer", daemon=True)
         self._thread.start()
@@ -150,7 +154,10 @@ class RenewerThread:
     # From here on: in the thread.
 
     def _run(self) -> None:
-        asyncio.run(self._serve())
+        try:
+            asyncio.run(self._serve())
+        except Exception:
+            log.exception("the elections' thread failed", extra={"action": "election_failed"})
         with contextlib.suppress(RuntimeError):  # nobody waits any more: that loop is closed
             self._home.call_soon_threadsafe(self._ended.set)
 
@@ -179,14 +186,16 @@ class RenewerThread:
                 return self._on_event("connected")
             except NattyError as error:
                 log.warning("elections wait for a server: %s", error, extra={"action": "no_server"})
-                await asyncio.sleep(OPEN_AGAIN)
+            except Exception:
+                log.exception("the elections' connection failed", extra={"action": "election_failed"})
+            await asyncio.sleep(OPEN_AGAIN)
 
     def _begin(self, driver: Driver, options: ElectionOptions) -> None:
         config = self.connection.config
         ping = max(PING_AT_LEAST, min(config.ping_interval, options.rules.lease / 3))
         self.connection.config = replace(config, ping_interval=min(ping, config.ping_interval))
-        self._addresses[driver.candidate.addr] = driver
-        self._drivers.setdefault(observed(options.bucket, options.lease_key), []).append(driver)
+        self._addresses[driver.candidate.addr.encode()] = driver
+        self._drivers.setdefault(observed(options.bucket, options.lease_key).encode(), []).append(driver)
         if options.bucket not in self._subscriptions:
             subject = observed(options.bucket)
             self._subscriptions[options.bucket] = self.connection.subscribe(subject, self._heard)
@@ -194,7 +203,7 @@ class RenewerThread:
 
     def _forget(self, driver: Driver) -> None:
         driver.close()
-        self._addresses.pop(driver.candidate.addr, None)
+        self._addresses.pop(driver.candidate.addr.encode(), None)
         for drivers in self._drivers.values():
             if driver in drivers:
                 drivers.remove(driver)
@@ -207,15 +216,15 @@ class RenewerThread:
 
     def _heard(self, messages: list[RawMessage]) -> None:
         for raw in messages:
-            for driver in self._drivers.get(raw[0].decode(), ()):
+            for driver in self._drivers.get(raw[0], ()):
                 driver.heard(raw)
 
     def _called(self, messages: list[RawMessage]) -> None:
         for subject, reply, _, data in messages:
-            driver = self._addresses.get(subject.decode())
+            driver = self._addresses.get(subject)
             try:
-                call = msgspec.json.decode(data, type=Call)
-            except msgspec.DecodeError:
+                call: Call = decode(data, Call)
+            except BadRecordError:
                 continue
             leading = driver is not None and driver.called(call)
             if reply:

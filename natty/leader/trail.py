@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import re
 import time
 
 import msgspec
 
-from natty.errors import BucketNotFoundError, NattyError
+from natty.decoding import Text, UnixTime, Whole, decode
+from natty.errors import BadRecordError, BucketNotFoundError, NattyError
 from natty.jetstream import JetStream
 from natty.leader.record import Subjects
 from natty.leader.term import READ_TIMEOUT, Term
 
 KEPT = 30 * 24 * 3600  # seconds
+_TOKEN = re.compile(r"[0-9]{1,20}")
+
+log = logging.getLogger("natty.leader")
 
 
 class TermNote(msgspec.Struct, frozen=True, kw_only=True):
     """One term: who, under which token, from when to when in Unix time; no end where the term was lost, not left."""
 
-    node: str
-    token: int
-    number: int
-    began: float
-    ended: float | None = None
-    reason: str = ""
+    node: Text
+    token: Whole
+    number: Whole
+    began: UnixTime
+    ended: UnixTime | None = None
+    reason: Text = ""
 
 
 async def note_begin(jetstream: JetStream, subjects: Subjects, term: Term) -> None:
@@ -47,15 +53,22 @@ async def _write(jetstream: JetStream, subjects: Subjects, note: TermNote) -> No
 
 
 async def trail(jetstream: JetStream, subjects: Subjects, *, last: int = 20) -> list[TermNote]:
-    """Return the notes of the last terms, oldest first; none where nobody was ever elected."""
+    """Return the notes of the last terms, oldest first; none where nobody was ever elected.
+
+    A note that can't be read is logged and left out.
+    """
     try:
         answer = await jetstream.request(f"STREAM.INFO.{subjects.stream}", {"subjects_filter": subjects.term("*")})
     except BucketNotFoundError:
         return []
-    tokens = sorted(int(subject.rpartition(".")[2]) for subject in answer["state"].get("subjects") or {})
-    notes = []
+    ends = (subject.rpartition(".")[2] for subject in answer["state"].get("subjects") or {})
+    tokens = sorted(int(end) for end in ends if _TOKEN.fullmatch(end))
+    notes: list[TermNote] = []
     for token in tokens[-last:]:
         stored = await jetstream.read(subjects.stream, subject=subjects.term(token))
         if stored is not None and not stored.is_marker:
-            notes.append(msgspec.json.decode(stored.data, type=TermNote))
+            try:
+                notes.append(decode(stored.data, TermNote))
+            except BadRecordError as error:
+                log.warning("%s can't be read: %s", subjects.term(token), error, extra={"action": "bad_record"})
     return notes

@@ -16,7 +16,7 @@ from election_stream import LEASE, ROUGH, Stream, Weather
 from natty.leader.actions import HOLDING, Elected, Left, Lost, Phase, Read, Stop, WentBack, Write
 from natty.leader.machine import Candidate
 from natty.leader.options import PULSE, Rules
-from natty.leader.record import Sight
+from natty.leader.record import Lease, Sight
 
 EPOCH_2026 = 1_767_225_600.0
 
@@ -90,7 +90,7 @@ class World:
             self.calm()
             return
         weather = self.weather
-        kinds = ("pause", "cut", "crash", "stall", "delete", "purge", "roll_back", "outage", "resign")
+        kinds = ("pause", "cut", "crash", "stall", "delete", "purge", "roll_back", "outage", "resign", "forge")
         rates = [getattr(weather, kind) for kind in kinds]
         total = sum(rates) or 1e-9
         kind = self.random.choices(kinds, rates)[0] if sum(rates) else "none"
@@ -115,6 +115,30 @@ class World:
             self.at(min(length, 2 * LEASE), setattr, self.stream, "down", False)
         elif kind == "resign" and node.machine is not None:
             node.feed(node.machine.resign(node.local, "asked"))
+        elif kind == "forge":
+            self.forge()
+
+    def forge(self) -> None:
+        """A stranger republishes what it likes; it knows all that can be known, and what is likely to come."""
+        random, written = self.random, self.stream.lease.lease
+        machines = [node.machine for node in self.nodes if node.machine is not None]
+        if not machines:
+            return
+        of = random.choice(machines)
+        lease = Lease(
+            id=of.id,
+            inc=random.choice((of.inc, "stranger")),
+            term=of.term + random.choice((0, 1, 2**40)),
+            state=random.choice(("held", "released")),
+            L=random.choice((LEASE, 0.001, 1e12)),
+            nonce=f"{of.inc}-{of._writes + random.choice((0, 1, 2))}",
+        )
+        revision = self.stream.last + random.choice((0, 1, 2, 1000, 10**15))
+        forged = [Sight(revision, lease.state, lease), Sight(revision, "deleted"), Sight(revision, "expired")]
+        if written is not None:
+            forged.append(Sight(revision, "held", written))
+        for node in self.nodes:
+            node.hear(random.choice(forged))
 
     def calm(self) -> None:
         """From now on nothing is lost, late or stale."""

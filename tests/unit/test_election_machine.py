@@ -23,6 +23,8 @@ WEATHERS = {
     "buckets emptied while processes start": Weather(purge=0.6, crash=1.0),
     "frozen processes": Weather(pause=1.5),
     "cut links": Weather(cut=1.5),
+    "forged news": Weather(forge=8.0),
+    "forged news while processes die": Weather(forge=8.0, crash=0.8, deaf=0.3, resign=0.0),
 }
 
 
@@ -142,6 +144,13 @@ class TokenWithoutCondition(Candidate):
         ]
 
 
+class BelievesHints(Candidate):
+    """Takes what was republished for what was stored."""
+
+    def saw(self, now, hint):
+        return self._expire(now) + self._learn(now, hint, decisive=False)
+
+
 class PutsUpWithSilence(Candidate):
     """Acts as soon as a lease has passed, with nothing to spare for clocks that differ."""
 
@@ -176,6 +185,12 @@ def wrongs_of(weather=STORM, most=600, **world):
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_a_mutant_is_caught(mutant):
     assert any(wrong.startswith(MUTANTS[mutant]) for wrong in wrongs_of(candidate=mutant))
+
+
+@pytest.mark.parametrize("wrong", ["P5", "P7"])
+def test_believing_what_was_republished_is_caught(wrong):
+    weather = Weather(forge=8.0, pause=0.8, crash=0.5, stubborn=1.0)
+    assert wrong in wrongs_of(weather, candidate=BelievesHints)
 
 
 def test_a_client_that_sends_later_what_it_could_not_send_is_caught(monkeypatch):
