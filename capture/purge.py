@@ -20,6 +20,7 @@ from natty import Batch, JetStreamError, Natty
 from natty.jetstream import NO_MESSAGE
 from natty.ordered import CaughtUp, Ordered, OrderedOptions
 from natty.stream import stream_state
+from natty.stream.admin import check_purge
 from natty.stream.listing import all_consumers, all_streams
 from natty.subjects import covers
 from natty.units import parse_time
@@ -265,6 +266,7 @@ def _has_all(copy: Mapping[str, Any] | None) -> bool:
 async def purge(natty: Natty, stream: str, before: int, filters: Iterable[str]) -> int:
     """Delete what is below a sequence, on these subjects or on all; return how many messages that were.
 
+    PurgeRefused, before nats-server 2.15, if consumers with several filters would skip what they were not delivered.
     Messages that are published meanwhile have higher sequences. Below sequence 1 there is nothing, so nothing is asked
     for: to a server, no sequence means everything.
     """
@@ -272,6 +274,8 @@ async def purge(natty: Natty, stream: str, before: int, filters: Iterable[str]) 
     if before <= 1:
         return purged
     for subject in tuple(filters) or ("",):
+        if subject:
+            await check_purge(natty.jetstream, stream, subject, held=False)  # all that is purged is acknowledged
         wanted = {"seq": before} | ({"filter": subject} if subject else {})
         purged += (await natty.jetstream.request(f"STREAM.PURGE.{stream}", wanted))["purged"]
     return purged

@@ -32,7 +32,6 @@ from natty.subjects import covers
 from natty.text import decode
 from natty.units import parse_time, show_time
 
-ATOMIC = (2, 12)  # server version
 MAX_MESSAGES = 1000  # of a batch, the server's limit
 SKEW = 0.5  # seconds by which the clocks of the servers that led the stream may differ for a batch to be found
 DISABLED, INCOMPLETE, DUPLICATE, TOO_MANY = 10174, 10176, 10201, 10210  # the server's numbers
@@ -67,7 +66,7 @@ async def publish_atomic(
     nothing was stored. UnsupportedError from a server before 2.12; PayloadTooLargeError, BadSubjectError,
     AuthorizationError; TypeError for data that is not bytes.
     """
-    jetstream.require("an atomic batch", *ATOMIC)
+    jetstream.require("an atomic batch")
     batch = [one if isinstance(one, AtomicMessage) else AtomicMessage(subject=one[0], data=one[1]) for one in messages]
     _check(batch)
     with tracing.sending(batch[0].subject, messages=len(batch)) as traced:

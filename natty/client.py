@@ -199,9 +199,16 @@ class Natty:
         """Delete the stream with its messages and consumers; a missing one is no error."""
         await stream.delete_stream(self.jetstream, name)
 
-    async def purge_stream(self, name: str, *, subject: str = "", below: int = 0, keep: int = 0) -> int:
-        """Delete messages at once: all, on a subject, before a sequence, all but the newest; see `stream.purge`."""
-        return await stream.purge(self.jetstream, name, subject=subject, below=below, keep=keep)
+    async def purge_stream(
+        self, name: str, *, subject: str = "", below: int = 0, keep: int = 0, allow_pending: bool = False
+    ) -> int:
+        """Delete messages at once: all, on a subject, before a sequence, all but the newest; see `stream.purge`.
+
+        `stream.PurgeRefused`, unless `allow_pending`: by subject, while consumers hold other unacknowledged messages.
+        """
+        return await stream.purge(
+            self.jetstream, name, subject=subject, below=below, keep=keep, allow_pending=allow_pending
+        )
 
     async def get_message(self, stream_name: str, *, sequence: int = 0, last_for: str = "") -> StoredMessage:
         """Return the message at a sequence, or the last one on a subject; `stream.MessageNotFoundError`."""

@@ -28,6 +28,7 @@ from natty.pull import Pull, PullOptions
 from natty.receipts import Receipts
 from natty.shutdown import stopped_by_signals
 from natty.stream import NANOSECONDS, create_consumer
+from natty.stream.stranded import QueueMender
 from natty.workers import Workers
 
 logger = logging.getLogger("natty.consume")
@@ -225,10 +226,15 @@ class Consumption:
 
     @asynccontextmanager
     async def _attended(self) -> AsyncIterator[None]:
-        """Meanwhile, restart `ack_wait` of all that is held and stop at signals."""
+        """Meanwhile, restart `ack_wait` of all that is held, look for what was forgotten, and stop at signals."""
         consumer = await self._ensure()
         every = consumer["ack_wait"] / NANOSECONDS / 3
-        task = asyncio.create_task(keep_up(f"keeping messages of {self!r}", lambda: self._keep_alive(every)))
+        buried = self._letters.buried if self._letters is not None else None
+        mender = QueueMender(self._jetstream, self._stream, self._durable, buried)
+        tasks = [
+            asyncio.create_task(keep_up(f"keeping messages of {self!r}", lambda: self._keep_alive(every))),
+            asyncio.create_task(keep_up(f"looking for forgotten messages of {self!r}", mender.run)),
+        ]
         observed = self._jetstream.connection.observed
         observed.add(self, HANDLER, self._stream, self._durable)
         try:
@@ -236,8 +242,9 @@ class Consumption:
                 yield
         finally:
             observed.retire(self)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _keep_alive(self, every: float) -> None:
         while self.options.keep_alive:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-FAST_INGEST = (2, 14)  # server version
 START, APPEND, END = 0, 1, 3  # operations: begin a batch, add to it, end it without storing anything more
 BATCH_UNKNOWN = 10208  # the batch is over: it was idle, or the stream has a new leader
 

@@ -26,6 +26,7 @@ from natty.errors import (
 )
 from natty.message import Headers, check_subject, delivered_subject, encode_headers, parse_headers
 from natty.outgoing import MESSAGE_ID, TTL
+from natty.servers import NEEDS, Need, text_of
 from natty.text import legible
 
 OWN_API = "$JS.API"  # of the domain and account that we are connected to
@@ -46,7 +47,6 @@ _ERRORS: dict[int, type[JetStreamError]] = {
 }
 RETRY_DELAY = 0.1  # seconds between two tries while a stream has no leader
 SEND_AGAIN = 1.0  # seconds without an ack before a message with an id is sent again
-MESSAGE_TTL = (2, 11)  # server version
 ASK_AGAIN = 1.0  # seconds: a server drops requests about what has no leader yet, so a question is put again
 _QUESTIONS = (
     "INFO",
@@ -135,11 +135,14 @@ class JetStream:
         return f"{self.prefix}.{subject}" if self.prefix != OWN_API and subject.startswith("$KV.") else subject
 
     def require(self, feature: str, *version: int) -> None:
-        """UnsupportedError if the server is older than `version`."""
-        if self.connection.server_version < version:
-            have = ".".join(map(str, self.connection.server_version))
-            want = ".".join(map(str, version))
-            raise UnsupportedError(f"{feature} needs nats-server {want} or later and this one is {have}: upgrade it")
+        """UnsupportedError if the server is older than `version`: by default, than `servers.NEEDS` has for it."""
+        need = Need(version, "") if version else NEEDS[feature]
+        have = self.connection.server_version
+        if not need.met_by(have):
+            want = need.text_for(have)
+            raise UnsupportedError(
+                f"{feature} needs nats-server {want} or later and this one is {text_of(have)}: upgrade it"
+            )
 
     async def request(self, subject: str, body: Any = None, *, timeout: float | None = None) -> dict[str, Any]:
         """Call the API, `subject` without the prefix. The error of the answer is raised by its number, see `errors`.
@@ -186,7 +189,7 @@ class JetStream:
         delivered_subject(subject) if verbatim else check_subject(subject)
         wire = self.write_subject(subject)
         if headers and TTL in headers:  # an older server would store it for ever
-            self.require("a message's ttl", *MESSAGE_TTL)
+            self.require("a message's ttl")
         repeatable = bool(headers and MESSAGE_ID in headers)
         loop = asyncio.get_running_loop()
         timeout = self.connection.config.timeout if timeout is None else timeout

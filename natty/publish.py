@@ -17,11 +17,12 @@ from natty.errors import (
     PublishError,
     WrongLastSequenceError,
 )
-from natty.ingest import APPEND, BATCH_UNKNOWN, END, FAST_INGEST, START, flow_prefix, place_of, read_answer
+from natty.ingest import APPEND, BATCH_UNKNOWN, END, START, flow_prefix, place_of, read_answer
 from natty.jetstream import JetStream, in_process, read_ack
 from natty.message import Headers, RawMessage, as_payload, encode_headers, status_of
 from natty.observed import PUBLISHER
 from natty.outgoing import addresses, expecting, publish_headers
+from natty.servers import NEEDS
 from natty.text import decode
 from natty.window import PublisherOptions, Waiting
 
@@ -89,9 +90,9 @@ class Publisher:
     async def __aenter__(self) -> Self:
         """Choose the path. StreamNotFoundError; UnsupportedError if fast ingest is forced and not offered."""
         config = (await self._jetstream.request(f"STREAM.INFO.{self.stream}"))["config"]
-        offered = bool(config.get("allow_batched")) and self._connection.server_version >= FAST_INGEST
+        offered = bool(config.get("allow_batched")) and NEEDS["fast ingest"].met_by(self._connection.server_version)
         if self.options.path == "fast" and not offered:
-            self._jetstream.require("fast ingest", *FAST_INGEST)
+            self._jetstream.require("fast ingest")
             raise PublishError(f"stream {self.stream} does not offer fast ingest: set allow_batched on it")
         self._offered = self._fast = offered and self.options.path != "window"
         self.subjects = tuple(config.get("subjects") or ())

@@ -15,7 +15,7 @@ FILES = sorted(path for package in ("natty", "capture") for path in (ROOT / pack
 LAYERS = {
     "natty": [
         {"errors", "message", "link", "parser", "credit", "ingest", "window", "observed", "tracing", "subjects", "pin"}
-        | {"background", "decoding", "lifetime", "private", "text", "units"},
+        | {"background", "decoding", "lifetime", "private", "text", "units", "servers"},
         {"config", "tls"},
         {"reasons", "sinklink", "answers"},
         {"stock"},

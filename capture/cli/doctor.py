@@ -20,11 +20,13 @@ from capture.spark.properties import check_master, read_properties
 from capture.stores import open_store
 from capture.streams import each
 from natty import Natty
-from natty.cli import connect
+from natty.cli import connect, server_checks
 from natty.cli.checks import Finding, Status
 from natty.cli.doctor import tell
 from natty.cli.run import run_async
-from natty.errors import NattyError
+from natty.errors import BucketNotFoundError, NattyError
+from natty.leader import ElectionOptions
+from natty.stream.listing import all_consumers
 
 MEMORY = Path("/proc/meminfo")
 LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -125,9 +127,10 @@ async def _streams(config: CaptureConfig) -> list[Finding]:
         async with Natty(**config.nats) as natty:
             found = [await stream_info(natty, one.stream) for one in each(config)]
             moved = [one for one in [await _moved(natty, one) for one in each(config) if one.store] if one]
+            server = await _server(natty, found)
     except (NattyError, CaptureError) as error:
         return [Finding("stream", Status.FAIL, str(error))]
-    return [*(Finding("stream", Status.OK, _told(info)) for info in found), *moved]
+    return [*(Finding("stream", Status.OK, _told(info)) for info in found), *moved, *server]
 
 
 async def _moved(natty: Natty, config: CaptureConfig) -> Finding | None:
@@ -139,6 +142,20 @@ async def _moved(natty: Natty, config: CaptureConfig) -> Finding | None:
     except StoreError:
         return None  # said already
     return None
+
+
+async def _server(natty: Natty, streams: list[dict[str, Any]]) -> list[Finding]:
+    """Say which known faults the server has, and what of these streams and of the elections it may lose."""
+    consumers, buckets = list[dict[str, Any]](), list[dict[str, Any]]()
+    for info in streams:
+        consumers += (await all_consumers(natty.jetstream, info["config"]["name"])).found
+    with contextlib.suppress(BucketNotFoundError):  # nobody was elected yet
+        buckets.append(await natty.jetstream.request(f"STREAM.INFO.KV_{ElectionOptions.bucket}"))
+    clustered = bool(natty.connection.server_info.get("cluster"))
+    return [
+        *server_checks.check_faults(natty.connection.server_version, streams, consumers),
+        *server_checks.check_durability([*streams, *buckets], clustered=clustered),
+    ]
 
 
 def _told(info: dict[str, Any]) -> str:

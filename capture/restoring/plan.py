@@ -15,9 +15,10 @@ from capture.restoring.past import Past, Window, bounds
 from capture.restoring.pick import unfit
 from capture.restoring.uptake import LEVEL, MARK, own_metadata
 from capture.sequences import MAXIMUM, Sequences
+from natty.servers import NEEDS
 from natty.subjects import overlap
 
-EXACT = (2, 15)
+EXACT = NEEDS["exact restore of streams"].minimum
 """The first server that takes a stream in as it was."""
 REBUILT = (2, 10)
 """The first one that begins a stream at a sequence of our choice."""

@@ -17,8 +17,8 @@ from rich.table import Table
 
 from natty import Natty
 from natty.cli import connect
-from natty.cli.checks import FEATURES
 from natty.cli.run import run_async
+from natty.servers import NEEDS
 
 _MAX_ACK_PENDING = 100_000
 Row = dict[str, Any]
@@ -53,7 +53,7 @@ async def _bench(settings: dict[str, Any], count: int, size: int, stream_setting
     name = f"NATTY_BENCH_{secrets.token_hex(4)}"
     subject, body, rows = f"natty.bench.{name}", b"x" * size, list[Row]()
     async with Natty(**settings) as natty:
-        fast = natty.connection.server_version >= FEATURES["fast ingest"]
+        fast = NEEDS["fast ingest"].met_by(natty.connection.server_version)
         try:
             offer = {"allow_batched": True} if fast else {}
             await natty.create_stream(name, subjects=[subject], **offer, **stream_settings)

@@ -8,15 +8,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from natty.servers import NEEDS, text_of
 from natty.stream import NANOSECONDS
-
-FEATURES = {
-    "key-value buckets, elections": (2, 11),
-    "atomic batches": (2, 12),
-    "fast ingest": (2, 14),
-    "exact restore of streams": (2, 15),
-}
-"""What needs which server."""
 
 SKEW_WARN, SKEW_FAIL = 1.0, 30.0  # seconds between two clocks
 SILENT = 5.0  # seconds without a word from a replica; its leader hears from it every second
@@ -51,9 +44,9 @@ class Finding:
 
 def check_version(version: tuple[int, ...]) -> Finding:
     """Say what this server is too old for."""
-    text = ".".join(map(str, version))
-    if lacking := [f"{name} ({'.'.join(map(str, since))})" for name, since in FEATURES.items() if version < since]:
-        return Finding("version", Status.WARN, f"{text} is too old for {', '.join(lacking)}")
+    text = text_of(version)
+    if missing := [f"{name} ({need})" for name, need in NEEDS.items() if not need.met_by(version)]:
+        return Finding("version", Status.WARN, f"{text} is too old for {', '.join(missing)}")
     return Finding("version", Status.OK, f"{text} has all that natty uses")
 
 

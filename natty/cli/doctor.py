@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import ssl
 import time
 from dataclasses import asdict
@@ -11,12 +12,14 @@ from rich import print_json
 from rich.console import Console
 
 from natty import Natty, tls
-from natty.cli import checks, connect
+from natty.cli import checks, connect, server_checks
 from natty.cli.checks import Finding, Status
 from natty.cli.run import EXIT_ERROR, run_async
 from natty.stream.listing import all_consumers, all_streams
+from natty.stream.stranded import stranded
 from natty.units import parse_time
 
+LOOK_AGAIN = 2.0  # seconds between two looks at what seems stranded
 _STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold red"}
 
 
@@ -83,8 +86,25 @@ async def _jetstream(natty: Natty) -> list[Finding]:
     return [
         *checks.check_streams(streams.found, streams.missing),
         *checks.check_consumers(consumers, missing),
+        *server_checks.check_faults(natty.connection.server_version, streams.found, consumers),
+        *server_checks.check_durability(streams.found, clustered=bool(natty.connection.server_info.get("cluster"))),
+        *server_checks.check_stranded(await _stranded(natty, streams.found, consumers)),
         *checks.check_clock(await _skews(natty, streams.found)),
     ]
+
+
+async def _stranded(
+    natty: Natty, streams: list[dict[str, Any]], consumers: list[dict[str, Any]]
+) -> dict[tuple[str, str], list[int]]:
+    """Look twice at the consumers of work queues: what a cluster is about to delete is gone at the second look."""
+    queues = {one["config"]["name"] for one in streams if one["config"].get("retention") == "workqueue"}
+    found = {(one["stream_name"], one["name"]): list[int]() for one in consumers if one["stream_name"] in queues}
+    for key in list(found):
+        found[key] = await stranded(natty.jetstream, *key)
+    suspects = {key: sequences for key, sequences in found.items() if sequences}
+    if suspects:
+        await asyncio.sleep(LOOK_AGAIN)
+    return {key: sorted(set(before) & set(await stranded(natty.jetstream, *key))) for key, before in suspects.items()}
 
 
 async def _skews(natty: Natty, streams: list[dict[str, Any]]) -> dict[str, tuple[float, float]]:

@@ -16,7 +16,7 @@ from natty.cli.show import stored_fields, stored_text
 from natty.cli.tables import Json, print_document
 from natty.errors import ConfigError
 from natty.jetstream import StoredMessage
-from natty.stream.admin import delete_message, message, purge
+from natty.stream.admin import check_purge, delete_message, message, purge
 from natty.stream.nearest import naming_nearest
 from natty.subjects import check_pattern
 
@@ -31,6 +31,14 @@ def purge_messages(
     subject: Annotated[str, typer.Option("--subject", help="Only messages on this subject, wildcards too.")] = "",
     seq: Annotated[int, typer.Option("--seq", min=0, help="Only messages before this sequence: truncate to it.")] = 0,
     keep: Annotated[int, typer.Option("--keep", min=0, help="Leave the newest so many.")] = 0,
+    allow_pending: Annotated[
+        bool,
+        typer.Option(
+            "--allow-pending",
+            help="With --subject: purge although consumers hold other unacknowledged messages, which are then lost"
+            " to them.",
+        ),
+    ] = False,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -41,8 +49,10 @@ def purge_messages(
     state = run_async(_state(nats, name, check_pattern(subject) if subject else ""))
     if seq > state["last_seq"] + 1:
         raise ConfigError(f"stream {name} ends at sequence {state['last_seq']}: --seq {seq} would skip sequences")
+    if subject and not allow_pending:
+        run_async(_check(nats, name, subject))
     confirm(_question(name, state, subject, seq, keep), force=force)
-    purged = run_async(_purge(nats, name, subject, seq, keep))
+    purged = run_async(_purge(nats, name, subject, seq, keep, allow_pending))
     if as_json:
         print_document({"stream": name, "purged": purged})
     else:
@@ -121,9 +131,14 @@ async def _state(nats: dict[str, Any], name: str, subject: str) -> dict[str, Any
         return dict((await natty.jetstream.request(f"STREAM.INFO.{name}", body))["state"])
 
 
-async def _purge(nats: dict[str, Any], name: str, subject: str, seq: int, keep: int) -> int:
+async def _check(nats: dict[str, Any], name: str, subject: str) -> None:
+    async with Natty(**nats) as natty:
+        await check_purge(natty.jetstream, name, subject)
+
+
+async def _purge(nats: dict[str, Any], name: str, subject: str, seq: int, keep: int, allow_pending: bool) -> int:
     async with Natty(**nats) as natty, naming_nearest(natty.jetstream, name):
-        return await purge(natty.jetstream, name, subject=subject, below=seq, keep=keep)
+        return await purge(natty.jetstream, name, subject=subject, below=seq, keep=keep, allow_pending=allow_pending)
 
 
 async def _message(nats: dict[str, Any], name: str, sequence: int, last_for: str) -> StoredMessage:

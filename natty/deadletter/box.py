@@ -17,7 +17,8 @@ from natty.errors import (
     StreamNotFoundError,
 )
 from natty.jetstream import JetStream, StoredMessage
-from natty.stream import check_name, stream_state
+from natty.stream import PurgeRefused, check_name, stream_state
+from natty.stream.admin import check_purge
 
 logger = logging.getLogger("natty.deadletter")
 
@@ -114,8 +115,7 @@ class LetterBox:
 
     async def purge(self, wanted: LetterFilter = ALL, *, limit: int | None = None, up_to: int | None = None) -> int:
         """Remove letters for good, the oldest first, and return how many. With `up_to`, none behind this sequence."""
-        if not wanted.reason and limit is None:
-            await self._state()
+        if not wanted.reason and limit is None and await self._may_purge(wanted):
             body: dict[str, Any] = {"filter": wanted.subject(self._prefix)}
             if up_to is not None:
                 body["seq"] = up_to + 1
@@ -126,6 +126,15 @@ class LetterBox:
                 break
             purged += await self._remove(letter.sequence)
         return purged
+
+    async def _may_purge(self, wanted: LetterFilter) -> bool:
+        """Return whether no reader of the letters would lose others by a purge; single deletions harm nobody."""
+        await self._state()
+        try:
+            await check_purge(self._jetstream, self.stream, wanted.subject(self._prefix))
+        except PurgeRefused:
+            return False
+        return True
 
     async def _state(self) -> dict[str, Any]:
         try:

@@ -18,9 +18,10 @@ from natty.groups.admin import GroupAdmin
 from natty.groups.names import check_member, work_queue
 from natty.groups.partitions import MemberMapping, PartitioningFilter
 from natty.groups.records import ElasticRecord
-from natty.groups.settings import PARTITION_OF_WHOLE_SUBJECT, PINNED_CONSUMERS, transforms, work_queue_settings
+from natty.groups.settings import transforms, work_queue_settings
 from natty.jetstream import STREAM_EXISTS
 from natty.stream import delete_stream
+from natty.stream.origins import refuse_lossy_sources
 
 _BAD_TRANSFORM = (10146, 10147)  # one that it can't read, two that take the same subjects
 
@@ -91,9 +92,9 @@ class ElasticAdmin(GroupAdmin[ElasticRecord]):
         wanted.check()
         rules.check_subjects(wanted.subjects)
         rules.check_limits(max_messages, max_bytes)
-        self._jetstream.require("a partitioned group", *PINNED_CONSUMERS)
+        self._jetstream.require("a partitioned group")
         if not all(one.wildcards for one in wanted.partitioning_filters()):
-            self._jetstream.require("a partition by the whole subject", *PARTITION_OF_WHOLE_SUBJECT)
+            self._jetstream.require("a partition by the whole subject")
         source = await self._source()
         await self._prepare_bucket()
         queue = await self._queue()
@@ -217,6 +218,7 @@ class ElasticAdmin(GroupAdmin[ElasticRecord]):
     async def _make_work_queue(self, record: ElasticRecord, source: Mapping[str, Any]) -> None:
         """Make the stream that the group reads. One that is there with just these settings will do."""
         config = work_queue_settings(self.stream, self.name, record, source)
+        await refuse_lossy_sources(self._jetstream, config)
         try:
             await self._jetstream.request(f"STREAM.CREATE.{self.consumed_stream}", config)
         except JetStreamError as error:

@@ -16,8 +16,6 @@ from natty.groups.records import ElasticRecord
 from natty.stream import to_wire
 
 ACK_WAIT = 5.0  # seconds, where none is given
-PINNED_CONSUMERS = (2, 11)  # server version
-PARTITION_OF_WHOLE_SUBJECT = (2, 12)
 SHORTEST_PIN = 1.0  # seconds, and the shortest time that a pull is open
 RECONCILE_AFTER = 0.5  # seconds beyond the ack wait
 _OURS = ("name", "durable_name", "filter_subjects", "priority_policy", "priority_groups", "priority_timeout")

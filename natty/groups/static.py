@@ -11,7 +11,6 @@ from natty.groups.admin import GroupAdmin
 from natty.groups.names import PRIORITY_GROUP, check_member, static_consumer
 from natty.groups.partitions import MemberMapping
 from natty.groups.records import StaticRecord
-from natty.groups.settings import PINNED_CONSUMERS
 from natty.stream import delete_consumer
 
 
@@ -58,7 +57,7 @@ class StaticAdmin(GroupAdmin[StaticRecord]):
             raise BadGroupError("mapped members read their partitions whole, whatever the filters: leave them out")
         for name in wanted.member_names:
             check_member(name)
-        self._jetstream.require("a partitioned group", *PINNED_CONSUMERS)
+        self._jetstream.require("a partitioned group")
         rules.check_partitioned(self.stream, await self._source(), partitions)
         await self._prepare_bucket()
         if (there := await self._find()) is not None:

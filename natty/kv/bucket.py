@@ -235,7 +235,7 @@ class Bucket:
         """Return the header of a key's TTL. UnsupportedError if the server would store a longer one."""
         headers = ttl_header(ttl)
         if ttl is not None:
-            self._jetstream.require("a time to live of a single key", 2, 11)
+            self._jetstream.require("a time to live of a single key")
             if clock() >= self._learn_at or ceil(ttl) < self._shortest_ttl:
                 await self._learn_shortest_ttl()
             if ceil(ttl) < (shortest := self._shortest_ttl):

@@ -42,7 +42,7 @@ async def create_bucket(
     try:
         await jetstream.request(f"STREAM.INFO.{name}")
     except BucketNotFoundError:
-        jetstream.require("a key-value bucket", 2, 11)
+        jetstream.require("a key-value bucket")
         several = wanted.get("max_msgs_per_subject", 1) != 1
         markers = {"subject_delete_marker_ttl": MARKER_TTL_OF_HISTORY if several else MARKER_TTL}
         await create_replicated(jetstream, name, bucket_settings(bucket, ttl) | markers | wanted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -24,8 +25,7 @@ async def make_bucket(jetstream: JetStream, options: ElectionOptions) -> None:
     StreamExistsError with the difference if it has other settings; UnsupportedError on a server before 2.12.14, or
     2.14.0 to 2.14.3, whose conditional publishes can't be trusted.
     """
-    later = jetstream.connection.server_version >= (2, 14)
-    jetstream.require("leader election", *((2, 14, 4) if later else (2, 12, 14)))
+    jetstream.require("leader election")
     name, wanted = f"KV_{options.bucket}", _needed(options)
     clustered, made = bool(jetstream.connection.server_info.get("cluster")), False
     try:
@@ -41,6 +41,13 @@ async def make_bucket(jetstream: JetStream, options: ElectionOptions) -> None:
         level = logging.WARNING if made or clustered else logging.INFO
         text = "the elections of bucket %s have %d replica(s): while its server is down nobody is elected, and if its"
         log.log(level, text + " disk is lost, so are its tokens; use three", options.bucket, replicas)
+
+
+def is_election_bucket(config: Mapping[str, Any]) -> bool:
+    """Return whether a stream's configuration is that of a bucket that elections made."""
+    name = config["name"]
+    republished = (config.get("republish") or {}).get("dest")
+    return name.startswith("KV_") and republished == observed(name.removeprefix("KV_"))
 
 
 def _needed(options: ElectionOptions) -> dict[str, Any]:

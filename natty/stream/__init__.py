@@ -1,6 +1,6 @@
 """Streams and consumers as code: compare what is with what is wanted, apply what is safe, refuse the rest."""
 
-from natty.stream.admin import MessageNotFoundError, delete_message, message, purge
+from natty.stream.admin import MessageNotFoundError, PurgeRefused, delete_message, message, purge
 from natty.stream.ensure import (
     create_consumer,
     create_replicated,
@@ -44,6 +44,7 @@ __all__ = [
     "plan_consumer",
     "plan_stream",
     "resume_consumer",
+    "PurgeRefused",
     "purge",
     "stream_state",
     "to_wire",

@@ -20,6 +20,7 @@ from natty.errors import (
 )
 from natty.jetstream import OWN_API, STREAM_EXISTS, JetStream
 from natty.stream.names import check_name
+from natty.stream.origins import refuse_lossy_sources
 from natty.stream.plan import CONSUMER, STREAM, Judge, Plan, Risk, plan
 from natty.stream.settings import differing, to_wire
 
@@ -182,9 +183,11 @@ class _Stream:
 
     async def create(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         config = _STREAM_DEFAULTS | dict(wanted) | {"name": self.name}
+        await refuse_lossy_sources(self.jetstream, config)
         return dict((await _ask(self.jetstream, f"STREAM.CREATE.{self.name}", config))["config"])
 
     async def update(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        await refuse_lossy_sources(self.jetstream, config)
         return dict((await _ask(self.jetstream, f"STREAM.UPDATE.{self.name}", config))["config"])
 
 

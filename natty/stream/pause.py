@@ -11,8 +11,6 @@ from natty.stream.consumer import on_wire
 from natty.stream.names import check_name
 from natty.stream.nearest import naming_nearest
 
-PAUSE = (2, 11)  # server version
-
 
 async def pause_consumer(jetstream: JetStream, stream: str, consumer: str, until: datetime) -> dict[str, Any]:
     """Let a consumer deliver nothing until a moment; return the server's answer: `pause_until`, `pause_remaining` (ns).
@@ -32,7 +30,7 @@ async def resume_consumer(jetstream: JetStream, stream: str, consumer: str) -> N
 
 
 async def _ask(jetstream: JetStream, stream: str, consumer: str, body: dict[str, str]) -> dict[str, Any]:
-    jetstream.require("pausing a consumer", *PAUSE)
+    jetstream.require("pausing a consumer")
     subject = f"CONSUMER.PAUSE.{check_name('stream', stream)}.{check_name('consumer', consumer)}"
     async with naming_nearest(jetstream, stream, consumer):
         return await jetstream.request(subject, body)

@@ -77,9 +77,10 @@ class Templates:
 
         `settings` of its streams are in the server's terms. They are tried on a stream that is deleted at once.
         ConfigError: it is declared otherwise, makes no sense, the server refuses it, or another stream takes some of
-        the subject. UnsupportedError before nats-server 2.14, which can't move messages out of a work queue safely.
+        the subject. UnsupportedError before nats-server 2.14.6: older ones lose messages on their way out of a
+        work queue.
         """
-        self._jetstream.require("a stream template", 2, 14)
+        self._jetstream.require("a stream template")
         wanted = Template(
             name=name,
             subject=subject,
@@ -233,7 +234,11 @@ class Templates:
             await asyncio.sleep(LOOK_EVERY)
 
     async def run(self, **options: Any) -> None:
-        """Campaign, and make the streams of all templates while elected; without end. Options: `ElectionOptions`."""
+        """Campaign, and make the streams of all templates while elected; without end. Options: `ElectionOptions`.
+
+        UnsupportedError before nats-server 2.14.6, as `add`.
+        """
+        self._jetstream.require("a stream template")
         await create_bucket(self._jetstream, BUCKET, description=DESCRIPTION)
 
         async def make(term: Term) -> None:

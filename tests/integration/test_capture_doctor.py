@@ -43,3 +43,12 @@ async def test_a_stream_and_a_store_that_are_not_there_are_failures(fleet, docto
     assert status == 1
     assert (found["store"]["status"], found["stream"]["status"]) == ("fail", "fail")
     assert "NOWHERE" in found["stream"]["text"]
+
+
+async def test_a_stream_that_loses_messages_with_the_servers_process_is_a_warning(natty, natty_name, doctor):
+    name = natty_name("hasty")
+    await natty.create_stream(name, subjects=[f"{name}.>"], persist_mode="async")
+    status, found = doctor(stream=name)
+    assert status == 0
+    assert found["durability"]["status"] == "warn"
+    assert f"stream {name}: persist_mode is async" in found["durability"]["text"]

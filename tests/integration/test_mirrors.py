@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 from patient import PATIENCE, PATIENT
-from restoring import Capturing, dumped, old_server, positions, read_some, restored
+from restoring import Capturing, dumped, positions, read_some, restored
+from servers import old_server
 from two_clusters import two_clusters
 
 from natty import ConfigError, Natty, StreamNotFoundError, UnsupportedError
@@ -176,7 +177,7 @@ async def test_a_lost_clusters_stream_is_restored_from_its_archive_on_the_other(
 
 @pytest.mark.long
 async def test_a_server_that_can_not_promote_says_so(natty_name):
-    with NatsServer(binary=old_server("2.10.26")) as server:
+    with NatsServer(binary=old_server("2.10.25")) as server:
         async with Natty(**server.connect_options(), **PATIENT) as natty:
             await natty.ensure_stream("O", subjects=["o.>"])
             await natty.publish("o.1", b"x")

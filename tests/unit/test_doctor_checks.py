@@ -15,7 +15,11 @@ def worst(findings):
 
 @pytest.mark.parametrize(
     ("version", "status", "lacking"),
-    [((2, 15, 1), OK, []), ((2, 13, 9), WARN, ["fast ingest (2.14)"]), ((2, 10), WARN, ["key-value buckets"])],
+    [
+        ((2, 15, 1), OK, []),
+        ((2, 13, 9), WARN, ["fast ingest (2.14)"]),
+        ((2, 10), WARN, ["a key-value bucket (2.11)", "streams (2.10.25)"]),
+    ],
 )
 def test_an_old_server_is_told_what_it_lacks(version, status, lacking):
     finding = checks.check_version(version)

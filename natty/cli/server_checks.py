@@ -1,0 +1,86 @@
+"""What `natty doctor` and `capture doctor` say about the server: its known faults, and what it may lose. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from natty.cli.checks import Finding, Status
+from natty.leader.bucket import is_election_bucket
+from natty.servers import FAULTS, Version, faults_of, text_of
+from natty.stream.origins import origins_of, takes_part_of_queue
+
+_EVERY_CALL = "persist_mode is async: the server acknowledges messages before it writes them, so a crash of its process"
+
+
+def check_faults(
+    version: Version, streams: Iterable[Mapping[str, Any]] = (), consumers: Iterable[Mapping[str, Any]] = ()
+) -> list[Finding]:
+    """Warn of each known fault of this version; fail where a stream loses messages by one, or a consumer can."""
+    text, findings = text_of(version), list[Finding]()
+    configs = {one["config"]["name"]: one["config"] for one in streams}
+    for name, fault in faults_of(version):
+        if not fault.here:
+            findings.append(_fault(Status.WARN, f"nats-server {text}", name))
+        elif fault.here == "sources":
+            losing = _losing_queues(configs)
+            findings += [_fault(Status.FAIL, f"{who}, nats-server {text}", name) for who in losing]
+            findings += [] if losing else [_fault(Status.WARN, f"nats-server {text}", name)]
+        elif fault.here == "filters":
+            several = [one for one in consumers if len(one["config"].get("filter_subjects") or []) > 1]
+            can_be = [one for one in several if not configs.get(one["stream_name"], {}).get("deny_purge")]
+            findings += [
+                _fault(Status.WARN, f"consumer {one['name']} of stream {one['stream_name']}, nats-server {text}", name)
+                for one in can_be
+            ]
+    return findings
+
+
+def check_durability(streams: Iterable[Mapping[str, Any]], *, clustered: bool) -> list[Finding]:
+    """Warn of streams that lose acknowledged messages with one process, and of elections that do with one server."""
+    findings = []
+    for one in streams:
+        config = one["config"]
+        if config.get("persist_mode") == "async":
+            text = f"stream {config['name']}: {_EVERY_CALL} loses some; make it anew without"
+            findings.append(Finding("durability", Status.WARN, text))
+        if clustered and config.get("num_replicas", 1) < 3 and is_election_bucket(config):
+            text = (
+                f"elections' bucket {config['name'].removeprefix('KV_')} has {config.get('num_replicas', 1)} replica(s)"
+                " in a cluster: while its server is down nobody is elected, and its tokens are lost with its disk;"
+                f" set three with `natty stream edit {config['name']} --replicas 3`"
+            )
+            findings.append(Finding("durability", Status.WARN, text))
+    return findings
+
+
+def check_stranded(found: Mapping[tuple[str, str], Sequence[int]]) -> list[Finding]:
+    """Fail for messages of work queues that no consumer is given again: (stream, consumer) → sequences."""
+    fault = FAULTS["purge forgets deliveries"]
+    return [
+        Finding(
+            "stranded",
+            Status.FAIL,
+            f"consumer {consumer} of work queue {stream} is not given {len(sequences)} unacknowledged messages again,"
+            f" {sequences[0]} to {sequences[-1]}: {fault.effect}. Delete the consumer while no worker runs and let it"
+            " be made again: a work queue delivers all that it holds. From nats-server 2.14 on, `natty.consume` does"
+            " as much by itself within a minute. Or they reached max_deliver: then delete them",
+        )
+        for (stream, consumer), sequences in found.items()
+        if sequences
+    ]
+
+
+def _losing_queues(configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Name the streams that take part of a work queue that is here."""
+    return [
+        f"stream {name} takes part of work queue {origin['name']}"
+        for name, config in configs.items()
+        for origin in origins_of(config)
+        if takes_part_of_queue(origin, configs.get(origin["name"], {}))
+    ]
+
+
+def _fault(status: Status, who: str, name: str) -> Finding:
+    fault = FAULTS[name]
+    return Finding("server fault", status, f"{who}: {fault.effect} ({fault.source.split(',')[0]}): {fault.remedy}")

@@ -1,0 +1,104 @@
+"""Purges by subject, and messages of work queues that the server forgot by one."""
+
+import asyncio
+import logging
+
+import pytest
+from consuming import ACK_WAIT, Handler, fill, info, until
+from forgetting import FORGOTTEN, forgotten, hold, messages_in
+from patient import NEVER
+
+from natty import DeadLetterOptions, DeadLetters, LetterFilter
+from natty.deadletter.letter import Original
+from natty.stream import PurgeRefused
+from natty.stream import stranded as module
+from natty.stream.stranded import QueueMender, stranded
+
+
+async def test_a_service_handles_what_the_server_forgot_of_a_work_queue(natty, natty_name, monkeypatch, caplog):
+    monkeypatch.setattr(module, "LOOK_EVERY", 0.1)
+    name = await forgotten(natty, natty_name("queue"))
+    assert await messages_in(natty, name) == FORGOTTEN
+    handler = Handler()
+    consumption = natty.consume(name, "d", handler, dead_letters=False)
+    task = asyncio.create_task(consumption.run())
+    await until(lambda: _emptied(natty, name))
+    consumption.stop()
+    await task
+    assert sorted(handler.done) == list(range(FORGOTTEN))  # each once, and none that was acknowledged
+    assert "nats-server forgot 9 unacknowledged messages" in caplog.text
+
+
+async def _emptied(natty, name):
+    return await messages_in(natty, name) == 0
+
+
+async def test_what_is_in_flight_is_not_called_forgotten(natty, natty_name):
+    name = await fill(natty, natty_name("queue"), 5, retention="workqueue")
+    await natty.ensure_consumer(name, "d", ack_wait=NEVER)
+    held = await hold(natty, name, 5)
+    assert await stranded(natty.jetstream, name, "d") == []
+    held[5].ack()
+    held[2].ack()
+    await until(lambda: _held(natty, name, 3))
+    assert await stranded(natty.jetstream, name, "d") == []
+
+
+async def _held(natty, name, count):
+    return (await info(natty, name))["num_ack_pending"] == count
+
+
+async def test_a_consumer_whose_messages_are_dead_is_not_reset(natty, natty_name, caplog):
+    name = await forgotten(natty, natty_name("queue"), max_deliver=3)
+
+    async def buried(stream, sequence, consumer):
+        return 1 if (stream, sequence, consumer) == (name, 4, "d") else None
+
+    mender = QueueMender(natty.jetstream, name, "d", buried)
+    with caplog.at_level(logging.ERROR, "natty.consume"):
+        for _ in range(3):
+            assert not await mender.look()
+        assert not await QueueMender(natty.jetstream, name, "d", None).look()  # the first look proves nothing
+    assert caplog.text.count("message 4 is a dead letter") == 1
+    assert await stranded(natty.jetstream, name, "d") == list(range(1, FORGOTTEN + 1))
+
+
+async def test_an_older_server_is_told_what_brings_them_back(natty, natty_name, caplog):
+    name = await forgotten(natty, natty_name("queue"))
+    mender = QueueMender(natty.jetstream, name, "d", None)
+    natty.connection._link.info = natty.connection.server_info | {"version": "2.12.8"}
+    assert not await mender.look()
+    assert not await mender.look()
+    assert "needs nats-server 2.14 and this one is 2.12.8. Delete the consumer" in caplog.text
+
+
+async def test_a_purge_by_subject_is_refused_while_messages_are_held(natty, natty_name):
+    name = await fill(natty, natty_name("held"), 4)
+    await natty.ensure_consumer(name, "d", ack_wait=NEVER)
+    await natty.ensure_consumer(name, "only", ack_wait=NEVER, filter_subjects=[f"{name}.1"])
+    held = await hold(natty, name, 2)
+    with pytest.raises(PurgeRefused, match=r"consumer d holds 2 unacknowledged messages.*--allow-pending"):
+        await natty.purge_stream(name, subject=f"{name}.1")
+    assert await messages_in(natty, name) == 4
+    assert await natty.purge_stream(name, below=2) == 1
+    held[1].ack()
+    held[2].ack()
+    await until(lambda: _held(natty, name, 0))
+    assert await natty.purge_stream(name, subject=f"{name}.1") == 1
+    await hold(natty, name, 1)
+    assert await natty.purge_stream(name, subject=f"{name}.3", allow_pending=True) == 1
+
+
+async def test_letters_are_deleted_one_by_one_where_a_purge_would_harm_their_readers(natty, natty_name):
+    name = natty_name("DEAD")
+    dead, box = DeadLetters(natty.jetstream, DeadLetterOptions(letters=name)), natty.dead_letters(name)
+    await dead.ensure()
+    for number in range(1, 5):
+        original = Original("S", number, "s.a", None, b"%d" % number, time_ns=number, deliveries=1)
+        await dead.store(original, "even" if number % 2 == 0 else "odd", "why")
+    await natty.ensure_consumer(name, "d", ack_wait=ACK_WAIT)
+    held = await hold(natty, name, 4)
+    assert await box.purge(LetterFilter(consumer="even")) == 2
+    held[3].ack()
+    await until(lambda: _held(natty, name, 1))
+    assert await hold(natty, name, 1)  # letter 1 comes again

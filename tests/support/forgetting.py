@@ -1,0 +1,40 @@
+"""Work queues whose server has forgotten messages, as it does at a purge by subject while they are held."""
+
+from contextlib import aclosing
+
+from consuming import ACK_WAIT, fill, info, until
+
+HELD, FORGOTTEN = 20, 9  # messages 1 to 20 are held, 10 is purged, 11 to 20 are acknowledged: 1 to 9 are forgotten
+
+
+async def hold(natty, stream, count, durable="d"):
+    """Take messages as a process that will be killed does: nothing is handed back. Return them by sequence."""
+    held = {}
+    async with aclosing(natty.pull(stream, durable, max_messages=count).__aiter__()) as batches:
+        async for batch in batches:
+            held |= {message.sequence: message for message in batch}
+            if len(held) == count:
+                break
+    return held
+
+
+async def forgotten(natty, name, **consumer):
+    """Make a work queue with consumer "d" whose server has forgotten messages 1 to 9; return its name."""
+    await fill(natty, name, HELD, retention="workqueue")
+    await natty.ensure_consumer(name, "d", **{"ack_wait": ACK_WAIT, **consumer})
+    held = await hold(natty, name, HELD)
+    await natty.purge_stream(name, subject=f"{name}.{FORGOTTEN}", allow_pending=True)
+    for sequence in range(FORGOTTEN + 2, HELD + 1):
+        held[sequence].ack()
+    await until(lambda: _forgets(natty, name))
+    return name
+
+
+async def _forgets(natty, name):
+    state = await info(natty, name)
+    return not (state["num_ack_pending"] or state["num_pending"])
+
+
+async def messages_in(natty, stream):
+    """Return how many messages a stream holds."""
+    return (await natty.jetstream.request(f"STREAM.INFO.{stream}"))["state"]["messages"]
