@@ -5,12 +5,12 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
+from natty.contexts import read_context, selected
 from natty.errors import ConfigError
 from natty.units import parse_duration
 
@@ -31,21 +31,6 @@ _ENVIRONMENT = {
     "NATS_CA": "tls_ca",
     "NATS_TIMEOUT": "timeout",
     "NATS_CONNECT_TIMEOUT": "connect_timeout",
-}
-_CONTEXT = {
-    "url": "servers",
-    "user": "user",
-    "password": "password",
-    "token": "token",
-    "creds": "creds",
-    "nkey": "nkey",
-    "cert": "tls_cert",
-    "key": "tls_key",
-    "ca": "tls_ca",
-    "tls_first": "tls_first",
-    "inbox_prefix": "inbox_prefix",
-    "jetstream_domain": "domain",
-    "jetstream_api_prefix": "api_prefix",
 }
 
 
@@ -109,14 +94,18 @@ def resolve(
 ) -> Config:
     """Return the configuration: keyword or flag, then environment, then nats context file, then default.
 
-    `context` names a context of the `nats` tool, or is its path; None takes `NATS_CONTEXT`, else the selected one.
-    ConfigError on an unknown name, a broken context file or a value of the wrong kind.
+    `context` names a context of the `nats` tool, or is its path. None takes one only where no server is named more
+    explicitly: without `servers`, the one of `NATS_CONTEXT`; without `NATS_URL` too, the selected one. Credentials of a
+    context are for its own servers.
+    ConfigError on an unknown name, a broken context file, a setting of it that natty can't honour, or a value of the
+    wrong kind.
     """
     given = {name: value for name, value in (explicit or {}).items() if value is not None}
     known = {f.name for f in dataclasses.fields(Config)}
     if unknown := sorted(set(given) - known):
         raise ConfigError(f"unknown setting {', '.join(unknown)}; there are: {', '.join(sorted(known))}")
-    values = _read_context(context or environment.get("NATS_CONTEXT"), environment)
+    context = context or _context_of(given, environment)
+    values = read_context(context, environment) if context else {}
     values |= {setting: environment[name] for name, setting in _ENVIRONMENT.items() if environment.get(name)}
     values |= given
     if "servers" in values:
@@ -131,6 +120,13 @@ def resolve(
         return msgspec.convert(values, Config)
     except msgspec.ValidationError as error:
         raise ConfigError(f"the connection's settings: {error}") from error
+
+
+def _context_of(given: Mapping[str, Any], environment: Mapping[str, str]) -> str:
+    """Return the context that counts where none is named; "" if a server is named more explicitly than a context."""
+    if "servers" in given:
+        return ""
+    return environment.get("NATS_CONTEXT") or ("" if environment.get("NATS_URL") else selected(environment))
 
 
 def _check_url(url: str) -> None:
@@ -176,22 +172,3 @@ def _seconds(name: str, text: str) -> float:
     except ValueError:
         variable = f"NATS_{name.upper()}"
         raise ConfigError(f"{name} ({variable}) is {text!r}, which is no duration; write 5s, 500ms or 5") from None
-
-
-def _read_context(name: str | None, environment: Mapping[str, str]) -> dict[str, Any]:
-    home = (
-        Path(environment.get("XDG_CONFIG_HOME") or Path(environment.get("HOME", "~")).expanduser() / ".config") / "nats"
-    )
-    if name is None:
-        selected = home / "context.txt"
-        if not selected.is_file():
-            return {}
-        name = selected.read_text().strip()
-    path = Path(name) if name.startswith("/") else home / "context" / f"{name}.json"
-    try:
-        content = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except OSError as error:
-        raise ConfigError(f"nats context {name!r} can't be read: {path}: {error.strerror}") from error
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"nats context {path} is broken: {error}") from error
-    return {setting: content[key] for key, setting in _CONTEXT.items() if content.get(key)}

@@ -11,7 +11,10 @@ import typer
 
 _OPTIONS: dict[str, Any] = {
     "servers": Annotated[
-        str | None, typer.Option("--server", "-s", help="Server URLs, separated by commas [env NATS_URL].")
+        str | None,
+        typer.Option(
+            "--server", "-s", help="Server URLs, separated by commas; only --context counts then [env NATS_URL]."
+        ),
     ],
     "context": Annotated[
         str | None, typer.Option("--context", help="A context of the nats tool, or its path [env NATS_CONTEXT].")

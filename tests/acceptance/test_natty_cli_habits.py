@@ -129,7 +129,12 @@ def test_the_selected_context_of_the_nats_tool_is_used(shell, natty_name):
     names = {"url": "NATS_URL", "ca": "NATS_CA", "cert": "NATS_CERT", "key": "NATS_KEY"}
     (folder / "context" / "dev.json").write_text(json.dumps({key: environment[name] for key, name in names.items()}))
     (folder / "context.txt").write_text("dev")
-    done = shell.natty("pub", natty_name("x"), "x", **dict.fromkeys(names.values(), ""))
+    nothing, server = dict.fromkeys(names.values(), ""), ("--server", environment["NATS_URL"])
+    done = shell.natty("pub", natty_name("x"), "x", **nothing)
+    assert (done.status, done.err) == (0, "")
+    done = shell.natty("pub", natty_name("x"), "x", *server, **nothing)  # without the context's CA and certificate
+    assert (done.status, done.err.count("not signed by the CA we trust")) == (1, 1)
+    done = shell.natty("pub", natty_name("x"), "x", *server, "--context", "dev", **nothing)
     assert (done.status, done.err) == (0, "")
 
 

@@ -22,7 +22,7 @@ def test_keyword_beats_environment_beats_context_beats_default(home):
     folder, environment = home
     (folder / "dev.json").write_text(json.dumps({"url": "nats://c:1", "user": "context", "ca": "/context.pem"}))
     environment |= {"NATS_CONTEXT": "dev", "NATS_USER": "environment", "NATS_CA": ""}
-    config = resolve({"servers": "tls://k:1", "user": None}, environment=environment)
+    config = resolve({"servers": "tls://k:1", "user": None}, environment=environment, context="dev")
     assert (config.servers, config.user, config.tls_ca) == (("tls://k:1",), "environment", "/context.pem")
 
 
@@ -34,11 +34,114 @@ def test_the_selected_context_is_read_when_none_is_named(home, tmp_path):
     assert (config.servers, config.tls_first) == (("tls://a:1", "tls://b:2"), True)
 
 
+SELECTED = {"url": "tls://s:1", "user": "sue", "password": "secret", "ca": "/s.pem", "cert": "/c.pem", "key": "/k.pem"}
+NAMED = {"url": "tls://n:1", "user": "ned", "password": "secret"}
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        ({}, ("tls://s:1", "sue")),
+        ({"NATS_CONTEXT": "named"}, ("tls://n:1", "ned")),
+        ({"NATS_URL": "nats://e:1"}, ("nats://e:1", "")),
+        ({"NATS_URL": "nats://e:1", "NATS_CONTEXT": "named"}, ("nats://e:1", "ned")),
+        ({"servers": "nats://k:1"}, ("nats://k:1", "")),
+        ({"servers": "nats://k:1", "NATS_CONTEXT": "named"}, ("nats://k:1", "")),
+        ({"servers": "nats://k:1", "NATS_URL": "nats://e:1", "NATS_CONTEXT": "named"}, ("nats://k:1", "")),
+        ({"servers": "nats://k:1", "context": "named"}, ("nats://k:1", "ned")),
+        ({"NATS_URL": "nats://e:1", "context": "named"}, ("nats://e:1", "ned")),
+        ({"context": "named", "NATS_CONTEXT": "prod"}, ("tls://n:1", "ned")),
+        ({"servers": "nats://k:1", "NATS_USER": "eve"}, ("nats://k:1", "eve")),
+    ],
+)
+def test_a_server_that_is_named_gets_no_credentials_of_a_context_that_is_less_so(home, tmp_path, named, expected):
+    folder, environment = home
+    (tmp_path / "nats" / "context.txt").write_text("prod\n")
+    (folder / "prod.json").write_text(json.dumps(SELECTED))
+    (folder / "named.json").write_text(json.dumps(NAMED))
+    environment |= {name: value for name, value in named.items() if name.isupper()}
+    explicit = {"servers": named.get("servers")}
+    config = resolve(explicit, environment=environment, context=named.get("context"))
+    assert (*config.servers, config.user) == expected
+    assert bool(config.password) == (config.user in ("sue", "ned"))
+    assert bool(config.tls_ca) == bool(config.tls_cert) == (config.user == "sue")
+
+
+def test_a_selected_context_that_is_broken_does_not_matter_where_a_server_is_named(home, tmp_path):
+    (tmp_path / "nats" / "context.txt").write_text("prod\n")
+    with pytest.raises(ConfigError, match="'prod' can't be read"):
+        resolve(environment=home[1])
+    assert resolve({"servers": "nats://k:1"}, environment=home[1]).servers == ("nats://k:1",)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("$TLS/ca.pem", "/etc/tls/ca.pem"),
+        ("${TLS}/ca.pem", "/etc/tls/ca.pem"),
+        ("${TLS}${EMPTY}/$NAME.pem", "/etc/tls/ca.pem"),
+        ("file:///etc/ca.pem", "/etc/ca.pem"),
+        ("file://$TLS/ca.pem", "/etc/tls/ca.pem"),
+        ("~/ca.pem", "/somewhere/ca.pem"),
+        ("file://~/ca.pem", "/somewhere/ca.pem"),
+        ("/a$/ca.pem", "/a$/ca.pem"),
+    ],
+)
+def test_the_paths_of_a_context_are_expanded(home, monkeypatch, written, read):
+    folder, environment = home
+    monkeypatch.setenv("HOME", "/somewhere")
+    (folder / "c.json").write_text(json.dumps({"ca": written, "creds": written, "password": "$TLS"}))
+    environment |= {"TLS": "/etc/tls", "NAME": "ca", "EMPTY": ""}
+    config = resolve(environment=environment, context="c")
+    assert (config.tls_ca, config.creds, config.password) == (read, read, "$TLS")
+
+
+def test_a_variable_in_a_context_that_is_not_set_is_named(home):
+    (home[0] / "c.json").write_text(json.dumps({"ca": "$NOWHERE/ca.pem"}))
+    with pytest.raises(ConfigError, match=r"the ca of .*c\.json is \$NOWHERE/ca\.pem, and the variable NOWHERE is not"):
+        resolve(environment=home[1], context="c")
+
+
+@pytest.mark.parametrize(
+    "key", ["socks_proxy", "user_jwt", "user_seed", "nsc", "windows_cert_store", "windows_ca_certs_match"]
+)
+def test_a_setting_of_a_context_that_natty_can_not_honour_is_refused(home, key):
+    (home[0] / "c.json").write_text(json.dumps({"url": "nats://a:1", key: "localhost:1080"}))
+    with pytest.raises(ConfigError, match=rf"c\.json sets {key}, which natty can't do: \S+"):
+        resolve(environment=home[1], context="c")
+    (home[0] / "c.json").write_text(json.dumps({"url": "nats://a:1", key: ""}))
+    assert resolve(environment=home[1], context="c").servers == ("nats://a:1",)
+
+
+@pytest.mark.parametrize(
+    "reference", ["op://vault/item/field", "env://NATS_PW", "data:;base64,c2VjcmV0", "nsc://o/a/u"]
+)
+@pytest.mark.parametrize("key", ["password", "token", "creds", "nkey", "ca"])
+def test_a_reference_to_a_secret_is_refused_and_never_sent_as_it_is_written(home, key, reference):
+    (home[0] / "c.json").write_text(json.dumps({key: reference}))
+    with pytest.raises(ConfigError, match=rf"the {key} of nats context .*c\.json is a reference, \w+:…") as caught:
+        resolve(environment=home[1], context="c")
+    assert reference not in str(caught.value)
+    assert (f"NATS_{key.upper()}" in str(caught.value)) == (key != "ca")
+
+
+def test_a_setting_of_a_context_that_natty_does_not_know_is_logged(home, caplog):
+    (home[0] / "c.json").write_text(
+        json.dumps({"description": "x", "color_scheme": "red", "new_thing": "y", "old": ""})
+    )
+    resolve(environment=home[1], context="c")
+    (record,) = caplog.records
+    assert "sets new_thing, which natty does not know: it has no effect" in record.getMessage()
+
+
 def test_a_missing_or_broken_context_is_named(home):
     folder, environment = home
     with pytest.raises(ConfigError, match=r"nats context 'nope' can't be read: .*nope\.json"):
         resolve(environment=environment, context="nope")
     (folder / "bad.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"bad\.json is broken"):
+        resolve(environment=environment, context="bad")
+    (folder / "bad.json").write_bytes(b'{"url": "\xff"}')
     with pytest.raises(ConfigError, match=r"bad\.json is broken"):
         resolve(environment=environment, context="bad")
 
