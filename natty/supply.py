@@ -15,6 +15,7 @@ import msgspec
 from natty.connection import Subscription
 from natty.credit import Credit, size_of
 from natty.errors import (
+    ConfigError,
     ConsumerExistsError,
     ConsumerNotFoundError,
     NattyError,
@@ -38,6 +39,7 @@ GONE_AFTER = 1.0  # seconds that somebody else has to make a deleted consumer ag
 DRAIN_TIMEOUT = 1.0  # seconds to wait for what is on its way when no more is wanted
 DRAIN_QUIET = 0.02  # seconds without a message after which nothing is on its way
 HAND_BACK_DELAY = 0.1  # seconds before a message that was handed back goes to somebody else: we have left by then
+PULL_ONLY = "messages are taken from pull consumers; make one, or subscribe to that subject"
 TOO_LARGE = "message size exceeds maxbytes"  # a status has no other mark than its text (ADR-37)
 
 
@@ -261,7 +263,12 @@ class Supply:
         """Find out why requests are refused: is it gone, has it narrower limits? Then try again, after a pause."""
         session = self._session
         try:
-            self._respect((await self._jetstream.request(self._info, timeout=LOOK_TIMEOUT))["config"])
+            config = (await self._jetstream.request(self._info, timeout=LOOK_TIMEOUT))["config"]
+            if target := config.get("deliver_subject"):
+                raise ConfigError(f"{self._name} is a push consumer, it sends its messages to {target}: {PULL_ONLY}")
+            self._respect(config)
+        except ConfigError:
+            raise
         except ConsumerNotFoundError as error:
             await self._missing(error)
         except StreamNotFoundError as error:

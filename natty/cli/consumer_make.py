@@ -22,8 +22,9 @@ from natty.cli.stream_code import EXIT_PENDING, SIGNS
 from natty.cli.tables import print_facts
 from natty.errors import ConfigError, ConsumerExistsError
 from natty.stream import NANOSECONDS, Plan, Risk, check_name, plan_consumer
-from natty.stream.consumer import ONLY_DURABLE, check_consumer, settings_from
+from natty.stream.consumer import check_consumer, settings_from
 from natty.stream.document import load_document
+from natty.stream.file import ONLY_DURABLE
 from natty.stream.nearest import naming_nearest
 
 Stream = Annotated[str | None, typer.Argument(help="The stream's name.")]

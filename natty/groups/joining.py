@@ -8,6 +8,7 @@ from typing import Any
 
 from natty.groups.settings import ACK_WAIT
 from natty.groups.work import WorkOptions
+from natty.stream.file import check_consumer_settings
 
 LAG_EVERY = 30.0  # seconds
 MAX_ACK_PENDING = 500  # Go's `cg` uses 1: an instance beside it must be given the same
@@ -52,7 +53,15 @@ class JoinOptions(WorkOptions):
     on_event: Callable[[MemberEvent], None] | None = None
     lag_every: float = LAG_EVERY  # seconds between two counts of what waits in our partitions, for metrics; 0: none
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_consumer_settings(self.consumer, "consumer")
+
     @property
     def settings(self) -> dict[str, Any]:
         """The consumer's settings that are the user's."""
-        return {"ack_wait": self.ack_wait, "max_ack_pending": self.max_ack_pending, **self.consumer}
+        return {
+            "ack_wait": self.ack_wait,
+            "max_ack_pending": self.max_ack_pending,
+            **check_consumer_settings(self.consumer),
+        }

@@ -8,15 +8,11 @@ from itertools import combinations
 from typing import Any
 
 from natty.errors import ConfigError
-from natty.stream.file import check_consumer_settings
+from natty.stream.file import ONLY_DURABLE, check_consumer_settings
 from natty.stream.settings import NANOSECONDS, from_wire
 from natty.subjects import check_pattern, overlap
 from natty.units import nanoseconds_of, parse_duration, parse_time, show_duration, show_time
 
-ONLY_DURABLE = (
-    "natty makes durable pull consumers; ephemeral and push consumers of others are listed, shown and removed,"
-    " but not made or changed"
-)
 _STARTS = {
     "all": "all",
     "new": "new",
@@ -44,7 +40,7 @@ def settings_from(document: Mapping[str, Any], where: str) -> dict[str, Any]:
         settings.pop("ack_wait", None)  # the server shows the first of them
     if only := settings.pop("filter_subject", None):
         settings["filter_subjects"] = [only]
-    check_consumer_settings(settings, where)
+    check_consumer_settings(settings, where, units=False)
     return settings
 
 

@@ -66,7 +66,7 @@ def complaints(config: Document) -> Iterator[str]:
     """Yield what is wrong with a configuration; nothing if the server may be asked for such a stream."""
     try:
         check_name("stream", config["name"])
-        check_stream_settings(from_wire({key: value for key, value in config.items() if key != "name"}))
+        check_stream_settings(from_wire({key: value for key, value in config.items() if key != "name"}), units=False)
     except KeyError:
         yield "the stream has no name"
     except NattyError as error:

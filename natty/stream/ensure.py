@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from natty.errors import (
+    ConfigError,
     ConnectionClosedError,
     ConsumerExistsError,
     ConsumerNotFoundError,
@@ -19,6 +20,7 @@ from natty.errors import (
     UnsupportedError,
 )
 from natty.jetstream import OWN_API, STREAM_EXISTS, JetStream
+from natty.stream.file import ONLY_DURABLE, check_consumer_settings, check_stream_settings
 from natty.stream.names import check_name
 from natty.stream.origins import refuse_lossy_sources
 from natty.stream.plan import CONSUMER, STREAM, Judge, Plan, Risk, plan
@@ -46,10 +48,11 @@ _CONSUMER_DEFAULTS = {
 async def create_stream(jetstream: JetStream, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Make the stream if there is none, and return its configuration; one that exists is never changed.
 
-    `settings` are the server's own names (`subjects`, `num_replicas`, `max_age`, …); durations are seconds.
-    StreamExistsError with the difference if it exists with other settings than the ones named.
+    `settings` are the server's own names (`subjects`, `num_replicas`, `max_age`, …); durations are seconds or text as
+    "7d", sizes bytes or text as "1GiB". ConfigError for what no stream has, or can't be meant; StreamExistsError with
+    the difference if it exists with other settings than the ones named.
     """
-    return await _ensure(_Stream(jetstream, name), to_wire(settings), _UNCHANGED)
+    return await _ensure(_Stream(jetstream, name), _stream(name, settings), _UNCHANGED)
 
 
 async def create_replicated(jetstream: JetStream, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,12 +77,14 @@ async def ensure_stream(
     change is not safe (`plan.STREAM` says which are); `allow_destructive` makes those too that the server can make.
     Unanswered requests, as while a cluster elects leaders, are sent again for 30 seconds: RequestTimeoutError.
     """
-    return await _ensure(_Stream(jetstream, name), to_wire(settings), _DELIBERATELY if allow_destructive else _SAFELY)
+    return await _ensure(
+        _Stream(jetstream, name), _stream(name, settings), _DELIBERATELY if allow_destructive else _SAFELY
+    )
 
 
 async def plan_stream(jetstream: JetStream, name: str, settings: Mapping[str, Any]) -> Plan:
     """Return what `ensure_stream` would do, and do nothing."""
-    return await _plan(_Stream(jetstream, name), to_wire(settings))
+    return await _plan(_Stream(jetstream, name), _stream(name, settings))
 
 
 async def create_document(jetstream: JetStream, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,10 +110,12 @@ async def create_consumer(
 ) -> dict[str, Any]:
     """Make the durable pull consumer if there is none, and return its configuration; one that exists is never changed.
 
-    Durations (`ack_wait`, …) are seconds. ConsumerExistsError with the difference if it exists with other settings than
-    the ones named; StreamNotFoundError.
+    Durations (`ack_wait`, …) are seconds or text as "30s". ConfigError for what no consumer has, for the settings of a
+    push consumer, and if there is a push consumer of this name; ConsumerExistsError with the difference if it exists
+    with other settings than the ones named; StreamNotFoundError.
     """
-    return await _ensure(_Consumer(jetstream, durable, stream), _consumer(settings), _UNCHANGED)
+    target = _Consumer(jetstream, durable, stream)
+    return await _ensure(target, _consumer(target, settings), _UNCHANGED)
 
 
 async def ensure_consumer(
@@ -121,16 +128,17 @@ async def ensure_consumer(
 ) -> dict[str, Any]:
     """Make the durable pull consumer, or change what differs from the settings named if that is safe.
 
-    As `ensure_stream`; `plan.CONSUMER` says what is safe. ConsumerExistsError, StreamNotFoundError.
+    As `ensure_stream`; `plan.CONSUMER` says what is safe. Raises as `create_consumer`.
     """
-    allowed = _DELIBERATELY if allow_destructive else _SAFELY
-    return await _ensure(_Consumer(jetstream, durable, stream), _consumer(settings), allowed)
+    target, allowed = _Consumer(jetstream, durable, stream), _DELIBERATELY if allow_destructive else _SAFELY
+    return await _ensure(target, _consumer(target, settings), allowed)
 
 
 async def plan_consumer(jetstream: JetStream, stream: str, durable: str, settings: Mapping[str, Any]) -> Plan:
     """Return what `ensure_consumer` would do, and do nothing; a missing stream has no consumers."""
+    target = _Consumer(jetstream, durable, stream)
     try:
-        return await _plan(_Consumer(jetstream, durable, stream), _consumer(settings))
+        return await _plan(target, _consumer(target, settings))
     except StreamNotFoundError:
         return Plan(f"consumer {durable} of stream {stream}", missing=True)
 
@@ -216,6 +224,8 @@ class _Consumer:
             answer = await _ask(self.jetstream, f"CONSUMER.INFO.{self.stream}.{self.name}")
         except ConsumerNotFoundError:
             return None
+        if target := answer["config"].get("deliver_subject"):
+            raise ConfigError(f"{self} is a push consumer, it sends its messages to {target}: {ONLY_DURABLE}")
         return _plural(answer["config"])
 
     async def create(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
@@ -287,8 +297,16 @@ def _unnamed(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key != "name"}
 
 
-def _consumer(settings: Mapping[str, Any] | None) -> dict[str, Any]:
-    return _plural(to_wire(settings or {}))
+def _stream(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    return to_wire(check_stream_settings(settings, f"stream {name}"))
+
+
+def _consumer(target: _Consumer, settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    given = dict(settings or {})
+    until = given.pop("pause_until", None)  # of a new one; `pause_consumer` is for those that exist
+    if not isinstance(until, str | None):
+        raise ConfigError(f"{target}: pause_until is {until!r}, and must be text, a time as the server writes it")
+    return to_wire(check_consumer_settings(given, str(target)) | {"pause_until": until})
 
 
 def _plural(config: Mapping[str, Any]) -> dict[str, Any]:

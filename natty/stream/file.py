@@ -8,23 +8,47 @@ max_age = 604800.0          # seconds
 [streams.ORDERS.consumers.billing]
 ack_wait = 60.0
 ```
-The settings are the server's own names; durations are seconds.
+The settings are the server's own names. Durations are seconds, or text as "30s", "1h30m", "7d"; sizes are bytes, or
+text as "512KB", "1GiB". The same in Python.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from natty.errors import ConfigError
 from natty.stream.names import BadNameError, check_name
+from natty.stream.nearest import nearest
+from natty.stream.settings import DURATIONS, LISTS_OF_SECONDS, NANOSECONDS
+from natty.units import parse_duration, parse_size
 
-S = TypeVar("S")
 Table = dict[str, Any]
+ONLY_DURABLE = (
+    "natty makes durable pull consumers; ephemeral and push consumers of others are listed, shown and removed,"
+    " but not made or changed"
+)
+_OF_PUSH = {"deliver_subject", "deliver_group", "flow_control", "idle_heartbeat", "rate_limit_bps"}
+_SIZES = {"max_bytes", "max_msg_size"}
+_LONGEST = 2**63 / NANOSECONDS  # seconds that the server's field holds
+_WORDS: dict[Any, str] = {
+    float: 'seconds, or text as "30s", "1h30m", "7d"',
+    list[float]: 'a list of seconds, or of text as "30s"',
+    int: "a whole number",
+    bool: "true or false",
+    str: "text",
+    list[str]: "a list of texts",
+    dict[str, str]: "a table of texts",
+    Table: "a table",
+    list[Table]: "a list of tables",
+}
 
 
 @dataclass(frozen=True)
@@ -118,14 +142,27 @@ def load_streams(path: str | Path) -> list[Declared]:
     return [_stream(name, table, str(path)) for name, table in _tables(content.get("streams"), f"{path}: streams")]
 
 
-def check_stream_settings(settings: Table, where: str = "the configuration") -> None:
-    """ConfigError if a stream has no such setting, or its value is of another kind; durations are seconds."""
-    _typed(settings, _StreamSettings, where)
+def check_stream_settings(
+    settings: Mapping[str, Any], where: str = "the configuration", *, units: bool = True
+) -> Table:
+    """Return a stream's settings, durations in seconds and sizes in bytes, without those that are None.
+
+    Without `units`, text is no number, as in a document of the server's. ConfigError names a setting that no stream
+    has, with the nearest one, and a value that can't be meant.
+    """
+    return _typed(settings, _StreamSettings, where, units=units)
 
 
-def check_consumer_settings(settings: Table, where: str = "the configuration") -> None:
-    """The same for a consumer."""
-    _typed(settings, _ConsumerSettings, where)
+def check_consumer_settings(
+    settings: Mapping[str, Any], where: str = "the configuration", *, units: bool = True
+) -> Table:
+    """The same for a durable pull consumer; ConfigError for the settings of a push consumer."""
+    if push := sorted(_OF_PUSH & settings.keys()):
+        raise ConfigError(f"{where}: {push[0]} is a setting of push consumers: {ONLY_DURABLE}")
+    if only := settings.get("filter_subject"):
+        settings = {**settings, "filter_subjects": [only]}
+    table = {name: value for name, value in settings.items() if name != "filter_subject"}
+    return _typed(table, _ConsumerSettings, where, units=units)
 
 
 def _stream(name: str, table: Table, file: str) -> Declared:
@@ -149,12 +186,48 @@ def _tables(value: Any, where: str) -> list[tuple[str, Table]]:
     return list(found.items())
 
 
-def _typed(table: Table, kind: type[Any], where: str) -> dict[str, Any]:
-    try:
-        read = msgspec.convert(table, kind)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {error}") from error
-    return {name: value for name in table if (value := getattr(read, name)) is not UNSET}
+def _typed(table: Mapping[str, Any], kind: type[msgspec.Struct], where: str, *, units: bool = True) -> Table:
+    known = kind.__struct_fields__
+    for name in table:
+        if name not in known:
+            meant = nearest(str(name), known)
+            hint = f"; did you mean {' or '.join(meant)}?" if meant else ""
+            raise ConfigError(f"{where}: there is no setting {name}{hint}")
+    hints, read = get_type_hints(kind), {}
+    for name, value in table.items():
+        if value is not None:
+            wanted = _without_unset(hints[name])
+            try:
+                read[name] = msgspec.convert(_in_units(name, value) if units else value, wanted)
+            except (ValueError, msgspec.ValidationError) as error:
+                raise ConfigError(
+                    f"{where}: {name} is {value!r}, and must be {_words(name, wanted, units=units)}"
+                ) from error
+    return read
+
+
+def _without_unset(hint: Any) -> Any:
+    assert isinstance(hint, UnionType) or get_origin(hint) is not None
+    return next(one for one in get_args(hint) if one is not UnsetType)
+
+
+def _in_units(name: str, value: Any) -> Any:
+    """Return a value with its text in units read. ValueError for what no server can hold."""
+    if name in LISTS_OF_SECONDS and isinstance(value, list | tuple):
+        return [_in_units("ack_wait", one) for one in value]
+    if name in DURATIONS:
+        seconds = parse_duration(value) if isinstance(value, str) else value
+        if isinstance(seconds, int | float) and not (math.isfinite(seconds) and abs(seconds) < _LONGEST):
+            raise ValueError
+        return seconds
+    return parse_size(value) if name in _SIZES and isinstance(value, str) else value
+
+
+def _words(name: str, wanted: Any, *, units: bool) -> str:
+    if get_origin(wanted) is Literal:
+        return f"one of {', '.join(get_args(wanted))}"
+    text = 'bytes, or text as "512KB", "1GiB"' if name in _SIZES else _WORDS[wanted]
+    return text if units else text.partition(", or ")[0]
 
 
 def _checked(kind: str, name: str, where: str) -> None:

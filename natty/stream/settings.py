@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 NANOSECONDS = 1_000_000_000
-_DURATIONS = {
+DURATIONS = {
     "max_age",
     "duplicate_window",
     "ack_wait",
@@ -13,7 +13,7 @@ _DURATIONS = {
     "max_expires",
     "priority_timeout",
 }
-_LISTS_OF_SECONDS = {"backoff"}
+LISTS_OF_SECONDS = {"backoff"}
 _ZEROS: tuple[Any, ...] = (None, 0, "", False, [], {}, -1)
 
 
@@ -23,9 +23,9 @@ def to_wire(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in settings.items():
         if value is None:
             continue
-        if name in _DURATIONS:
+        if name in DURATIONS:
             value = round(value * NANOSECONDS)
-        elif name in _LISTS_OF_SECONDS:
+        elif name in LISTS_OF_SECONDS:
             value = [round(one * NANOSECONDS) for one in value]
         wire[name] = value
     return wire
@@ -34,7 +34,7 @@ def to_wire(settings: Mapping[str, Any]) -> dict[str, Any]:
 def from_wire(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration of the server's with durations in seconds; what is no number there stays as it is."""
     settings = dict(config)
-    for name in _DURATIONS & config.keys():
+    for name in DURATIONS & config.keys():
         if isinstance(config[name], int):
             settings[name] = config[name] / NANOSECONDS
     return settings
@@ -67,8 +67,8 @@ def _same(want: Any, have: Any) -> bool:
 
 
 def _show(name: str, value: Any) -> str:
-    if name in _DURATIONS and isinstance(value, int):
+    if name in DURATIONS and isinstance(value, int):
         return f"{value / NANOSECONDS:g} s"
-    if name in _LISTS_OF_SECONDS and value:
+    if name in LISTS_OF_SECONDS and value:
         return f"[{', '.join(f'{one / NANOSECONDS:g} s' for one in value)}]"
     return repr(value)

@@ -65,7 +65,7 @@ class Template(msgspec.Struct, frozen=True, kw_only=True):
     def _check_settings(self) -> None:
         if taken := [name for name in _OURS if name in self.settings]:
             raise ConfigError(f"{taken[0]} of a template's streams is the template's own affair: leave it out")
-        check_stream_settings(from_wire(self.settings), f"template {self.name}")
+        check_stream_settings(from_wire(self.settings), f"template {self.name}", units=False)
         if self.settings.get("retention", "limits") != "limits":
             raise ConfigError(
                 f"a template's streams can't have retention {self.settings['retention']}: emptied by their workers when"
