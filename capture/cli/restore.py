@@ -200,7 +200,9 @@ def _described(plan: Plan, wanted: _Wanted) -> str:
         lines.append(f"consumers: {names}")
         lines.append(_way(plan))
     if not wanted.prefix or not wanted.pace.speed:
-        lines.append(f"this takes about {max(1, round(plan.seconds)):,} s")
+        lines.append(
+            f"estimated time: {max(1, round(plan.seconds)):,} s if machines are idle and the store is near, else longer"
+        )
     return "\n".join([*lines, *(f"not kept: {one}" for one in plan.not_kept)])
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from heapq import heappop, heappush
 from typing import Any
 
 import msgspec
 
 from capture.manifest import Stored
+from capture.reading.merge import FAN_IN
 from capture.recording import Consumer, Position, resume
 from capture.restoring.past import Past, Window, bounds
 from capture.restoring.pick import unfit
@@ -24,6 +26,9 @@ REBUILT = (2, 10)
 """The first one that begins a stream at a sequence of our choice."""
 A_SECOND = {True: 150_000, False: 20_000}
 """Messages, for an estimate: exactly, or published one by one."""
+AN_OBJECT = 0.001
+A_MERGED_OBJECT = 0.006
+"""Seconds to open an object, for an estimate: one that is read where it is, and one of more than are open at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +82,10 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """About how long it will take."""
-        return self.messages / A_SECOND[self.exact]
+        """About how long it takes if server, store and machine are idle and near each other."""
+        merged = _crowded(self.objects)
+        opened = merged * A_MERGED_OBJECT + (len(self.objects) - merged) * AN_OBJECT
+        return self.messages / A_SECOND[self.exact] + opened
 
     def state(self) -> dict[str, Any]:
         """Return what the server is told first: it reserves so many bytes, and pads up to both ends."""
@@ -124,6 +131,17 @@ def plan_restore(past: Past, wanted: Sequences, options: Options, target: Target
             + ([] if options.replay else [*obstacles(past, config, options, target, size)])
         ),
     )
+
+
+def _crowded(objects: Iterable[Stored]) -> int:
+    """Return how many objects overlap with as many others as a merge has open."""
+    count, open_ends = 0, list[int]()
+    for one in sorted(objects, key=lambda one: one.first):
+        while open_ends and open_ends[0] < one.first:
+            heappop(open_ends)
+        count += len(open_ends) >= FAN_IN
+        heappush(open_ends, one.last)
+    return count
 
 
 def _ends(past: Past, window: Window, wanted: Sequences) -> tuple[int, int]:

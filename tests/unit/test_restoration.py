@@ -62,6 +62,13 @@ def test_the_stream_is_as_recorded_last_and_what_was_stored_after_that_comes_too
     assert list(plan.gaps) == [5, 11, 12]
 
 
+def test_objects_count_for_how_long_it_takes_most_of_all_those_that_have_to_be_merged_first():
+    one_after_the_other = planned(past(objects=[stored(one) for one in range(1, 1001)], last=1000))
+    together = planned(past(objects=[stored(one, 1000 + one) for one in range(1, 1001)], last=2000))
+    assert planned(past()).seconds < 0.01 < one_after_the_other.seconds < 2
+    assert together.seconds > 5 * one_after_the_other.seconds
+
+
 def test_a_part_or_all():
     known = past(first=3, deleted=[5])
     assert list(planned(known, to_sequence=6).wanted) == [3, 4, 6]
