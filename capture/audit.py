@@ -8,11 +8,12 @@ those. docs/archive.md says what can't be seen.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import NamedTuple, TypeVar
 
-from capture.chain import KEPT, Document, Head, HeadReader, decode, document_parts, latest_offline
+from capture.chain import KEPT, Document, Head, HeadReader, decode, document_parts, latest_offline, read
 from capture.errors import ManifestError, NotStored, SignatureError
 from capture.history import Prefetch
 from capture.identity import SIGNING, Signing, read_claim
@@ -31,6 +32,12 @@ HeadReaders = Mapping[type[Document], HeadReader]
 """How the committed head of each chain is learnt of: `capture.head.head_readers` asks NATS."""
 
 UNVOUCHED = "nobody vouches for the newest documents: ask NATS, or give a public key of an archive that is signed"
+
+_BESIDE: dict[type[Document], tuple[tuple[type[Document], str], ...]] = {
+    Manifest: ((Table, "of_manifest"), (Recording, "of_manifest")),
+    Table: ((Manifest, "of_table"),),
+}
+"""Which documents say, and where, what the number of the newest one of a chain was when they were written."""
 
 Kind = TypeVar("Kind", bound=Document)
 
@@ -183,9 +190,23 @@ class _Auditor:
                 self.problems.append(f"{path}….json is missing, one of the last {KEPT}")
 
     async def _is_over(self, kind: type[Document], path: str) -> bool:
-        """Tell whether a document may be deleted by now: clean-up goes on while we look."""
+        """Tell whether a document may be deleted by now: clean-up goes on while we look.
+
+        The newest one may be gone: those of other chains that were written beside it tell its number.
+        """
         parts, newest = document_parts(kind, path), await self._head(kind)
-        return parts is not None and newest is not None and parts[0] <= newest.number - KEPT
+        if parts is None:
+            return False
+        number = newest.number if newest else 0
+        return parts[0] <= max(number, await self._told_number(kind)) - KEPT
+
+    async def _told_number(self, kind: type[Document]) -> int:
+        """Return the highest number of a document of this kind that the newest ones of other chains name; 0 if none."""
+        told = 0
+        for other, field_name in _BESIDE.get(kind, ()):
+            with suppress(ManifestError):  # what is wrong with that one is told when its own chain is looked at
+                told = max(told, getattr(await read(self.store, await self._head(other), other), field_name))
+        return told
 
     async def _beside(self, kind: type[Kind], path: str, chain: Iterable[_Link], *, must_be_signed: bool) -> None:
         """Check what no document names: written by a deposed leader, or about to be committed."""

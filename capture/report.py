@@ -20,7 +20,7 @@ from capture.head import COMPACTION, SWEEP, head_readers
 from capture.identity import Identity, holds_archive, read_claim, require_archive, stream_path
 from capture.manifest import Manifest, Stored
 from capture.picture import Picture, read_picture
-from capture.recording import Recording
+from capture.recording import Recording, resume
 from capture.sequences import Sequences
 from capture.source import stream_info
 from capture.stores import Store
@@ -135,7 +135,7 @@ async def check(
     audited = await audit(store, heads, archive=config.name, keys=config.public_keys(), noted=noted, deep=deep)
     recording = await _recording(store, heads)
     held = await _holdings(live, config, store, deep, on_progress)
-    held = replace(held, problems=tuple(dict.fromkeys((*held.problems, *audited.problems))))
+    held = replace(held, problems=(*_not_told(held.problems, audited.problems), *audited.problems))
     if live and before:
         verdict = await _compared(live, config, store, held, before, recording)
     else:
@@ -155,6 +155,12 @@ async def check(
         checked_at=began,
         seconds=time.time() - began,
     )
+
+
+def _not_told(problems: Iterable[str], told: Iterable[str]) -> list[str]:
+    """Return the problems of reading the archive without those of documents that the audit names first."""
+    documents = {one.partition(" ")[0] for one in told}
+    return [one for one in dict.fromkeys(problems) if not any(path in one for path in documents)]
 
 
 async def _there_is_one(natty: Natty | None, config: CaptureConfig, store: Store) -> None:
@@ -322,7 +328,7 @@ async def _recorded_view(config: CaptureConfig, store: Store, recording: Recordi
     wanted = {one.durable for one in asked} if config.group else {config.durable}
     if record is None or not (found := [record.consumers[name] for name in wanted & record.consumers.keys()]):
         return None
-    last = min(record.state["last_seq"], *(consumer.ack_floor.stream_seq for consumer in found))
+    last = min(record.state["last_seq"], *(resume(consumer)[0].stream_seq for consumer in found))
     begin = min((one.start for one in asked), default=1)
     whole = min((one.start for one in asked if not one.filter_subjects), default=last + 1 if asked else 1)
     return StreamView(

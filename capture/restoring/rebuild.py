@@ -19,13 +19,13 @@ from capture.restoring.archive import ArchiveWriter
 from capture.restoring.past import held_then, read_past
 from capture.restoring.pick import chosen, fit, rows_of
 from capture.restoring.plan import Options, Plan, Target, plan_restore
-from capture.restoring.uptake import consumers_there, give_up, in_making, remove_leftover, upload
+from capture.restoring.uptake import consumers_there, give_up, in_making, remove_leftover, stream_there, upload
 from capture.stores import Store
 from natty import Natty
 from natty.stream.listing import all_streams
 from natty.stream.names import check_name
 
-CONSUMERS_WITHIN = 60.0  # seconds
+THERE_WITHIN = 60.0  # seconds after which a server says that consumers and messages are all there
 
 Progress = Callable[[int, int], None]
 """Told how many messages are sent, and of how many."""
@@ -80,7 +80,7 @@ async def restore_exactly(
     """Carry out a plan on nats-server 2.15 or later: the stream is there as a whole, or not at all.
 
     RestoreRefused if the plan has obstacles, and nothing was written. RestoreError, FormatError, CipherError,
-    NotStored, NattyError: what had been written was removed.
+    NotStored, NattyError: what had been written was removed, or the error says what stayed.
     """
     if plan.obstacles:
         raise RestoreRefused(plan.obstacles[0])
@@ -102,11 +102,12 @@ async def restore_exactly(
         if plan.config.get("retention", "limits") == "limits" and state["last_seq"] != plan.last and not goes_on:
             raise RestoreError(f"the server's last sequence is {state['last_seq']}, and not {plan.last}")
         floors = {one["config"]["name"]: one["state"]["ack_floor"] for one in plan.consumers}
-        await consumers_there(natty, plan.name, floors, CONSUMERS_WITHIN)
+        await consumers_there(natty, plan.name, floors, THERE_WITHIN)
         await natty.jetstream.request(f"STREAM.UPDATE.{plan.name}", plan.config)
     except BaseException:
         await give_up(natty, plan.name, token)
         raise
+    await stream_there(natty, plan.name, state["last_seq"], THERE_WITHIN)
     return Restored(
         plan=plan,
         messages=sent,

@@ -21,8 +21,8 @@ from capture.cipher import Keys
 from capture.errors import RestoreError, RestoreRefused
 from capture.restoring.pick import rows_of
 from capture.restoring.plan import Plan
-from capture.restoring.rebuild import Progress, Restored
-from capture.restoring.uptake import HIDDEN, give_up, in_making, remove_leftover
+from capture.restoring.rebuild import THERE_WITHIN, Progress, Restored
+from capture.restoring.uptake import HIDDEN, give_up, in_making, remove_leftover, stream_there
 from capture.sequences import Sequences
 from capture.stores import Store
 from natty import Natty, NattyError, PublishError
@@ -117,6 +117,7 @@ async def rebuild_published(
     except BaseException:
         await give_up(natty, plan.name, token)
         raise
+    await stream_there(natty, plan.name, state["last_seq"], THERE_WITHIN)
     settings = [f"settings that this server does not know: {', '.join(unknown)}"] if unknown else []
     counts = ["consumers count their deliveries from 1 again"] if plan.consumers else []
     return Restored(

@@ -223,3 +223,25 @@ async def consumers_there(natty: Natty, stream: str, wanted: Mapping[str, Mappin
             f"stream {stream} is there, but within {within:g} s the server did not tell that its consumers"
             f" {', '.join(left)} are where they were: look at them before they are used"
         ) from None
+
+
+async def stream_there(natty: Natty, stream: str, last: int, within: float) -> None:
+    """Wait until the server says that a stream is filled up to this sequence. RestoreError.
+
+    Right after its update another replica may lead it, which answers before it has all.
+    """
+    said = "nothing"
+    try:
+        async with asyncio.timeout(within):
+            while True:
+                with contextlib.suppress(JetStreamError, RequestTimeoutError):
+                    state = (await natty.jetstream.request(f"STREAM.INFO.{stream}"))["state"]
+                    if state["last_seq"] >= last and (state["first_seq"] or not last):
+                        return
+                    said = f"sequences {state['first_seq']} to {state['last_seq']}"
+                await asyncio.sleep(POLL)
+    except TimeoutError:
+        raise RestoreError(
+            f"stream {stream} was restored up to sequence {last}, but within {within:g} s the server said: {said}."
+            " Look at it before it is used"
+        ) from None

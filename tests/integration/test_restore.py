@@ -28,9 +28,9 @@ from restoring import (
 )
 
 import capture
-from capture.errors import ConfigError, RestoreRefused
+from capture.errors import ConfigError, RestoreError, RestoreRefused
 from capture.restoring.archive import COLUMNS, ArchiveWriter
-from capture.restoring.uptake import upload
+from capture.restoring.uptake import stream_there, upload
 from natty import Natty
 from natty.testing import NatsServer
 from natty.units import parse_time, show_time
@@ -236,6 +236,18 @@ async def test_the_python_api_takes_a_path_or_a_store_and_a_time_to_the_nanoseco
         assert [one.sequence async for one in capture.read(archive, until=show_time(before))] == [1]
     with pytest.raises(ConfigError, match="give a time and its zone"):
         await capture.restore(other, captured.store, at="yesterday")
+
+
+async def test_a_stream_that_the_server_does_not_have_as_a_whole_is_told(natty, natty_name):
+    name = natty_name("part")
+    await natty.ensure_stream(name, subjects=[f"{name}.*"])
+    await stream_there(natty, name, 0, PATIENCE)
+    await send(natty, f"{name}.a")
+    await stream_there(natty, name, 1, PATIENCE)
+    with pytest.raises(
+        RestoreError, match=r"up to sequence 2, but within 0\.5 s the server said: (sequences 1 to 1|nothing)"
+    ):
+        await stream_there(natty, name, 2, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,8 @@ async def test_a_damaged_manifest_is_damage(natty, configured):
     await store.put(report.head.path, data.replace(b'"count":3', b'"count":2'), if_absent=False)
     checked = await check(natty, config, store)
     assert checked.status == 3
-    assert f"{report.head.path} was changed" in checked.sentence()
+    named = [one for one in checked.verdict.problems if report.head.path in one]
+    assert named == [f"{report.head.path} was changed: its SHA-256 is not the one that the head names"]
 
 
 class Meanwhile(FileStore):

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from archived import ARCHIVE, CREATED, KEYS, SIGNER, STREAM, Archived
+from archived import ARCHIVE, CREATED, KEYS, SIGNER, STREAM, Archived, store_block
 
 from capture import chain
 from capture.audit import UNVOUCHED
@@ -12,7 +12,7 @@ from capture.errors import Fenced
 from capture.identity import claim
 from capture.manifest import Manifest
 from capture.readme import README, VERSION, text
-from capture.recording import Recording
+from capture.recording import HOUR, Recording
 from capture.signing import Signer, SigningKeys, split
 from capture.table import Table
 from capture.testing import HeadState, MemoryHead
@@ -103,6 +103,28 @@ async def test_a_document_that_is_missing_among_the_last_ones_is_told_without_re
         [problem] = (await looked.look(deep=False)).problems
         assert problem == f"{kind.FOLDER}0000000001-….json is missing, one of the last {KEPT}"
         await looked.change(paths[0], data)
+
+
+@pytest.mark.parametrize("deep", [True, False])
+async def test_where_the_newest_document_is_gone_what_was_cleaned_up_before_is_not_missed(deep):
+    archived = await Archived().make()
+    for number in range(100, 100 + KEPT):
+        await store_block(archived.store, [number])
+        archived.now += HOUR
+        await archived.sweep()
+    archived.now += HOUR
+    await archived.sweep()  # nothing to adopt: it removes all but the last KEPT
+    manifests = await archived.paths("_manifest/")
+    assert len(manifests) == KEPT
+    await archived.compact()
+    await archived.change(manifests[-1], None)
+    found = (await audit(archived.store, deep=deep)).problems
+    assert not [one for one in found if manifests[-1] not in one and "_manifest/" in one.partition(" ")[0]]
+    asked = (await audit(archived.store, archived.readers, deep=deep)).problems
+    assert asked == (f"{manifests[-1]} is missing, and the head names it",)
+    await archived.change(manifests[5], None)  # what is missing among them is told all the same
+    name = manifests[5].removesuffix("1.json")
+    assert any(one.startswith(name) for one in (await audit(archived.store, deep=deep)).problems)
 
 
 async def test_two_objects_that_were_exchanged_are_both_named(looked):
