@@ -13,7 +13,8 @@ from capture.recording import Recording
 from capture.signing import Signer
 from capture.table import Table
 from natty import LeadershipLost, Natty, Term
-from natty.errors import BucketNotFoundError
+from natty.decoding import decode
+from natty.errors import BadRecordError, BucketNotFoundError
 from natty.leader import ElectionOptions
 
 
@@ -97,6 +98,6 @@ def _decode(data: bytes | None) -> Head | None:
     if not data:
         return None
     try:
-        return msgspec.json.decode(data, type=Head)
-    except msgspec.DecodeError as error:
+        return decode(data, Head)
+    except BadRecordError as error:
         raise ManifestError(f"the archive's head pointer is damaged: {error}") from error

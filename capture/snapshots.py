@@ -13,6 +13,7 @@ import msgspec
 
 from capture.manifest import quote_key
 from capture.stores.contract import Store
+from natty.decoding import UnixTime, Whole
 
 ICEBERG = "iceberg/"
 """Where the tables' metadata lie, below the archive; their data files are the table's own."""
@@ -76,10 +77,10 @@ class TableState(msgspec.Struct, frozen=True, kw_only=True):
 
     stream: str
     location: str
-    snapshots: int
+    snapshots: Whole
     current: str
-    made: float
-    expires: float | None
+    made: UnixTime
+    expires: UnixTime | None
 
 
 def table_states(tables: Mapping[str, Iceberg], rule: Expiry) -> list[TableState]:

@@ -6,16 +6,18 @@ import asyncio
 import contextlib
 import logging
 import re
+import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from capture.errors import FormatError
 from capture.snapshots import TableState
 from natty import Bucket, BucketNotFoundError, KeyNotFoundError, Natty, NattyError
+from natty.decoding import Faults, Seconds, UnixTime, Whole, decode
+from natty.errors import BadRecordError
 from natty.units import parse_time
 
 BUCKET = "capture_state"
@@ -23,12 +25,19 @@ DESCRIPTION = "what capture's nodes say of themselves"
 FORMAT = 1
 NODE_TTL = 3600.0  # seconds that the last word of a node that died is kept
 GOODBYE = 2.0  # seconds that a node which stops has to take its entry away
+MOST_NODES = 1000  # entries of nodes that are read
+READ_AT_ONCE = 100
+MOST_BYTES = 1024 * 1024  # of an entry
+AHEAD = 86_400_000  # by so much at most a later leader's term is beyond ours, or beyond the Unix time in milliseconds
 LATE = 3.0  # times that something is said in: then it is late
 ALLOWANCE = 5.0  # seconds that it may be late besides
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Sequence = Annotated[int, msgspec.Meta(ge=0)]  # of a stream, which may begin anywhere
+
+_faults = Faults(log, "key %s of bucket " + BUCKET + " can't be read and is left out: %s")
 
 
 class StreamState(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,18 +51,18 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     stream: str
-    first: int
-    last: int
-    acked: int
-    pending: int
-    unacked: int
-    lag: float | None = None
-    held: int = 0
-    overlaps: int = 0
-    removed: int = 0
-    gaps: int = 0
+    first: Sequence
+    last: Sequence
+    acked: Sequence
+    pending: Sequence
+    unacked: Sequence
+    lag: Seconds | None = None
+    held: Sequence = 0
+    overlaps: Sequence = 0
+    removed: Sequence = 0
+    gaps: Sequence = 0
     gaps_are: str = ""
-    missing: int | None = None
+    missing: Sequence | None = None
     missing_are: str = ""
 
     def missing_sentence(self) -> str:
@@ -82,35 +91,35 @@ class ArchiveState(msgspec.Struct, frozen=True, kw_only=True):
 
     archive: str
     leader: str
-    token: int
-    term: int
-    since: float
-    swept: float
-    seconds: float
-    every: float
-    manifest: int
-    blocks: int
-    messages: int
-    bytes: int
-    adopted: int = 0
-    unadopted: int = 0
-    let_go: int = 0
-    expired: int = 0
-    deleted: int = 0
+    token: Whole
+    term: Whole
+    since: UnixTime
+    swept: UnixTime
+    seconds: Seconds
+    every: Seconds
+    manifest: Whole
+    blocks: Whole
+    messages: Whole
+    bytes: Whole
+    adopted: Whole = 0
+    unadopted: Whole = 0
+    let_go: Whole = 0
+    expired: Whole = 0
+    deleted: Whole = 0
     dangling: list[str] = []
     unreadable: list[str] = []
-    table: int = 0
-    files: int = 0
-    rows: int = 0
-    table_bytes: int = 0
-    compacted: float | None = None
+    table: Whole = 0
+    files: Whole = 0
+    rows: Whole = 0
+    table_bytes: Whole = 0
+    compacted: UnixTime | None = None
     compactor: str = ""
-    removed_objects: int = 0
-    removed_bytes: int = 0
+    removed_objects: Whole = 0
+    removed_bytes: Whole = 0
     streams: list[StreamState] = []
     tables: list[TableState] = []
     store: str = ""
-    format: int = FORMAT
+    format: Whole = FORMAT
 
 
 class NodeState(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,14 +132,14 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
 
     node: str
     version: str
-    since: float
-    every: float
-    stored: dict[str, int] = {}
-    pending: int = 0
-    oldest: float | None = None
+    since: UnixTime
+    every: Seconds
+    stored: dict[str, Whole] = {}
+    pending: Whole = 0
+    oldest: Seconds | None = None
     location: str = ""
     troubles: list[str] = []
-    format: int = FORMAT
+    format: Whole = FORMAT
 
 
 @dataclass(frozen=True)
@@ -148,11 +157,15 @@ class Heard:
 
 @dataclass(frozen=True)
 class View:
-    """What is published of an archive: its state (None: nobody has swept it yet) and how old that is; its nodes."""
+    """What is published of an archive: its state (None: nobody has swept it yet) and how old that is; its nodes.
+
+    `unreadable` has a sentence for each key that can't be read, and is left out.
+    """
 
     state: ArchiveState | None
     ago: float
     nodes: list[Heard]
+    unreadable: list[str] = field(default_factory=list)
 
     @property
     def is_late(self) -> bool:
@@ -167,6 +180,7 @@ class View:
     def troubles(self, *, leader: str) -> list[str]:
         """Return a sentence for each thing that is wrong; `leader` leads the sweep as far as the election tells."""
         found = [] if leader else ["nobody leads the sweep: what is stored is not adopted"]
+        found += self.unreadable
         if self.state is None:
             return [*found, "the archive was never swept"]
         if self.is_late:
@@ -206,11 +220,14 @@ class Board:
         return f"Board({BUCKET!r}, {self._archive!r})"
 
     async def publish(self, state: ArchiveState) -> bool:
-        """Publish the archive's state; False, and it stays as it is, if a later term's is there."""
-        data = msgspec.json.encode(state)
+        """Publish the archive's state; False, and it stays as it is, if a later term's is there.
+
+        What can't be read, or is of a term that no leader can have by now, is overwritten.
+        """
+        data, latest = msgspec.json.encode(state), max(state.term, time.time() * 1000) + AHEAD
 
         def change(value: bytes | None) -> bytes | None:
-            return value if _term_of(value) > state.term else data
+            return value if state.term < _term_of(value) <= latest else data
 
         entry = await self._written(lambda: self._bucket.modify(f"archive.{self._archive}", change))
         return entry is not None and entry.value == data
@@ -224,17 +241,26 @@ class Board:
         await self._bucket.delete(self._key(node))
 
     async def read(self) -> View:
-        """Return what is published. Empty if nobody ever published anything. FormatError."""
+        """Return what is published. Empty if nobody ever published anything.
+
+        A key that can't be read is left out, named in the view, and logged once. So are nodes beyond a thousand.
+        """
+        unreadable: list[str] = []
         try:
             info = await self._natty.jetstream.request(f"STREAM.INFO.KV_{BUCKET}")
             names = await self._bucket.keys(f"node.{self._archive}.*")
-            found = await asyncio.gather(*(self._read(name, NodeState) for name in names))
-            state = await self._read(f"archive.{self._archive}", ArchiveState)
+            found: list[tuple[NodeState, float] | None] = []
+            for start in range(0, min(len(names), MOST_NODES), READ_AT_ONCE):
+                some = names[start : min(start + READ_AT_ONCE, MOST_NODES)]
+                found += await asyncio.gather(*(self._read(name, NodeState, unreadable) for name in some))
+            state = await self._read(f"archive.{self._archive}", ArchiveState, unreadable)
         except BucketNotFoundError:
             return View(None, 0.0, [])
+        if len(names) > MOST_NODES:
+            unreadable.append(f"bucket {BUCKET} has {len(names)} nodes of {self._archive}: {MOST_NODES} were read")
         now = server_time(info)
         nodes = [Heard(node, max(0.0, now - at)) for node, at in filter(None, found)]
-        return View(state[0] if state else None, max(0.0, now - state[1]) if state else 0.0, nodes)
+        return View(state[0] if state else None, max(0.0, now - state[1]) if state else 0.0, nodes, unreadable)
 
     @property
     def _bucket(self) -> Bucket:
@@ -244,16 +270,19 @@ class Board:
         quoted = re.sub(r"[^-_a-zA-Z0-9]", lambda found: "".join(f"={byte:02X}" for byte in found[0].encode()), node)
         return f"node.{self._archive}.{quoted}"
 
-    async def _read(self, key: str, kind: type[T]) -> tuple[T, float] | None:
+    async def _read(self, key: str, kind: type[T], unreadable: list[str]) -> tuple[T, float] | None:
         """Return what is published under a key, and when (Unix seconds, the server's clock); None if nothing is."""
         try:
             entry = await self._bucket.get(key)
+            read: T = decode(entry.value, kind, most_bytes=MOST_BYTES)
         except KeyNotFoundError:
             return None
-        try:
-            return msgspec.json.decode(entry.value, type=kind), entry.time_ns / 1e9
-        except msgspec.DecodeError as error:
-            raise FormatError(f"key {key} of bucket {BUCKET} can't be read by this version: {error}") from error
+        except BadRecordError as error:
+            _faults.bad(key, error)
+            unreadable.append(f"key {key} of bucket {BUCKET} can't be read: {error}")
+            return None
+        _faults.good(key)
+        return read, entry.time_ns / 1e9
 
     async def _written(self, write: Callable[[], Awaitable[T]]) -> T:
         try:
@@ -271,15 +300,13 @@ def software_version() -> str:
         return ""
 
 
-class _Term(msgspec.Struct):
-    term: int = 0
-
-
 def _term_of(value: bytes | None) -> int:
+    """Return the term of the leader that published this; 0 for what can't be read."""
     try:
-        return msgspec.json.decode(value or b"{}", type=_Term).term
-    except msgspec.DecodeError:
+        state: ArchiveState = decode(value or b"", ArchiveState, most_bytes=MOST_BYTES)
+    except BadRecordError:
         return 0
+    return state.term
 
 
 def server_time(info: dict[str, Any]) -> float:

@@ -75,7 +75,7 @@ async def _look(natty: Natty, config: CaptureConfig) -> Status:
         natty.election(SWEEP.election(config.name)).holder(ALLOWANCE),
         natty.election(COMPACTION.election(config.name)).holder(ALLOWANCE),
     )
-    if view.state is None and not view.nodes:
+    if view.state is None and not view.nodes and not view.unreadable:
         raise CaptureError(
             f"nothing is published of archive {config.name} in bucket {BUCKET}: no node has run yet, or with another"
             " name, account or server"

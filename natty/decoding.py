@@ -18,8 +18,8 @@ Whole = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
 UnixTime = Annotated[float, msgspec.Meta(ge=0, le=253402300799)]
 """Unix seconds, up to the year 9999."""
 
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
-"""A span, up to three hundred years."""
+Seconds = Annotated[float, msgspec.Meta(ge=-1e10, le=1e10)]
+"""A span, three hundred years at most; a little less than none where two clocks differ."""
 
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 """A name or a sentence."""

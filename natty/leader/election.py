@@ -114,7 +114,7 @@ class Election:
         except BucketNotFoundError:
             return None
         lease = _held(last)
-        if lease is None or last is None or now - parse_time(last.time) > (lease.L + allowance) * 1e9:
+        if lease is None or last is None or now - parse_time(last.time) > (lease.lasts + allowance) * 1e9:
             return None
         return lease
 

@@ -12,6 +12,7 @@ from electing import vacated_archive
 from patient import PATIENCE, PATIENT, until
 
 from capture import chain
+from capture import state as state_of_archives
 from capture.block import SealedBlock
 from capture.commit import CommitOptions, Committer
 from capture.compact import compact
@@ -295,6 +296,66 @@ async def test_a_node_is_heard_of_while_it_runs_and_not_when_it_has_stopped(natt
     talking.cancel()
     await asyncio.gather(talking, return_exceptions=True)
     assert (await board.read()).nodes == []
+
+
+BAD_NODES = {
+    "text": b"junk",
+    "utf8": b'{"node":"\xff"}',
+    "nested": b"[" * 100_000,
+    "future": b'{"node":"x","version":"1","since":1e300,"every":1}',
+    "infinite": b'{"node":"x","version":"1","since":1e400,"every":1}',
+    "negative": b'{"node":"x","version":"1","since":0,"every":1,"pending":-1}',
+    "huge": b'{"node":"x","version":"1","since":0,"every":1,"stored":{"messages":1' + b"0" * 400 + b"}}",
+}
+
+
+async def test_keys_that_can_not_be_read_are_named_and_logged_once_and_the_others_read(natty, archive, caplog):
+    board = Board(natty, archive)
+    await board.announce(NodeState(node="good", version="", since=0.0, every=1.0))
+    for key, value in BAD_NODES.items():
+        await natty.put(BUCKET, f"node.{archive}.{key}", value)
+    natty.connection.send(f"$KV.{BUCKET}.node.{archive}.".encode() + b"\xff", b"not text")
+    await natty.connection.flush(PATIENCE)
+    for _ in range(2):
+        view = await board.read()
+        assert [one.node.node for one in view.nodes] == ["good"]
+        assert len(view.unreadable) == len(BAD_NODES)
+        assert set(view.unreadable) <= set(view.troubles(leader="one"))
+    told = [one for one in caplog.records if getattr(one, "action", "") == "bad_record" and archive in one.getMessage()]
+    assert len(told) == len(BAD_NODES)
+
+
+async def test_of_very_many_nodes_some_are_read_and_the_rest_is_counted(natty, archive, monkeypatch):
+    monkeypatch.setattr(state_of_archives, "MOST_NODES", 25)
+    monkeypatch.setattr(state_of_archives, "READ_AT_ONCE", 10)
+    board = Board(natty, archive)
+    for number in range(30):
+        await board.announce(NodeState(node=f"n{number:02}", version="", since=0.0, every=1.0))
+    view = await board.read()
+    assert [one.node.node for one in view.nodes] == [f"n{number:02}" for number in range(25)]
+    assert view.unreadable == [f"bucket {BUCKET} has 30 nodes of {archive}: 25 were read"]
+
+
+@pytest.mark.parametrize(
+    "there",
+    [
+        b"\xff",
+        b"[" * 100_000,
+        b'{"term":9000000000000000000}',
+        msgspec.json.encode(msgspec.structs.replace(STATE, term=2**53 - 1)),
+        msgspec.json.encode({"term": 2000}),  # no more of a state than this
+    ],
+)
+async def test_a_state_that_no_leader_can_have_published_is_overwritten(natty, archive, there):
+    board, ours = Board(natty, archive), msgspec.structs.replace(STATE, archive=archive, term=1000)
+    await natty.create_bucket(BUCKET)
+    await natty.put(BUCKET, f"archive.{archive}", there)
+    assert await board.publish(ours)
+    assert (await board.read()).state == ours
+    later = msgspec.structs.replace(ours, term=1001, leader="later")
+    assert await board.publish(later)
+    assert not await board.publish(ours)
+    assert (await board.read()).state == later
 
 
 async def test_an_archive_whose_name_begins_like_anothers_has_its_own_nodes(natty, archive):

@@ -15,7 +15,7 @@ from capture import status as capture_status
 from capture.cli.going import show_going
 from capture.cli.status import look, pages
 from capture.config import CaptureConfig, load
-from capture.errors import CaptureError, FormatError
+from capture.errors import CaptureError
 from capture.head import SWEEP
 from capture.serve import metrics
 from capture.state import BUCKET, Board, StreamState
@@ -96,11 +96,29 @@ async def test_an_archive_of_which_nothing_is_published_is_told_in_one_sentence(
         await look(natty, [CaptureConfig(stream="NOWHERE")])
 
 
-async def test_a_state_that_can_not_be_read_is_told_by_its_key(natty, published):
-    status = await published()
-    await natty.put(BUCKET, f"archive.{status.archive}", b'{"archive": 5}')
-    with pytest.raises(FormatError, match=f"key archive.{status.archive} of bucket capture_state can't be read"):
-        await look(natty, [CaptureConfig(stream=status.archive)])
+async def test_keys_that_can_not_be_read_are_named_and_all_else_is_shown(natty, published):
+    archive = (await published()).archive
+    await natty.put(BUCKET, f"node.{archive}.x", b'{"node":"\xff"}')
+    (status,) = await look(natty, [CaptureConfig(stream=archive)])
+    assert [heard.node.node for heard in status.view.nodes] == ["node-1"]
+    assert status.view.state.manifest == 41
+    assert [trouble.split(":")[0] for trouble in status.troubles] == [
+        f"key node.{archive}.x of bucket capture_state can't be read"
+    ]
+    await natty.put(BUCKET, f"archive.{archive}", b"[" * 100_000)
+    (status,) = await look(natty, [CaptureConfig(stream=archive)])
+    page = shown(status)
+    for key in (f"node.{archive}.x", f"archive.{archive}"):
+        assert f"key {key} of bucket" in page
+    assert json.loads(json.dumps(status.as_dict()))["ok"] is False
+
+
+async def test_an_archive_of_which_only_what_can_not_be_read_is_published_is_told_by_its_key(natty, natty_name):
+    archive = natty_name("lake")
+    await natty.create_bucket(BUCKET)
+    await natty.put(BUCKET, f"archive.{archive}", b'{"archive": 5}')
+    (status,) = await look(natty, [CaptureConfig(stream=archive)])
+    assert f"key archive.{archive} of bucket capture_state can't be read" in status.troubles[1]
 
 
 def test_what_would_go_is_shown_with_its_sum(capsys):
