@@ -19,7 +19,7 @@ from capture.sequences import Sequences
 from capture.stores.contract import Store
 from capture.verdict import Holdings
 
-UNDECODABLE_KEY = "_undecodable"
+UNDECODABLE_KEY = "_undecodable"  # as `capture.partitioners.UNDECODABLE`; a user's key has another text
 OBJECTS_AT_ONCE = 4
 CHUNK_BYTES = 8 << 20
 """So much of an object is read at a time."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +23,10 @@ class Field:
         if not self.name:
             raise ConfigError("field: needs the name of a field, as in field:origin")
 
-    def __call__(self, records: Records[Any]) -> list[str]:
+    def __call__(self, records: Records[Any]) -> list[Hashable]:
         """Return the field of each record."""
         return [self._key(value) for value in records.values]
 
-    def _key(self, value: Any) -> str:
+    def _key(self, value: Any) -> Hashable:
         found = value.get(self.name) if isinstance(value, dict) else getattr(value, self.name, None)
         return key_text(found) if isinstance(found, int | float) else found if isinstance(found, str) else NONE

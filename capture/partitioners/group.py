@@ -4,12 +4,12 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar
 
 from capture.block import INTERVAL, Groups
-from capture.partitioners.contract import Partitioner
+from capture.partitioners.contract import Partitioner, Reserved
 from capture.partitioners.keys import key_text
 from capture.record import Records, V
 
-UNDECODABLE = "_undecodable"
-"""The key of every record that could not be decoded, whatever the partitioner."""
+UNDECODABLE = Reserved.UNDECODABLE.value
+"""The key's text of every record that could not be decoded, whatever the partitioner; no other record has it."""
 
 NANOSECONDS = 1_000_000_000
 
@@ -27,7 +27,7 @@ def grouped(partitioner: Partitioner[V], *, interval: float = INTERVAL) -> Calla
     def partition(records: Records[V]) -> Groups:
         keys = partitioner(records)
         if records.errors:
-            keys = [UNDECODABLE if index in records.errors else key for index, key in enumerate(keys)]
+            keys = [Reserved.UNDECODABLE if index in records.errors else key for index, key in enumerate(keys)]
         start = _start(records.times_ns, whole)
         if start is None:
             starts = [time_ns // (whole * NANOSECONDS) * whole for time_ns in records.times_ns]

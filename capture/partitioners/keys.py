@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Hashable, Mapping
 from functools import lru_cache
 from hashlib import sha256
@@ -11,18 +12,21 @@ from typing import Any
 import msgspec
 
 from capture.manifest import FIELDS, quote_key
-from capture.partitioners.contract import NONE
+from capture.partitioners.contract import Reserved
 
 LONGEST_KEY = 200  # bytes of UTF-8: every entry and manifest repeats it
 RESERVED = {"stream", "key", "date", "hour", "minute", "second"}
 """Names that paths use already; a key's field of such a name gets a "_"."""
+
+_LIKE_RESERVED = re.compile(rf"_*({'|'.join(one.value for one in Reserved)})")
 
 
 @lru_cache(maxsize=4096, typed=True)
 def key_text(key: Hashable) -> str:
     """Return the key as text that can be written anywhere: never empty, UTF-8, cut and ended by a hash if too long.
 
-    None and "" are "_none", true and false as JSON writes them. A dataclass, Struct or named tuple is "/a=…/b=…", each
+    None and "" are "_none", true and false as JSON writes them. A text like that of a reserved key, "_none", gets
+    another "_", so that it is never taken for that. A dataclass, Struct or named tuple is "/a=…/b=…", each
     part quoted as in a path; a text that begins with "/" gets another one, so that it is never taken for that.
     """
     named = _fields(key)
@@ -47,7 +51,12 @@ def _name(field: str) -> str:
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    return NONE if value is None else str(value) or NONE
+    if isinstance(value, Reserved):
+        return str(value.value)
+    text = "" if value is None else str(value)
+    if not text:
+        return str(Reserved.NONE.value)
+    return f"_{text}" if _LIKE_RESERVED.fullmatch(text) else text
 
 
 def _bounded(text: str) -> str:

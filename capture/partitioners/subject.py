@@ -1,13 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
 from capture.errors import ConfigError
+from capture.partitioners.contract import Reserved
 from capture.record import Records
 
-SHORT = "_short"
-"""The key of a subject that ends before the token."""
 MOST_KNOWN = 50_000
 """Subjects whose token is remembered; then it is begun anew."""
 
@@ -17,13 +17,13 @@ class SubjectToken:
     """The key is one token of the subject, counted from 0."""
 
     index: int
-    _known: dict[bytes, str] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _known: dict[bytes, Hashable] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.index < 0:
             raise ConfigError(f"a subject's tokens are counted from 0; {self.index} is none")
 
-    def __call__(self, records: Records[Any]) -> list[str]:
+    def __call__(self, records: Records[Any]) -> list[Hashable]:
         """Return the token of each record."""
         try:
             return list(map(self._known.__getitem__, records.subjects))
@@ -33,6 +33,6 @@ class SubjectToken:
             self._known.update({subject: self._token(subject) for subject in set(records.subjects)})
             return list(map(self._known.__getitem__, records.subjects))
 
-    def _token(self, subject: bytes) -> str:
+    def _token(self, subject: bytes) -> Hashable:
         tokens = subject.split(b".", self.index + 1)
-        return tokens[self.index].decode("utf-8", "replace") if self.index < len(tokens) else SHORT
+        return tokens[self.index].decode("utf-8", "replace") if self.index < len(tokens) else Reserved.SHORT

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from capture.errors import ConfigError
 from capture.manifest import block_path
 from capture.partitioners import UNDECODABLE, by_batch, grouped, partitioner, per_record
+from capture.partitioners.contract import Reserved
 from capture.partitioners.keys import key_text
 from capture.record import Record, Records
 
@@ -47,7 +48,7 @@ def test_a_token_of_the_subject_is_the_key() -> None:
 
 
 def test_a_subject_without_that_token_has_the_key_short() -> None:
-    assert partitioner("subject:2")(records([b"a.b", b"a.b.c"])) == ["_short", "c"]
+    assert partitioner("subject:2")(records([b"a.b", b"a.b.c"])) == [Reserved.SHORT, "c"]
 
 
 def test_a_token_that_is_not_utf8_is_a_key_nevertheless() -> None:
@@ -61,7 +62,7 @@ def test_a_field_of_the_decoded_value_is_the_key() -> None:
 
 @pytest.mark.parametrize("value", [None, 3, "text", [], {}, {"origin": None}, {"origin": {"a": 1}}])
 def test_a_value_without_that_field_has_the_key_none(value: object) -> None:
-    assert partitioner("field:origin")(records([b"a"], [value])) == ["_none"]
+    assert partitioner("field:origin")(records([b"a"], [value])) == [Reserved.NONE]
 
 
 def test_by_time_everything_has_one_key() -> None:
@@ -85,6 +86,23 @@ def test_undecodable_records_have_their_own_key_whatever_the_partitioner() -> No
     groups = grouped(partitioner("subject:0"))(records([b"a", b"a", b"b"], errors={1: "bad"}))
     assert [(key, found.sequences) for key, _, found in groups] == [("a", [1]), (UNDECODABLE, [2]), ("b", [3])]
     assert groups[1][2].errors == {0: "bad"}
+
+
+def test_tokens_that_read_as_a_reserved_key_are_keys_of_their_own() -> None:
+    subjects = [b"o._undecodable", b"o._none", b"o", b"o._short", b"o.bad", b"o.__none"]
+    groups = grouped(partitioner("subject:1"))(records(subjects, errors={4: "bad"}))
+    assert [(key, found.sequences) for key, _, found in groups] == [
+        ("__undecodable", [1]),
+        ("__none", [2]),
+        ("_short", [3]),
+        ("__short", [4]),
+        (UNDECODABLE, [5]),
+        ("___none", [6]),
+    ]
+    values: list[object] = [{"origin": "_none"}, {"origin": None}, {"origin": ""}]
+    fields = grouped(partitioner("field:origin"))(records([b"a"] * 3, values))
+    assert [(key, found.sequences) for key, _, found in fields] == [("__none", [1]), ("_none", [2, 3])]
+    assert key_text(Place("_none")) == "/city=__none"
 
 
 def test_a_group_lies_in_one_interval_of_message_time() -> None:
@@ -176,6 +194,8 @@ class Size(enum.StrEnum):
         ("//", "///", "key=%2F%2F%2F"),
         (None, "_none", "key=_none"),
         ("", "_none", "key=_none"),
+        ("_none", "__none", "key=__none"),
+        ("none", "none", "key=none"),
         (7, "7", "key=7"),
         (True, "true", "key=true"),
         (Size.SMALL, "small", "key=small"),
@@ -234,7 +254,7 @@ def test_the_key_that_the_decoder_returns_is_the_key() -> None:
         ("_none", [2]),
         (UNDECODABLE, [3]),
     ]
-    assert partitioner("decoder")(records([b"a"] * 2)) == ["_none", "_none"]
+    assert partitioner("decoder")(records([b"a"] * 2)) == [Reserved.NONE, Reserved.NONE]
 
 
 def test_a_field_of_a_typed_value_is_the_key() -> None:
