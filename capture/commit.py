@@ -20,6 +20,7 @@ from capture.layout import Layout, Partition, hive
 from capture.manifest import Stored, block_path, encode, entry_path
 from capture.sequences import Sequences
 from capture.stores.contract import Store
+from capture.sweep import GRACE
 
 if TYPE_CHECKING:
     from capture.writers.contract import Writer
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 ATTEMPTS = 5  # to put one object
 BACKOFF = 0.5  # seconds before the second attempt; doubled with every further one
 MAX_BACKOFF = 15.0  # seconds
-GIVE_UP = 450.0
+GIVE_UP = GRACE / 2
 """Seconds from a block to its durable entry, at most: half of the sweep's grace.
 
 The sweep takes a block that is older than its grace, and has no entry, for the leftover of a dead writer.

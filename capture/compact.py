@@ -11,6 +11,7 @@ from functools import partial
 import msgspec
 
 from capture import chain
+from capture.at_once import each
 from capture.chain import Head, HeadPointer, HeadReader, Retired, current, old_documents
 from capture.errors import CompactionError, ManifestError, NotSwept
 from capture.manifest import TABLE, Manifest, Removed, Stored
@@ -24,6 +25,9 @@ from capture.sequences import Sequences
 from capture.snapshots import ICEBERG
 from capture.stores.contract import Listing, Store
 from capture.table import Exposure, Table, Unexposed, first_table, unforgotten, without
+
+MOST_DELETED = 20_000
+"""Objects that a run deletes before it merges, less than a minute's work; what is left goes with the next run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,9 +195,12 @@ async def compact(
     objects = [one for folder in (TABLE, Table.FOLDER, ICEBERG) for one in await store.list(folder)]  # see _superfluous
     commits.head, picture = await _taken_over(store, pointer, manifest_head, now)
     await commits.exposure.announce(store, picture.table)
-    for path in _superfluous(picture.table, objects, now - grace):
+
+    async def remove(path: str) -> None:
         pointer.check()
         await store.delete(path)
+
+    await each(_superfluous(picture.table, objects, now - grace)[:MOST_DELETED], remove)
     expired = {one.object.path for one in retention.expired([*picture.blocks, *picture.files], now)}
     kept = without(picture.table, expired, now)
     gone = len(picture.files) - len(kept.files)

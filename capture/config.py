@@ -27,6 +27,7 @@ from capture.errors import ConfigError
 from capture.hidden import HIDDEN, check_exposure, said, shown
 from capture.merging import Distinct
 from capture.origins import Given, Origin, Place, gather, tree, variable
+from capture.planning import MAX_GROUPS, MAX_RUN_BYTES, MAX_WAIT, MIN_FILES, TARGET_BYTES
 from capture.retention import Rule
 from capture.schedule import Schedule
 from capture.signing import SIGNING_VARIABLE, PublicKeys, Signer, load_signer
@@ -37,6 +38,7 @@ from capture.spill import MAX_DISK_BYTES, Spill
 from capture.starting import START_TIMEOUT
 from capture.stores import Address, store_url
 from capture.streams import Own, each
+from capture.sweep import GRACE
 from capture.trust import Trust
 
 CONFIG_VARIABLE = "CAPTURE_CONFIG"  # the file itself
@@ -85,7 +87,7 @@ class Sweeping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The sweep: `[sweep]` in the file. Seconds."""
 
     every: Seconds = 10.0
-    grace: Seconds = 900.0  # how long leftovers and replaced files stay: longer than any reader reads
+    grace: Seconds = GRACE  # how long leftovers and replaced files stay: longer than any reader reads
 
 
 class Compacting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -98,11 +100,11 @@ class Compacting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         0  # so many blocks that wait begin a look of their own; 0: none do
     )
     waiting_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
-    min_files: Count = 5  # blocks of a key and interval that make it due
-    max_wait: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 900.0  # seconds; then however few blocks there are
-    target_bytes: Count = 128 << 20
-    max_groups: Count = 1000  # of a run
-    max_bytes: Count = 8 << 30
+    min_files: Count = MIN_FILES  # blocks of a key and interval that make it due
+    max_wait: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = MAX_WAIT  # seconds; then however few blocks there are
+    target_bytes: Count = TARGET_BYTES
+    max_groups: Count = MAX_GROUPS  # of a run
+    max_bytes: Count = MAX_RUN_BYTES
     distinct: Distinct = "sequence"  # or "message_id": of messages that are merged together the first with an id stays
     decrypt: bool = False  # write the table of encrypted blocks in plain Parquet, for other engines
 

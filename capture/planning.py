@@ -21,6 +21,11 @@ MERGED = {"parquet", "ndjson", "raw"}
 """The formats of blocks that the table takes in, however compressed. Others stay as they are: CSV lacks payloads."""
 SPLIT_BYTES = 2 << 30
 """Inputs of more than this become several files, so that no task sorts much more at a time."""
+TARGET_BYTES = 128 << 20  # of a table file
+MIN_FILES = 5  # blocks of a key and interval that make it due
+MAX_WAIT = 900.0  # seconds; then however few blocks there are
+MAX_GROUPS = 1000  # of a run
+MAX_RUN_BYTES = 8 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +38,11 @@ class Policy:
     encrypted, unless `decrypt`. `distinct` as in `Group`.
     """
 
-    target_bytes: int = 128 * 1024 * 1024
-    min_files: int = 5
-    max_wait: float = 300.0
-    max_groups: int = 1000
-    max_bytes: int = 8 << 30
+    target_bytes: int = TARGET_BYTES
+    min_files: int = MIN_FILES
+    max_wait: float = MAX_WAIT
+    max_groups: int = MAX_GROUPS
+    max_bytes: int = MAX_RUN_BYTES
     encrypted: bool = True
     encrypted_only: bool = False
     decrypt: bool = False

@@ -17,6 +17,7 @@ import msgspec
 
 from capture import chain
 from capture.asked import ASKED
+from capture.at_once import each
 from capture.chain import Document, Head, HeadPointer, current, old_documents
 from capture.errors import AlreadyStored
 from capture.identity import ARCHIVE, STREAMS, claimed
@@ -304,9 +305,12 @@ async def follow_up(
     objects = await store.list(Recording.FOLDER)
     earlier = await _kept(store, head, before, after.created)
     head = await chain.commit(store, pointer, head, msgspec.structs.replace(after, earlier=earlier))
-    for path in old_documents(before, objects, after.created - grace):
+
+    async def remove(path: str) -> None:
         pointer.check()
         await store.delete(path)
+
+    await each(old_documents(before, objects, after.created - grace), remove)
     return head
 
 

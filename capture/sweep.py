@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
 from capture import chain
+from capture.at_once import each
 from capture.chain import Head, HeadPointer, HeadReader, Retired, current, old_documents
 from capture.coverage import coverage
 from capture.errors import ManifestError, NotStored
@@ -26,13 +26,12 @@ from capture.stores.contract import Listing, Store
 from capture.table import Table
 from capture.trust import NO_CHECKS, Trust
 
-GRACE = 3600.0
+GRACE = 900.0
 """Seconds before a block that nothing names is deleted, and one that the table has consumed.
 
 It is what readers of an older picture get, and what a writer has between a block and its entry. Whoever writes a block
 gives up, without an ack, if its entry was not durable within half of this.
 """
-CONCURRENCY = 16
 NOWHERE: Mapping[str, int] = {}
 """Of no stream it is known where it begins."""
 
@@ -252,7 +251,7 @@ async def sweep(
         pointer.check()
         await store.delete(path)
 
-    await _each([*plan.remove_entries, *plan.remove_objects], remove)
+    await each([*plan.remove_entries, *plan.remove_objects], remove)
     return _reported(plan, head, manifest, table, unreadable)
 
 
@@ -299,7 +298,7 @@ async def _overtaken(store: Store, entries: Iterable[Stored], objects: Listing) 
     async def look(path: str) -> None:
         found.extend(one for one in await store.list(path) if one.path == path)
 
-    await _each([one.path for one in entries if one.path not in listed], look)
+    await each([one.path for one in entries if one.path not in listed], look)
     return found
 
 
@@ -334,21 +333,8 @@ async def _read(store: Store, paths: Iterable[str]) -> tuple[list[Stored], list[
             log.error("%s", error, extra={"action": "read_entry", "path": path})
             unreadable.append(str(error))
 
-    await _each(paths, read)
+    await each(paths, read)
     return entries, sorted(unreadable)
-
-
-async def _each(paths: Iterable[str], action: Callable[[str], Awaitable[None]]) -> None:
-    """Do this to every path, a few at a time; an error is raised when none of them runs any more."""
-    waiting = iter(paths)
-
-    async def work() -> None:
-        for path in waiting:
-            await action(path)
-
-    results = await asyncio.gather(*(work() for _ in range(CONCURRENCY)), return_exceptions=True)
-    for error in filter(None, results):
-        raise error
 
 
 def _reported(plan: SweepPlan, head: Head, before: Manifest, table: Table | None, unreadable: list[str]) -> SweepReport:

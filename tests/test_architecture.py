@@ -37,7 +37,7 @@ LAYERS = {
         {"__main__"},
     ],
     "capture": [
-        {"errors", "sequences", "keyfile", "positioned", "cipher", "signing", "https"},
+        {"errors", "at_once", "sequences", "keyfile", "positioned", "cipher", "signing", "https"},
         {"record", "spill", "stores"},
         {"block", "chain", "manifest", "snapshots", "table", "schedule", "retention"},
         {"decoders", "partitioners", "writers", "layout", "hooks"}

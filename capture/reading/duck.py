@@ -65,8 +65,9 @@ async def query(
 ) -> Answer:
     """Answer a query over the view `messages`: every message that these objects hold, once.
 
-    `payload_schema` gives the payload's fields as columns (`capture.ddl`): null where a payload does not have them.
-    They hide columns of the envelope. QueryError if DuckDB refuses the query; else it raises as `reading.merged` does.
+    `payload_schema` gives the payload's fields as columns (`capture.reading.ddl`): null where a payload does not have
+    them. They hide columns of the envelope. QueryError if DuckDB refuses the query; else it raises as `reading.merged`
+    does.
     """
     plan = planned(objects)
     as_they_are = [share for share in plan if _is_readable(share)]

@@ -38,6 +38,7 @@ from capture.restoring.s2 import unpacked
 from capture.sequences import Sequences
 from capture.signing import Signer
 from capture.stores import Store
+from capture.sweep import GRACE
 from capture.writers import writer
 from natty import Batch
 
@@ -46,7 +47,6 @@ DATA = ("stream.arc.s2", "stream.tar.s2")
 """The data file as versions of the tool name it. Up to jsm.go 0.4 they know the second name alone; later ones write the
 first one, restore from either, and refuse a folder that has both."""
 WRITTEN = DATA[1]
-GRACE = 900.0
 
 
 @dataclass(frozen=True, kw_only=True)

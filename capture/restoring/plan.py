@@ -58,7 +58,8 @@ class Plan:
     """What will be done. `wanted` are the messages' sequences, `gaps` what lies between the first and the last without.
 
     `config` and `consumers` are as they will be in the end. `not_kept` are sentences about what won't be as it was,
-    `obstacles` about why it can't be done at all. `exact`: else the stream is published anew, see `capture.replay`.
+    `obstacles` about why it can't be done at all. `exact`: else the stream is published anew, see
+    `capture.restoring.replay`.
     """
 
     stream: str

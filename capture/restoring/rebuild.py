@@ -1,4 +1,4 @@
-"""A stream out of its archive, exactly as it was: the deed. What will be done, `capture.restoration` decides."""
+"""A stream out of its archive, exactly as it was. `capture.restoring.plan` decides what is done."""
 
 from __future__ import annotations
 
