@@ -44,12 +44,12 @@ class NodeCollector(Collector):
             yield from telemetry.collector(natty).collect()
 
 
-def serve(running: Node | Several, address: str) -> AbstractAsyncContextManager[int]:
+def serve(running: Node | Several, address: str, guard: httpd.Guard | None = None) -> AbstractAsyncContextManager[int]:
     """Meanwhile, serve `/metrics`, `/livez` and `/readyz` on "host:port" (":9100" is every address).
 
     natty's ConfigError if the address is none, or can't be had.
     """
-    return httpd.serving(address, telemetry.pages(lambda: _not_ready(running), NodeCollector(running)))
+    return httpd.serving(address, telemetry.pages(lambda: _not_ready(running), NodeCollector(running)), guard)
 
 
 def _nodes(running: Node | Several) -> list[Node]:

@@ -5,15 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
+from pathlib import Path
 from typing import NamedTuple
 
+from natty.access import REFUSED_HOST, Certificate, Hosts, Tokens, is_loopback, warn_if_open
 from natty.errors import ConfigError
 
 logger = logging.getLogger("natty.httpd")
 
+PROBES = ("/livez", "/readyz")
+MORE = {
+    HTTPStatus.METHOD_NOT_ALLOWED: ("Allow: GET, HEAD",),
+    HTTPStatus.UNAUTHORIZED: ('WWW-Authenticate: Basic realm="the token is the password", charset="UTF-8"',),
+}
+"""What the head of some answers says besides."""
 TIMEOUT = 5.0  # seconds that a client has for its request, and again to take the answer
 MAX_HEAD_BYTES = 8 * 1024
 _REQUEST = re.compile(rb"([!#-'*+.^-z|~A-Z0-9-]+) (?:http://[^/\s]*)?(\S+) HTTP/1\.([01])")
@@ -32,24 +40,57 @@ Pages = Mapping[str, Callable[[], Answer]]
 """Pages by path."""
 
 
-@asynccontextmanager
-async def serving(address: str, pages: Pages) -> AsyncIterator[int]:
-    """Meanwhile, serve the pages on "host:port" (":9100" is every address, port 0 a free one); yield the port.
+class Guard(NamedTuple):
+    """Who is answered: `tokens` must be shown but for the probes, the host be one of `hosts`, over `certificate`."""
 
-    ConfigError if the address is none, or can't be had.
+    certificate: Certificate | None = None
+    tokens: Tokens = Tokens(())
+    hosts: Hosts | None = None
+
+
+def guard_of(
+    address: str, *, cert: str | Path = "", key: str | Path = "", tokens: Iterable[str] = (), hosts: Iterable[str] = ()
+) -> Guard:
+    """Return who is answered at "host:port". ConfigError where files or tokens can't be used.
+
+    Tokens are asked for over TLS, or on a loopback address: elsewhere everybody on the way could read them.
     """
+    if bool(cert) != bool(key):
+        raise ConfigError("a certificate and its key belong together: give both, or neither")
+    host, admitted = _place(address)[0], Tokens(tokens)
+    if admitted and not cert and not is_loopback(host):
+        raise ConfigError(f"tokens are sent in plain text to {address}: give a certificate and its key")
+    warn_if_open("the metrics page", host, has_tokens=bool(admitted))
+    certificate = Certificate(cert, key) if cert else None
+    return Guard(certificate, admitted, Hosts.of(host, hosts, has_tokens=bool(admitted)))
+
+
+def _place(address: str) -> tuple[str, int]:
+    """Return host and port. ConfigError."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"{address!r} is no address to serve on; write 127.0.0.1:9100, or :9100 for every address")
+    return host.strip("[]"), int(port)
+
+
+@asynccontextmanager
+async def serving(address: str, pages: Pages, guard: Guard | None = None) -> AsyncIterator[int]:
+    """Meanwhile, serve the pages on "host:port" (":9100" is every address, port 0 a free one); yield the port.
+
+    Without a `guard` it is that of the address alone: see `guard_of`. ConfigError if the address is none, or can't be
+    had.
+    """
+    place = _place(address)
+    guard = guard_of(address) if guard is None else guard
     open_ones: set[asyncio.Task[None]] = set()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(_converse(reader, writer, pages))
+        task = asyncio.create_task(_converse(reader, writer, pages, guard))
         open_ones.add(task)
         task.add_done_callback(open_ones.discard)
 
     try:
-        server = await asyncio.start_server(accept, host.strip("[]") or None, int(port), limit=MAX_HEAD_BYTES)
+        server = await _listen(accept, *place, guard.certificate)
     except OSError as error:
         raise ConfigError(f"nothing can be served on {address}: {error}") from error
     try:
@@ -61,15 +102,33 @@ async def serving(address: str, pages: Pages) -> AsyncIterator[int]:
         await asyncio.gather(*open_ones, return_exceptions=True)
 
 
-async def _converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pages: Pages) -> None:
+Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
+
+
+async def _listen(accept: Accept, host: str, port: int, certificate: Certificate | None) -> asyncio.Server:
+    """Return what takes connections; the certificate is read again before each, if it has changed."""
+    loop = asyncio.get_running_loop()
+
+    def protocol() -> asyncio.StreamReaderProtocol:
+        if certificate is not None:
+            certificate.refresh()
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=MAX_HEAD_BYTES, loop=loop), accept, loop=loop)
+
+    tls = certificate.context if certificate else None
+    return await loop.create_server(
+        protocol, host or None, port, ssl=tls, ssl_handshake_timeout=TIMEOUT if certificate else None
+    )
+
+
+async def _converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pages: Pages, guard: Guard) -> None:
     try:
-        method, answer = await _answer(reader, pages)
+        method, answer = await _answer(reader, pages, guard)
         head = [
             f"HTTP/1.1 {answer.status} {answer.status.phrase}",
             f"Content-Type: {answer.content_type}",
             f"Content-Length: {len(answer.body)}",
             "Cache-Control: no-store",
-            *(["Allow: GET, HEAD"] if answer.status == HTTPStatus.METHOD_NOT_ALLOWED else []),
+            *MORE.get(answer.status, ()),
             "Connection: close",
         ]
         writer.write("\r\n".join([*head, "", ""]).encode() + (b"" if method == b"HEAD" else answer.body))
@@ -81,7 +140,7 @@ async def _converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, 
         writer.transport.abort()
 
 
-async def _answer(reader: asyncio.StreamReader, pages: Pages) -> tuple[bytes, Answer]:
+async def _answer(reader: asyncio.StreamReader, pages: Pages, guard: Guard) -> tuple[bytes, Answer]:
     """Return the method and what to answer to the request that comes."""
     try:
         async with asyncio.timeout(TIMEOUT):
@@ -97,14 +156,27 @@ async def _answer(reader: asyncio.StreamReader, pages: Pages) -> tuple[bytes, An
     hosts = sum(field is not None and field[1].lower() == b"host" for field in known)
     if request is None or None in known or hosts > 1 or (request[3] == b"1" and not hosts):
         return b"", _plain(HTTPStatus.BAD_REQUEST)
+    path = request[2].partition(b"?")[0].decode("latin-1")
+    if refused := _refused(path, {field[1].lower(): field[2] for field in known if field}, guard):
+        return request[1], refused
     if request[1] not in (b"GET", b"HEAD"):
         return request[1], _plain(HTTPStatus.METHOD_NOT_ALLOWED)
-    page = pages.get(request[2].partition(b"?")[0].decode("latin-1"))
+    page = pages.get(path)
     try:
         return request[1], page() if page else _plain(HTTPStatus.NOT_FOUND)
     except Exception:
         logger.exception("a page failed", extra={"action": "page_failed"})
         return request[1], _plain(HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def _refused(path: str, fields: Mapping[bytes, bytes], guard: Guard) -> Answer | None:
+    """Return what is answered to whoever may not ask this; None to the others."""
+    if guard.hosts and not guard.hosts.admit(fields.get(b"host", b"").decode("latin-1")):
+        return Answer(f"{REFUSED_HOST}\n".encode(), HTTPStatus.MISDIRECTED_REQUEST)
+    shown = fields.get(b"authorization", b"").decode("utf-8", "surrogateescape")
+    if guard.tokens and path not in PROBES and not guard.tokens.admit(shown, basic=True):
+        return Answer(b"a token is needed\n", HTTPStatus.UNAUTHORIZED)
+    return None
 
 
 def _plain(status: HTTPStatus) -> Answer:

@@ -5,17 +5,18 @@ Only the metrics need prometheus-client (the extra `metrics`); it is imported wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from natty.client import Natty
 from natty.errors import ConfigError
-from natty.httpd import Answer, Pages, serving
+from natty.httpd import Answer, Pages, guard_of, serving
 from natty.leader import Term
 from natty.observed import ELECTION, GROUP, HANDLER, LAG, PUBLISHER, PULL, Kind, Labels, Observed
 
@@ -142,17 +143,29 @@ def not_ready(natty: Natty) -> list[str]:
     ]
 
 
-def serve(natty: Natty, address: str) -> AbstractAsyncContextManager[int]:
+def serve(
+    natty: Natty,
+    address: str,
+    *,
+    cert: str | Path = "",
+    key: str | Path = "",
+    tokens: Iterable[str] = (),
+    hosts: Iterable[str] = (),
+) -> AbstractAsyncContextManager[int]:
     """Serve `/metrics`, `/livez` and `/readyz` on "host:port": `async with serve(natty, "127.0.0.1:9100")`.
 
-    ":9100" is every address, port 0 a free one; the block is given the port. ConfigError if the address is none, or
-    can't be had. Without prometheus-client, `/metrics` answers 501 and says what to install.
+    ":9100" is every address, port 0 a free one; the block is given the port. With `cert` and `key`, PEM files that are
+    read again when they have changed, over TLS. With `tokens`, `/metrics` asks for one, as a bearer token or a
+    password. Without, a loopback address answers to its own names and to `hosts`. ConfigError if the address is none,
+    or can't be had, or a file or token can't be used. Without prometheus-client, `/metrics` answers 501 and says what
+    to install.
     """
     try:
         figures = [collector(natty)]
     except ConfigError:
         figures = []
-    return serving(address, pages(lambda: not_ready(natty), *figures))
+    guard = guard_of(address, cert=cert, key=key, tokens=tokens, hosts=hosts)
+    return serving(address, pages(lambda: not_ready(natty), *figures), guard)
 
 
 def pages(reasons: Callable[[], list[str]], *collectors: Collector) -> Pages:

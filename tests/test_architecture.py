@@ -16,7 +16,7 @@ LAYERS = {
     "natty": [
         {"errors", "message", "link", "parser", "credit", "ingest", "window", "observed", "tracing", "subjects", "pin"}
         | {"background", "decoding", "lifetime", "private", "text", "units", "servers"},
-        {"config", "contexts", "tls"},
+        {"access", "config", "contexts", "tls"},
         {"reasons", "sinklink", "answers"},
         {"stock"},
         {"connection"},

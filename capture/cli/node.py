@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +20,7 @@ from capture.stopping import STOPS
 from natty import NattyError
 from natty.cli import connect
 from natty.cli.run import EXIT_ERROR, complaint, run_async
+from natty.httpd import Guard, guard_of
 
 COLLECT_AFTER = 500_000, 50, 100
 """When the collector of cycles runs (`gc.set_threshold`): messages are many, in no cycle, and it looks at them all."""
@@ -53,6 +55,15 @@ def run(
     metrics: Annotated[
         str | None, typer.Option(help="Serve /metrics, /livez and /readyz here, HOST:PORT; needs the extra metrics.")
     ] = None,
+    metrics_cert: Annotated[Path | None, typer.Option(help="The certificate chain of --metrics, PEM.")] = None,
+    metrics_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
+    metrics_token_file: Annotated[
+        Path | None, typer.Option(help="A file with a token a line: only who shows one gets /metrics.")
+    ] = None,
+    metrics_allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Another name by which --metrics is asked, where no token protects it."),
+    ] = None,
 ) -> None:
     """Capture a stream, or several, until stopped; sweep, and compact, while this node is elected to it."""
     flags = {
@@ -80,6 +91,17 @@ def run(
     def on_reload(changed: CaptureConfig) -> None:
         logs.configure(changed.logging)
 
+    guard = None
+    if metrics:
+        guard = guard_of(
+            metrics,
+            cert=metrics_cert or "",
+            key=metrics_key or "",
+            tokens=settings.tokens(metrics_token_file) if metrics_token_file else (),
+            hosts=metrics_allow_host or (),
+        )
+    elif metrics_cert or metrics_key or metrics_token_file or metrics_allow_host:
+        raise ConfigError("--metrics-cert, -key, -token-file and -allow-host say how --metrics is served: give it, too")
     node: Node | Several
     if len(wanted) > 1:
         node = Several(wanted, load=load, on_reload=on_reload)
@@ -89,7 +111,7 @@ def run(
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)
     try:
-        run_async(last.after(_served(node, metrics) if metrics else node.run()))
+        run_async(last.after(_served(node, metrics, guard) if metrics else node.run()))
     finally:
         last.cancel()
 
@@ -126,10 +148,10 @@ class _LastResort:
         os._exit(self._status)
 
 
-async def _served(node: Node | Several, address: str) -> None:
+async def _served(node: Node | Several, address: str, guard: Guard | None) -> None:
     try:
         from capture.telemetry import serve
     except ImportError as error:
         raise ConfigError('--metrics needs prometheus-client; run: pip install "natty-nats[metrics]"') from error
-    async with serve(node, address):
+    async with serve(node, address, guard):
         await node.run()

@@ -31,6 +31,12 @@ def serve(
     token_file: Annotated[
         Path | None, typer.Option(help="A file with a token a line: only who shows one is answered.")
     ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Another name by which it is asked, behind a proxy; where no token protects it."
+        ),
+    ] = None,
     plain_http: Annotated[bool, typer.Option("--plain-http", help="Without TLS, on a loopback address only.")] = False,
 ) -> None:
     """Serve the status of the archives until stopped: a page for browsers, /metrics, /readyz and /livez."""
@@ -48,7 +54,8 @@ def serve(
     async def run() -> None:
         async with Stopping().scope(), Natty(**wanted.nats) as natty:
             page = StatusPage(lambda: look(natty, each(wanted)), tokens)
-            async with serving(page.application(), host, port, tls) as url:
+            application, names = page.application(), allow_host or ()
+            async with serving(application, host, port, tls, has_tokens=bool(tokens), hosts=names) as url:
                 print(f"the status of {', '.join(one.name for one in each(wanted))} is served on {url}", flush=True)
                 await asyncio.get_running_loop().create_future()
 

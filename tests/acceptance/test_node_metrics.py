@@ -2,12 +2,14 @@
 
 import json
 import signal
+import ssl
 import time
 from urllib.error import HTTPError, URLError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 from patient import PATIENCE
 from prometheus_client.parser import text_string_to_metric_families
+from secret import write_secret
 
 from natty.testing.process import free_ports
 
@@ -69,3 +71,35 @@ def test_an_address_that_is_none_is_refused_in_one_sentence(shell):
     done = shell.capture("run", "--stream", "S", "--store", str(shell.folder / "lake"), "--metrics", "here")
     assert done.status == 1
     assert "'here' is no address to serve on" in done.complaint
+
+
+def test_the_figures_are_served_over_tls_to_who_shows_a_token(shell, make_stream, natty_name, natty_tls):
+    stream = make_stream(natty_name("NODE"), 1)
+    (port,) = free_ports(1)
+    write_secret(shell.folder / "tokens", "a token that nobody guesses\n")
+    served = ["--metrics-cert", natty_tls.server_cert, "--metrics-key", natty_tls.server_key]
+    served += ["--metrics-token-file", "tokens", "--metrics", f"127.0.0.1:{port}"]
+    process = shell.start("capture", "run", "--stream", stream, "--store", "lake", *served)
+    context = ssl.create_default_context(cafile=natty_tls.ca)
+
+    def ask(path, **headers):
+        try:
+            request = Request(f"https://127.0.0.1:{port}{path}", headers=headers)
+            with urlopen(request, context=context, timeout=PATIENCE) as answer:
+                return answer.status
+        except HTTPError as error:
+            with error:
+                return error.code
+        except (URLError, ConnectionError):
+            return 0
+
+    until(process, lambda: ask("/livez") == 200)
+    assert ask("/metrics") == 401
+    assert ask("/metrics", Authorization="Bearer a token that nobody guesses") == 200
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE) == 0
+
+
+def test_what_says_how_figures_are_served_needs_the_figures(shell):
+    done = shell.capture("run", "--stream", "S", "--store", "lake", "--metrics-token-file", "tokens")
+    assert (done.status, "say how --metrics is served: give it, too" in done.complaint) == (1, True)

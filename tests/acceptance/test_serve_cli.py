@@ -124,10 +124,10 @@ def test_without_tls_it_is_served_on_a_loopback_address_only(shell):
 
 def test_a_token_that_can_be_guessed_and_files_that_are_none_are_refused(shell, natty_tls):
     files = ("--cert", natty_tls.server_cert, "--key", natty_tls.server_key)
-    (shell.folder / "short").write_text("secret\n")
+    write_secret(shell.folder / "short", "secret\n")
     done = shell.capture("serve", "--stream", "S", "--port", 0, *files, "--token-file", "short")
     assert "a token of 16 characters is needed at least" in done.complaint
-    (shell.folder / "empty").write_text("\n")
+    write_secret(shell.folder / "empty", "\n")
     assert "has no token" in shell.capture("serve", "--stream", "S", *files, "--token-file", "empty").complaint
     assert "can't be read" in shell.capture("serve", "--stream", "S", *files, "--token-file", "none").complaint
     other = ("--cert", natty_tls.server_cert, "--key", natty_tls.client_key)

@@ -32,7 +32,7 @@ async def talk(port, request):
 
 
 async def get(port, path, method="GET"):
-    return await talk(port, f"{method} {path} HTTP/1.1\r\nHost: here\r\n\r\n".encode())
+    return await talk(port, f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
 
 
 async def taken(reader):
@@ -95,18 +95,18 @@ async def test_head_is_the_same_without_the_body(port):
     ("request_", "status"),
     [
         (b"GET /page HTTP/1.0\r\n\r\n", 200),
-        (b"GET http://here/page HTTP/1.1\r\nHost: here\r\n\r\n", 200),
-        (b"GET /none HTTP/1.1\r\nHost: here\r\n\r\n", 404),
-        (b"POST /page HTTP/1.1\r\nHost: here\r\nContent-Length: 2\r\n\r\nhi", 405),
+        (b"GET http://localhost/page HTTP/1.1\r\nHost: localhost\r\n\r\n", 200),
+        (b"GET /none HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
+        (b"POST /page HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\nhi", 405),
         (b"GET /page HTTP/1.1\r\n\r\n", 400),  # no host
-        (b"GET /page HTTP/1.1\r\nHost: here\r\nHost: there\r\n\r\n", 400),
-        (b"GET /page HTTP/1.1\r\nHost : here\r\n\r\n", 400),
-        (b"GET /page HTTP/1.1\r\nHost: here\r\n folded\r\n\r\n", 400),
-        (b"GET /a page HTTP/1.1\r\nHost: here\r\n\r\n", 400),
-        (b"GET /page HTTP/2.0\r\nHost: here\r\n\r\n", 400),
+        (b"GET /page HTTP/1.1\r\nHost: localhost\r\nHost: there\r\n\r\n", 400),
+        (b"GET /page HTTP/1.1\r\nHost : localhost\r\n\r\n", 400),
+        (b"GET /page HTTP/1.1\r\nHost: localhost\r\n folded\r\n\r\n", 400),
+        (b"GET /a page HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+        (b"GET /page HTTP/2.0\r\nHost: localhost\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00 a TLS hello\r\n\r\n", 400),
-        (b"GET /page HTTP/1.1\r\nHost: here\r\nX: " + b"x" * 20_000 + b"\r\n\r\n", 431),
-        (b"GET /fail HTTP/1.1\r\nHost: here\r\n\r\n", 500),
+        (b"GET /page HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 20_000 + b"\r\n\r\n", 431),
+        (b"GET /fail HTTP/1.1\r\nHost: localhost\r\n\r\n", 500),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -136,7 +136,7 @@ async def test_a_client_that_never_reads_is_cut_off(monkeypatch):
     monkeypatch.setattr(httpd, "TIMEOUT", 0.2)
     async with serving(ANY, {"/large": lambda: Answer(bytes(LARGE))}) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
-        writer.write(b"GET /large HTTP/1.1\r\nHost: here\r\n\r\n")
+        writer.write(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await until(lambda: asyncio.sleep(0, len(asyncio.all_tasks()) > 1))
         await until(lambda: asyncio.sleep(0, len(asyncio.all_tasks()) == 1))
         assert await taken(reader) < LARGE

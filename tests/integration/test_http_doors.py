@@ -1,0 +1,210 @@
+"""Every HTTP server of ours against hostile clients: the pages of natty's own server, and capture's on aiohttp."""
+
+import asyncio
+import logging
+import ssl
+from base64 import b64encode
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+from aiohttp import web
+from patient import PATIENCE
+from secret import write_secret
+
+from capture import https
+from capture.errors import ConfigError
+from capture.serve import StatusPage
+from natty import ConfigError as NattyConfigError
+from natty import httpd
+from natty.access import Certificate, Hosts, Tokens
+from natty.errors import TLSError
+from natty.testing import DevCA
+
+TOKEN = "a token that nobody guesses"
+REQUEST = "GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
+
+
+@asynccontextmanager
+async def natty_page(tls=None, tokens=(), hosts=(), slow=PATIENCE):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(httpd, "TIMEOUT", slow)
+        files = {"cert": tls.server_cert, "key": tls.server_key} if tls else {}
+        guard = httpd.guard_of("127.0.0.1:0", tokens=tokens, hosts=hosts, **files)
+        pages = {"/metrics": lambda: httpd.Answer(b"figures"), "/livez": lambda: httpd.Answer(b"alive\n")}
+        async with httpd.serving("127.0.0.1:0", pages, guard) as port:
+            yield port
+
+
+@asynccontextmanager
+async def capture_page(tls=None, tokens=(), hosts=(), slow=PATIENCE):
+    async def look():
+        return []
+
+    page = StatusPage(look, tokens)
+    certificate = https.server_context(tls.server_cert, tls.server_key) if tls else None
+    how = {"has_tokens": bool(tokens), "hosts": hosts, "head_timeout": slow}
+    async with https.serving(page.application(), "127.0.0.1", 0, certificate, **how) as url:
+        yield int(url.rpartition(":")[2])
+
+
+servers = pytest.mark.parametrize("serving", [natty_page, capture_page])
+
+
+async def ask(port, path="/metrics", host="localhost", *fields, tls=None):
+    """Return the status and the body of an answer."""
+    context = ssl.create_default_context(cafile=tls.ca) if tls else None
+    name = {"server_hostname": "localhost"} if tls else {}
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, **name)
+    try:
+        head = REQUEST.format(path=path, host=host).encode() + b"".join(field + b"\r\n" for field in fields)
+        writer.write(head + b"\r\n")
+        async with asyncio.timeout(PATIENCE):
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    finally:
+        writer.close()
+    return int(head.split()[1]), body
+
+
+@servers
+@pytest.mark.parametrize(
+    "shown",
+    [
+        b"Bearer \xff",
+        b"Bearer \xed\xa0\x80",
+        b"Basic \xff\xfe",
+        b"Basic " + b64encode(b"me:\xff"),
+        b"\xff",
+        b"Basic",
+        "Bearer ä token that nobody guesses".encode(),
+    ],
+)
+async def test_bytes_that_are_no_token_are_refused_and_raise_nothing(serving, shown, caplog):
+    async with serving(tokens=[TOKEN]) as port:
+        assert (await ask(port, "/metrics", "localhost", b"Authorization: " + shown))[0] == 401
+        assert (await ask(port))[0] == 401
+        assert (await ask(port, "/livez")) == (200, b"alive\n")
+        for good in (f"Bearer {TOKEN}".encode(), b"Basic " + b64encode(b"me:" + TOKEN.encode())):
+            assert (await ask(port, "/metrics", "any.name", b"Authorization: " + good))[0] == 200
+    assert [one for one in caplog.records if one.exc_info] == []
+
+
+@servers
+async def test_who_sends_half_a_head_is_disconnected(serving):
+    async with serving(slow=0.3) as port:
+        connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
+        for _, writer in connections:
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: local")
+        for reader, writer in connections:
+            with suppress(ConnectionError):
+                async with asyncio.timeout(PATIENCE):
+                    assert b"figures" not in await reader.read()
+            writer.close()
+        assert (await ask(port))[0] == 200
+
+
+@servers
+async def test_who_begins_no_tls_is_disconnected(serving, natty_tls):
+    async with serving(natty_tls, slow=0.5) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with suppress(ConnectionError):
+            async with asyncio.timeout(PATIENCE):
+                assert await reader.read() == b""
+        writer.close()
+
+
+async def test_a_connection_that_is_kept_may_take_its_time_for_what_comes_next():
+    async with capture_page(slow=0.3) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):
+            writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            async with asyncio.timeout(PATIENCE):
+                await reader.readuntil(b"alive\n")
+            await asyncio.sleep(0.6)  # longer than a first head may take
+        writer.close()
+
+
+@servers
+async def test_a_name_that_leads_here_from_elsewhere_is_refused_where_no_token_protects_the_page(serving):
+    async with serving(hosts=["Status.example.com"]) as port:
+        for host in (
+            "attacker.example",
+            "attacker.example:80",
+            "localhost.attacker.example",
+            "\xff",
+            "[::1",
+            "127.0.0.1.x",
+        ):
+            status, body = await ask(port, "/metrics", host)
+            assert status in (421, 400), host
+            assert status == 400 or b"give --allow-host NAME" in body
+        for host in (
+            "localhost",
+            f"LOCALHOST:{port}",
+            "127.0.0.1",
+            "[::1]:80",
+            "10.0.0.9",
+            "status.example.com",
+            "localhost.",
+        ):
+            assert (await ask(port, "/metrics", host))[0] == 200, host
+
+
+def test_public_pages_and_those_with_a_token_answer_to_every_name_unless_names_are_given():
+    assert Hosts.of("0.0.0.0", [], has_tokens=False) is None
+    assert Hosts.of("127.0.0.1", [], has_tokens=True) is None
+    named = Hosts.of("0.0.0.0", ["a.example"], has_tokens=True)
+    assert named is not None
+    assert (named.admit("a.example:443"), named.admit("b.example")) == (True, False)
+
+
+@servers
+async def test_a_certificate_that_is_replaced_is_used_for_the_next_connection(serving, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "natty.access")
+    files = DevCA.create("first").write(tmp_path / "first")
+    later = DevCA.create("second").write(tmp_path / "second")
+    async with serving(files) as port:
+        assert (await ask(port, tls=files))[0] == 200
+        files.server_cert.write_bytes(later.server_cert.read_bytes())
+        assert (await ask(port, tls=files))[0] == 200  # half of a pair: what there was stays
+        assert "the certificate stays as it was" in caplog.text
+        write_secret(files.server_key, later.server_key.read_bytes())
+        assert (await ask(port, tls=later))[0] == 200
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await ask(port, tls=files)
+        files.server_cert.unlink()
+        assert (await ask(port, tls=later))[0] == 200
+    assert "has changed and is used from now on" in caplog.text
+
+
+async def test_what_everybody_can_reach_and_no_token_protects_is_warned_of(natty_tls, caplog):
+    def warnings():
+        told = [one.getMessage() for one in caplog.records if getattr(one, "action", "") == "open_to_all"]
+        caplog.clear()
+        return told
+
+    async with httpd.serving(":0", {}):
+        assert warnings() == ["the metrics page on every address answers everybody who can reach it: give a token file"]
+    certificate = Certificate(natty_tls.server_cert, natty_tls.server_key)
+    for has_tokens in (True, False):
+        async with https.serving(web.Application(), "0.0.0.0", 0, certificate, has_tokens=has_tokens):
+            assert len(warnings()) == (not has_tokens)
+    async with natty_page(), capture_page():
+        assert warnings() == []
+
+
+def test_tokens_and_keys_that_can_t_be_used_are_refused(natty_tls, tmp_path):
+    with pytest.raises(NattyConfigError, match=r"tokens are sent in plain text to 0\.0\.0\.0:9100: give a certificate"):
+        httpd.guard_of("0.0.0.0:9100", tokens=[TOKEN])
+    with pytest.raises(NattyConfigError, match="16 characters"):
+        httpd.guard_of("127.0.0.1:9100", tokens=["short"])
+    with pytest.raises(NattyConfigError, match="give both, or neither"):
+        httpd.guard_of("127.0.0.1:9100", cert=natty_tls.server_cert)
+    with pytest.raises(NattyConfigError, match="no certificate with its key"):
+        httpd.guard_of("127.0.0.1:9100", cert=natty_tls.server_cert, key=natty_tls.client_key)
+    key = write_secret(tmp_path / "key.pem", natty_tls.server_key.read_bytes())
+    key.chmod(0o644)
+    with pytest.raises(TLSError, match="is private, and others may read"):
+        httpd.guard_of("127.0.0.1:9100", cert=natty_tls.server_cert, key=key)
+    with pytest.raises(ConfigError, match="is private, and others may read"):
+        https.server_context(natty_tls.server_cert, key)
+    assert repr(Tokens([TOKEN])) == "Tokens(1)"
