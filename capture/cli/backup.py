@@ -57,3 +57,5 @@ def _show(moved: Moved, what: str, as_json: bool) -> None:
         f"{moved.stream}: {moved.messages:,} messages ({moved.first:,}–{moved.last:,}) and {moved.consumers}"
         f" consumers {what} in {moved.seconds:.1f} s"
     )
+    for sentence in moved.not_kept:
+        print(f"not kept: {sentence}")

@@ -51,7 +51,7 @@ WRITTEN = DATA[1]
 
 @dataclass(frozen=True, kw_only=True)
 class Moved:
-    """What was imported or exported."""
+    """What was imported or exported. `not_kept` are sentences about what a restore of it will not have as it was."""
 
     stream: str
     messages: int
@@ -59,6 +59,7 @@ class Moved:
     last: int
     consumers: int
     seconds: float
+    not_kept: tuple[str, ...] = ()
 
 
 class _Meta(msgspec.Struct):
@@ -253,6 +254,7 @@ async def export_backup(config: CaptureConfig, store: Store, folder: Path) -> Mo
         last=plan.last,
         consumers=len(plan.consumers),
         seconds=time.monotonic() - began,
+        not_kept=plan.not_kept,
     )
 
 
