@@ -183,14 +183,11 @@ class Committer:
         )
 
     async def _put_block(self, path: str, data: bytes) -> float:
-        """Store the block and return since when it has been there, at the earliest: it may be an earlier writer's."""
+        """Store the block and return since when it has been there, at the earliest: no other call has its name."""
         began = self._clock()
-        if await self._put(path, data):
-            return began
-        modified = [one.modified for one in await self._store.list(path) if one.path == path]
-        if not modified:
+        if not await self._put(path, data) and all(one.path != path for one in await self._store.list(path)):
             raise StoreError("the sweep took the block for a leftover and removed it before its entry was written")
-        return min(began, *modified)
+        return began
 
     async def _put_entry(self, stored: Stored, since: float) -> None:
         """Make the block visible. Too late, the entry goes again: it may name a block that the sweep has removed."""

@@ -7,6 +7,7 @@ from patient import PATIENT, until
 from publishing import LASTING, make_stream, payloads
 
 from natty import Natty, jetstream
+from natty.errors import WrongLastSequenceError
 
 
 async def test_a_leader_change_in_a_cluster_loses_nothing(nats_cluster, natty_name):
@@ -36,6 +37,34 @@ async def test_what_is_sent_again_while_a_cluster_still_stores_it_is_not_told_as
                 break
         assert said_so
         assert await payloads(natty, stream) == [b"%d" % one for one in range(1, number + 1)]
+
+
+async def test_a_change_waits_for_another_write_of_its_subject_that_is_under_way(nats_cluster, natty_name, monkeypatch):
+    """The server refuses it for the moment (error 10164): that is not a conflict."""
+    async with Natty(**nats_cluster.connect_options(), **PATIENT) as natty:
+        js, codes = natty.jetstream, set()
+        bucket = await natty.create_bucket(natty_name("kv"), replicas=3)
+        publish = js.publish
+
+        async def noting(*arguments, **options):
+            try:
+                return await publish(*arguments, **options)
+            except WrongLastSequenceError as error:
+                codes.add(error.err_code)
+                raise
+
+        monkeypatch.setattr(js, "publish", noting)
+        for number in range(1, 1001):  # another write at once, and a change on condition of its sequence
+            key = f"$KV.{bucket.name}.k"
+            write = asyncio.create_task(publish(key, b"write"))
+            change = js.compare_and_set(
+                bucket.stream, key, b"change", expected=2 * number - 1, nonce=str(number), timeout=30
+            )
+            _, sequence = await asyncio.gather(write, change)
+            assert sequence == 2 * number
+            if 10164 in codes:
+                break
+        assert 10164 in codes
 
 
 async def publish_slowly(cluster, leader, stream, path, data):
