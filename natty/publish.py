@@ -132,8 +132,6 @@ class Publisher:
         TypeError, ValueError, BadSubjectError: it can't be published, and was not taken; nor after the client was
         closed: ConnectionClosedError.
         """
-        if self._broken and self._connection.state == "closed":
-            raise ConnectionClosedError("the client is closed: nothing more is published")
         if type(data) is not bytes:
             data = as_payload(data)
         wire_subject, ours = self._address(subject)
@@ -143,8 +141,11 @@ class Publisher:
         if not ours:
             block = expecting(self.stream, block)  # it may belong to another stream, which must not take it
         crowded = len(self._waiting) >= self._room or self._waiting_bytes >= self._most_bytes
-        if (crowded or self._broken or self._ended or self._settling) and not self._may_send():
-            await self._until(self._may_send)
+        if crowded or self._broken or self._ended or self._settling:
+            if self._connection.state == "closed":
+                raise ConnectionClosedError("the client is closed: nothing more is published")
+            if not self._may_send():
+                await self._until(self._may_send)
         self._number += 1
         message = self._waiting[self._number] = Waiting(wire_subject, block, data, msg_id)
         self._waiting_bytes += len(data)

@@ -89,8 +89,9 @@ class StockLink:
             command = await self._commands.get()
             try:
                 await command()
-            except Exception:  # what nats-py refuses is lost alone
-                logger.exception("nats-py's own path could not do %r", command, extra={"action": "stock_failed"})
+            except Exception as error:  # what nats-py refuses is lost alone
+                text = "nats-py refused what it was given, which is dropped: %s: %s"
+                logger.error(text, type(error).__name__, error, extra={"action": "stock_refused"})
 
     def publish(self, messages: list[Outgoing]) -> None:
         """Send messages, in order."""
@@ -131,7 +132,11 @@ class StockLink:
         done = asyncio.get_running_loop().create_future()
 
         async def run() -> None:
-            await self._client.flush()
+            try:
+                await self._client.flush()
+            except Exception as error:
+                if not done.done():
+                    done.set_exception(ConnectionResetError(f"nats-py could not ask the server: {error}"))
             if not done.done():
                 done.set_result(None)
 

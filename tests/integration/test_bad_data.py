@@ -9,6 +9,7 @@ from publishing import UNHURRIED, make_stream, payloads
 from natty import Natty, NotConnectedError, PubAck
 from natty.atomic import AtomicMessage
 from natty.errors import BadSubjectError, ConnectionClosedError, PayloadTooLargeError
+from natty.testing import NatsServer, ServerOptions
 
 PATHS = pytest.mark.parametrize("path", ["fast", "window"])
 NOT_BYTES = pytest.mark.parametrize("bad", ["a str", None, 7, {"a": 1}])
@@ -106,8 +107,6 @@ async def test_what_the_connection_can_not_send_fails_at_the_call_and_nothing_be
         lambda: connection.send(subject, b"", headers="text"),
         lambda: connection.send(subject, b"", reply=7),
         lambda: connection.send(7, b""),
-        lambda: connection.put((subject, b"", b"", b"")),
-        lambda: connection.put((word, b"", b"", None)),
         lambda: connection.send_many([(word, b"", b"", b"not sent"), (word, b"", b"", "text")]),
         lambda: connection.send_to_each([word, subject], b""),
         lambda: connection.send_to_each([word], "text"),
@@ -124,6 +123,26 @@ async def test_what_the_connection_can_not_send_fails_at_the_call_and_nothing_be
     await connection.flush()
     assert got == [b"%d %b" % (number, when) for number in range(len(calls)) for when in (b"before", b"after")]
     assert (natty.connection.reconnects, len(connection._requests)) == (0, 0)
+
+
+async def test_what_is_not_bytes_in_the_wires_own_terms_is_dropped_alone_and_logged(natty, natty_name, caplog):
+    connection, subject = natty.connection, natty_name("beside")
+    got, word = inbox(natty, subject), subject.encode()
+    for message in [
+        (subject, b"", b"", b"str"),
+        (word, "", b"", b""),
+        (word, b"", "X", b""),
+        (word, b"", b"", "secret"),
+    ]:
+        connection.put((word, b"", b"", b"before"))
+        connection.put(message)
+        connection.put((word, b"", b"NATS/1.0\r\n\r\n", b"after"))
+        await connection.flush()
+    assert got == [b"before", b"after"] * 4
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 4
+    assert all(f"{subject}' is dropped: what goes over the wire must be bytes" in one for one in told)
+    assert (connection.reconnects, "secret" in caplog.text) == (0, False)
 
 
 async def test_no_subject_queue_or_name_can_begin_another_line_of_the_protocol(natty):
@@ -162,3 +181,26 @@ async def test_a_session_that_can_not_be_written_to_is_replaced_and_its_requests
         await natty.connection.flush()
     with pytest.raises(ConnectionClosedError):
         natty.connection.send("a", b"")
+
+
+async def test_what_the_fall_back_can_not_send_is_dropped_alone(natty_tls, nats_server_binary, monkeypatch, caplog):
+    async def fault():
+        return "for this test"
+
+    monkeypatch.setattr("natty.connection.sink_path_fault", fault)
+    options = ServerOptions(jetstream=False, handshake_first=True)
+    with NatsServer(options, tls_files=natty_tls, binary=nats_server_binary) as server:
+        async with Natty(**server.connect_options(), **PATIENT) as natty:
+            got = inbox(natty, "beside")
+            for send in (lambda: natty.connection.send("beside", "text"), lambda: natty.connection.send("a b")):
+                with pytest.raises((TypeError, BadSubjectError)):
+                    send()
+            natty.connection.send("beside", b"1")
+            natty.connection.send(b"beside.\xff", b"nats-py takes text alone")
+            natty.connection.send("beside", b"2")
+            await natty.connection.flush()
+            await until(lambda: got == [b"1", b"2"])
+            assert natty.connection.reconnects == 0
+    refused = [record.getMessage() for record in caplog.records if "nats-py refused" in record.getMessage()]
+    assert len(refused) == 1
+    assert "takes text alone" not in refused[0]
