@@ -6,12 +6,11 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from rich import print_json
 
 from natty import Natty
 from natty.cli import connect
 from natty.cli.run import run_async
-from natty.cli.tables import print_facts, print_table
+from natty.cli.tables import print_document, print_facts, print_table
 from natty.stream.account import Account, account_info, usage
 from natty.units import show_size
 
@@ -33,7 +32,7 @@ def info(
     """Show the connection, and what the account uses of JetStream against its limits."""
     account = run_async(_info(nats))
     if as_json:
-        print_json(data=asdict(account))
+        print_document(asdict(account))
         return
     print_facts("Connection", _connection(account))
     if not account.jetstream:

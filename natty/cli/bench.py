@@ -11,13 +11,13 @@ from contextlib import aclosing, contextmanager
 from typing import Annotated, Any
 
 import typer
-from rich import print_json
 from rich.console import Console
 from rich.table import Table
 
 from natty import Natty
 from natty.cli import connect
 from natty.cli.run import run_async
+from natty.cli.tables import print_document
 from natty.servers import NEEDS
 
 _MAX_ACK_PENDING = 100_000
@@ -39,7 +39,7 @@ def bench(
         raise typer.BadParameter("file or memory", param_hint="--storage")
     rows = run_async(_bench(nats, msgs, size, {"storage": storage, "num_replicas": replicas}))
     if as_json:
-        print_json(data=rows)
+        print_document(rows)
         return
     table = Table("", "messages/s", "MB/s", "client CPU, µs a message", box=None)
     for row in rows:

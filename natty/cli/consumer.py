@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
-from rich import print_json
 
 from natty import Natty
 from natty.cli import connect
@@ -17,7 +16,8 @@ from natty.cli.consumer_make import add, edit
 from natty.cli.consumer_next import next_messages
 from natty.cli.consumer_show import facts_of, list_rows, report_rows
 from natty.cli.run import run_async
-from natty.cli.tables import print_facts, print_table
+from natty.cli.tables import print_document, print_facts, print_table
+from natty.cli.terminal import say
 from natty.errors import ConfigError
 from natty.stream import NANOSECONDS
 from natty.stream.listing import Listing, all_consumers, consumer_names
@@ -55,11 +55,11 @@ def ls(
     stream = stream_of(nats, stream)
     if names:
         found = run_async(_names(nats, stream))
-        print_json(data=found) if as_json else print("\n".join(found), end="\n" if found else "")
+        print_document(found) if as_json else say(*found)
         return
     listing = run_async(_list(nats, stream))
     if as_json:
-        print_json(data=listing.found)
+        print_document(listing.found)
     else:
         print_table(*list_rows(listing, datetime.now(UTC)))
 
@@ -72,7 +72,7 @@ def info(*, nats: dict[str, Any], stream: Stream = None, consumer: Consumer = No
     consumer = consumer_of(nats, stream, consumer)
     told = run_async(_info(nats, stream, consumer))
     if as_json:
-        print_json(data=told)
+        print_document(told)
     else:
         print_facts(f"Consumer {consumer} of stream {stream}", facts_of(told, datetime.now(UTC)))
 
@@ -93,7 +93,7 @@ def report(
     stream = stream_of(nats, stream)
     listing, stored = run_async(_report(nats, stream))
     if as_json:
-        print_json(data={"stream": stream, "messages": stored, "consumers": listing.found, "missing": listing.missing})
+        print_document({"stream": stream, "messages": stored, "consumers": listing.found, "missing": listing.missing})
         return
     print_table(*report_rows(listing, stored, raw=raw))
     led = [leader for one in listing.found if (leader := one.get("cluster", {}).get("leader"))]
@@ -111,7 +111,7 @@ def rm(*, nats: dict[str, Any], stream: Stream = None, consumer: Consumer = None
     place = f"{told['num_ack_pending']:,} messages unacknowledged, {told['num_pending']:,} not yet delivered"
     confirm(f"Delete consumer {consumer} of stream {stream}, {place}?", force=force)
     run_async(_delete(nats, stream, consumer))
-    print(f"deleted {consumer} of stream {stream}")
+    say(f"deleted {consumer} of stream {stream}")
 
 
 @app.command()
@@ -134,7 +134,7 @@ def pause(
     confirm(f"Pause consumer {consumer} of stream {stream} until {_shown(until)}?", force=force)
     answer = run_async(_pause(nats, stream, consumer, until))
     left = show_duration(round(answer["pause_remaining"] / NANOSECONDS))
-    print(f"paused {consumer} of stream {stream} until {_shown(until)}, {left} from now")
+    say(f"paused {consumer} of stream {stream} until {_shown(until)}, {left} from now")
 
 
 @app.command()
@@ -147,7 +147,7 @@ def resume(*, nats: dict[str, Any], stream: Stream = None, consumer: Consumer = 
         raise ConfigError(f"consumer {consumer} of stream {stream} is not paused")
     confirm(f"Resume consumer {consumer} of stream {stream}?", force=force)
     run_async(_resume(nats, stream, consumer))
-    print(f"resumed {consumer} of stream {stream}")
+    say(f"resumed {consumer} of stream {stream}")
 
 
 def _shown(when: datetime) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import print_json
 
 from natty import Natty
 from natty.cli import connect, consumer_flags
@@ -19,7 +18,8 @@ from natty.cli.consumer_flags import ACK_POLICIES, REPLAY_POLICIES, settings_of,
 from natty.cli.consumer_show import facts_of
 from natty.cli.run import run_async
 from natty.cli.stream_code import EXIT_PENDING, SIGNS
-from natty.cli.tables import print_facts
+from natty.cli.tables import print_document, print_facts
+from natty.cli.terminal import say
 from natty.errors import ConfigError, ConsumerExistsError
 from natty.stream import NANOSECONDS, Plan, Risk, check_name, plan_consumer
 from natty.stream.consumer import check_consumer, settings_from
@@ -66,7 +66,7 @@ def add(
         given = given | _interview(given)
     told = run_async(_add(nats, stream, consumer, settings | settings_of(given)))
     if as_json:
-        print_json(data=told)
+        print_document(told)
     else:
         print_facts(f"Consumer {consumer} of stream {stream}", facts_of(told, datetime.now(UTC)))
 
@@ -93,15 +93,15 @@ def edit(
     wanted = _read(config) | settings_of(given)
     plan = run_async(_plan(nats, stream, consumer, wanted))
     for one in plan.changes:
-        print(f"{SIGNS[one.risk]} {one}")
+        say(f"{SIGNS[one.risk]} {one}")
     if plan.settled:
-        print(f"nothing to change at consumer {consumer} of stream {stream}")
+        say(f"nothing to change at consumer {consumer} of stream {stream}")
     elif dry_run:
         raise typer.Exit(EXIT_PENDING)
     else:
         confirm(f"Change consumer {consumer} of stream {stream}?", force=force)
         run_async(_edit(nats, stream, consumer, wanted))
-        print(f"changed consumer {consumer} of stream {stream}")
+        say(f"changed consumer {consumer} of stream {stream}")
 
 
 def _read(config: Path | None) -> dict[str, Any]:

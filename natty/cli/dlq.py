@@ -6,7 +6,6 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from rich import print_json
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -14,7 +13,8 @@ from rich.text import Text
 from natty import Letter, LetterFilter, Natty, NattyError
 from natty.cli import connect
 from natty.cli.run import run_async
-from natty.cli.terminal import printable
+from natty.cli.tables import print_document
+from natty.cli.terminal import printable, say
 from natty.deadletter import LETTERS, Retried
 
 app = typer.Typer(help="Dead letters.", no_args_is_help=True)
@@ -68,7 +68,7 @@ def show(
     letter = run_async(_show(nats, letters, sequence))
     if as_json:
         details = {"traceback": letter.traceback, "headers": letter.headers}
-        print_json(data=facts_of(letter) | details | payload_of(letter.data), ensure_ascii=True)
+        print_document(facts_of(letter) | details | payload_of(letter.data))
     else:
         _print_letter(letter)
 
@@ -97,9 +97,9 @@ def retry(
         return
     result = run_async(_retry(nats, letters, wanted, rate, limit))
     if as_json:
-        print_json(data={"published": result.published, "refused": result.refused})
+        print_document({"published": result.published, "refused": result.refused})
     else:
-        print(f"published again: {_counted(result.published)}")
+        say(f"published again: {_counted(result.published)}")
     if result.refused:
         raise NattyError(_refusals(result))
 
@@ -132,9 +132,9 @@ def purge(
         up_to = meant[-1]["letter"] if meant else 0
     purged = run_async(_purge(nats, letters, wanted, limit, up_to))
     if as_json:
-        print_json(data={"purged": purged})
+        print_document({"purged": purged})
     else:
-        print(f"removed: {_counted(purged)}")
+        say(f"removed: {_counted(purged)}")
 
 
 async def _list(
@@ -204,7 +204,7 @@ def shown(data: bytes) -> str:
 
 def _print_list(found: list[dict[str, Any]], *, as_json: bool) -> None:
     if as_json:
-        print_json(data=found, ensure_ascii=True)
+        print_document(found)
         return
     table = Table(box=None, pad_edge=False)
     for name in COLUMNS:

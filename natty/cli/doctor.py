@@ -8,13 +8,14 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
-from rich import print_json
 from rich.console import Console
 
 from natty import Natty, tls
 from natty.cli import checks, connect, server_checks
 from natty.cli.checks import Finding, Status
 from natty.cli.run import EXIT_ERROR, run_async
+from natty.cli.tables import print_document
+from natty.cli.terminal import printable
 from natty.stream.listing import all_consumers, all_streams
 from natty.stream.stranded import stranded
 from natty.units import parse_time
@@ -36,7 +37,7 @@ def doctor(
 def tell(facts: dict[str, Any], findings: list[Finding], *, as_json: bool) -> None:
     """Print facts and findings; exit status 1 if one of these says that something is wrong."""
     if as_json:
-        print_json(data=facts | {"checks": [asdict(one) for one in findings]})
+        print_document(facts | {"checks": [asdict(one) for one in findings]})
     else:
         _show(facts, findings)
     if any(one.status is Status.FAIL for one in findings):
@@ -47,10 +48,10 @@ def _show(facts: dict[str, Any], findings: list[Finding]) -> None:
     """Print facts, then findings, each with its status before it."""
     console = Console(highlight=False)
     for name, value in facts.items():
-        console.print(f"      {name}: {value}", markup=False, soft_wrap=True)
+        console.print(printable(f"      {name}: {value}"), markup=False, soft_wrap=True)
     for one in findings:
         console.print(f"{one.status:<6}", style=_STYLES[one.status], end="")
-        console.print(f"{one.check}: {one.text}", markup=False, soft_wrap=True)
+        console.print(printable(f"{one.check}: {one.text}"), markup=False, soft_wrap=True)
 
 
 async def _examine(settings: dict[str, Any]) -> tuple[dict[str, Any], list[Finding]]:

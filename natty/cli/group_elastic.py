@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 import typer
-from rich import print_json
 
 from natty import Natty
 from natty.cli import connect
@@ -21,6 +20,8 @@ from natty.cli.group_shared import (
     show_record,
 )
 from natty.cli.run import run_async
+from natty.cli.tables import print_document
+from natty.cli.terminal import say
 from natty.groups import ElasticRecord, PartitioningFilter
 from natty.groups.elastic import Change, ElasticAdmin
 
@@ -122,23 +123,23 @@ def _show(change: Change, named: list[str], verb: str, otherwise: str, as_json: 
     record = change.after
     if as_json:
         listed = {"members": list(record.members), "without_partition": list(record.without_partition)}
-        print_json(data={verb: done, **listed})
+        print_document({verb: done, **listed})
         return
     if done:
-        print(f"{verb} {', '.join(done)}")
+        say(f"{verb} {', '.join(done)}")
     if others := [name for name in dict.fromkeys(named) if name not in done]:
-        print(f"{otherwise}: {', '.join(others)}")
-    print(f"members: {', '.join(record.members) or 'none'}")
+        say(f"{otherwise}: {', '.join(others)}")
+    say(f"members: {', '.join(record.members) or 'none'}")
     if record.without_partition:
-        print(f"without a partition, as there are only {record.partitions}: {', '.join(record.without_partition)}")
+        say(f"without a partition, as there are only {record.partitions}: {', '.join(record.without_partition)}")
 
 
 def _show_mapped(change: Change, as_json: bool) -> None:
     mapped = {one.member: list(one.partitions or ()) for one in change.after.mappings}
     if as_json:
-        print_json(data={"changed": change.after != change.before, "mappings": mapped})
+        print_document({"changed": change.after != change.before, "mappings": mapped})
         return
     for member, partitions in mapped.items():
-        print(f"{member}: {', '.join(map(str, partitions)) or 'none'}")
+        say(f"{member}: {', '.join(map(str, partitions)) or 'none'}")
     if not mapped:
         print("nothing is mapped")

@@ -9,7 +9,6 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from rich import print_json
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -19,6 +18,7 @@ from natty.cli import connect
 from natty.cli.ask import seconds
 from natty.cli.group_shared import Group, Json, Member, Stream, admin_of, named
 from natty.cli.run import run_async
+from natty.cli.tables import cells, print_document
 from natty.errors import NattyError
 from natty.groups.admin import Kind, MemberState
 from natty.groups.lag import lag
@@ -65,7 +65,7 @@ def add_commands(app: typer.Typer, kind: Kind) -> None:
         """Show how many messages wait in each partition, and whose they are."""
         rows, _ = run_async(_look_once(nats, kind, stream, group))
         if as_json:
-            print_json(data=rows)
+            print_document(rows)
         else:
             Console().print(_table_of_lag(rows))
 
@@ -159,7 +159,7 @@ async def _watch(
                 rows, members = await _look(natty, kind, stream, group)
                 state = [_state(one, rows) for one in members]
                 if as_json:
-                    live.console.print(json.dumps({"members": state, "partitions": rows}), soft_wrap=True)
+                    live.console.print(json.dumps({"members": state, "partitions": rows}), soft_wrap=True, markup=False)
                 else:
                     live.update(_table_of_members(state), refresh=True)
                 looks += 1
@@ -184,7 +184,9 @@ def _table_of_members(members: list[dict[str, Any]]) -> Table:
     table = Table("member", "partitions", "pinned", "pulls", "unacked", "lag")
     for one in members:
         numbers = ",".join(map(str, one["partitions"])) or "none"
-        table.add_row(one["member"], numbers, one["pinned"][:8] or "nobody", *(str(one[name]) for name in _COUNTS))
+        table.add_row(
+            *cells(one["member"], numbers, one["pinned"][:8] or "nobody", *(str(one[name]) for name in _COUNTS))
+        )
     return table
 
 
@@ -194,7 +196,7 @@ _COUNTS = ("instances", "unacked", "lag")
 def _table_of_lag(rows: list[dict[str, Any]]) -> Table:
     table = Table("partition", "member", "lag")
     for row in rows:
-        table.add_row(str(row["partition"]), row["member"] or "nobody", str(row["lag"]))
+        table.add_row(*cells(str(row["partition"]), row["member"] or "nobody", str(row["lag"])))
     return table
 
 

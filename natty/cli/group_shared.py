@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Annotated, Any, TypeVar
 
 import typer
-from rich import print_json
 from rich.console import Console
 from rich.table import Table
 
@@ -15,6 +14,8 @@ from natty import Natty
 from natty.cli import connect
 from natty.cli.ask import confirm
 from natty.cli.run import run_async
+from natty.cli.tables import cells, print_document
+from natty.cli.terminal import say
 from natty.errors import BadGroupError, GroupNotFoundError
 from natty.groups import ElasticRecord, PartitioningFilter, Record
 from natty.groups.admin import GroupAdmin, Kind, MemberState, list_groups
@@ -56,9 +57,9 @@ def add_shared(app: typer.Typer, kind: Kind) -> None:
         """List a stream's groups."""
         names = run_async(_list(nats, kind, stream))
         if as_json:
-            print_json(data=names)
+            print_document(names)
         else:
-            print(*names, sep="\n", end="\n" if names else "")
+            say(*names)
 
     @named(app, "info")
     @connect.options
@@ -69,7 +70,7 @@ def add_shared(app: typer.Typer, kind: Kind) -> None:
         if isinstance(record, ElasticRecord):
             facts |= {"buffered": buffered}
         if as_json:
-            print_json(data=facts | {"members": [fields_of(one) for one in members]})
+            print_document(facts | {"members": [fields_of(one) for one in members]})
             return
         _show_facts(facts)
         if members:
@@ -81,9 +82,9 @@ def add_shared(app: typer.Typer, kind: Kind) -> None:
         """Delete a group; its members end. What the stream holds stays."""
         confirm(f"Delete {run_async(_doomed(nats, kind, stream, group))}?", force=force)
         left = run_async(_delete(nats, kind, stream, group))
-        print(f"deleted {group} of {stream}")
+        say(f"deleted {group} of {stream}")
         for one in left:
-            print(f"{one} is not the group's: it is left as it is")
+            say(f"{one} is not the group's: it is left as it is")
 
     @named(app, "member-info", "memberinfo", "minfo")
     @connect.options
@@ -93,17 +94,17 @@ def add_shared(app: typer.Typer, kind: Kind) -> None:
         """Show whether somebody is a member, and whether an instance reads as it."""
         state = run_async(_member(nats, kind, stream, group, member))
         if as_json:
-            print_json(data=fields_of(state))
+            print_document(fields_of(state))
             return
         has = f"partitions {_numbers(state.partitions)}" if state.partitions else "no partition"
-        print(f"{member} is {'a member' if state.listed else 'not a member'} of {group}; {has}; {_activity(state)}")
+        say(f"{member} is {'a member' if state.listed else 'not a member'} of {group}; {has}; {_activity(state)}")
 
     @named(app, "step-down", "stepdown", "sd")
     @connect.options
     def step_down(*, nats: dict[str, Any], stream: Stream, group: Group, member: Member) -> None:
         """Have another instance of a member take over; one that is alone stays."""
         run_async(_step_down(nats, kind, stream, group, member))
-        print(f"the instance of {member} that is pinned was asked to step down")
+        say(f"the instance of {member} that is pinned was asked to step down")
 
 
 def admin_of(natty: Natty, kind: Kind, stream: str, group: str) -> Admin:
@@ -130,7 +131,7 @@ def show_record(kind: Kind, stream: str, group: str, record: Record, as_json: bo
     """Print a group that was just made."""
     facts = {"stream": stream, "group": group, "kind": kind, **facts_of(record)}
     if as_json:
-        print_json(data=facts | {"members": list(record.member_names)})
+        print_document(facts | {"members": list(record.member_names)})
     else:
         _show_facts(facts | {"members": ", ".join(record.member_names) or "none yet"})
 
@@ -180,7 +181,7 @@ def _activity(state: MemberState) -> str:
 def _show_facts(facts: dict[str, Any]) -> None:
     table = Table(show_header=False, box=None)
     for name, value in facts.items():
-        table.add_row(f"{name.replace('_', ' ')}:", _fact(name, value))
+        table.add_row(*cells(f"{name.replace('_', ' ')}:", _fact(name, value)))
     Console(markup=False, highlight=False).print(table)
 
 
@@ -204,7 +205,7 @@ def _show_members(members: list[MemberState]) -> None:
     for one in members:
         active = "yes" if one.active else "no"
         counts = map(str, (one.waiting, one.unacked, one.pending)) if one.exists else "---"
-        table.add_row(one.name, _numbers(one.partitions) or "none", active, one.pinned or "-", *counts)
+        table.add_row(*cells(one.name, _numbers(one.partitions) or "none", active, one.pinned or "-", *counts))
     Console(markup=False, highlight=False).print(table)
 
 

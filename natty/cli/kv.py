@@ -19,6 +19,8 @@ from natty.cli import connect
 from natty.cli.ask import confirm, seconds
 from natty.cli.run import run_async
 from natty.cli.stream_flags import document_of
+from natty.cli.tables import cells
+from natty.cli.terminal import json_text, say, write
 from natty.errors import KeyNotFoundError
 from natty.kv import Entry, Gone, PictureComplete, list_buckets
 
@@ -131,12 +133,12 @@ def get(
     """Print a key's value. Exit status 1 if there is none."""
     entry = run_async(_get(nats, bucket, key, revision))
     if raw:
-        sys.stdout.buffer.write(entry.value)
+        write(entry.value)
     elif as_json:
         print(_json(bucket, entry))
     else:
-        print(f"{bucket} > {key}, revision {entry.revision}, {_time(entry)}\n", flush=True)
-        sys.stdout.buffer.write(entry.value + b"\n")
+        say(f"{bucket} > {key}, revision {entry.revision}, {_time(entry)}", "")
+        write(entry.value + b"\n")
 
 
 @app.command()
@@ -205,7 +207,7 @@ def delete(
     whole = f"bucket {bucket} with {status['values']} values"
     confirm(f"Delete {f'key {key} of bucket {bucket}' if key else whole}?", force=force)
     run_async(_delete(nats, bucket, key, revision))
-    print(f"deleted {key} of {bucket}" if key else f"deleted {bucket}")
+    say(f"deleted {key} of {bucket}" if key else f"deleted {bucket}")
 
 
 @app.command()
@@ -217,7 +219,7 @@ def purge(
     run_async(_status(nats, bucket))
     confirm(f"Delete key {key} of bucket {bucket} with its history?", force=force)
     run_async(_purge(nats, bucket, key, revision))
-    print(f"purged {key} of {bucket}")
+    say(f"purged {key} of {bucket}")
 
 
 @app.command()
@@ -231,7 +233,7 @@ def history(*, nats: dict[str, Any], bucket: BucketName, key: Key, as_json: Json
     table = Table("revision", "operation", "time", "bytes", "value", box=None)
     for event in story:
         size = str(len(event.value)) if isinstance(event, Entry) else ""
-        table.add_row(str(event.revision), _operation(event), _time(event), size, _text(event))
+        table.add_row(*cells(str(event.revision), _operation(event), _time(event), size, _text(event)))
     Console(markup=False, highlight=False).print(table)
 
 
@@ -337,7 +339,7 @@ async def _watch(
                     print(f"{event.keys} keys; watching {name}", file=sys.stderr, flush=True)
                     continue
                 line = f"[{_time(event)}] {_operation(event)} {name} > {event.key}: {_text(event)}"
-                print(_json(name, event) if as_json else line, flush=True)
+                say(_json(name, event) if as_json else line)
                 shown += 1
                 if shown == count:
                     return
@@ -349,9 +351,9 @@ def _value(given: str | None) -> bytes:
 
 def _show_lines(lines: list[Any], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(lines, ensure_ascii=False))
+        print(json_text(lines))
     else:
-        print(*lines, sep="\n", end="\n" if lines else "")
+        say(*lines)
 
 
 def _show_revision(revision: int, as_json: bool) -> None:
@@ -360,11 +362,11 @@ def _show_revision(revision: int, as_json: bool) -> None:
 
 def _show_status(status: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(status, ensure_ascii=False))
+        print(json_text(status))
         return
     table = Table(show_header=False, box=None)
     for name, value in status.items():
-        table.add_row(f"{name}:", str(value))
+        table.add_row(*cells(f"{name}:", str(value)))
     Console(markup=False, highlight=False).print(table)
 
 
@@ -394,4 +396,4 @@ def _fields(bucket: str, event: Entry | Gone) -> dict[str, Any]:
 
 
 def _json(bucket: str, event: Entry | Gone) -> str:
-    return json.dumps(_fields(bucket, event), ensure_ascii=False)
+    return json_text(_fields(bucket, event))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 from contextlib import aclosing
@@ -13,13 +12,14 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich import print_json
 from rich.console import Console
 from rich.table import Table
 
 from natty import ConfigError, Election, LeadershipLost, Natty
 from natty.cli import connect
 from natty.cli.run import run_async
+from natty.cli.tables import cells, print_document
+from natty.cli.terminal import json_text, say
 from natty.leader import BUCKET, TermNote, elections, leadership, trail
 from natty.leader.options import LEASE
 from natty.leader.process import Program
@@ -47,11 +47,11 @@ def ls(*, nats: dict[str, Any], bucket: InBucket = BUCKET, as_json: Json = False
     """List elections, and who leads each, as last written."""
     found = run_async(_ls(nats, bucket))
     if as_json:
-        print_json(data=found)
+        print_document(found)
         return
     table = Table("election", "leader", "token", "since")
     for one in found:
-        table.add_row(one["election"], one["node"] or "nobody", str(one["token"] or ""), one["since"][:19])
+        table.add_row(*cells(one["election"], one["node"] or "nobody", str(one["token"] or ""), one["since"][:19]))
     Console().print(table if found else f"there was never an election in bucket {bucket}")
 
 
@@ -80,11 +80,11 @@ def show(
     leader, notes = run_async(_show(nats, name, bucket, terms))
     if as_json:
         shown: dict[str, Any] = {"election": name, "leader": leader}
-        print_json(data=shown | ({"terms": [msgspec.to_builtins(note) for note in notes]} if terms else {}))
+        print_document(shown | ({"terms": [msgspec.to_builtins(note) for note in notes]} if terms else {}))
         return
-    print(f"{leader} leads {name}" if leader else f"nobody leads {name}")
+    say(f"{leader} leads {name}" if leader else f"nobody leads {name}")
     for note in notes:
-        print(_told(note))
+        say(_told(note))
 
 
 def _told(note: TermNote) -> str:
@@ -123,10 +123,10 @@ async def _watch(settings: dict[str, Any], name: str, bucket: str, as_json: bool
         async for now in seen:
             when = datetime.now(UTC).isoformat(timespec="milliseconds")
             if as_json:
-                print(json.dumps({"time": when, "election": name, **asdict(now)}), flush=True)
+                say(json_text({"time": when, "election": name, **asdict(now)}))
             else:
                 leads = f"{now.node} leads {name}, token {now.token}" if now else f"nobody leads {name}"
-                print(f"{when}  {leads}", flush=True)
+                say(f"{when}  {leads}")
 
 
 @app.command("step-down")
@@ -140,7 +140,7 @@ def step_down(
 ) -> None:
     """Ask the leader to leave office."""
     asked = run_async(_step_down(nats, name, to, bucket))
-    print(f"{asked} was asked to leave office" if asked else f"nobody leads {name}")
+    say(f"{asked} was asked to leave office" if asked else f"nobody leads {name}")
 
 
 async def _step_down(settings: dict[str, Any], name: str, to: str, bucket: str) -> str:

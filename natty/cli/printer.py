@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from natty.cli.show import Form, message_text
+from natty.cli.terminal import escaped
 from natty.message import RawMessage
 
 BUFFER_BYTES = 32 * 1024 * 1024  # of messages that wait to be printed
@@ -31,7 +32,7 @@ class Printer:
 
     def __init__(self, form: Form, count: int | None = None) -> None:
         self.arrived = self.dropped = self.printed = 0
-        self._form = form
+        self._form, self._terminal = form, sys.stdout.isatty()
         self._left = math.inf if count is None else count
         self._waiting: queue.SimpleQueue[tuple[int, RawMessage] | None] = queue.SimpleQueue()
         self._bytes_in = self._bytes_out = 0  # counted by the event loop, and by the thread
@@ -115,7 +116,8 @@ class Printer:
                 number, raw = entry
                 lines.append(message_text(number, raw, self._form))
                 size += _size(raw)
-        _write(sys.stdout.fileno(), b"".join(lines))
+        data = b"".join(lines)
+        _write(sys.stdout.fileno(), escaped(data) if self._terminal else data)
         self.printed += len(lines)
         self._bytes_out += size
         return more

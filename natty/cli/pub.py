@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
@@ -17,6 +16,7 @@ from natty.cli import connect
 from natty.cli.ask import headers_of, lines_of_stdin, seconds
 from natty.cli.run import run_async
 from natty.cli.show import fields_of
+from natty.cli.terminal import json_text, say, write
 from natty.errors import PublishError
 from natty.message import Headers, check_subject, encode_headers
 
@@ -77,9 +77,9 @@ def request(
     """Send a request and print the answer's payload; with --json its headers too, and how long it took."""
     answer = run_async(_request(nats, subject, body.encode(), headers_of(header or []), timeout))
     if as_json:
-        print(json.dumps(answer[1], ensure_ascii=False))
+        say(json_text(answer[1]))
     else:
-        sys.stdout.buffer.write(answer[0] + b"\n")
+        write(answer[0] + b"\n")
 
 
 async def _repeated(body: bytes, count: int) -> AsyncIterator[bytes]:

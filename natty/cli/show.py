@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import base64
-import json
-import sys
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
+from natty.cli.terminal import json_text, write
 from natty.jetstream import StoredMessage
 from natty.message import Message, RawMessage, parse_headers
+from natty.text import decode, encode
 
 
 class Form(StrEnum):
@@ -28,8 +28,7 @@ def form_of(*, as_json: bool, raw: bool) -> Form:
 
 def show_message(number: int, raw: RawMessage, form: Form, *, stored: bool = False) -> None:
     """Print one message at once; with `stored`, say where in which stream it is."""
-    sys.stdout.buffer.write(message_text(number, raw, form, stored=stored))
-    sys.stdout.buffer.flush()
+    write(message_text(number, raw, form, stored=stored))
 
 
 def message_text(number: int, raw: RawMessage, form: Form, *, stored: bool = False) -> bytes:
@@ -38,13 +37,13 @@ def message_text(number: int, raw: RawMessage, form: Form, *, stored: bool = Fal
     if form is Form.RAW:
         return raw[3] + b"\n"
     if form is Form.JSON:
-        return json.dumps(fields_of(raw) | place, ensure_ascii=False).encode() + b"\n"
+        return json_text(fields_of(raw) | place).encode() + b"\n"
     return _text(number, raw, place)
 
 
 def fields_of(raw: RawMessage) -> dict[str, Any]:
     """Return a message for JSON: its data as text, or in base64 as `data_base64` if it is none."""
-    return {"subject": raw[0].decode()} | _content(raw[2], raw[3])
+    return {"subject": decode(raw[0])} | _content(raw[2], raw[3])
 
 
 def stored_fields(stream: str, message: StoredMessage) -> dict[str, Any]:
@@ -80,10 +79,10 @@ def _text(number: int, raw: RawMessage, place: dict[str, Any]) -> bytes:
     where = f" from {place['stream']}, sequence {place['sequence']}, {place['time']}" if place else ""
     if place and place["deliveries"] > 1:
         where += f", delivery {place['deliveries']}"
-    head = _lines([f'[#{number}] Received on "{raw[0].decode()}"{where}'], raw[2])
+    head = _lines([f'[#{number}] Received on "{decode(raw[0])}"{where}'], raw[2])
     return head + b"\n\n" + raw[3] + b"\n\n" if raw[2] else head + b"\n" + raw[3] + b"\n\n"
 
 
 def _lines(head: list[str], header_block: bytes) -> bytes:
     headers = [f"{name}: {value}" for name, values in parse_headers(header_block).items() for value in values]
-    return "\n".join(head + headers).encode("utf-8", "surrogateescape")
+    return encode("\n".join(line.replace("\n", "\\n") for line in head + headers))

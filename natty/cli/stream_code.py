@@ -13,6 +13,7 @@ from natty.cli import connect
 from natty.cli.ask import confirm
 from natty.cli.run import run_async
 from natty.cli.tables import print_document
+from natty.cli.terminal import say
 from natty.errors import StreamExistsError
 from natty.stream import Declared, Plan, Risk, load_streams, plan_consumer, plan_stream
 
@@ -93,8 +94,8 @@ def show_plans(plans: list[Plan], as_json: bool, *, making: str) -> None:
         return
     for plan in plans:
         if plan.missing:
-            print(f"+ {plan.name}: {making}")
+            say(f"+ {plan.name}: {making}")
         elif plan.settled:
-            print(f"= {plan.name}")
+            say(f"= {plan.name}")
         for one in plan.changes:
-            print(f"{SIGNS[one.risk]} {plan.name}: {one}")
+            say(f"{SIGNS[one.risk]} {plan.name}: {one}")

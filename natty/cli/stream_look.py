@@ -14,6 +14,7 @@ from natty.cli import connect
 from natty.cli.choose import StreamName, stream_of
 from natty.cli.run import run_async
 from natty.cli.tables import Json, print_document, print_facts, print_table
+from natty.cli.terminal import say
 from natty.stream import NANOSECONDS
 from natty.stream.listing import Listing, all_streams, stream_names
 from natty.stream.nearest import naming_nearest
@@ -35,7 +36,7 @@ def ls(
     """List the streams."""
     if names:
         found = run_async(_names(nats, subject, by_size=size_sort))
-        print_document(found) if as_json else print("".join(f"{one}\n" for one in found), end="")
+        print_document(found) if as_json else say(*found)
         return
     listing = run_async(_list(nats, subject, by_size=size_sort))
     if as_json:

@@ -19,6 +19,7 @@ from natty.cli.stream_code import EXIT_PENDING, show_plans
 from natty.cli.stream_flags import limit, nanoseconds, retention, settings, size_limit, storage, subjects_of
 from natty.cli.stream_look import read_info, show_info
 from natty.cli.tables import Json, print_document
+from natty.cli.terminal import say
 from natty.errors import ConfigError, StreamExistsError
 from natty.stream import Plan, Risk, check_name
 from natty.stream.document import check, complaints, copied, load_document
@@ -111,7 +112,7 @@ def edit(
     if as_json:
         print_document(found)
     else:
-        print(f"changed {document['name']}")
+        say(f"changed {document['name']}")
 
 
 @connect.options
@@ -143,13 +144,13 @@ def rm(*, nats: dict[str, Any], name: StreamName = None, force: Force = False) -
     state = run_async(read_info(nats, name))["state"]
     confirm(f"Delete stream {name} with {state['messages']} messages?", force=force)
     run_async(_delete(nats, name))
-    print(f"deleted {name}")
+    say(f"deleted {name}")
 
 
 def show_made(name: str, made: bool, found: dict[str, Any], *, as_json: bool) -> None:
     """Print a stream that was just made, or was there already in just this way."""
     if not as_json:
-        print(f"stream {name} was made" if made else f"stream {name} is there already, as it was asked for")
+        say(f"stream {name} was made" if made else f"stream {name} is there already, as it was asked for")
     show_info(found, as_json=as_json)
 
 

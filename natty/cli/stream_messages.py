@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +13,7 @@ from natty.cli.choose import StreamName, stream_of
 from natty.cli.run import run_async
 from natty.cli.show import stored_fields, stored_text
 from natty.cli.tables import Json, print_document
+from natty.cli.terminal import say, write
 from natty.errors import ConfigError
 from natty.jetstream import StoredMessage
 from natty.stream.admin import check_purge, delete_message, message, purge
@@ -56,7 +56,7 @@ def purge_messages(
     if as_json:
         print_document({"stream": name, "purged": purged})
     else:
-        print(f"purged {_counted(purged)} of stream {name}")
+        say(f"purged {_counted(purged)} of stream {name}")
 
 
 @connect.options
@@ -81,7 +81,7 @@ def rm_msg(
     if as_json:
         print_document({"stream": name, "sequence": sequence, "deleted": deleted})
     else:
-        print(f"deleted {what}" if deleted else f"message {sequence} of stream {name} was gone already")
+        say(f"deleted {what}" if deleted else f"message {sequence} of stream {name} was gone already")
 
 
 @connect.options
@@ -106,8 +106,7 @@ def get(
     if as_json:
         print_document(stored_fields(name, found))
         return
-    sys.stdout.buffer.write(found.data + b"\n" if raw else stored_text(name, found))
-    sys.stdout.buffer.flush()
+    write(found.data + b"\n" if raw else stored_text(name, found))
 
 
 def _question(name: str, state: dict[str, Any], subject: str, seq: int, keep: int) -> str:

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich import print_json
 
 from natty import Natty
 from natty.cli import connect
@@ -14,7 +13,8 @@ from natty.cli.ask import confirm, needed
 from natty.cli.choose import stream_of
 from natty.cli.run import run_async
 from natty.cli.stream_flags import settings
-from natty.cli.tables import print_facts, print_table
+from natty.cli.tables import print_document, print_facts, print_table
+from natty.cli.terminal import say
 from natty.errors import ConfigError
 from natty.stream.mirror import Copying, Origin, copies, copying, create_mirror, create_sourced, promote
 from natty.stream.nearest import naming_nearest
@@ -112,7 +112,7 @@ def ls(*, nats: dict[str, Any], as_json: Json = False) -> None:
     """List mirrors and gathering streams: how far each is behind, and whether its origin is heard."""
     found = run_async(_ls(nats))
     if as_json:
-        print_json(data=msgspec.to_builtins(found))
+        print_document(msgspec.to_builtins(found))
     elif found:
         print_table(
             ["stream", "kind", "origin", "state", ">lag", ">heard"],
@@ -136,7 +136,7 @@ def info(
     if not found:
         raise ConfigError(f"stream {name} is no mirror and gathers from none; `natty stream mirror ls` shows those")
     if as_json:
-        print_json(data={"copying": msgspec.to_builtins(found), "state": state})
+        print_document({"copying": msgspec.to_builtins(found), "state": state})
         return
     for one in found:
         print_facts(
@@ -169,9 +169,9 @@ def promote_(
     confirm(f"Cut {name} off from its origin for ever and let it take its place?", force=force)
     config = run_async(_promote(nats, name, subject or [], force))
     if as_json:
-        print_json(data=config)
+        print_document(config)
     else:
-        print(f"{name} is a stream of its own now, on {', '.join(config['subjects'])}")
+        say(f"{name} is a stream of its own now, on {', '.join(config['subjects'])}")
 
 
 async def _add(nats: dict[str, Any], name: str, origin: Origin, wanted: dict[str, Any]) -> dict[str, Any]:
@@ -202,11 +202,11 @@ async def _promote(nats: dict[str, Any], name: str, subjects: list[str], force: 
 
 def _made(config: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        print_json(data=config)
+        print_document(config)
         return
     origins = [one["name"] for one in (config.get("sources") or [config.get("mirror")])]
     how = "mirrors" if config.get("mirror") else "gathers from"
-    print(f"{config['name']} {how} {', '.join(origins)}")
+    say(f"{config['name']} {how} {', '.join(origins)}")
 
 
 def _transform(text: str) -> tuple[str, str]:

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich import print_json
 
 from natty import Natty
 from natty.cli import connect
 from natty.cli.ask import confirm, needed
 from natty.cli.run import run_async
 from natty.cli.stream_flags import settings
-from natty.cli.tables import print_facts, print_table
+from natty.cli.tables import print_document, print_facts, print_table
+from natty.cli.terminal import say
 from natty.errors import ConfigError
 from natty.leader.options import LEASE
 from natty.shutdown import stopped_by_signals
@@ -71,9 +71,9 @@ def add(
     options = {"subject": subject, "stream": stream, "max_streams": max_streams, "max_waiting": max_waiting}
     made = run_async(_add(nats, name, options, wanted))
     if as_json:
-        print_json(data=msgspec.to_builtins(made))
+        print_document(msgspec.to_builtins(made))
     else:
-        print(f"{made.subject} goes to streams {made.stream}; `natty stream template run` makes them")
+        say(f"{made.subject} goes to streams {made.stream}; `natty stream template run` makes them")
 
 
 @app.command()
@@ -82,9 +82,9 @@ def edit(*, nats: dict[str, Any], name: Name, max_streams: MaxStreams, as_json: 
     """Change how many streams a template may make."""
     changed = run_async(_edit(nats, name, max_streams))
     if as_json:
-        print_json(data=msgspec.to_builtins(changed))
+        print_document(msgspec.to_builtins(changed))
     else:
-        print(f"template {name} may make {changed.max_streams} streams")
+        say(f"template {name} may make {changed.max_streams} streams")
 
 
 @app.command()
@@ -93,7 +93,7 @@ def ls(*, nats: dict[str, Any], as_json: Json = False) -> None:
     """List the templates."""
     found = run_async(_ls(nats))
     if as_json:
-        print_json(data=msgspec.to_builtins(found))
+        print_document(msgspec.to_builtins(found))
     elif found:
         columns = ["template", "subject", "streams", ">max streams", "intake"]
         print_table(columns, [[one.name, one.subject, one.stream, one.max_streams, one.intake] for one in found])
@@ -107,7 +107,7 @@ def info(*, nats: dict[str, Any], name: Name, as_json: Json = False) -> None:
     """Show a template: its streams, what waits without one and why, and who makes them."""
     standing = run_async(_info(nats, name))
     if as_json:
-        print_json(data=msgspec.to_builtins(standing))
+        print_document(msgspec.to_builtins(standing))
         return
     template = standing.template
     print_facts(
@@ -137,7 +137,7 @@ def rm(
     """Remove a template. Its streams stay, and take their own subjects from now on."""
     confirm(f"Remove template {name}? Its streams stay.", force=force)
     streams = run_async(_rm(nats, name, force))
-    print(f"removed {name}; {len(streams)} streams take their own subjects now")
+    say(f"removed {name}; {len(streams)} streams take their own subjects now")
 
 
 @app.command()

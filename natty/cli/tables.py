@@ -43,6 +43,11 @@ def print_facts(title: str, facts: Iterable[tuple[str, Any]]) -> None:
     say(title, *(f"  {name:>{width}}: {printable(value)}" for name, value in shown))
 
 
+def cells(*values: Any) -> list[Text]:
+    """Return the cells of a row of rich's, in which nothing is markup and control characters are escaped."""
+    return [Text(printable(str(value))) for value in values]
+
+
 def print_document(data: Any) -> None:
     """Print JSON, in colours on a terminal if it is not too long."""
     text, console = json_text(data, indent=2), Console()

@@ -23,6 +23,8 @@ def printable(text: str, also: str = "") -> str:
 
 def say(*lines: str) -> None:
     """Print lines for people on standard output; a line break inside one of them is escaped at a terminal."""
+    if not lines:
+        return
     if sys.stdout.isatty():
         print(*(printable(line, also="\t") for line in lines), sep="\n", flush=True)
     else:
@@ -32,11 +34,16 @@ def say(*lines: str) -> None:
 def write(data: bytes) -> None:
     """Write bytes to standard output: as they are, but at a terminal as text that it can't act on."""
     if sys.stdout.isatty():
-        print(printable(decode(data), also="\n\t"), end="", flush=True)
+        print(escaped(data).decode(), end="", flush=True)
     else:
         sys.stdout.flush()
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
+
+
+def escaped(data: bytes) -> bytes:
+    """Return bytes as UTF-8 that a terminal can't act on; line breaks and tabs stay."""
+    return printable(decode(data), also="\n\t").encode()
 
 
 def json_text(data: Any, *, indent: int | None = None, default: Callable[[Any], Any] | None = None) -> str:
