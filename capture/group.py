@@ -83,11 +83,15 @@ class Position:
 
     @classmethod
     def of(cls, states: Sequence[Mapping[str, Any]]) -> Position:
-        """Return it for what the server says of these consumers, one at least. Who lacks nothing holds up nobody."""
+        """Return it for what the server says of these consumers, one at least. Who lacks nothing holds up nobody.
+
+        A consumer that has nothing pending may still say 0 as its ack floor, after a purge: what it has delivered is
+        settled then.
+        """
 
         def furthest(where: str, *behind: str) -> int:
-            positions = [(one[where]["stream_seq"], any(one[what] for what in behind)) for one in states]
-            return int(min((at for at, lacks in positions if lacks), default=max(at for at, _ in positions)))
+            waiting = [one[where]["stream_seq"] for one in states if any(one[what] for what in behind)]
+            return int(min(waiting, default=max(one["delivered"]["stream_seq"] for one in states)))
 
         return cls(
             floor=furthest("ack_floor", "num_pending", "num_ack_pending"),

@@ -20,6 +20,7 @@ from capture.config import CaptureConfig
 from capture.coverage import Coverage, coverage
 from capture.errors import CaptureError, Fenced, NotSwept
 from capture.head import COMPACTION, RECORDING, SWEEP, TermHead
+from capture.heal import Healer, StoreMessages, held_since
 from capture.merging import Engine
 from capture.picture import Picture
 from capture.planning import Policy
@@ -121,6 +122,8 @@ class Duty:
     spark_log: Path | None = None
     can_compact: bool = False
     failing: dict[str, str] = field(default_factory=dict)
+    store_messages: StoreMessages | None = None  # as this node stores what it reads
+    elapsed: Callable[[], float] = time.monotonic
 
     @property
     def location(self) -> str:
@@ -263,6 +266,14 @@ class Sweeps:
         self._streams = {duty.config.stream}
         self._covered: dict[tuple[int, int], dict[str, Coverage]] = {}  # of the last manifest and table
         self._told: set[str] = set()
+        self._healer = Healer(
+            duty.natty,
+            duty.config,
+            duty.store_messages,
+            check=term.check,
+            held_since=partial(held_since, self._board, duty.elapsed),
+            elapsed=duty.elapsed,
+        )
 
     def __repr__(self) -> str:
         return f"Sweeps({self._term!r})"
@@ -309,16 +320,16 @@ class Sweeps:
         return report
 
     async def _captured(self, report: SweepReport, progress: list[Progress]) -> list[StreamState]:
-        """Return how far each stream is captured, as far as the server said."""
-        natty, picture = self._duty.natty, picture_of(report)
+        """Return how far each stream is captured, as far as the server said. Store what no node has stored."""
+        picture = picture_of(report)
         if picture.manifest.of_table > picture.table.number:  # what the sweep was told of the table lags behind
-            return [await one.covered(natty, None) for one in progress]
+            return [one.state(None, None) for one in progress]
         numbers = picture.manifest.number, picture.table.number
         if numbers not in self._covered:
             self._covered = {numbers: coverage([*picture.blocks, *picture.files], picture.removed)}
         covered = self._covered[numbers]
         self._streams |= set(covered)
-        return [await one.covered(natty, covered.get(one.stream, Coverage())) for one in progress]
+        return [await self._healer.state(one, covered.get(one.stream, Coverage())) for one in progress]
 
     async def _publish(self, state: ArchiveState) -> list[str]:
         """Publish the state; return what went wrong with that."""
@@ -336,7 +347,7 @@ class Sweeps:
             log.info(text, self._duty.node, adopted, expired, extra={"action": "swept"})
         errors = [*report.unreadable, *(f"{path} is named by an entry and missing" for path in report.dangling)]
         errors += [missing for one in streams if (missing := one.missing_sentence())]
-        notes = [gaps for one in streams if (gaps := one.gaps_sentence())]
+        notes = [note for one in streams for note in (one.gaps_sentence(), one.awaited_sentence()) if note]
         for level, sentences in ((logging.ERROR, errors), (logging.WARNING, unpublished), (logging.INFO, notes)):
             for sentence in sentences:
                 if sentence not in self._told:

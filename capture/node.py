@@ -5,12 +5,13 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterable, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-from capture.commit import CommitOptions, Committer, going_on
+from capture.block import OpenBlocks
+from capture.commit import Acknowledger, CommitOptions, Committer, going_on
 from capture.config import CaptureConfig
 from capture.decoders import decoder
 from capture.durable import TOGETHER, Durable, prepare
@@ -35,7 +36,7 @@ from capture.stores import Store, open_store
 from capture.summary import read_backlog, summarise
 from capture.underway import UnderWay
 from capture.writers import writer
-from natty import Election, Natty, NattyError, Term, UnsupportedError
+from natty import Batch, Election, Natty, NattyError, Term, UnsupportedError
 from natty.background import keep_up
 from natty.leader import default_node_name
 
@@ -72,6 +73,7 @@ class Node:
         self._layout = layout(config.layout)
         self._blocks = ChangingBlocks(config.block_limits(), config.buffers.spill())
         self._duty: Duty | None = None
+        self._completions: Hook | None = None  # where the user's hook is told of them
         self._settled = 0  # messages that were stored, or handed back before it was told to stop
         self._unstored = 0  # the rest of what was read by then
         self._under_way = UnderWay()
@@ -167,22 +169,9 @@ class Node:
 
     async def _capture(self, natty: Natty, durables: list[Durable]) -> None:
         config = self.config
-        options = CommitOptions(
-            node=self.name,
-            interval=config.limits.interval,
-            give_up=config.sweep.grace / 2,
-            attempts=config.store_attempts,
-            redeliver_after=config.redeliver_after,
-        )
         told = Hook(self._hook) if self._hook else contextlib.nullcontext()
-        async with told as hook, self.start.entered(lambda: self._source(natty, durables)) as source:
-
-            def completed(completion: Completion) -> None:
-                self._count(completion)
-                if hook:
-                    hook(completion)
-
-            committer = Committer(self.store, self.writer, source, options, layout=self._layout, on_complete=completed)
+        async with told as self._completions, self.start.entered(lambda: self._source(natty, durables)) as source:
+            committer = self._committer(source, self._settle)
             commit = committer.commit if config.on_store_failure == "stop" else going_on(committer.commit)
             watched = self._under_way.watched(commit)
 
@@ -198,6 +187,35 @@ class Node:
                     await capture(source, self._decode, self._partition, self._blocks, watched, slots=config.slots)
             finally:
                 self._unstored = source.read - self._settled if self._stopping.told else 0
+
+    def _committer(self, acknowledger: Acknowledger, completed: Callable[[Completion], None]) -> Committer:
+        """Return what stores blocks as configured; `completed` is called, and then the user's hook."""
+        config = self.config
+        options = CommitOptions(
+            node=self.name,
+            interval=config.limits.interval,
+            give_up=config.sweep.grace / 2,
+            attempts=config.store_attempts,
+            redeliver_after=config.redeliver_after,
+        )
+
+        def on_complete(completion: Completion) -> None:
+            completed(completion)
+            if self._completions:
+                self._completions(completion)
+
+        return Committer(self.store, self.writer, acknowledger, options, layout=self._layout, on_complete=on_complete)
+
+    async def _store_messages(self, messages: AsyncIterable[Batch], acknowledger: Acknowledger) -> None:
+        """Store what the sweep's leader has read, as what is delivered is stored. StoreError."""
+
+        def completed(completion: Completion) -> None:
+            self._count(completion)
+            if completion.error is None:
+                self.stored["healed"] += completion.count
+
+        blocks, commit = OpenBlocks(self._blocks.limits), self._committer(acknowledger, completed).commit
+        await capture(messages, self._decode, self._partition, blocks, commit, slots=self.config.slots)
 
     def _source(self, natty: Natty, durables: list[Durable]) -> AbstractAsyncContextManager[Source | GroupSource]:
         config = self.config
@@ -221,6 +239,9 @@ class Node:
                 self.stored[UNDECODABLE] += completion.count
         else:
             self.stored.update(failures=1, handed_back=completion.count)
+
+    def _settle(self, completion: Completion) -> None:
+        self._count(completion)
         if completion.error is None or not self._stopping.told:
             self._settled += completion.count
 
@@ -256,6 +277,7 @@ class Node:
         config = self.config
         spark_log = Path(config.log) / f"spark-{self.name}.log" if config.log else None
         duty = self._duty = Duty(natty, self.store, config, self.name, spark_log=spark_log)
+        duty.store_messages = self._store_messages
         offices = [(SWEEP.election(config.name), config.lease, duty.sweep)]
         if reason := await asyncio.to_thread(unavailable, config.spark.options()):
             log.warning(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from capture.asked import read_records
+from capture.asked import Asked, read_records
 from capture.config import CaptureConfig
 from capture.coverage import Coverage
 from capture.sequences import Sequences
@@ -16,7 +16,22 @@ from capture.summary import Backlog, read_backlog
 from natty import Natty, NattyError
 from natty.stream import stream_state
 
+LONGEST_SET = 64 << 10  # bytes of a set of sequences that is published: a key's value is a message
+
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Acknowledged messages that the stream has and no object: what nodes may still store, and what is missing.
+
+    `remedy` says what becomes of the missing ones; `healed` were stored by the sweep since its leader began.
+    """
+
+    awaited: Sequences = field(default_factory=Sequences)
+    missing: Sequences = field(default_factory=Sequences)
+    remedy: str = ""
+    healed: int = 0
 
 
 @dataclass(frozen=True)
@@ -28,16 +43,38 @@ class Progress:
     last: int
     now: float
     backlog: Backlog
-    begin: int | None  # the sequence that the first durable began with, if that was recorded
-    whole: bool  # whether messages of all subjects were to be captured, always
+    asked: list[Asked]  # what was recorded of its durables
+    work_queue: bool = False
 
-    async def covered(self, natty: Natty, found: Coverage | None) -> StreamState:
-        """Return how far the stream is captured. `found` is what is held of it; None: it can't be told this time."""
-        known = found or Coverage()
-        first = None if self.begin is None else max(1, self.first, self.begin)
-        gaps = found.gaps(self.backlog.acked, first) if found else Sequences()
-        missing = await self._still_there(natty, gaps) if found and self.whole else None
-        oldest = self.backlog.oldest
+    @property
+    def whole(self) -> bool:
+        """Whether messages of all subjects were to be captured, always."""
+        return self.backlog.gets_all and not any(one.filter_subjects for one in self.asked)
+
+    def is_asked(self, sequence: int, subject: str) -> bool:
+        """Tell whether a message was to be captured."""
+        return not self.asked or any(one.start <= sequence and one.takes(subject) for one in self.asked)
+
+    def gaps(self, found: Coverage) -> Sequences:
+        """Return what was acknowledged and is not held: deleted, expired, not asked for, or missing."""
+        begin = min((one.start for one in self.asked), default=None)
+        return found.gaps(self.backlog.acked, None if begin is None else max(1, self.first, begin))
+
+    async def present(self, natty: Natty) -> Sequences | None:
+        """Return what the stream has up to the last acknowledged message; None if the server does not say."""
+        try:
+            state = await stream_state(natty.jetstream, self.stream, deleted=True)
+        except NattyError as error:
+            log.info("it can't be told what of %s is missing: %s", self.stream, error, extra={"action": "no_progress"})
+            return None
+        there = Sequences.from_range(max(1, state["first_seq"]), min(state["last_seq"], self.backlog.acked))
+        return there - Sequences.from_iterable(state.get("deleted") or ())
+
+    def state(self, found: Coverage | None, missing: Missing | None) -> StreamState:
+        """Return how far the stream is captured. None: what is held, or missing, can't be told this time."""
+        known, oldest = found or Coverage(), self.backlog.oldest
+        gaps = self.gaps(found) if found else Sequences()
+        lacks = missing or Missing()
         return StreamState(
             stream=self.stream,
             first=self.first,
@@ -51,21 +88,15 @@ class Progress:
             removed=len(known.removed - known.held),
             gaps=len(gaps),
             gaps_are=gaps.describe() if gaps else "",
-            missing=None if missing is None else len(missing),
-            missing_are=missing.describe() if missing else "",
+            missing=None if missing is None else len(missing.missing),
+            missing_are=lacks.missing.describe() if lacks.missing else "",
+            remedy=lacks.remedy,
+            awaited=len(lacks.awaited),
+            awaited_are=lacks.awaited.describe() if lacks.awaited else "",
+            awaited_set=text if len(text := lacks.awaited.to_text()) <= LONGEST_SET else "",
+            ack_wait=self.backlog.ack_wait,
+            healed=lacks.healed,
         )
-
-    async def _still_there(self, natty: Natty, gaps: Sequences) -> Sequences | None:
-        """Return which of these the stream has: acknowledged, not stored, and neither deleted nor expired."""
-        if not gaps:
-            return gaps
-        try:
-            state = await stream_state(natty.jetstream, self.stream, deleted=True)
-        except NattyError as error:
-            log.info("it can't be told what of %s is missing: %s", self.stream, error, extra={"action": "no_progress"})
-            return None
-        there = Sequences.from_range(max(1, state["first_seq"]), state["last_seq"])
-        return (gaps & there) - Sequences.from_iterable(state.get("deleted") or ())
 
 
 async def read_progress(natty: Natty, store: Store, stream: str, config: CaptureConfig) -> Progress | None:
@@ -79,13 +110,13 @@ async def read_progress(natty: Natty, store: Store, stream: str, config: Capture
     except NattyError as error:
         log.info("it can't be told how far %s is captured: %s", stream, error, extra={"action": "no_progress"})
         return None
-    state, asked = info["state"], await read_records(store, stream)
+    state = info["state"]
     return Progress(
         stream,
         first=int(state["first_seq"]),
         last=int(state["last_seq"]),
         now=server_time(info),
         backlog=backlog,
-        begin=min((one.start for one in asked), default=None),
-        whole=backlog.gets_all and not any(one.filter_subjects for one in asked),
+        asked=await read_records(store, stream),
+        work_queue=info["config"]["retention"] == "workqueue",
     )

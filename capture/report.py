@@ -15,6 +15,7 @@ from capture.audit import HeadReaders, audit
 from capture.chain import Head, latest_offline, read
 from capture.config import CaptureConfig
 from capture.errors import CaptureError, ManifestError, NotStored
+from capture.explain import Explained, explain
 from capture.group import Position, consumer_states
 from capture.head import COMPACTION, SWEEP, head_readers
 from capture.identity import Identity, holds_archive, read_claim, require_archive, stream_path
@@ -23,6 +24,7 @@ from capture.picture import Picture, read_picture
 from capture.recording import Recording, resume
 from capture.sequences import Sequences
 from capture.source import stream_info
+from capture.state import server_time
 from capture.stores import Store
 from capture.sweep import read_entries
 from capture.table import Table
@@ -43,7 +45,7 @@ class Check:
 
     `uncompared` says why the stream could not be compared although it was to be; `gone`, that there is no such stream
     any more; `recorded` is when what it was compared with was recorded instead (Unix seconds). `notes` are what else an
-    operator should know.
+    operator should know; `advice` says what becomes of what is missing, or what to do.
     """
 
     verdict: Verdict
@@ -56,6 +58,7 @@ class Check:
     recorded: float = 0.0
     uncompared: str = ""
     notes: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
     checked_at: float = 0.0
     seconds: float = 0.0
 
@@ -64,7 +67,7 @@ class Check:
         """WRONG if something is missing or damaged, else UNCHECKED if something could not be checked, else WELL."""
         if not self.verdict.ok:
             return WRONG
-        return UNCHECKED if self.uncompared or self.verdict.unchecked else WELL
+        return UNCHECKED if self.uncompared or self.verdict.unchecked or self.verdict.awaited else WELL
 
     @property
     def ok(self) -> bool:
@@ -85,7 +88,7 @@ class Check:
             said.append("checksums were not checked")
         if self.uncompared:
             said.append(f"the stream could not be compared: {self.uncompared}")
-        return "; ".join([*said, *self.notes])
+        return "; ".join([*said, *self.advice, *self.notes])
 
     def as_dict(self) -> dict[str, object]:
         """Return the verdict for programs: docs/verify.md describes every field."""
@@ -106,6 +109,7 @@ class Check:
             "recorded_at": self.recorded or None,
             "uncompared": self.uncompared,
             "notes": list(self.notes),
+            "advice": list(self.advice),
         }
 
 
@@ -136,8 +140,11 @@ async def check(
     recording = await _recording(store, heads)
     held = await _holdings(live, config, store, deep, on_progress)
     held = replace(held, problems=(*_not_told(held.problems, audited.problems), *audited.problems))
+    unacknowledged = before.waiting if before else 0
+    advice: tuple[str, ...] = ()
     if live and before:
-        verdict = await _compared(live, config, store, held, before, recording)
+        verdict, stored_since, advice = await _compared(live, config, store, held, before, recording)
+        unacknowledged += len(stored_since)
     else:
         if not held.objects and not held.problems and config.stream not in recording.streams:
             await require_archive(store, config.stream)
@@ -148,10 +155,11 @@ async def check(
         stream=config.stream,
         store=store.url,
         deep=deep,
-        unacknowledged=before.waiting if before else 0,
+        unacknowledged=unacknowledged,
         gone=natty is not None and before is None,
         recorded=recording.created if before is None and verdict.asked else 0.0,
         notes=audited.notes,
+        advice=advice,
         checked_at=began,
         seconds=time.time() - began,
     )
@@ -235,11 +243,12 @@ async def _recording(store: Store, heads: HeadReaders | None) -> Recording:
 class Acknowledged:
     """How far capture was when it was asked: all up to `floor` is settled, and `waiting` messages after it are not.
 
-    `last` is the stream's last sequence, asked for before that.
+    `last` is the stream's last sequence, asked for before that, `at` so many Unix seconds by the server's clock.
     """
 
     last: int
     floor: int
+    at: float = 0.0
     waiting: int = 0
     delivered: int | None = None
     acks_delete: bool = False
@@ -273,11 +282,12 @@ async def _acknowledged(natty: Natty, config: CaptureConfig, store: Store) -> Ac
     last, acks_delete = info["state"]["last_seq"], info["config"]["retention"] != "limits"
     states = await consumer_states(natty, config)
     if not states:
-        return Acknowledged(last=last, floor=last, acks_delete=acks_delete)
+        return Acknowledged(last=last, floor=last, at=server_time(info), acks_delete=acks_delete)
     position = Position.of(states)
     return Acknowledged(
         last=last,
         floor=position.floor,
+        at=max(map(server_time, states)),
         waiting=position.pending + position.unacked,
         delivered=position.delivered,
         acks_delete=acks_delete,
@@ -291,18 +301,42 @@ async def _compared(
     held: Holdings,
     before: Acknowledged,
     recording: Recording,
-) -> Verdict:
+) -> tuple[Verdict, Sequences, tuple[str, ...]]:
     """Compare with the stream as it is now: what left it meanwhile is not missing. What seems missing is asked about.
 
-    Was it asked for at all? And did the consumer, perhaps led by another server, know of it when it said how far it is?
+    Was it asked for at all? Did the consumer, perhaps led by another server, know of it when it said how far it is? And
+    what does the sweep's leader say of it? Returns what was stored meanwhile, too, and what to do about the missing.
     """
     verdict = compare(held, await _view(natty, config, before, recording))
     if not (doubted := verdict.missing - held.lost):
-        return verdict
+        return verdict, Sequences(), _advice(held, Explained(), doubted)
     unwanted = await never_asked(natty, store, config.stream, doubted)
     if doubted.last > before.floor and (now := await _acknowledged(natty, config, store)) and now.waiting:
         before = replace(before, waiting=max(1, before.waiting))
-    return compare(held, replace(await _view(natty, config, before, recording), unwanted=unwanted))
+    view = replace(await _view(natty, config, before, recording), unwanted=unwanted)
+    doubted = compare(held, view).missing - held.lost
+    said = await explain(natty, store, config, doubted, before.at) if doubted else Explained()
+    view = replace(await _view(natty, config, before, recording), unwanted=unwanted | said.stored, awaited=said.awaited)
+    verdict = compare(held, view)
+    verdict = replace(verdict, unwanted=verdict.unwanted - said.stored)
+    return verdict, said.stored, _advice(held, said, verdict.missing - held.lost)
+
+
+def _advice(held: Holdings, said: Explained, missing: Sequences) -> tuple[str, ...]:
+    """Return what to do about what is missing."""
+    advice = []
+    if missing:
+        advice.append(
+            "the sweep stores what is missing and still in the stream: capture status says why it has not yet"
+            if said.leader
+            else "no node sweeps this archive: start one, it stores what is missing and still in the stream"
+        )
+    if held.lost:
+        advice.append(
+            "what damaged objects held is delivered again, as far as the stream still has it, to a node with another"
+            " durable"
+        )
+    return tuple(advice)
 
 
 async def _view(natty: Natty, config: CaptureConfig, before: Acknowledged, recording: Recording) -> StreamView:

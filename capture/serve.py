@@ -164,3 +164,5 @@ def _add_state(add: Callable[..., None], one: Status) -> None:
             add("stream_lag_seconds", "Age of the oldest message not captured.", stream.lag or 0.0, **told)
         if not one.view.is_late:
             add("stream_missing", "Acknowledged messages that are in no object.", stream.missing, **told)
+            add("stream_awaited", "Acknowledged messages that nodes may still store.", stream.awaited, **told)
+            add("stream_healed", "Messages that the sweep's leader stored, since no node had.", stream.healed, **told)

@@ -46,8 +46,10 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
     `first` and `last` are the stream's sequences, all up to `acked` is acknowledged; `pending` messages are not
     delivered yet, `unacked` ones are; the oldest of both was stored in the stream `lag` seconds ago (None: there is
     none). `held` messages are in the archive, `overlaps` of them in several objects, and `removed` were, until
-    retention let them go. `gaps` are sequences up to `acked` that are not (see docs/sweep.md); `missing` those of them
-    that the stream still has (None: that can't be told, since not all of its subjects are captured).
+    retention let them go. `gaps` are sequences up to `acked` that are not (see docs/sweep.md). Of these the stream has
+    the `awaited` and the `missing` ones (None: that can't be told this time). Nodes may still store what is awaited
+    (`awaited_set` is `Sequences.to_text`, "" if that is too long); what no node has stored after `ack_wait` seconds the
+    sweep stores, as `healed` messages since its leader began; `remedy` says why some are still missing.
     """
 
     stream: str
@@ -64,17 +66,37 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
     gaps_are: str = ""
     missing: Sequence | None = None
     missing_are: str = ""
+    remedy: str = ""
+    awaited: int = 0
+    awaited_are: str = ""
+    awaited_set: str = ""
+    ack_wait: float = 0.0
+    healed: int = 0
 
     def missing_sentence(self) -> str:
-        """Return what is missing, for people; "" if nothing is."""
+        """Return what is missing, and what becomes of it, for people; "" if nothing is."""
         if not self.missing:
             return ""
-        return f"{self.missing:,} acknowledged messages of {self.stream} are MISSING ({self.missing_are})"
+        found = f"{self.missing:,} acknowledged messages of {self.stream} are MISSING ({self.missing_are})"
+        return f"{found}; the stream has them, and the next sweep tries again to store them: {self.remedy}"
+
+    def awaited_sentence(self) -> str:
+        """Return what is acknowledged and not stored yet, for people; "" if nothing is."""
+        if not self.awaited:
+            return ""
+        return (
+            f"{self.awaited:,} messages of {self.stream} count as acknowledged and are not stored yet"
+            f" ({self.awaited_are}): the sweep stores those that no node has stored within {self.ack_wait:g} s"
+        )
 
     def gaps_sentence(self) -> str:
-        """Return how many sequences no object holds, and how many several do, for people; "" if there are none."""
-        found = [f"{self.gaps:,} sequences are in no object ({self.gaps_are})"] if self.gaps else []
-        found += [f"{self.overlaps:,} are in several"] if self.overlaps else []
+        """Return how many sequences are not in the archive, and why, and how many are there more than once; or ""."""
+        gone, told = self.gaps - (self.missing or 0) - self.awaited, "were deleted in the stream, or expired there"
+        if self.missing is None:
+            told += ", or have subjects that are not captured"
+        which = f" ({self.gaps_are})" if gone == self.gaps else ""
+        found = [f"{gone:,} sequences that the archive does not hold {told}{which}"] if gone else []
+        found += [f"{self.overlaps:,} messages are stored more than once until the compaction"] if self.overlaps else []
         return f"{self.stream}: {', '.join(found)}" if found else ""
 
 
@@ -176,6 +198,11 @@ class View:
     def locations(self) -> Mapping[str, str]:
         """Where the archive lies according to each node that runs and can lead the compaction."""
         return {one.node.node: one.node.location for one in self.nodes if one.node.location and not one.is_late}
+
+    @property
+    def held_for(self) -> float:
+        """For how many seconds a node that runs may have held a message that it has not stored."""
+        return max(((one.node.oldest or 0.0) + one.ago for one in self.nodes if not one.is_late), default=0.0)
 
     def troubles(self, *, leader: str) -> list[str]:
         """Return a sentence for each thing that is wrong; `leader` leads the sweep as far as the election tells."""

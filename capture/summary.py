@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from capture.config import CaptureConfig
 from capture.group import Position, consumer_states
 from natty import ConsumerNotFoundError, Natty, NattyError
+from natty.stream import NANOSECONDS
 from natty.units import parse_time
 
 log = logging.getLogger(__name__)
@@ -22,15 +23,21 @@ class Backlog:
     """What a durable consumer has before it, all of its nodes together, as the server says.
 
     `pending` messages are not delivered yet, `unacked` ones are. `oldest` is when the first of all these was stored in
-    the stream (Unix seconds), None if there is none. All that it was to get is acknowledged up to sequence `acked`; it
-    `gets_all` if that is every subject.
+    the stream (Unix seconds), None if there is none. Of the subjects in `filters` all is acknowledged up to sequence
+    `acked`. What is not acknowledged for `ack_wait` seconds is delivered again.
     """
 
     pending: int
     unacked: int
     oldest: float | None = None
     acked: int = 0
-    gets_all: bool = True
+    filters: tuple[str, ...] = (">",)
+    ack_wait: float = 0.0
+
+    @property
+    def gets_all(self) -> bool:
+        """Whether it is to get every subject."""
+        return ">" in self.filters
 
 
 async def read_backlog(natty: Natty, config: CaptureConfig, stream: str = "") -> Backlog:
@@ -53,7 +60,8 @@ async def read_backlog(natty: Natty, config: CaptureConfig, stream: str = "") ->
         unacked=position.unacked,
         oldest=min((at for at in oldest if at is not None), default=None),
         acked=position.floor,
-        gets_all=">" in filters,
+        filters=tuple(filters),
+        ack_wait=max(one["config"]["ack_wait"] for one in states) / NANOSECONDS,
     )
 
 

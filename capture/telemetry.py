@@ -29,6 +29,7 @@ class NodeCollector(Collector):
             ("bytes", "Bytes of the stored blocks."),
             ("failures", "Attempts to store a block that failed, or that a stop has ended."),
             ("handed_back", "Messages of such blocks; they are delivered again."),
+            ("healed", "Messages among them that this node stored as the sweep's leader, since no node had."),
             (UNDECODABLE, "Messages among them that were stored raw, since they could not be decoded."),
         ):
             counter = CounterMetricFamily(f"capture_{what.strip('_')}", text, labels=["stream"])

@@ -22,7 +22,8 @@ class StreamView:
     `first` is its first sequence, `last` the last one that must be stored: what was acknowledged, not what is on its
     way. `deleted` were deleted in it, below `first` too where that was recorded. `unwanted` were not to be captured
     (other subjects, before its start), of `doubtful` ones that can't be told any more. `delivered` is the highest one
-    that capture was ever given, if known. `acks_delete`: it is a work queue, or keeps what somebody has an interest in.
+    that capture was ever given, if known. `awaited` are acknowledged, and nodes may still store them. `acks_delete`: it
+    is a work queue, or keeps what somebody has an interest in.
     Read `last` before the archive and the rest after it: see `capture.report`.
     """
 
@@ -32,6 +33,7 @@ class StreamView:
     unwanted: Sequences = field(default_factory=Sequences)
     doubtful: Sequences = field(default_factory=Sequences)
     delivered: int | None = None
+    awaited: Sequences = field(default_factory=Sequences)
     acks_delete: bool = False
 
 
@@ -67,7 +69,8 @@ class Verdict:
     """Where every sequence is: `stored`, `undecodable` (stored raw), `deleted`, `expired` or `missing`, never two.
 
     More classes are no fault: `removed` by the archive's own retention; `unwanted`, of subjects that are not captured
-    or from before its start; `beyond`, a part of `stored` above the last one that was compared. `unseen` is the part of
+    or from before its start; `beyond`, a part of `stored` above the last one that was compared; `awaited`, of which it
+    is not known yet whether a node stores them. `unseen` is the part of
     `expired` that provably was gone before capture was given it; of `unproven` ones nobody can tell, and they were in a
     stream that deletes what is acknowledged. `waiting` are stored and not yet in the table. Where there is no stream to
     compare with, `asked` is False, and `unknown` are the gaps of which nobody can tell what was in them.
@@ -85,6 +88,7 @@ class Verdict:
     unknown: Sequences
     waiting: Sequences
     beyond: Sequences
+    awaited: Sequences = field(default_factory=Sequences)
     duplicates: int = 0
     problems: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
@@ -120,6 +124,11 @@ class Verdict:
         wrong = [f"{len(self.missing):,} MISSING ({self.missing.describe()})"] if self.missing else []
         wrong += [f"{self.duplicates:,} twice in the table"] if self.duplicates else []
         wrong += _some(self.problems)
+        if self.awaited:
+            wrong.append(
+                f"{len(self.awaited):,} acknowledged ones are not stored yet ({self.awaited.describe()}), and nodes may"
+                " hold them: the sweep stores those that no node has stored within ack_wait, check again then"
+            )
         if not wrong:
             wrong = ["nothing is missing" if self.asked else "every object is sound"]
         if not self.asked:
@@ -145,7 +154,7 @@ class Verdict:
 
 COUNTED = (
     "stored", "undecodable", "deleted", "expired", "missing", "removed", "unwanted", "unseen", "unproven",
-    "unknown", "waiting", "beyond",
+    "unknown", "waiting", "beyond", "awaited",
 )  # fmt: skip
 """The sets of a verdict that programs are told the sizes of."""
 
@@ -170,7 +179,8 @@ def compare(held: Holdings, stream: StreamView | None) -> Verdict:
         **_kept(held),
         deleted=deleted,
         expired=expired,
-        missing=(unaccounted - stream.unwanted - stream.doubtful) | held.lost,
+        missing=(unaccounted - stream.unwanted - stream.doubtful - stream.awaited) | held.lost,
+        awaited=(unaccounted & stream.awaited) - stream.unwanted - stream.doubtful,
         unwanted=unaccounted & stream.unwanted,
         unseen=unseen,
         unproven=(deleted | expired) - unseen if stream.acks_delete else Sequences(),

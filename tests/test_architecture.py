@@ -50,7 +50,8 @@ LAYERS = {
         {"config", "hidden", "origins", "streams"},
         {"group", "permissions"},
         {"reading"},
-        {"report", "monitoring", "purge", "lead", "moved", "reload", "stopping", "summary", "progress", "status"},
+        {"report", "monitoring", "purge", "lead", "moved", "reload", "stopping", "summary", "progress", "status"}
+        | {"heal", "explain", "filtered"},
         {"restoring", "catalog", "serve"},
         {"node"},
         {"several"},

@@ -143,6 +143,8 @@ def _archive(status: Status, state: ArchiveState) -> Table:
     for one in state.tables:
         known = f"{one.snapshots:,} snapshots, the current one {one.current} of {_time(one.made)}"
         table.add_row(f"Iceberg {one.stream}", f"{known}; {_going(one)}")
+    if healed := sum(one.healed for one in state.streams):
+        table.add_row("healed", f"{healed:,} messages that no node had stored, by {state.leader}")
     if state.removed_objects:
         table.add_row("retention", f"has removed {state.removed_objects:,} objects, {_size(state.removed_bytes)}")
     return table

@@ -31,6 +31,7 @@ from capture.writers import writer
 from natty import BucketNotFoundError, Natty, NattyError
 
 OFFICE = 30.0  # seconds
+ACK_WAIT = 30.0  # seconds, the server's default
 DAY = 86_400
 STATE = ArchiveState(
     archive="",
@@ -72,11 +73,12 @@ class Captured:
         self.config = CaptureConfig(
             stream=stream, store=str(folder), archive=archive, sweep=Sweeping(every=0.2), **settings
         )
-        self.duty = Duty(natty, self.store, self.config, "node-1")
+        self.duty = Duty(natty, self.store, self.config, "node-1", elapsed=lambda: self.elapsed)
+        self.elapsed = 0.0
 
-    async def ack(self, count):
-        """Acknowledge so many messages."""
-        taken = 0
+    async def ack(self, last, messages=None):
+        """Acknowledge so many messages, up to this sequence."""
+        taken, count = 0, last if messages is None else messages
         pull = self.natty.pull(self.stream, "capture", max_messages=count)
         async for batch in pull:
             pull.ack(batch.replies[: count - taken])
@@ -84,7 +86,7 @@ class Captured:
             if (taken := taken + len(batch)) >= count:
                 pull.stop()
         async with asyncio.timeout(PATIENCE):  # the server takes them in when it likes
-            while (await self.info())["ack_floor"]["stream_seq"] < count:
+            while (await self.info())["ack_floor"]["stream_seq"] < last:
                 await asyncio.sleep(0.02)
 
     async def info(self):
@@ -107,9 +109,17 @@ class Captured:
             name = office.election(self.config.name)
             return await self.natty.election(name, lease=OFFICE, node_name="node-1").run(work)
 
-    async def swept(self):
-        """Sweep once as the leader; return the published state."""
-        await self.lead(lambda term: Sweeps(self.duty, term).run())
+    async def swept(self, *, wait=0.0):
+        """Sweep once as the leader, and once more after so many seconds; return the published state."""
+
+        async def work(term):
+            sweeps = Sweeps(self.duty, term)
+            await sweeps.run()
+            if wait:
+                self.elapsed += wait
+                await sweeps.run()
+
+        await self.lead(work)
         return (await self.view()).state
 
     async def view(self):
@@ -142,11 +152,38 @@ async def test_each_sweep_publishes_what_is_stored_and_what_lacks(captured):
     (found,) = state.streams
     assert (found.first, found.last, found.acked, found.pending + found.unacked) == (1, 10, 8, 2)
     assert (found.held, found.overlaps, found.gaps, found.gaps_are) == (4, 1, 3, "4, 7–8")
-    assert (found.missing, found.missing_are) == (3, "4, 7–8")
+    assert (found.missing, found.awaited, found.awaited_are) == (0, 3, "4, 7–8")
     assert found.lag is not None
     view = await archive.view()
     assert view.ago < PATIENCE
-    assert view.troubles(leader="node-1") == [f"3 acknowledged messages of {archive.stream} are MISSING (4, 7–8)"]
+    assert view.troubles(leader="node-1") == []
+
+
+async def test_what_no_node_has_stored_within_ack_wait_is_missing_if_the_sweep_can_not_store_it(captured):
+    archive = captured()
+    await archive.block(1, 3)
+    await archive.ack(4)
+    (found,) = (await archive.swept(wait=ACK_WAIT - 1)).streams
+    assert (found.missing, found.awaited_are) == (0, "2, 4")
+    (found,) = (await archive.swept(wait=ACK_WAIT)).streams
+    assert (found.missing, found.missing_are, found.awaited) == (2, "2, 4", 0)
+    assert (await archive.view()).troubles(leader="node-1") == [
+        f"2 acknowledged messages of {archive.stream} are MISSING (2, 4); the stream has them, and the next sweep tries"
+        " again to store them: this node stores nothing"
+    ]
+
+
+async def test_nothing_is_missing_while_a_node_holds_messages_that_it_read_before(natty, captured):
+    archive = captured()
+    board, node = Board(natty, archive.config.name), NodeState(node="node-2", version="", since=0.0, every=10.0)
+    await archive.block(1, 3)
+    await archive.ack(4)
+    await board.announce(msgspec.structs.replace(node, pending=2, oldest=10 * ACK_WAIT))
+    (found,) = (await archive.swept(wait=ACK_WAIT)).streams
+    assert (found.missing, found.awaited_are) == (0, "2, 4")
+    await board.announce(msgspec.structs.replace(node, pending=2, oldest=ACK_WAIT / 10))
+    (found,) = (await archive.swept(wait=ACK_WAIT)).streams
+    assert (found.missing_are, found.awaited) == ("2, 4", 0)
 
 
 async def test_what_the_stream_has_deleted_or_purged_is_a_gap_and_not_missing(natty, captured):
@@ -154,21 +191,24 @@ async def test_what_the_stream_has_deleted_or_purged_is_a_gap_and_not_missing(na
     await archive.block(1, 2, 5)
     await archive.ack(5)
     await natty.jetstream.request(f"STREAM.MSG.DELETE.{archive.stream}", {"seq": 4})
-    (found,) = (await archive.swept()).streams
+    (found,) = (await archive.swept(wait=ACK_WAIT)).streams
     assert (found.gaps, found.missing_are) == (2, "3")
     await natty.jetstream.request(f"STREAM.PURGE.{archive.stream}", {"seq": 5})
     (found,) = (await archive.swept()).streams
     assert (found.gaps_are, found.missing, found.missing_are) == ("3–4", 0, "")
 
 
-async def test_of_a_stream_of_which_not_every_subject_is_captured_nothing_is_called_missing(natty, captured):
+async def test_of_a_stream_of_which_not_every_subject_is_captured_only_those_subjects_are_awaited(natty, captured):
     archive = captured()
     await natty.delete_consumer(archive.stream, "capture")
+    for _ in range(3):
+        await natty.publish(f"{archive.stream}.us", b"11 to 13")
+    await natty.publish(f"{archive.stream}.eu", b"14")
     await natty.ensure_consumer(archive.stream, "capture", filter_subjects=[f"{archive.stream}.eu"])
-    await archive.block(1, 3)
-    await archive.ack(5)
+    await archive.block(1, 3, 6, 7, 8, 9, 10)
+    await archive.ack(14, messages=11)
     (found,) = (await archive.swept()).streams
-    assert (found.gaps, found.missing) == (3, None)
+    assert (found.gaps, found.missing, found.awaited_are) == (7, 0, "2, 4–5, 14")
 
 
 async def test_what_is_wrong_is_logged_once_and_again_when_it_changes(captured, caplog):
@@ -193,11 +233,16 @@ async def test_what_is_wrong_is_logged_once_and_again_when_it_changes(captured, 
         await archive.block(1)
         for _ in range(2):
             await sweeps.run()
+        archive.elapsed += ACK_WAIT
+        for _ in range(2):
+            await sweeps.run()
 
     await archive.lead(work)
     assert told()[1:] == [
-        f"the sweep found: 1 acknowledged messages of {archive.stream} are MISSING (2)",
-        f"the sweep found: {archive.stream}: 1 sequences are in no object (2)",
+        f"the sweep found: 1 messages of {archive.stream} count as acknowledged and are not stored yet (2): the sweep"
+        " stores those that no node has stored within 30 s",
+        f"the sweep found: 1 acknowledged messages of {archive.stream} are MISSING (2); the stream has them, and the"
+        " next sweep tries again to store them: this node stores nothing",
     ]
     assert (await archive.view()).state.dangling == [lost.path]
 

@@ -75,8 +75,11 @@ async def test_the_status_is_a_page_for_people(published):
 
 
 async def test_what_is_missing_is_said(published):
-    status = await published(gaps=2, missing=2, missing_are="5, 7")
-    assert status.troubles == [f"2 acknowledged messages of {status.archive} are MISSING (5, 7)"]
+    status = await published(gaps=2, missing=2, missing_are="5, 7", remedy="the disk is full")
+    assert status.troubles == [
+        f"2 acknowledged messages of {status.archive} are MISSING (5, 7); the stream has them, and the next sweep tries"
+        " again to store them: the disk is full"
+    ]
     assert "something is wrong" in shown(status)
     data = json.loads(json.dumps(status.as_dict()))
     assert (data["ok"], data["leaders"]) == (False, {"sweep": "node-1", "compaction": None})

@@ -39,6 +39,7 @@ def state(floor: int, delivered: int, pending: int = 0, unacked: int = 0) -> dic
         ([state(7, 9, 0, 2), state(4, 30, 1, 0)], Position(4, 30, 1, 2)),
         ([state(7, 7), state(20, 20)], Position(20, 20, 0, 0)),
         ([state(0, 0), state(0, 0, 5)], Position(0, 0, 5, 0)),
+        ([state(0, 20)], Position(20, 20, 0, 0)),  # what a server says after a purge by subject
     ],
 )
 def test_of_several_consumers_the_one_furthest_behind_tells_how_far_all_is(
