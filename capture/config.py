@@ -26,6 +26,7 @@ from capture.durable import ALL, TOGETHER, Durable
 from capture.errors import ConfigError
 from capture.hidden import HIDDEN, check_exposure, said, shown
 from capture.merging import Distinct
+from capture.mistakes import choices, mistake
 from capture.origins import Given, Origin, Place, gather, tree, variable
 from capture.planning import MAX_GROUPS, MAX_RUN_BYTES, MAX_WAIT, MIN_FILES, TARGET_BYTES
 from capture.retention import Rule
@@ -46,12 +47,14 @@ TOKEN_VARIABLE = "CAPTURE_CATALOG_TOKEN"  # what clients of `capture catalog ser
 NEEDED = ("stream", "store")  # what has no default
 RELATED = ("limits", "ack_wait", "max_ack_pending")  # what may contradict one another
 STORE: Place = ("store",)
+LARGEST = (1 << 63) - 1  # what a server, a file and Arrow can count
 SHORTEST_LEASE = 0.3  # seconds, as in natty.leader
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]  # neither infinite nor "not a number"
 Lease = Annotated[float, msgspec.Meta(ge=SHORTEST_LEASE, le=1e9)]
 Duration = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # seconds, or none
-Count = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
+Number = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 Level = Literal["error", "warning", "info", "debug"]
 
 
@@ -76,7 +79,7 @@ class Buffers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     kind: Literal["memory", "disk"] = "memory"
     folder: str = ""  # on a local disk; the system's for temporary files by default
-    max_disk_bytes: Annotated[int, msgspec.Meta(ge=1 << 20)] = MAX_DISK_BYTES
+    max_disk_bytes: Annotated[int, msgspec.Meta(ge=1 << 20, le=LARGEST)] = MAX_DISK_BYTES
 
     def spill(self) -> Spill | None:
         """Return the buffers on disk; None if they are in memory. SpillError if the folder can't be written."""
@@ -96,10 +99,8 @@ class Compacting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     lease: Lease = 15.0  # seconds, of its leader: a term survives the crash of the NATS server that leads the stream
     every: Seconds = 300.0  # seconds between two looks at what is due
     cron: str = ""  # when to look instead, in UTC: minute hour day month weekday
-    waiting_files: Annotated[int, msgspec.Meta(ge=0)] = (
-        0  # so many blocks that wait begin a look of their own; 0: none do
-    )
-    waiting_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    waiting_files: Number = 0  # so many blocks that wait begin a look of their own; 0: none do
+    waiting_bytes: Number = 0
     min_files: Count = MIN_FILES  # blocks of a key and interval that make it due
     max_wait: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = MAX_WAIT  # seconds; then however few blocks there are
     target_bytes: Count = TARGET_BYTES
@@ -165,7 +166,7 @@ class CaptureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     signing_key_file: str = ""  # the same, to sign manifests with; the variable CAPTURE_SIGNING_KEYS if there is none
     public_key_file: str = ""  # the public ones, to verify with
     ack_wait: Seconds = 120.0  # the durable is made with it
-    max_ack_pending: int = 250_000
+    max_ack_pending: Annotated[int, msgspec.Meta(ge=-1, le=LARGEST)] = 250_000
     slots: Count = SLOTS  # blocks that are stored at once
     filter_subjects: list[str] = []
     start: int | str = ALL  # of a durable that is made now: "all", "new", a sequence, or a time
@@ -303,7 +304,8 @@ def read(given: Given) -> tuple[CaptureConfig, dict[Place, str]]:
             msgspec.convert(tree([(place, value)]), CaptureConfig, strict=False)
         except msgspec.ValidationError as error:
             origin, unknown = given.settings[place].origin, _unknown(place)
-            faults.setdefault(unknown or place, origin.complaint(str(error), _hint(unknown, origin)))
+            said = mistake(error, choices(CaptureConfig, place))
+            faults.setdefault(unknown or place, origin.complaint(said, _hint(unknown, origin)))
     usable = tree((place, value) for place, value in values.items() if not _is_in(place, faults))
     return msgspec.convert(usable, CaptureConfig, strict=False), faults
 

@@ -14,6 +14,7 @@ from capture.errors import ConfigError
 from natty import access
 from natty.access import REFUSED_HOST, Certificate, Hosts, is_loopback, warn_if_open
 from natty.errors import NattyError
+from natty.httpd import unserved
 
 HEAD_TIMEOUT = 10.0
 """Seconds that a connection has to be made, with its TLS, and to send the head of a first request."""
@@ -83,7 +84,7 @@ async def serving(
                 reuse_address=True,
             )
         except OSError as error:
-            raise ConfigError(f"nothing can be served on {host}:{port}: {error}") from error
+            raise ConfigError(unserved(f"{host}:{port}", error)) from error
         try:
             taken = server.sockets[0].getsockname()[1]
             yield f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{taken}"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import re
+import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
@@ -92,7 +94,7 @@ async def serving(address: str, pages: Pages, guard: Guard | None = None) -> Asy
     try:
         server = await _listen(accept, *place, guard.certificate)
     except OSError as error:
-        raise ConfigError(f"nothing can be served on {address}: {error}") from error
+        raise ConfigError(unserved(address, error)) from error
     try:
         yield int(server.sockets[0].getsockname()[1])
     finally:
@@ -181,3 +183,18 @@ def _refused(path: str, fields: Mapping[bytes, bytes], guard: Guard) -> Answer |
 
 def _plain(status: HTTPStatus) -> Answer:
     return Answer(f"{status} {status.phrase}\n".encode(), status)
+
+
+def unserved(address: str, error: OSError) -> str:
+    """Return why nothing can be served on an address, and what to do."""
+    if error.errno == errno.EADDRINUSE:
+        why = "another program uses that port; choose another port, or 0 for a free one"
+    elif error.errno in (errno.EACCES, errno.EPERM):
+        why = "this user may not use that port; choose one above 1023"
+    elif error.errno == errno.EADDRNOTAVAIL:
+        why = "this machine has no such address; choose one that it has, or 127.0.0.1"
+    elif isinstance(error, socket.gaierror):
+        why = "the host's name is not known; check it"
+    else:
+        why = error.strerror or str(error)
+    return f"nothing can be served on {address}: {why}"

@@ -37,7 +37,7 @@ LAYERS = {
         {"__main__"},
     ],
     "capture": [
-        {"errors", "at_once", "sequences", "keyfile", "positioned", "cipher", "signing", "https"},
+        {"errors", "at_once", "mistakes", "sequences", "keyfile", "positioned", "cipher", "signing", "https"},
         {"record", "spill", "stores"},
         {"block", "chain", "manifest", "snapshots", "table", "schedule", "retention"},
         {"decoders", "partitioners", "writers", "layout", "hooks"}

@@ -99,6 +99,10 @@ def cat(
     ] = Form.JSON,
 ) -> None:
     """Print every message of a stream once, in order: from its archive; with --live or --follow the stream's, too."""
+    if to is not None and to < from_:
+        raise typer.BadParameter(f"--from {from_} comes after --to {to}: nothing is between them")
+    if since and until and parse_time(until) <= parse_time(since):
+        raise typer.BadParameter(f"--since {since} is not before --until {until}: nothing is between them")
     flags = {"stream": stream, "store": archive or store, **settings.checks(public_key, encrypted_only)}
     wanted = settings.archive(config, flags, nats, needs=("store",))
     options = ReadOptions(

@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 import msgspec
 
 from capture.errors import ConfigError, StoreError
+from capture.mistakes import mistake
 from capture.stores.contract import checked_path
 
 SCHEMES = {"s3": "bucket", "az": "container", "gs": "bucket"}
@@ -59,7 +60,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         try:
             address = msgspec.convert({**said, **settings, "url": plain}, cls, strict=False)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"the store {_shown(plain)}: {error}") from None
+            raise ConfigError(f"the store {_shown(plain)}: {mistake(error)}") from None
         address._check()
         return msgspec.structs.replace(address, ca=str(Path(address.ca).absolute()) if address.ca else "")
 

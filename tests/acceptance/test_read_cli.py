@@ -144,6 +144,14 @@ def test_a_backup_that_somebody_changed_is_refused_before_anything_is_written(sh
     assert not (shell.folder / "new").exists()
 
 
-@pytest.mark.parametrize("arguments", [("cat", "lake", "--since", "yesterday"), ("cat", "lake", "--format", "xml")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("cat", "lake", "--since", "yesterday"),
+        ("cat", "lake", "--format", "xml"),
+        ("cat", "lake", "--from", "10", "--to", "5"),
+        ("cat", "lake", "--since", "1h", "--until", "2h"),
+    ],
+)
 def test_what_makes_no_sense_is_a_usage_error(shell, arguments):
     assert shell.capture(*arguments).status == 2

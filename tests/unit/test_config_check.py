@@ -48,9 +48,9 @@ server = "nats://user:secret@host"
 """
     said = found(file, text)
     assert said == [
-        "capture.toml: Object contains unknown field `strem` in line 4; did you mean `stream`?",
-        "capture.toml: Expected `float`, got `str` - at `$.limits.max_age` in line 10",
-        "capture.toml: Object contains unknown field `limitz` in line 12; did you mean `limits`?",
+        "capture.toml: there is no setting `strem` in line 4; did you mean `stream`?",
+        "capture.toml: `limits.max_age` must be a number, not text in line 10",
+        "capture.toml: there is no setting `limitz` in line 12; did you mean `limits`?",
         "no store is named: give --store, CAPTURE_STORE or store in capture.toml",
         "stream name 'a b': ' ' at character 2 is not allowed (stream: file capture.toml, line 2)",
         "archive 'a b' can't name an election: 'capture.a b' is no key of a bucket: letters, digits and - / _ = with"

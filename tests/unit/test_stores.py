@@ -248,7 +248,7 @@ def test_an_address_says_where_objects_lie():
         ("file://[::1", "named by no URL"),
         ("s3://bucket?endpoint=https://[::1 x", "is no https://host:port"),
         ("s3://bucket?timeout=0", "timeout"),
-        ("s3://bucket?secret_key=x", "unknown field `secret_key`"),
+        ("s3://bucket?secret_key=x", "there is no setting `secret_key`"),
         ("s3://bucket?nonsense", "is not name=value"),
         ("s3://bucket?ca=/no/such.pem", "CA file /no/such.pem can't be read: No such file"),
         ("az://container", "Account must be specified; check AZURE_STORAGE_ACCOUNT_NAME"),
@@ -296,7 +296,7 @@ def test_the_store_section_of_capture_toml_becomes_the_url(tmp_path):
     [
         ('endpoint = "https://minio"', "no url: write url = "),
         ('url = "/folder"\nregion = "eu-1"', "region: of use with s3://, az:// and gs:// only, not with /folder"),
-        ('url = "s3://b"\nendpont = "x"', "unknown field `endpont`"),
+        ('url = "s3://b"\nendpont = "x"', "there is no setting `endpont`"),
         ('url = "s3://b"\ntimeout = "soon"', "timeout"),
     ],
 )
