@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("natty.leader")
 
-CLOSED = "closed"  # a reason to leave office
 LEAVE_WITHIN = 1.0  # seconds for giving the lease back; after that, silence must do
 
 
@@ -76,8 +75,7 @@ class Candidacy:
         """The client is being closed: leave office, and campaign no more."""
         self._closed = True
         self._terms.put_nowait(None)
-        self._resign(CLOSED)
-        self._told("stop", CLOSED)
+        self._resign("closed")
 
     async def _leave(self) -> None:
         await _within(self._left, min(LEAVE_WITHIN, self._election.options.rules.lease))
