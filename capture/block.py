@@ -43,7 +43,7 @@ class Limits:
     max_open: int = MAX_OPEN
     max_open_bytes: int = MAX_OPEN_BYTES
     max_pending: int = MAX_PENDING
-    max_behind: int = 0  # messages that may follow the first one of an open block; 0: any number
+    max_behind: int = 0  # messages since the first one of an open block, itself counted; 0: any number
     interval: float = INTERVAL
 
     def __post_init__(self) -> None:
@@ -297,7 +297,7 @@ class OpenBlocks:
         return sealed
 
     def _overtaken(self) -> list[SealedBlock]:
-        """Seal the oldest blocks that more than `max_behind` messages have followed: they hold back all acks."""
+        """Seal the oldest blocks since whose first message more than `max_behind` came: they hold back all acks."""
         behind, sealed = self.limits.max_behind, []
         while behind and self._open:
             where, block = next(iter(self._open.items()))

@@ -243,3 +243,29 @@ async def test_a_message_is_not_terminated_before_its_letter_is_durable(natty, n
     await asyncio.gather(task, return_exceptions=True)
     state = await info(natty, stream)
     assert state["num_ack_pending"] + state["num_pending"] == 1
+
+
+@pytest.mark.parametrize("settle", ["ack", "nak", "term"])
+async def test_what_a_handler_settled_before_it_failed_is_neither_tried_again_nor_buried_for_it(
+    natty, natty_name, start, settle, letters_of
+):
+    stream, got = await fill(natty, natty_name("SETTLED"), 2), []
+
+    async def handle(message):
+        got.append((message.data, message.deliveries))
+        if message.data == b"0" and message.deliveries == 1:
+            getattr(message, settle)()
+            raise RuntimeError("too late")
+
+    consumption, task = start(stream, handle, **options(stream, retries=()))
+    await until(lambda: consumption.handled == (2 if settle == "nak" else 1))
+    await until_settled(natty, stream)
+    if settle == "term":
+        (letter,) = await letters_of(stream)
+        assert letter.reason == "terminated"
+    consumption.stop()
+    await task
+    assert sorted(got) == [(b"0", 1), *([(b"0", 2)] if settle == "nak" else []), (b"1", 1)]
+    assert (consumption.failed, consumption.retried, consumption.buried) == (1, 0, 0)
+    letters = [letter.reason async for letter in natty.dead_letters(f"L_{stream}").ls()]
+    assert letters == (["terminated"] if settle == "term" else [])

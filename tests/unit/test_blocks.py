@@ -125,6 +125,14 @@ def test_a_block_that_was_sealed_is_not_sealed_again_for_having_been_used() -> N
     assert len(blocks) == 2
 
 
+def test_a_block_is_sealed_when_more_messages_came_since_its_first_one_than_may_be_behind() -> None:
+    blocks = OpenBlocks(Limits(max_behind=3))
+    assert shown(blocks.add([group("a", 1), group("b", 2, 3)], now=0.0)) == []
+    assert shown(blocks.add([group("b", 4)], now=0.0)) == [("a", [1], "pending")]
+    assert shown(blocks.add([group("c", 5)], now=0.0)) == [("b", [2, 3, 4], "pending")]
+    assert shown(blocks.add([group("c", 6, 7)], now=0.0)) == []
+
+
 def test_seal_all_leaves_nothing_open() -> None:
     blocks = OpenBlocks()
     blocks.add([group("a", 1), group("b", 2)], now=0.0)

@@ -112,6 +112,16 @@ def test_one_that_came_before_is_a_lot_of_its_own_and_waits_for_nobody():
     assert [numbers(lot) for lot in iter(lanes.take, [])] == [[1], [2], [3], [4, 5]]
 
 
+def test_one_that_came_before_is_due_at_once_however_long_a_lot_may_wait():
+    lanes = lanes_of(turn(1, again=True), turn(2), lot=3, wait=5.0)
+    assert lanes.due_in(0.0) == 0.0
+    assert numbers(lanes.take(0.0)) == [1]
+    assert lanes.due_in(0.0) == 5.0
+    (other,) = lanes.take(5.0)
+    lanes.again(other)
+    assert lanes.due_in(5.0) == 0.0
+
+
 @given(st.lists(st.sampled_from([None, "a", "b", "c"]), max_size=40), st.lists(st.integers(0, 9), max_size=200))
 def test_whatever_happens_keys_keep_their_order_and_run_alone_and_all_get_their_turn(keys, steps):
     lanes, running, ended = Lanes(), [], []
