@@ -22,6 +22,9 @@ class ServerOptions:
     tls: Literal["mutual", "server"] | None = "mutual"
     handshake_first: bool = False
     jetstream: bool = True
+    sync_interval: str = (
+        ""  # "always", or a duration as in "10s", after which the server syncs its files; 2m by default
+    )
     users: Mapping[str, str] = field(default_factory=dict)
     authorization: str = ""
     max_payload_bytes: int | None = None
@@ -52,7 +55,8 @@ def render(
     if options.max_payload_bytes is not None:
         lines.append(f"max_payload: {options.max_payload_bytes}")
     if options.jetstream:
-        lines.append(f"jetstream {{ store_dir: {_text(store)} }}")
+        synced = f", sync_interval: {_text(options.sync_interval)}" if options.sync_interval else ""
+        lines.append(f"jetstream {{ store_dir: {_text(store)}{synced} }}")
     if files and options.tls:
         lines.append(_tls(files, verify=options.tls == "mutual", handshake_first=options.handshake_first))
     if routes:

@@ -6,9 +6,9 @@ import logging
 import pytest
 from consuming import ACK_WAIT, Handler, fill, info, until
 from forgetting import FORGOTTEN, forgotten, hold, messages_in
-from patient import NEVER
+from patient import NEVER, PATIENT
 
-from natty import DeadLetterOptions, DeadLetters, LetterFilter
+from natty import DeadLetterOptions, DeadLetters, LetterFilter, Natty
 from natty.deadletter.letter import Original
 from natty.stream import PurgeRefused
 from natty.stream import stranded as module
@@ -31,6 +31,19 @@ async def test_a_service_handles_what_the_server_forgot_of_a_work_queue(natty, n
 
 async def _emptied(natty, name):
     return await messages_in(natty, name) == 0
+
+
+@pytest.mark.long
+async def test_three_replicas_deliver_what_they_forgot_once_their_consumer_is_reset(nats_cluster, natty_name):
+    async with Natty(**nats_cluster.connect_options(), **PATIENT) as natty:
+        name = await forgotten(natty, natty_name("queue"), replicas=3, ack_wait=5.0)
+        mender = QueueMender(natty.jetstream, name, "d", None)
+        await until(mender.look)
+        held = await hold(natty, name, FORGOTTEN)
+        assert sorted(held) == list(range(1, FORGOTTEN + 1))
+        for message in held.values():
+            message.ack()
+        await until(lambda: _emptied(natty, name))
 
 
 async def test_what_is_in_flight_is_not_called_forgotten(natty, natty_name):

@@ -15,6 +15,7 @@ from servers import old_server
 from version_trials import TRIALS
 
 from natty import Natty, UnsupportedError
+from natty.groups import PartitioningFilter
 from natty.servers import FAULTS, NEEDS, text_of
 from natty.stream.mirror import Origin, create_sourced
 from natty.stream.stranded import stranded
@@ -128,6 +129,8 @@ async def test_no_stream_takes_part_of_a_work_queue_where_the_server_would_lose_
             await natty.templates().add(name, subject=f"{name}.t.*", stream=f"{name}_{{1}}")
         with pytest.raises(UnsupportedError, match=r"a stream template needs nats-server 2\.14\.6 or later"):
             await natty.templates().run()
+        with pytest.raises(UnsupportedError, match="would delete messages"):
+            await natty.group(name, "g").create(4, [PartitioningFilter(f"{name}.a.*", (1,))])
         await natty.ensure_stream(f"{name}_ALL", sources=[{"name": name}])
         await natty.ensure_stream(f"{name}_ALL2", sources=[{"name": name, "filter_subject": f"{name}.>"}])
 

@@ -18,9 +18,9 @@ async def hold(natty, stream, count, durable="d"):
     return held
 
 
-async def forgotten(natty, name, **consumer):
+async def forgotten(natty, name, *, replicas=1, **consumer):
     """Make a work queue with consumer "d" whose server has forgotten messages 1 to 9; return its name."""
-    await fill(natty, name, HELD, retention="workqueue")
+    await fill(natty, name, HELD, retention="workqueue", num_replicas=replicas)
     await natty.ensure_consumer(name, "d", **{"ack_wait": ACK_WAIT, **consumer})
     held = await hold(natty, name, HELD)
     await natty.purge_stream(name, subject=f"{name}.{FORGOTTEN}", allow_pending=True)

@@ -11,6 +11,8 @@ from natty.leader.record import observed
 from natty.servers import FAULTS, NEEDS, faults_of, text_of
 from natty.stream.admin import purge_hazard
 from natty.stream.origins import takes_part_of_queue
+from natty.testing import ServerOptions
+from natty.testing.options import render
 
 ROOT = Path(__file__).parents[2]
 OLDEST = min(need.minimum for need in NEEDS.values())
@@ -165,3 +167,11 @@ def test_versions_are_written_as_people_write_them():
     assert text_of((2, 14, 6)) == "2.14.6"
     assert str(NEEDS["leader election"]) == "2.12.14 or 2.14.4"
     assert OLDEST == (2, 10, 25)
+
+
+@pytest.mark.parametrize(("interval", "said"), [("", "jetstream {"), ("always", 'sync_interval: "always" }')])
+def test_a_test_server_syncs_its_files_as_asked(interval, said):
+    options = ServerOptions(sync_interval=interval)
+    text = render(options, name="n", port=1, store=Path("/tmp/s"), files=None, routes=None)
+    assert said in text
+    assert ("sync_interval" in text) is bool(interval)
