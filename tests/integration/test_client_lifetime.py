@@ -223,7 +223,9 @@ async def test_whatever_runs_ends_when_its_client_is_closed(kind, natty, client,
 async def leads_at_once(natty, name):
     """Another node leads though the lease would last for minutes: it was released."""
     terms = []
-    task = asyncio.create_task(natty.election(name, lease=LONG, node_name="next", **BUCKET).run(forever(terms)))
+    task = asyncio.create_task(
+        natty.election(name, lease=LONG, max_stall=LONG, node_name="next", **BUCKET).run(forever(terms))
+    )
     try:
         await until(lambda: terms)
     finally:
@@ -233,7 +235,7 @@ async def leads_at_once(natty, name):
 
 async def test_closing_cancels_the_leaders_work_and_releases_its_lease(natty, client, name):
     work, losses = Work(), []
-    election = client.election(name, lease=LONG, on_lost=losses.append, **BUCKET)
+    election = client.election(name, lease=LONG, max_stall=LONG, on_lost=losses.append, **BUCKET)
     task = asyncio.create_task(election.run(work))
     await until(lambda: work.terms)
     await ended(client.close())
@@ -271,9 +273,9 @@ async def test_closing_waits_for_work_in_a_thread_that_looks_whether_it_is_told_
 
 async def test_closing_ends_a_candidacy_that_waits(natty, client, name):
     terms, seen = [], []
-    leader = asyncio.create_task(natty.election(name, lease=LONG, **BUCKET).run(forever(terms)))
+    leader = asyncio.create_task(natty.election(name, lease=LONG, max_stall=LONG, **BUCKET).run(forever(terms)))
     await until(lambda: terms)
-    election = client.election(name, lease=LONG, on_new_leader=seen.append, **BUCKET)
+    election = client.election(name, lease=LONG, max_stall=LONG, on_new_leader=seen.append, **BUCKET)
     task = asyncio.create_task(election.run(forever([])))
     await until(lambda: seen)
     await ended(client.close())
@@ -290,7 +292,7 @@ async def test_closing_cancels_a_block_that_leads(natty, client, name):
     inside = asyncio.Event()
 
     async def lead():
-        async with client.leader(name, lease=LONG, **BUCKET):
+        async with client.leader(name, lease=LONG, max_stall=LONG, **BUCKET):
             inside.set()
             await asyncio.Event().wait()
 
@@ -312,10 +314,10 @@ async def test_a_leader_that_closes_its_own_client_is_cancelled_and_the_lease_is
         await asyncio.Event().wait()
 
     async def lead():
-        async with client.leader(name, lease=LONG, **BUCKET) as term:
+        async with client.leader(name, lease=LONG, max_stall=LONG, **BUCKET) as term:
             await close(term)
 
-    run = client.election(name, lease=LONG, **BUCKET).run(close) if form == "work" else lead()
+    run = client.election(name, lease=LONG, max_stall=LONG, **BUCKET).run(close) if form == "work" else lead()
     with pytest.raises(ConnectionClosedError if form == "work" else LeadershipLost):
         await ended(run)
     assert steps == ["connected"]
