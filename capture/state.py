@@ -18,6 +18,7 @@ from capture.snapshots import TableState
 from natty import Bucket, BucketNotFoundError, KeyNotFoundError, Natty, NattyError
 from natty.decoding import Faults, Seconds, UnixTime, Whole, decode
 from natty.errors import BadRecordError
+from natty.kv import BadKeyError
 from natty.units import parse_time
 
 BUCKET = "capture_state"
@@ -304,7 +305,7 @@ class Board:
             read: T = decode(entry.value, kind, most_bytes=MOST_BYTES)
         except KeyNotFoundError:
             return None
-        except BadRecordError as error:
+        except (BadRecordError, BadKeyError) as error:
             _faults.bad(key, error)
             unreadable.append(f"key {key} of bucket {BUCKET} can't be read: {error}")
             return None

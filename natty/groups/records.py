@@ -9,11 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from natty.errors import BadGroupError
+from natty.decoding import decode
+from natty.errors import BadGroupError, BadRecordError
 from natty.groups import rules
 from natty.groups.partitions import (
     EVERYTHING,
@@ -26,6 +27,7 @@ from natty.groups.partitions import (
 
 T = TypeVar("T")
 _ESCAPED = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+_Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # as Go's
 _OF_0_1 = "filter"  # the field by which records of pcgroups 0.1 are known
 
 
@@ -128,7 +130,7 @@ class StaticRecord(Record):
         """Read a record. BadGroupError if it is none, or breaks a rule."""
         fields = _Fields(value)
         record = cls(
-            partitions=fields.take("max_members", int, 0),
+            partitions=fields.take("max_members", _Number, 0),
             filters=fields.take("filters", tuple[str, ...], ()),
             members=fields.take("members", tuple[str, ...], ()),
             mappings=fields.take("member_mappings", tuple[MemberMapping, ...], ()),
@@ -195,10 +197,10 @@ class ElasticRecord(Record):
         fields = _Fields(value)
         as_read = fields.raw("partitioning_filters")
         record = cls(
-            partitions=fields.take("max_members", int, 0),
+            partitions=fields.take("max_members", _Number, 0),
             filters=fields.take("partitioning_filters", tuple[PartitioningFilter, ...] | None, None),
-            max_messages=fields.take("max_buffered_msg", int, 0),
-            max_bytes=fields.take("max_buffered_bytes", int, 0),
+            max_messages=fields.take("max_buffered_msg", _Number, 0),
+            max_bytes=fields.take("max_buffered_bytes", _Number, 0),
             members=fields.take("members", tuple[str, ...], ()),
             mappings=fields.take("member_mappings", tuple[MemberMapping, ...], ()),
             filters_as_read=as_read,
@@ -213,8 +215,8 @@ class _Fields:
 
     def __init__(self, value: bytes) -> None:
         try:
-            found = msgspec.json.decode(value, type=dict[str, msgspec.Raw])
-        except msgspec.DecodeError as error:
+            found: dict[str, msgspec.Raw] = decode(value, dict[str, msgspec.Raw])
+        except BadRecordError as error:
             raise BadGroupError(
                 f"the group's record is no JSON object ({error}): delete the group, and make it again"
             ) from error
@@ -234,8 +236,8 @@ class _Fields:
         raw = self.raw(name)
         self._raw = {one: other for one, other in self._raw.items() if one.casefold() != name}
         try:
-            value: T | None = msgspec.convert(_folded(msgspec.json.decode(raw or b"null")), kind | None)
-        except msgspec.ValidationError as error:
+            value: T | None = msgspec.convert(_folded(decode(raw or b"null", Any)), kind | None)
+        except (BadRecordError, msgspec.ValidationError, RecursionError) as error:
             raise BadGroupError(f"{name} of the group's record can't be read: {error}") from error
         return missing if value is None else value
 

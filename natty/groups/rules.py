@@ -18,14 +18,17 @@ from natty.subjects import overlap
 
 T = TypeVar("T")
 MOST_PARTITIONS = 10_000  # of a new group
+MOST_PARTITIONS_READ = 1_000_000  # of one that another program made: their numbers are held in memory
 _PARTITION = re.compile(r"\{\{\s*partition\s*\(\s*(\d+)", re.IGNORECASE)
 _TOKEN_MADE = re.compile(r"\{\{.*?\}\}|\$\d+")  # a token that a transform makes
 
 
 def check_partitions(partitions: int) -> None:
-    """BadGroupError unless there is at least one."""
-    if partitions < 1:
-        raise BadGroupError(f"a group of {partitions} partitions is not possible: name at least 1")
+    """BadGroupError unless there is at least one, and no more than can be dealt out."""
+    if not 1 <= partitions <= MOST_PARTITIONS_READ:
+        raise BadGroupError(
+            f"a group of {partitions} partitions is not possible: name at least 1, and {MOST_PARTITIONS_READ:,} at most"
+        )
 
 
 def check_new_partitions(partitions: int) -> None:

@@ -6,7 +6,9 @@ from typing import Any
 
 import msgspec
 
+from natty.decoding import decode
 from natty.errors import (
+    BadRecordError,
     BucketNotFoundError,
     ConfigError,
     JetStreamError,
@@ -175,7 +177,10 @@ class Templates:
             last = await election.last_commit(report_of(name))
         except BucketNotFoundError:  # there was never a leader
             return {}
-        return msgspec.json.decode(last.data, type=dict[str, str]) if last is not None and last.data else {}
+        try:
+            return decode(last.data, dict[str, str]) if last is not None and last.data else {}
+        except BadRecordError:  # the leader writes it again when something is refused
+            return {}
 
     async def rm(self, name: str, *, force: bool = False) -> list[str]:
         """Remove a template; return its streams, which stay: each takes its own subjects from now on.

@@ -13,9 +13,18 @@ from typing import Any
 
 import msgspec
 
-from natty.errors import ConfigError, JetStreamError, LeadershipLost, NattyError, StreamExistsError
+from natty.decoding import Faults, decode
+from natty.errors import (
+    BadRecordError,
+    ConfigError,
+    JetStreamError,
+    KeyNotFoundError,
+    LeadershipLost,
+    NattyError,
+    StreamExistsError,
+)
 from natty.jetstream import JetStream
-from natty.kv import Bucket, Entry
+from natty.kv import BadKeyError, Bucket, Entry
 from natty.leader import Term
 from natty.stream.ensure import create_document
 from natty.stream.listing import all_streams, stream_names
@@ -28,6 +37,7 @@ REFRESH = 2.0  # seconds after which it is seen that somebody deleted a stream
 TRY_AGAIN = 10.0  # seconds before what the server refused is asked for again
 AT_ONCE = 32  # streams being made
 MAKING = "making"  # the commit that says what is being made
+_faults = Faults(logger, "%s of the templates can't be read, and is left out: %s")
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -77,9 +87,14 @@ class Maker:
 
     async def _finish(self) -> bool:
         """Make what the leader before us had decided upon."""
-        jobs = msgspec.json.decode(await self._term.read(MAKING) or b"[]", type=list[Job])
-        if jobs:
-            await asyncio.gather(*map(self._make, jobs))
+        committed = await self._term.read(MAKING) or b"[]"
+        try:
+            jobs: list[Job] = decode(committed, list[Job])
+        except BadRecordError as error:  # what waits decides anew
+            _faults.bad(MAKING, error)
+            jobs = []
+        if committed != b"[]":
+            await asyncio.gather(*(self._make(job) for job in jobs if {"name", "sources"} <= job.document.keys()))
             await self._term.commit(MAKING, b"[]")
         return True
 
@@ -169,22 +184,30 @@ def report_of(template: str) -> str:
 
 
 async def templates_in(bucket: Bucket) -> list[Template]:
-    """Return the templates that are declared, sorted by name; what is none is logged, and left out."""
-    found = []
-    for entry in await asyncio.gather(*(bucket.get(key) for key in await bucket.keys())):
-        try:
-            found.append(read_template(entry))
-        except ConfigError as error:
-            logger.error("%s", error, extra={"action": "no template"})
-    return found
+    """Return the templates that are declared, sorted by name; what is none is logged once, and left out."""
+    keys = await bucket.keys()
+    found = await asyncio.gather(*(_declared(bucket, key) for key in keys))
+    return [template for template in found if template is not None]
+
+
+async def _declared(bucket: Bucket, key: str) -> Template | None:
+    try:
+        template = read_template(await bucket.get(key))
+    except KeyNotFoundError:  # removed meanwhile
+        return None
+    except (ConfigError, BadKeyError) as error:
+        _faults.bad(key, error)
+        return None
+    _faults.good(key)
+    return template
 
 
 def read_template(entry: Entry) -> Template:
     """Return what an entry declares. ConfigError if somebody else wrote it."""
     try:
-        template = msgspec.json.decode(entry.value, type=Template)
+        template: Template = decode(entry.value, Template)
         template.check()
-    except (msgspec.MsgspecError, NattyError) as error:
+    except (NattyError, TypeError, ValueError) as error:  # a setting of another type
         raise ConfigError(f"what the bucket holds for template {entry.key} is none: {error}") from error
     return template
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from natty.decoding import Whole
 from natty.errors import ConfigError
 from natty.stream import NANOSECONDS, BadNameError, check_name
 from natty.stream.file import check_stream_settings
@@ -37,8 +38,8 @@ class Template(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
     stream: str
     settings: dict[str, Any] = {}
-    max_streams: int = MAX_STREAMS
-    max_waiting: int = 0
+    max_streams: Whole = MAX_STREAMS
+    max_waiting: Whole = 0
 
     @property
     def intake(self) -> str:

@@ -350,6 +350,7 @@ BAD_NODES = {
     "future": b'{"node":"x","version":"1","since":1e300,"every":1}',
     "infinite": b'{"node":"x","version":"1","since":1e400,"every":1}',
     "negative": b'{"node":"x","version":"1","since":0,"every":1,"pending":-1}',
+    "\N{GREEK SMALL LETTER BETA}": b"under a name that no client asks for",
     "huge": b'{"node":"x","version":"1","since":0,"every":1,"stored":{"messages":1' + b"0" * 400 + b"}}",
 }
 
@@ -358,7 +359,7 @@ async def test_keys_that_can_not_be_read_are_named_and_logged_once_and_the_other
     board = Board(natty, archive)
     await board.announce(NodeState(node="good", version="", since=0.0, every=1.0))
     for key, value in BAD_NODES.items():
-        await natty.put(BUCKET, f"node.{archive}.{key}", value)
+        await natty.publish(f"$KV.{BUCKET}.node.{archive}.{key}", value)
     natty.connection.send(f"$KV.{BUCKET}.node.{archive}.".encode() + b"\xff", b"not text")
     await natty.connection.flush(PATIENCE)
     for _ in range(2):

@@ -5,13 +5,14 @@ import asyncio
 import msgspec
 import pytest
 from deposed import elected_and_asleep
+from electing import vacated
 from patient import PATIENCE
 from template_streams import payloads_of
 
 from natty import ConfigError, NattyError, StaleToken
 from natty.templates import TemplateNotFoundError
-from natty.templates.declared import BUCKET
-from natty.templates.maker import MAKING, Job, Maker
+from natty.templates.declared import BUCKET, ELECTION
+from natty.templates.maker import MAKING, Job, Maker, report_of
 
 
 @pytest.fixture
@@ -249,8 +250,16 @@ async def test_a_removed_templates_stream_keeps_the_other_sources_that_it_has(na
 async def test_rubbish_among_the_declarations_stops_no_template(natty, template):
     made = await template(run=False)
     bucket = natty.bucket(BUCKET)
-    for number, value in enumerate([b"{", b'{"name": "x", "subject": "x.*", "stream": "X_{7}"}']):
+    rubbish = [b"{", b'{"name": "x", "subject": "x.*", "stream": "X_{7}"}', b'{"name":"\xff"}', b"[" * 100_000]
+    rubbish += [b'{"name":"x","subject":"x.*","stream":"X_{1}","max_streams":1e300}']
+    rubbish += [b'{"name":"x","subject":"x.*","stream":"X_{1}","settings":{"max_age":"x"}}']
+    for number, value in enumerate(rubbish):
         await bucket.put(f"rubbish{number}", value)
+    await natty.publish(f"$KV.{BUCKET}.\N{GREEK SMALL LETTER BETA}", b"under a name that no client asks for")
+    natty.connection.send(f"$KV.{BUCKET}.".encode() + b"\xff", b"not text")
+    await vacated(natty, ELECTION)
+    await natty.publish(f"$KV.natty_leaders.{ELECTION}.commit.{MAKING}", b"\xff")
+    await natty.publish(f"$KV.natty_leaders.{ELECTION}.commit.{report_of(made.name)}", b"\xff")
     try:
         async with asyncio.timeout(PATIENCE):
             running = asyncio.create_task(natty.templates().run())
@@ -261,8 +270,9 @@ async def test_rubbish_among_the_declarations_stops_no_template(natty, template)
         with pytest.raises(ConfigError, match=r"template rubbish1 is none: .*names \{7\}"):
             await natty.templates().info("rubbish1")
     finally:
-        for number in range(2):
+        for number in range(len(rubbish)):
             await bucket.purge(f"rubbish{number}")
+        await natty.purge_stream(bucket.stream, subject=f"$KV.{BUCKET}.\N{GREEK SMALL LETTER BETA}")
 
 
 async def test_an_intake_that_somebody_deleted_holds_back_no_other_template_and_is_made_again_by_add(
