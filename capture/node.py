@@ -41,6 +41,8 @@ from natty.background import keep_up
 from natty.leader import default_node_name
 
 log = logging.getLogger(__name__)
+life = logging.getLogger("capture.run")
+"""Says that a node captures, and what it did: the command line shows both at any level but `error`."""
 
 RETRY_DUTY = 5.0  # seconds before a leader's failed duty is taken up again
 RELOAD = {"action": "reload"}
@@ -134,7 +136,8 @@ class Node:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _conclude(self) -> None:
-        log.info("%s stopped: %d messages in %d blocks", self.name, self.stored["messages"], self.stored["blocks"])
+        stored = self.stored["messages"], self.stored["blocks"]
+        life.info("%s stopped: %d messages in %d blocks stored", self.name, *stored, extra={"action": "ended"})
         if self._unstored:
             raise NotDrained(
                 f"{self._unstored} messages that were read could not be stored within the {self.config.drain:g} s that "
@@ -183,7 +186,7 @@ class Node:
             try:
                 with self._stopping.draining(stop):
                     self.start.over = True
-                    log.info("%s captures %s into %s", self.name, config.stream, self.store.url)
+                    life.info("%s", self._beginning(durables), extra={"action": "began"})
                     await capture(source, self._decode, self._partition, self._blocks, watched, slots=config.slots)
             finally:
                 self._unstored = source.read - self._settled if self._stopping.told else 0
@@ -216,6 +219,11 @@ class Node:
 
         blocks, commit = OpenBlocks(self._blocks.limits), self._committer(acknowledger, completed).commit
         await capture(messages, self._decode, self._partition, blocks, commit, slots=self.config.slots)
+
+    def _beginning(self, durables: list[Durable]) -> str:
+        names = ", ".join(one.name for one in durables)
+        where = f"through consumer {names}" if len(durables) == 1 else f"through {len(durables)} consumers, {names}"
+        return f"{self.name} captures {self.config.stream} into {self.store.url}, {where}"
 
     def _source(self, natty: Natty, durables: list[Durable]) -> AbstractAsyncContextManager[Source | GroupSource]:
         config = self.config

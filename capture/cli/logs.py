@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from capture.config import Logging
+from capture.node import life
 from natty.cli.run import LogFormat, LogLevel, configure_logging
 
 _set: set[str] = set()  # names of loggers that have a level by the configuration
@@ -24,6 +25,7 @@ def configure(wanted: Logging) -> None:
     for name in _set:
         logging.getLogger(name).setLevel(logging.NOTSET)
     configure_logging(LogLevel(wanted.level), LogFormat(wanted.format))
+    life.setLevel(logging.NOTSET if wanted.level == "error" else logging.INFO)  # two lines of a node's life
     for name, level in wanted.loggers.items():
         logging.getLogger(name).setLevel(level.upper())
     _set.clear()

@@ -149,3 +149,15 @@ def test_a_second_leader_by_hand_says_who_leads(shell, archive):
     node.terminate()
     node.communicate(timeout=PATIENCE)
     assert node.returncode == 0
+
+
+def test_a_node_says_what_it_captures_and_what_it_did(shell, make_stream, captured, natty_name):
+    stream = make_stream(natty_name("said"), 5)
+    options = ("--store", "lake", "--max-age", "0.3", "--node-name", "n1")
+    _, err = captured(stream, 5, *options)
+    said = [line.partition("capture.run: ")[2] for line in err.splitlines() if "capture.run: " in line]
+    assert said[0] == f"n1 captures {stream} into {(shell.folder / 'lake').as_uri()}, through consumer capture"
+    assert said[1].startswith("n1 stopped: 5 messages in ")
+    assert len(said) == 2
+    _, err = captured(stream, 5, *options, CAPTURE_LOGGING__LEVEL="error")
+    assert "capture.run" not in err
