@@ -157,7 +157,7 @@ class Term:
         while True:
             self._in_time()
             last = await self._last(self._subjects.commit(commit))
-            if last is not None and int(last.headers.get(TOKEN, ["0"])[0]) > self.token:
+            if last is not None and _token_of(last) > self.token:
                 raise self._stale(f"{commit!r} was committed by a later term than {self.token}")
             value = last.data if last is not None else b""
             try:
@@ -239,6 +239,13 @@ class Term:
     def _stale(self, text: str) -> StaleToken:
         self._leave("fenced")
         return StaleToken(text)
+
+
+def _token_of(commit: StoredMessage) -> int:
+    """Return the token under which a commit was stored; 0 for what no leader stored: tokens are earlier sequences."""
+    text = commit.headers.get(TOKEN, [""])[0]
+    token = int(text) if text.isascii() and text.isdecimal() and len(text) <= 20 else 0
+    return token if token < commit.sequence else 0
 
 
 def _in_thread(call: Callable[[], T]) -> asyncio.Future[T]:

@@ -8,7 +8,9 @@ import pytest
 from electing import LONG, Work, forever, renewals, vacated
 from patient import PATIENCE, PATIENT, until
 
-from natty import Natty
+from capture import node as node_of_capture
+from capture.node import Node
+from natty import Election, Natty
 from natty.leader import leadership, trail
 from natty.leader.driver import Driver
 from natty.leader.record import Lease
@@ -20,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("released_without_hurry")
 BUCKET = {"bucket": "hostile_leaders"}
 USERS = """authorization { users: [
   {user: node, password: x},
+  {user: blind, password: x, permissions: {publish: {deny: ["$JS.API.STREAM.>"]}}},
   {user: barred, password: x, permissions: {publish: {deny: ["$KV.>"]}}},
   {user: stranger, password: x, permissions: {publish: {allow: ["orders.>", "el.obs.>"]}, subscribe: "_INBOX.>"}}
 ] }"""
@@ -160,6 +163,17 @@ async def test_a_leader_whose_lease_is_overwritten_with_what_cannot_be_read_lose
     await until(lambda: work.begun_under(token) is not None)
 
 
+@pytest.mark.parametrize("token", ["", "x", "-1", "\u0663", "9" * 19, "9" * 5000])
+async def test_a_commit_under_a_token_that_no_term_has_is_taken_over_like_any_other(node, name, token):
+    """Who may write `<key>.>` can replace a commit: that must not keep every later leader from committing."""
+    subject = f"$KV.{BUCKET['bucket']}.{name}.commit.position"
+    async with node.leader(name, lease=LONG, **BUCKET) as term:
+        await node.publish(subject, b"forged", headers={"Natty-Token": token})
+        assert await term.read("position") == b"forged"
+        await term.commit("position", b"ours")
+        assert await term.read("position") == b"ours"
+
+
 async def test_a_lease_for_ever_is_forgotten_when_somebody_deletes_it(node, name, running):
     bucket, terms = node.bucket(BUCKET["bucket"]), []
     for_ever = Lease(id="x", inc="x", term=1, state="held", L=1e12, nonce="x-1")
@@ -198,6 +212,22 @@ async def test_a_candidate_that_may_not_write_says_so_once(shared_server, name, 
     assert told[0].startswith("the server refused")
     assert subject in told[0]
     assert told[1].startswith(f"this node may not write {subject}: ")
+
+
+async def test_a_node_that_may_not_even_look_is_told_of_once(shared_server, name, running, monkeypatch, caplog):
+    monkeypatch.setattr(node_of_capture, "RETRY_DUTY", 0.01)
+    async with user(shared_server, "blind") as blind:
+        election, tries, run = blind.election(name, **BUCKET), [], Election.run
+
+        async def counting(self, work):
+            tries.append(work)
+            return await run(self, work)
+
+        monkeypatch.setattr(Election, "run", counting)
+        running(Node._campaign(None, election, forever([])))
+        await until(lambda: len(tries) > 3)
+    told = [one for one in caplog.records if getattr(one, "action", "") == "campaign_failed"]
+    assert len(told) == 1
 
 
 async def test_a_fault_of_our_own_in_a_request_is_logged_and_the_election_goes_on(node, name, monkeypatch, caplog):
