@@ -7,9 +7,6 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich import print_json
-from rich.console import Console
-from rich.table import Column, Table
 
 from capture.cli import settings
 from capture.cli.going import going, show_going
@@ -27,6 +24,8 @@ from capture.trust import read_trusted
 from natty import Natty, Term
 from natty.cli import connect
 from natty.cli.run import run_async
+from natty.cli.tables import print_document, print_table
+from natty.cli.terminal import say
 from natty.leader import default_node_name
 
 Offline = Annotated[bool, typer.Option("--offline", help="Without NATS: what the store holds last.")]
@@ -175,16 +174,16 @@ def ls(
     wanted = settings.archive(config, flags, {}, needs=("store",))
     picture = run_async(_listed(open_store(wanted.store), wanted))
     if as_json:
-        print_json(msgspec.json.encode({"blocks": picture.blocks, "table": picture.files}).decode())
+        print_document(msgspec.to_builtins({"blocks": picture.blocks, "table": picture.files}))
         return
-    table = Table(Column("path", overflow="fold"), "kind", "messages", "bytes", "first", "last")
-    for kind, files in (("block", picture.blocks), ("table", picture.files)):
-        for one in sorted(files, key=lambda one: (one.key, one.first)):
-            table.add_row(one.path, kind, *(f"{n:,}" for n in (one.count, one.bytes, one.first, one.last)))
-    console = Console()
-    console.print(table)
+    rows = [
+        (one.path, kind, *(f"{n:,}" for n in (one.count, one.bytes, one.first, one.last)))
+        for kind, files in (("block", picture.blocks), ("table", picture.files))
+        for one in sorted(files, key=lambda one: (one.key, one.first))
+    ]
+    print_table(("path", "kind", ">messages", ">bytes", ">first", ">last"), rows)
     numbers = f"manifest {picture.manifest.number}, table {picture.table.number}"
-    console.print(f"{numbers}: {len(picture.blocks)} blocks, {len(picture.files)} table files")
+    say(f"{numbers}: {len(picture.blocks)} blocks, {len(picture.files)} table files")
 
 
 async def _listed(store: Store, config: CaptureConfig) -> Picture:
@@ -199,6 +198,6 @@ async def _listed(store: Store, config: CaptureConfig) -> Picture:
 def _show(report: Any, as_json: bool) -> None:
     fields = {name: value for name, value in vars(report).items() if isinstance(value, int | str | float | list)}
     if as_json:
-        print_json(data=fields, default=str)
+        print_document(fields, default=str)
     else:
-        print(", ".join(f"{name}: {value}" for name, value in fields.items()))
+        say(", ".join(f"{name}: {value}" for name, value in fields.items()))

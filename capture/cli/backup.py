@@ -7,7 +7,6 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich import print_json
 
 from capture.cli import settings
 from capture.identity import require_archive
@@ -15,6 +14,8 @@ from capture.restoring.backup import Moved, export_backup, import_backup
 from capture.restoring.past import only_stream
 from capture.stores import open_store
 from natty.cli.run import run_async
+from natty.cli.tables import print_document
+from natty.cli.terminal import say
 
 
 def import_(
@@ -51,9 +52,9 @@ def export(
 
 def _show(moved: Moved, what: str, as_json: bool) -> None:
     if as_json:
-        print_json(data=vars(moved))
+        print_document(vars(moved))
         return
-    print(
+    say(
         f"{moved.stream}: {moved.messages:,} messages ({moved.first:,}–{moved.last:,}) and {moved.consumers}"
         f" consumers {what} in {moved.seconds:.1f} s"
     )

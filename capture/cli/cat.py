@@ -26,6 +26,7 @@ from natty import Natty
 from natty.cli import connect
 from natty.cli.ask import seconds
 from natty.cli.run import run_async
+from natty.cli.terminal import write
 from natty.units import parse_time, show_time
 
 
@@ -128,12 +129,7 @@ async def _print(config: CaptureConfig, options: dict[str, Any], printed: _Print
         batches = read_batches(config, columns=printed.columns, **options)
         async with aclosing(batches):
             async for batch in batches:
-                await asyncio.to_thread(_write, printed.of(batch))
-
-
-def _write(data: bytes) -> None:
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
+                await asyncio.to_thread(write, printed.of(batch))
 
 
 def _tell_gap(missing: Sequences) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 import typer
-from rich import print_json
 
 from capture.cli import settings
 from capture.cli.node import run
@@ -30,6 +29,7 @@ from capture.partitioners import partitioner
 from capture.stores import Address, open_store
 from capture.writers import writer
 from natty.cli import connect
+from natty.cli.tables import print_document
 from natty.config import Config, redact, resolve
 from natty.errors import NattyError
 from natty.stream import check_name
@@ -91,7 +91,7 @@ def show(*, flags: dict[str, Any], config: settings.Config = None, as_json: sett
         for place, value in _each(setting, whole)
     ]
     if as_json:
-        print_json(data={name: {"value": value, "source": source} for name, value, source in rows}, default=str)
+        print_document({name: {"value": value, "source": source} for name, value, source in rows}, default=str)
         return
     table = [(name, json.dumps(value, ensure_ascii=False, default=str), source) for name, value, source in rows]
     names, values = (max(len(row[column]) for row in table) for column in (0, 1))

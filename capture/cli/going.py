@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from rich import print_json
-from rich.console import Console
 from rich.table import Column, Table
 
 from capture.chain import document_parts
@@ -19,6 +17,7 @@ from capture.retention import Expired
 from capture.stores import open_store
 from capture.sweep import Preview, preview
 from natty import Natty
+from natty.cli.tables import PlainConsole, print_document
 
 
 async def going(config: CaptureConfig) -> list[dict[str, Any]]:
@@ -54,13 +53,13 @@ def _why(path: str, was_let_go: bool) -> str:
 def show_going(found: list[dict[str, Any]], as_json: bool) -> None:
     """Print it."""
     if as_json:
-        print_json(data=found)
+        print_document(found)
         return
     table = Table(Column("path", overflow="fold"), "why", "messages", "bytes")
     for one in found:
         counts = (f"{one[name]:,}" if name in one else "" for name in ("messages", "bytes"))
         table.add_row(one["path"], one["why"], *counts)
-    console = Console(markup=False, highlight=False)
+    console = PlainConsole()
     if found:
         console.print(table)
     removed = [one for one in found if "messages" in one]

@@ -6,8 +6,6 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from rich import print_json
-from rich.console import Console
 from rich.table import Column, Table
 
 from capture.config import CaptureConfig
@@ -19,6 +17,7 @@ from capture.picture import read_picture
 from capture.planning import plan
 from capture.stores import open_store
 from natty import Natty
+from natty.cli.tables import PlainConsole, print_document
 
 
 async def planned(config: CaptureConfig) -> dict[str, Any]:
@@ -58,7 +57,7 @@ def _described(group: Group, now: float) -> dict[str, Any]:
 def show_planned(found: dict[str, Any], as_json: bool) -> None:
     """Print it."""
     if as_json:
-        print_json(data=found)
+        print_document(found)
         return
     table = Table(
         "stream", Column("key", overflow="fold"), "interval", "files", "bytes", "messages", "formats", "into", "waited"
@@ -67,7 +66,7 @@ def show_planned(found: dict[str, Any], as_json: bool) -> None:
         counts = (f"{one[name]:,}" for name in ("files", "bytes", "messages"))
         ends = ", ".join(one["formats"]), f"{one['outputs']}", f"{one['waited']:,.0f} s"
         table.add_row(one["stream"], one["key"], one["interval"], *counts, *ends)
-    console = Console(markup=False, highlight=False)
+    console = PlainConsole()
     if found["groups"]:
         console.print(table)
     files = sum(one["files"] for one in found["groups"])

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich import print_json
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -25,8 +24,9 @@ from capture.restoring.replay import Pace, rebuild_published, replay
 from capture.stores import open_store
 from capture.verdict import TOLD
 from natty import Natty
-from natty.cli import connect
+from natty.cli import connect, terminal
 from natty.cli.run import run_async
+from natty.cli.tables import print_document
 from natty.units import parse_time
 
 JSON_VERSION = 1
@@ -151,9 +151,9 @@ def restore(
     )
     plan, done = run_async(_restored(wanted, say=not as_json))
     if as_json:
-        print_json(data=_as_dict(plan, done))
+        print_document(_as_dict(plan, done))
     elif done is not None:
-        print(_summary(done))
+        terminal.say(*_summary(done).splitlines())
 
 
 async def _restored(wanted: _Wanted, *, say: bool) -> tuple[Plan, Restored | None]:
@@ -163,7 +163,7 @@ async def _restored(wanted: _Wanted, *, say: bool) -> tuple[Plan, Restored | Non
     async with Natty(**config.nats) as natty:
         plan = await prepare(natty, config, store, wanted.options, offline=wanted.offline)
         if say:
-            print(_described(plan, wanted))
+            terminal.say(*_described(plan, wanted).splitlines())
         if plan.obstacles:
             raise RestoreRefused("; ".join(plan.obstacles))
         if wanted.dry_run:

@@ -8,9 +8,6 @@ from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
-from rich import print_json
-from rich.console import Console
-from rich.table import Table
 
 from capture.cli import settings
 from capture.config import CaptureConfig
@@ -23,6 +20,7 @@ from capture.spark import SparkDriver, View
 from capture.stores import open_store
 from capture.trust import check_contents
 from natty.cli.run import run_async
+from natty.cli.tables import print_document, print_table
 
 NOT_INSTALLED = 'DuckDB is not installed here; run: pip install "natty-nats[sql]", or ask Spark by --engine spark'
 
@@ -52,12 +50,9 @@ def sql(
     wanted = settings.archive(config, flags, {}, needs=("store",))
     answer = run_async(_asked(wanted, query, schema, engine or _best()))
     if as_json:
-        print_json(data=[dict(zip(answer.columns, row, strict=True)) for row in answer.rows])
+        print_document([dict(zip(answer.columns, row, strict=True)) for row in answer.rows])
     else:
-        table = Table(*answer.columns)
-        for row in answer.rows:
-            table.add_row(*map(str, row))
-        Console().print(table)
+        print_table(answer.columns, answer.rows)
     if answer.truncated:
         print(f"capture: only the first {len(answer.rows):,} rows are shown", file=sys.stderr)
 

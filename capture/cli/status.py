@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich import print_json
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -26,6 +25,8 @@ from capture.streams import each
 from natty import Natty, NattyError
 from natty.cli import connect
 from natty.cli.run import run_async
+from natty.cli.tables import PlainConsole, print_document
+from natty.cli.terminal import printable
 
 EXIT_TROUBLE = 3
 WATCH_EVERY = 1.0  # seconds
@@ -46,7 +47,7 @@ def status(
         run_async(_watch(wanted, as_json=as_json))
     found = run_async(_once(wanted))
     if as_json:
-        print_json(data=_data(found))
+        print_document(_data(found))
     else:
         _console().print(pages(found))
     if any(one.troubles for one in found):
@@ -103,7 +104,7 @@ def _data(found: list[Status]) -> Any:
 
 
 def _console() -> Console:
-    return Console(markup=False, highlight=False)
+    return PlainConsole()
 
 
 def pages(found: list[Status]) -> RenderableType:
@@ -113,13 +114,13 @@ def pages(found: list[Status]) -> RenderableType:
 
 def page(status: Status) -> RenderableType:
     """Return an archive's state as text and tables, what is wrong last."""
-    parts: list[RenderableType] = [Text(f"archive {status.archive}", style="bold")]
+    parts: list[RenderableType] = [Text(printable(f"archive {status.archive}"), style="bold")]
     if status.view.state is not None:
         parts.append(_archive(status, status.view.state))
         parts.append(_streams(status, status.view.state.streams))
     parts.append(_nodes(status.view.nodes))
     troubles = status.troubles
-    parts += [Text(f"• {trouble}", style="red") for trouble in troubles]
+    parts += [Text(printable(f"• {trouble}"), style="red") for trouble in troubles]
     parts.append(Text("something is wrong" if troubles else "all is well", style="red" if troubles else "green"))
     return Group(*parts)
 

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich import print_json
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -30,6 +29,8 @@ from natty import Natty, NattyError, NotConnectedError, RequestTimeoutError
 from natty.cli import connect
 from natty.cli.ask import confirm, seconds
 from natty.cli.run import run_async
+from natty.cli.tables import print_document
+from natty.cli.terminal import say
 from natty.errors import ConnectError, DomainUnreachableError, JetStreamNotEnabledError
 
 STANDARD_OUTPUT = Path("-")
@@ -86,7 +87,7 @@ def verify(
         if not as_nagios:
             raise
         status, line = nagios_unknown(str(error))
-        print(line)
+        say(line)
     raise typer.Exit(status)
 
 
@@ -112,12 +113,12 @@ def _tell(checked: Check, as_json: bool, as_nagios: bool, prometheus_file: Path 
         _publish(prometheus_file, prometheus(checked))
     if as_nagios:
         status, line = nagios(checked)
-        print(line)
+        say(line)
         return status
     if as_json:
-        print_json(data=checked.as_dict())
+        print_document(checked.as_dict())
     elif prometheus_file != STANDARD_OUTPUT:
-        print(checked.sentence())
+        say(checked.sentence())
     return checked.status
 
 
@@ -211,13 +212,13 @@ def purge(
     )
     checked, plan = run_async(_planned(wanted))
     if not as_json:
-        print(f"{checked.sentence()}\n{_sentence(wanted.config.stream, plan)}")
+        say(checked.sentence(), _sentence(wanted.config.stream, plan))
     purged = None
     if plan.messages and not dry_run:
         confirm(_question(wanted, plan), force=force)
         purged = run_async(_purged(wanted, checked.held.proven, plan))
     if as_json:
-        print_json(data=_as_dict(checked, plan, purged, dry_run))
+        print_document(_as_dict(checked, plan, purged, dry_run))
     elif purged is not None:
         print(f"{purged:,} messages deleted")
 

@@ -5,7 +5,7 @@ Control characters in a cell are escaped, as others wrote most of them; no cell 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -20,6 +20,17 @@ Json = Annotated[bool, typer.Option("--json", "-j", help="Print JSON.")]
 
 SCREEN = 200  # rows that rich lays out for a terminal; it takes half a millisecond for each, and folds what is too wide
 COLOURED = 100_000  # characters of JSON that are coloured
+
+
+class PlainConsole(Console):
+    """A console whose texts are no markup, and hold nothing that a terminal could act on. `Text` is as it was made."""
+
+    def __init__(self) -> None:
+        super().__init__(markup=False, highlight=False)
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        """Return a text that is printed, or stands in a cell, with all that is not printable escaped."""
+        return super().render_str(printable(text, also="\n\t"), **{**how, "markup": False, "emoji": False})
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, total: Sequence[Any] = ()) -> None:
@@ -48,9 +59,9 @@ def cells(*values: Any) -> list[Text]:
     return [Text(printable(str(value))) for value in values]
 
 
-def print_document(data: Any) -> None:
-    """Print JSON, in colours on a terminal if it is not too long."""
-    text, console = json_text(data, indent=2), Console()
+def print_document(data: Any, *, default: Callable[[Any], Any] | None = None) -> None:
+    """Print JSON, in colours on a terminal if it is not too long; `default` makes of others what JSON can say."""
+    text, console = json_text(data, indent=2, default=default), Console()
     if console.is_terminal and len(text) <= COLOURED:
         console.print_json(text, ensure_ascii=text.isascii())
     else:
@@ -61,7 +72,9 @@ def _table(columns: Sequence[str], lines: list[list[str]], total: list[str]) -> 
     table = Table(box=None)
     for column in columns:
         table.add_column(
-            column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold"
+            Text(printable(column.removeprefix(">"))),
+            justify="right" if column.startswith(">") else "left",
+            overflow="fold",
         )
     for line in lines:
         table.add_row(*map(Text, line))
@@ -72,7 +85,7 @@ def _table(columns: Sequence[str], lines: list[list[str]], total: list[str]) -> 
 
 
 def _print_lines(columns: Sequence[str], lines: list[list[str]]) -> None:
-    head = [column.removeprefix(">") for column in columns]
+    head = [printable(column.removeprefix(">")) for column in columns]
     widths = [max(map(cell_len, cells)) for cells in zip(head, *lines, strict=True)]
     right = [column.startswith(">") for column in columns]
     for line in (head, *lines):
