@@ -35,6 +35,7 @@ ATTEMPTS = 20  # to change a key that others change at the same time
 PAUSE = 0.005  # seconds between two attempts, on the average; doubles up to the next line
 PAUSE_MAX = 0.2
 LEARN_AGAIN = 60.0  # seconds after which the shortest TTL that the bucket takes is asked of the server again
+LEARN_WITHIN = 1.0  # seconds: a refresh must not wait long for it
 MOST_SKIPPED = 100  # names of keys that are remembered, so that each is logged once
 _TTL_DISABLED = 10166
 
@@ -249,16 +250,22 @@ class Bucket:
 
     async def _learn_shortest_ttl(self) -> None:
         """Ask for the TTL that the server raises shorter ones to. A user who may not ask goes without the check."""
+        first = self._learn_at == float("-inf")
+        self._learn_at = clock() + LEARN_AGAIN
+        timeout = self._jetstream.connection.config.timeout
         try:
-            config = (await self._jetstream.request(f"STREAM.INFO.{self.stream}"))["config"]
+            answer = await self._jetstream.request(
+                f"STREAM.INFO.{self.stream}", timeout=timeout if first else min(timeout, LEARN_WITHIN)
+            )
         except BucketNotFoundError:
+            self._learn_at = float("-inf")
             raise
-        except NattyError as error:
+        except NattyError as error:  # what was known stays
             log.info("the settings of bucket %s could not be read: %s", self.name, error)
-            config = {"max_msgs_per_subject": 1}
+            return
+        config = answer["config"]
         raised = config["max_msgs_per_subject"] != 1
         self._shortest_ttl = config.get("subject_delete_marker_ttl", 0) / NANOSECONDS if raised else 0.0
-        self._learn_at = clock() + LEARN_AGAIN
 
     @contextmanager
     def _told(self) -> Iterator[None]:

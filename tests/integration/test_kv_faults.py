@@ -165,6 +165,19 @@ async def test_what_no_time_will_heal_is_raised_at_the_start(nats_server, natty_
                 await natty.keys("any")
 
 
+async def test_who_may_not_ask_for_a_buckets_settings_writes_keys_with_a_ttl_all_the_same(natty_tls, tmp_path):
+    users = """authorization { users: [
+      {user: admin, password: x},
+      {user: writer, password: x, permissions: {publish: {deny: ["$JS.API.STREAM.INFO.>"]}}}
+    ] }"""
+    with NatsServer(ServerOptions(authorization=users), folder=tmp_path, tls_files=natty_tls) as server:
+        options = server.connect_options() | {"password": "x"} | PATIENT
+        async with Natty(**options, user="admin") as admin, Natty(**options, user="writer") as writer:
+            bucket = await admin.create_bucket("b", history=5)
+            await writer.bucket("b").put("k", b"1", ttl=2)
+            assert (await bucket.get("k")).ttl == 2.0
+
+
 async def test_a_half_open_connection_is_left(natty_proxy, natty, natty_name, see):
     bucket = await natty.create_bucket(natty_name("kv"))
     async with Natty(**natty_proxy.options, **PATIENT | {"ping_interval": 0.7}) as far:
