@@ -21,6 +21,7 @@ from capture.manifest import Stored, block_path, encode, entry_path
 from capture.sequences import Sequences
 from capture.stores.contract import Store
 from capture.sweep import GRACE
+from natty.repeated import Repeated
 
 if TYPE_CHECKING:
     from capture.writers.contract import Writer
@@ -102,6 +103,7 @@ class Committer:
         self._on_complete = on_complete
         self._clock = clock
         self._sleep = sleep
+        self._repeated = Repeated(log)
 
     def __repr__(self) -> str:
         return f"Committer({self._store.url}, {self._writer.format}, node={self.options.node!r})"
@@ -218,7 +220,9 @@ class Committer:
                 if attempt == self.options.attempts:
                     raise _after(attempt, error) from error
                 pause = self._pause(attempt)
-                log.warning("%s; trying again in %.1f s", error, pause, extra={"action": "store_retry", "path": path})
+                state = f"{self._store.url} refused an object ({type(error).__name__}), it is tried again"
+                said = f"{error}; trying again in {pause:.1f} s"
+                self._repeated.warning(state, said, extra={"action": "store_retry", "path": path})
             await self._sleep(pause)
         raise AssertionError("the last attempt returns or raises")
 
@@ -232,12 +236,14 @@ def going_on(
     commit: Callable[[SealedBlock], Coroutine[Any, Any, object]],
 ) -> Callable[[SealedBlock], Coroutine[Any, Any, None]]:
     """Return a commit that logs the store's failure and goes on: the messages were handed back, and come again."""
+    repeated = Repeated(log)
 
     async def commit_or_go_on(block: SealedBlock) -> None:
         try:
             await commit(block)
         except StoreError as error:
-            log.error("%s", error, extra={"action": "store_failed", "count": block.count})
+            state, failed = f"blocks could not be stored ({type(error).__name__})", {"action": "store_failed"}
+            repeated.error(state, str(error), messages=block.count, extra=failed | {"count": block.count})
 
     return commit_or_go_on
 

@@ -17,6 +17,7 @@ from natty.leader import clock
 from natty.message import RawMessage
 from natty.pin import Pin
 from natty.pull import PullOptions
+from natty.repeated import Repeated
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class PinnedReader:
         self._natty, self._stream = natty, stream
         self._ack_wait, self._read_ahead, self._wake = ack_wait, read_ahead, wake
         self._floor = Floor()
+        self._repeated = Repeated(log)
         self._unsettled = Unsettled()
         self._pin = self._new_pin()
         self._pull: Pull | None = None
@@ -186,7 +188,8 @@ class PinnedReader:
         except ConnectionClosedError:
             raise
         except NattyError as error:
-            log.warning("consumer %s of stream %s can't be begun yet: %s", self.consumer, self._stream, error)
+            state = f"consumer {self.consumer} of stream {self._stream} can't be begun yet"
+            self._repeated.warning(state, f"{state}: {error}")
             await self._look()
             return False
         self._forget()
@@ -201,7 +204,8 @@ class PinnedReader:
         except NattyError as error:
             if isinstance(error, JetStreamError) and error.code != UNAVAILABLE:
                 raise
-            log.warning("consumer %s of stream %s can't be seen: %s", self.consumer, self._stream, error)
+            state = f"consumer {self.consumer} of stream {self._stream} can't be seen"
+            self._repeated.warning(state, f"{state}: {error}")
         await asyncio.sleep(TICK)
 
     def _api(self, verb: str) -> str:
@@ -268,4 +272,5 @@ class PinnedReader:
             if self._pull is not None:
                 say(self._pull)
         except NotConnectedError:
-            log.warning("%s: the server could not be told what is stored: no connection", self.consumer)
+            state = f"{self.consumer}: the server could not be told what is stored: no connection"
+            self._repeated.warning(state, state)

@@ -14,6 +14,7 @@ from natty import Batch, JetStreamError, Natty, NotConnectedError, Pull, Request
 from natty.background import keep_up
 from natty.errors import ConnectionClosedError
 from natty.message import RawMessage
+from natty.repeated import Repeated
 from natty.stream import check_name
 
 log = logging.getLogger(__name__)
@@ -101,6 +102,7 @@ class Source:
         self._beat = ack_wait / BEATS
         self._unsettled = Unsettled()
         self._arrived: list[RawMessage] = []
+        self._repeated = Repeated(log)
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -199,7 +201,8 @@ class Source:
             except (RequestTimeoutError, NotConnectedError, JetStreamError) as error:
                 if isinstance(error, JetStreamError) and error.code != UNAVAILABLE:
                     raise
-                log.warning("can't take up consumer %s of stream %s yet: %s", self._durable, self._stream, error)
+                state = f"can't take up consumer {self._durable} of stream {self._stream} yet"
+                self._repeated.warning(state, f"{state}: {error}")
             await asyncio.sleep(TICK)
         return False
 
@@ -244,4 +247,5 @@ class Source:
             if replies:
                 say(replies)
         except NotConnectedError:
-            log.warning("%d %s: no connection; they come again after ack_wait", len(replies), otherwise)
+            text = f"{len(replies)} {otherwise}: no connection; they come again after ack_wait"
+            self._repeated.warning(f"{otherwise}, no connection", text, messages=len(replies))

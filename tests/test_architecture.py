@@ -14,7 +14,20 @@ FILES = sorted(path for package in ("natty", "capture") for path in (ROOT / pack
 # Lower layers first: a file may import from its own layer and the ones before it, never from a later one.
 LAYERS = {
     "natty": [
-        {"errors", "message", "link", "parser", "credit", "ingest", "window", "observed", "tracing", "subjects", "pin"}
+        {
+            "errors",
+            "message",
+            "link",
+            "parser",
+            "credit",
+            "ingest",
+            "window",
+            "observed",
+            "tracing",
+            "subjects",
+            "pin",
+            "repeated",
+        }
         | {"background", "decoding", "lifetime", "private", "text", "units", "servers"},
         {"access", "config", "contexts", "tls"},
         {"reasons", "sinklink", "answers"},

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from natty.connection import Connection
 from natty.errors import BucketNotFoundError, StreamExistsError
 from natty.jetstream import JetStream
 from natty.kv.settings import bucket_settings
@@ -16,6 +18,7 @@ from natty.leader.record import observed
 from natty.stream import create_replicated, create_stream
 
 log = logging.getLogger("natty.leader")
+_told: weakref.WeakKeyDictionary[Connection, set[str]] = weakref.WeakKeyDictionary()  # buckets, once a connection
 
 
 async def make_bucket(jetstream: JetStream, options: ElectionOptions) -> None:
@@ -37,7 +40,9 @@ async def make_bucket(jetstream: JetStream, options: ElectionOptions) -> None:
             await create_replicated(jetstream, name, new)
             made = True
     replicas = (await create_stream(jetstream, name, wanted))["num_replicas"]
-    if replicas < 3:
+    told = _told.setdefault(jetstream.connection, set())
+    if replicas < 3 and options.bucket not in told:
+        told.add(options.bucket)
         level = logging.WARNING if made or clustered else logging.INFO
         text = "the elections of bucket %s have %d replica(s): while its server is down nobody is elected, and if its"
         log.log(level, text + " disk is lost, so are its tokens; use three", options.bucket, replicas)

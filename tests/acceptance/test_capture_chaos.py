@@ -40,22 +40,22 @@ def play(own_server, tmp_path, capsys):
 async def test_nothing_is_lost_or_invented_whatever_happens_to_nodes_server_and_object_store(play, bucket):
     outcome = await play(bucket, messages=5000, kills=6)
     assert outcome.wrong == []
-    assert {*outcome.faults.played} == {*schedule("s3", 6, 0)}
+    assert {*outcome.faults.played} == {*schedule("s3", 6, 0), "forget"}
     assert outcome.faults.kills == 6
 
 
 async def test_nothing_is_lost_or_invented_whatever_happens_to_a_folder(play, tmp_path):
-    struck = ("full", "kill", "kill_sweep", "fail", "kill")
+    struck = ("full", "kill", "purge", "kill_sweep", "fail", "rollup", "kill", "delete")
     outcome = await play(Folder(tmp_path / "archive"), nodes=2, messages=2000, faults=struck)
     assert outcome.wrong == []
-    assert sorted(outcome.faults.played.elements()) == sorted(struck)
+    assert sorted(outcome.faults.played.elements()) == sorted((*struck, "forget"))
 
 
 async def test_nothing_is_lost_or_invented_where_nodes_share_the_partitions_of_a_group(play, tmp_path):
-    struck = ("kill", "stop", "half_open", "server", "kill", "term")
+    struck = ("kill", "purge", "stop", "half_open", "rollup", "server", "kill", "delete", "term")
     outcome = await play(Folder(tmp_path / "archive"), nodes=2, messages=2000, faults=struck, ack="group")
     assert outcome.wrong == []
-    assert sorted(outcome.faults.played.elements()) == sorted(struck)
+    assert sorted(outcome.faults.played.elements()) == sorted((*struck, "forget"))
 
 
 async def test_the_same_harness_finds_out_nodes_that_ack_before_a_block_is_durable(play, tmp_path):

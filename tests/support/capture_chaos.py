@@ -31,6 +31,7 @@ from stores import running_seaweedfs
 
 from capture.config import load as load_config
 from capture.group import Position
+from capture.state import Board
 from natty import Natty, NattyError
 from natty.testing import NatsCluster, NatsServer
 
@@ -40,6 +41,7 @@ SETTLE = 5 * PATIENCE  # seconds until everything must be stored, all being mend
 SLOWEST = 500  # messages a second that are stored then, at least
 TOLD_EVERY = 25  # faults
 ALARM = "MISSING"  # what a sweep's leader logs if something seems to be
+REASON = "could not be stored in"  # it has to store it then, and the store is struck
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +118,8 @@ class Outcome:
             f"  processes: {sum(node.started for node in self.nodes):,} started, ended {ended}\n"
             f"  {found.blocks:,} blocks, {found.files:,} table files, {found.orphans:,} orphans of dead writers; "
             f"{found.undecodable:,} undecodable\n"
-            f"  {found.duplicates:,} rows are there again, {found.again:,} had been delivered before\n"
+            f"  {found.duplicates:,} rows are there again, {found.again:,} had been delivered before, "
+            f"{found.healed:,} were healed; {found.removed:,} messages were removed from the stream\n"
             f"  {self.seconds:.1f} s, {load.published / max(self.seconds, 0.001):,.0f} messages a second; "
             f"wrong: {len(self.wrong)}"
         )
@@ -146,7 +149,7 @@ class Chaos:
     async def run(self):
         """Publish, strike, mend, wait until all is stored, stop, and look at what is there."""
         stream, grouped = self.options.stream, self.options.ack == "group"
-        settings = {"num_replicas": self.options.replicas, "allow_batched": True}
+        settings = {"num_replicas": self.options.replicas, "allow_batched": True, "allow_rollup_hdrs": True}
         if grouped:
             settings |= partitioned(stream, PARTITIONS)
         await self.natty.ensure_stream(stream, **{"subjects": [f"{stream}.>"]} | settings)
@@ -166,10 +169,12 @@ class Chaos:
     async def _look(self):
         if self.options.spark and (status := await self._capture("compact", "--all", "--wait", f"{2 * PATIENCE:g}")):
             self.outcome.wrongs.append(f"capture compact --all ended with {status}")
-        self.outcome.findings = await judge(self.natty, load_config(self._operator, environment={}), self._load)
+        self.outcome.findings = await judge(
+            self.natty, load_config(self._operator, environment={}), self._load, self.outcome.faults.removed
+        )
         self.outcome.verified = await self._capture("verify", "--deep")
         if self.outcome.verified == 0:
-            alarms = [line for node in self.nodes for line in node.log if ALARM in line]
+            alarms = [line for node in self.nodes for line in node.log if ALARM in line and REASON not in line]
             self.outcome.wrongs += [f"a false alarm: {line}" for line in alarms]
 
     async def _play(self, tasks):
@@ -177,12 +182,16 @@ class Chaos:
             tasks.create_task(node.run())
         for node in self.nodes:
             await node.at_work()
+        if not self.options.broken:
+            await self.outcome.faults.play("forget", self.nodes[-1], random.Random(self.options.seed))
         began = time.monotonic()
         publishing = tasks.create_task(self._load.run(self.natty))
         await self._strike(tasks)
         self._load.ending = True
         await publishing
         await self._settle()
+        if not self.options.broken:
+            await self._healed()
         self.outcome.seconds = time.monotonic() - began
         await self._stop()
 
@@ -224,6 +233,22 @@ class Chaos:
         except TimeoutError:
             logs = "\n".join(f"{node!r}: {node.last_lines()}" for node in self.nodes)
             raise StuckError(f"not everything was acknowledged, all being mended: {state}\n{logs}") from None
+
+    async def _healed(self):
+        """Wait until the sweep's leader finds nothing that it has to store, in sweeps that have begun since."""
+        board, seen, state = Board(self.natty, self.options.stream), set(), None
+        try:
+            async with asyncio.timeout(SETTLE):
+                while len(seen) < 3:
+                    with contextlib.suppress(NattyError):
+                        state = (await board.read()).state
+                        if state and not any(one.awaited or one.missing for one in state.streams):
+                            seen.add(state.swept)
+                        else:
+                            seen.clear()
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            raise StuckError(f"not everything was stored, all being mended: {state}") from None
 
     async def _position(self):
         asked = (f"CONSUMER.INFO.{self.options.stream}.{name}" for name in self._consumers)

@@ -8,15 +8,18 @@ import signal
 from collections import Counter
 from urllib.parse import unquote
 
+from capture_chaos_load import VICTIM, digest
 from capture_chaos_nodes import StuckError, nothing
 from patient import PATIENCE
 from stores_faults import HANG, LIE, LOSE_ANSWER, Say
 
 from capture.head import SWEEP
-from natty import NattyError
+from natty import JetStreamError, NattyError, NotConnectedError, PublishError, RequestTimeoutError
+from natty.units import parse_time
 
 KILLS = {"folder": {"kill": 8, "kill_sweep": 2}, "s3": {"kill": 5, "kill_put": 3, "kill_sweep": 2}}
 OTHERS = {"stop": 4, "term": 3, "cut": 2, "half_open": 2, "mute": 2, "server": 2, "fail": 2, "full": 2}
+REMOVALS = {"purge": 3, "rollup": 2, "delete": 2}
 OF_S3 = {"store": 2, "hang": 2, "lie": 2, "lose": 2}
 WITHIN = PATIENCE / 2  # seconds until a request must come that a fault waits for
 REFUSED = Say(500, "InternalError")
@@ -29,7 +32,7 @@ def schedule(kind, kills, seed):
     Every kind of fault is there at least once; the seed decides on the rest.
     """
     dice = random.Random(seed)
-    others = OTHERS | (OF_S3 if kind == "s3" else {})
+    others = OTHERS | REMOVALS | (OF_S3 if kind == "s3" else {})
 
     def some(weights, count):
         more = dice.choices(list(weights), list(weights.values()), k=max(0, count - len(weights)))
@@ -46,6 +49,7 @@ class Faults:
     def __init__(self, natty, nodes, servers, store, options):
         self.natty, self.nodes, self.servers, self.store, self.options = natty, nodes, servers, store, options
         self.played = Counter()
+        self.removed = {}  # the digest of each message that was to be removed, by sequence
         self._operating = asyncio.Lock()
         self._storing = asyncio.Lock()
 
@@ -125,6 +129,74 @@ class Faults:
         process = node.process
         node.signal(signal.SIGTERM)
         await node.ended(process, within=4 * PATIENCE)
+
+    # Messages, which users of the stream remove.
+
+    async def _purge(self, node, dice):
+        victims = await self._victims(dice)
+        body = {"filter": victims[0].subject}
+        await self._until_done(lambda: self.natty.jetstream.request(f"STREAM.PURGE.{self.options.stream}", body))
+
+    async def _forget(self, node, dice):
+        """Purge some of the first messages while a node has others of them, and kill it: 2.15.1 forgets those."""
+        await self._all_read()
+        node.signal(signal.SIGSTOP)
+        stays, goes = (f"{self.options.stream}.{name}" for name in ("stays", "goes"))
+        for _ in range(20):
+            await self._publish(stays, {})
+            await self._victims(dice, subject=goes, count=1, pause=0.0)
+        [victim] = await self._victims(dice, subject=goes, count=1, pause=0.0)
+        body = {"filter": victim.subject}
+        await self._until_done(lambda: self.natty.jetstream.request(f"STREAM.PURGE.{self.options.stream}", body))
+        for _ in range(3):  # whose acks come right after what was purged
+            await self._publish(stays, {})
+        await asyncio.sleep(2 * self.options.max_age)
+        node.kill()
+
+    async def _all_read(self):
+        """Wait until every node asks for messages."""
+        where = f"CONSUMER.INFO.{self.options.stream}.capture"
+        while self.options.ack != "group":
+            with contextlib.suppress(NattyError):
+                if (await self.natty.jetstream.request(where))["num_waiting"] >= len(self.nodes):
+                    return
+            await asyncio.sleep(0.05)
+
+    async def _rollup(self, node, dice):
+        victims = await self._victims(dice)
+        await self._publish(victims[0].subject[victims[0].subject.find(self.options.stream) :], {"Nats-Rollup": "sub"})
+
+    async def _delete(self, node, dice):
+        victims, where = await self._victims(dice), f"STREAM.MSG.DELETE.{self.options.stream}"
+        for victim in dice.sample(victims, len(victims) // 2):
+            with contextlib.suppress(JetStreamError):  # it is deleted already: the answer got lost
+                await self._until_done(lambda seq=victim.sequence: self.natty.jetstream.request(where, {"seq": seq}))
+
+    async def _victims(self, dice, subject="", count=0, pause=None):
+        """Publish some messages on a subject of their own, and let nodes have them for a while; return them."""
+        stream, found = self.options.stream, []
+        subject = subject or f"{stream}.victims-{dice.randrange(10**9)}"
+        for _ in range(count or dice.randint(2, 20)):
+            sequence = (await self._publish(subject, {})).seq
+            found.append(await self._until_done(lambda seq=sequence: self.natty.jetstream.read(stream, sequence=seq)))
+        for one in found:
+            self.removed[one.sequence] = digest(parse_time(one.time), one.subject.encode(), one.header_block, one.data)
+        await asyncio.sleep(dice.uniform(0, 1.2 * self.options.max_age) if pause is None else pause)
+        return found
+
+    async def _publish(self, subject, headers):
+        msg_id = f"{VICTIM}-{random.randrange(10**18)}"
+        return await self._until_done(
+            lambda: self.natty.publish(subject, b'{"victim":true}', headers=headers | {"Nats-Msg-Id": msg_id})
+        )
+
+    async def _until_done(self, call):
+        """Return what the call returns, tried again while the server is away."""
+        while True:
+            try:
+                return await call()
+            except (RequestTimeoutError, NotConnectedError, PublishError):
+                await asyncio.sleep(0.1)
 
     # The server, and the way to it.
 

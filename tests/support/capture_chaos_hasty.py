@@ -1,5 +1,7 @@
 """`capture` with its promise broken: it acknowledges a block's messages, and stores the block only later.
 
+Nor does its sweep store what no node has stored.
+
 The control of capture_chaos.py, which must find out. The first process of a node dies in between, once.
 """
 
@@ -10,6 +12,8 @@ from pathlib import Path
 
 from capture.cli import main
 from capture.commit import Committer
+from capture.heal import Healer
+from capture.progress import Missing
 
 LATE = 0.5  # seconds
 DIED = Path("died")  # in the node's own folder
@@ -26,6 +30,11 @@ async def hasty_commit(self, block):
     return await commit(self, block)
 
 
+async def not_tended(self, progress, unstored):
+    return Missing(missing=unstored)
+
+
 if __name__ == "__main__":
     Committer.commit = hasty_commit
+    Healer.tend = not_tended
     main()

@@ -17,6 +17,8 @@ MORE_HEADERS = {"Colour": ["red", "blue"], "Empty": "", "City": "Århus"}
 TRICKLE = 0.1  # of the rate, once enough is published
 SLICE = 0.02  # seconds between two looks at how much is due
 
+VICTIM = "victim"  # begins the id of a message that is published to be removed, or to remove others
+
 _NOISE = random.Random(1).randbytes(1 << 20)
 _TEXT = _NOISE.hex().encode()
 
@@ -87,3 +89,9 @@ class Load:
     def acknowledged(self):
         """The numbers of the messages that the server has acknowledged; known when `run` has ended."""
         return set(range(self.published)) - self.refused
+
+
+def digest(time_ns, subject, block, payload):
+    """Return what a message is compared by."""
+    lengths = b"%d %d %d\n" % (time_ns, len(subject), len(block))
+    return blake2b(lengths + subject + block + payload, digest_size=16).digest()

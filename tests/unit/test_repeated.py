@@ -1,0 +1,69 @@
+"""A state that makes thousands of log lines makes one, and then one with a count."""
+
+import asyncio
+import logging
+
+import pytest
+
+from natty.repeated import Repeated
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def repeated(clock):
+    return Repeated(logging.getLogger("natty.test"), every=10.0, clock=clock)
+
+
+def test_the_first_line_is_logged_at_once_and_a_thousand_more_are_one_with_their_count(repeated, clock, caplog):
+    for _ in range(1001):
+        repeated.warning("no connection", "5 stored messages were not acked", messages=5)
+    assert caplog.messages == ["5 stored messages were not acked"]
+    clock.now = 12.0
+    repeated.warning("no connection", "7 stored messages were not acked", messages=7)
+    assert caplog.messages[1:] == [
+        "no connection: 1000 more like the last one, about 5,000 messages within 12 s",
+        "7 stored messages were not acked",
+    ]
+    assert caplog.records[1].count == 1000
+
+
+def test_states_are_counted_each_for_itself_and_keep_their_level(repeated, clock, caplog):
+    for _ in range(2):
+        repeated.warning("a", "first")
+        repeated.error("b", "second")
+    clock.now = 10.0
+    repeated.error("b", "third")
+    assert [(one.levelname, one.getMessage()) for one in caplog.records] == [
+        ("WARNING", "first"),
+        ("ERROR", "second"),
+        ("ERROR", "b: 1 more like the last one within 10 s"),
+        ("ERROR", "third"),
+    ]
+
+
+def test_a_single_line_is_followed_by_no_count(repeated, clock, caplog):
+    repeated.warning("a", "first")
+    clock.now = 10.0
+    repeated.warning("a", "second")
+    assert caplog.messages == ["first", "second"]
+
+
+async def test_in_an_event_loop_the_count_comes_when_the_state_is_over(caplog):
+    repeated = Repeated(logging.getLogger("natty.test"), every=0.01)
+    for _ in range(3):
+        repeated.warning("away", "the server is away")
+    async with asyncio.timeout(60):
+        while len(caplog.messages) < 2:
+            await asyncio.sleep(0.01)
+    assert caplog.messages[1].startswith("away: 2 more like the last one within")
