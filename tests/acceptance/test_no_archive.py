@@ -108,4 +108,4 @@ def test_an_archive_that_nats_knows_and_the_store_has_lost_is_missing_and_critic
     status, out, _ = capture("verify", *STREAM, "--store", "lake")
     assert status == 3
     assert "5 MISSING" in out
-    assert "which is not in" in out
+    assert "is missing, and the head names it" in out
