@@ -24,7 +24,7 @@ from natty.cli import connect, server_checks
 from natty.cli.checks import Finding, Status
 from natty.cli.doctor import tell
 from natty.cli.run import run_async
-from natty.errors import BucketNotFoundError, NattyError
+from natty.errors import NattyError
 from natty.leader import ElectionOptions
 from natty.stream.listing import all_consumers
 
@@ -147,9 +147,10 @@ async def _moved(natty: Natty, config: CaptureConfig) -> Finding | None:
 async def _server(natty: Natty, streams: list[dict[str, Any]]) -> list[Finding]:
     """Say which known faults the server has, and what of these streams and of the elections it may lose."""
     consumers, buckets = list[dict[str, Any]](), list[dict[str, Any]]()
-    for info in streams:
-        consumers += (await all_consumers(natty.jetstream, info["config"]["name"])).found
-    with contextlib.suppress(BucketNotFoundError):  # nobody was elected yet
+    with contextlib.suppress(NattyError):  # an account with a node's permissions may not list consumers
+        for info in streams:
+            consumers += (await all_consumers(natty.jetstream, info["config"]["name"])).found
+    with contextlib.suppress(NattyError):  # nobody was elected yet, or it is not for this account
         buckets.append(await natty.jetstream.request(f"STREAM.INFO.KV_{ElectionOptions.bucket}"))
     clustered = bool(natty.connection.server_info.get("cluster"))
     return [
