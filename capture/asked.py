@@ -19,6 +19,7 @@ from capture.manifest import quote_key
 from capture.sequences import Sequences
 from capture.stores import Store
 from natty import Batch, Natty
+from natty.decoding import UNREADABLE
 from natty.ordered import CaughtUp, Ordered, OrderedOptions
 from natty.subjects import covers
 
@@ -59,7 +60,7 @@ async def read_record(store: Store, path: str) -> Asked:
     """Return a record. NotStored; ManifestError if it is damaged."""
     try:
         return msgspec.json.decode(await store.get(path), type=Asked)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ManifestError(f"{path} in {store.url} is damaged: {error}") from error
 
 

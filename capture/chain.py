@@ -17,6 +17,7 @@ import msgspec
 from capture.errors import ManifestError, NotStored
 from capture.signing import Signer, split, vouch
 from capture.stores.contract import Listing, Store
+from natty.decoding import UNREADABLE
 
 KEPT = 20
 """How many documents of a chain stay, however old they are."""
@@ -117,7 +118,7 @@ def decode_known(data: bytes, path: str, kind: type[Record], format_of: Callable
         found = format_of(data)
         if found <= newest:
             return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ManifestError(f"{path} is damaged: {error}") from error
     raise ManifestError(f"{path} has format {found}; this version reads up to {newest}: use the version that wrote it")
 

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap
 from capture.errors import CipherError, KeyMissingError
 from capture.keyfile import KEY_BYTES, check_keys, load_keys, parse_keys
 from capture.positioned import Positioned
+from natty.decoding import UNREADABLE
 
 MAGIC = b"CAPENC1\n"
 ENDING = "enc"
@@ -216,7 +217,7 @@ def read_header(data: bytes) -> tuple[Header, int]:
     (length,) = LENGTH.unpack_from(data, len(MAGIC))
     try:
         header = msgspec.json.decode(data[begins : begins + length], type=Header)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise CipherError("its header is damaged") from error
     if len(header.nonce) != NONCE_BYTES:
         raise CipherError(f"its header is damaged: the nonce has {len(header.nonce)} bytes, not {NONCE_BYTES}")

@@ -16,6 +16,7 @@ from capture.manifest import ENTRIES, Manifest, quote_key
 from capture.readme import describe
 from capture.signing import SIGNING_VARIABLE, Signer
 from capture.stores import Store
+from natty.decoding import UNREADABLE
 
 ARCHIVE = "_archive.json"
 SIGNING = "_signing.json"
@@ -116,7 +117,7 @@ async def read_claim(store: Store, path: str, kind: type[Claim]) -> Claim:
     """Return what is written down there. NotStored; ManifestError if it is damaged."""
     try:
         return msgspec.json.decode(await store.get(path), type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ManifestError(f"{path} in {store.url} is damaged: {error}") from error
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from natty.decoding import UNREADABLE
 from natty.errors import ConfigError
 
 logger = logging.getLogger("natty.contexts")
@@ -64,7 +65,7 @@ def read_context(name: str, environment: Mapping[str, str]) -> dict[str, Any]:
         content = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except OSError as error:
         raise ConfigError(f"nats context {name!r} can't be read: {path}: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ConfigError(f"nats context {path} is broken: {error}") from error
     content = {key: value for key, value in content.items() if value}
     for key in content:

@@ -26,6 +26,9 @@ Text = Annotated[str, msgspec.Meta(max_length=4096)]
 
 T = TypeVar("T")
 
+UNREADABLE = (msgspec.MsgspecError, ValueError, ArithmeticError, RecursionError)
+"""What msgspec raises for bytes that somebody else wrote: not JSON, not UTF-8, too large numbers, nested too deeply."""
+
 
 def decode(data: bytes, kind: type[T] | Any, *, most_bytes: int = MOST_BYTES) -> T:
     """Return the record. BadRecordError, with the reason, for whatever it can't be made of."""
@@ -33,7 +36,7 @@ def decode(data: bytes, kind: type[T] | Any, *, most_bytes: int = MOST_BYTES) ->
         raise BadRecordError(f"{len(data)} bytes are more than the {most_bytes} that a record may have")
     try:
         found: T = msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, ValueError, ArithmeticError, RecursionError) as error:
+    except UNREADABLE as error:
         raise BadRecordError(str(error)) from error
     return found
 

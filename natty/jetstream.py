@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from natty.connection import Connection
+from natty.decoding import UNREADABLE
 from natty.errors import (
     BadSubjectError,
     BucketNotFoundError,
@@ -291,7 +292,7 @@ def read_ack(payload: bytes, subject: str) -> PubAck:
     """Return the ack in an answer to a publish. PublishError or WrongLastSequenceError if it is a refusal."""
     try:
         answer = _decode_answer(payload)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise PublishError(f"{subject}: the answer is no ack: {payload[:80]!r}", subject=subject) from error
     if answer.error is None:
         return PubAck(answer.stream, answer.seq, answer.duplicate)

@@ -21,6 +21,7 @@ from nats.protocol.parser import Parser as StockParser
 
 from natty import tls
 from natty.config import Config
+from natty.decoding import UNREADABLE
 from natty.errors import AuthorizationError, ConfigError, SessionEndedError, TLSRequiredError
 from natty.link import Outgoing
 from natty.message import RawMessage
@@ -272,7 +273,7 @@ def decode_info(text: bytes) -> dict[str, Any]:
     """Return the server's INFO. ProtocolError if it is no JSON object."""
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise ProtocolError(f"INFO that is no JSON: {text[:80]!r}") from error
 
 

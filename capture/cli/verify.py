@@ -31,6 +31,7 @@ from natty.cli.ask import confirm, seconds
 from natty.cli.run import run_async
 from natty.cli.tables import print_document
 from natty.cli.terminal import say
+from natty.decoding import UNREADABLE
 from natty.errors import ConnectError, DomainUnreachableError, JetStreamNotEnabledError
 
 STANDARD_OUTPUT = Path("-")
@@ -136,7 +137,7 @@ def _heads(noted: Path | None) -> list[Head]:
         return [msgspec.json.decode(line, type=Head) for line in noted.read_text().splitlines() if line.strip()]
     except OSError as error:
         raise ConfigError(f"{noted} can't be read: {error.strerror}; check --noted") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ConfigError(f"{noted} is not what `capture head` prints: {error}; check --noted") from error
 
 

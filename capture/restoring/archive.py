@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from capture.errors import FormatError
 from capture.record import Records
 from capture.sequences import MAXIMUM
+from natty.decoding import UNREADABLE
 
 MAGIC = b"NATSARC1"
 STATE, CONSUMERS = b"state.json", b"consumers/"
@@ -218,7 +219,7 @@ class ArchiveReader:
             raise FormatError(f"{name!r} stands where {kind.decode()} belongs: it is damaged")
         try:
             return msgspec.json.decode(content[header_bytes:], type=dict[str, Any])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise FormatError(f"{name!r} in it is damaged: {error}") from error
 
     def _bytes(self, count: int) -> bytes:

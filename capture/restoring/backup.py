@@ -41,6 +41,7 @@ from capture.stores import Store
 from capture.sweep import GRACE
 from capture.writers import writer
 from natty import Batch
+from natty.decoding import UNREADABLE
 
 META = "backup.json"
 DATA = ("stream.arc.s2", "stream.tar.s2")
@@ -106,7 +107,7 @@ def _found(folder: Path) -> tuple[_Meta, Path]:
         check_settings(meta.config)
     except OSError as error:
         raise ConfigError(f"{folder} is no backup of the nats tool: {META} can't be read: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, FormatError) as error:
+    except (*UNREADABLE, FormatError) as error:
         raise FormatError(f"{folder / META} is damaged: {error}") from error
     for name in DATA:
         if (folder / name).is_file():

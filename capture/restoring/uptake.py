@@ -18,6 +18,7 @@ import msgspec
 from capture.errors import RestoreError
 from capture.restoring.archive import KEEP_ALIVE
 from natty import JetStreamError, Natty, NattyError, StreamNotFoundError
+from natty.decoding import UNREADABLE
 from natty.errors import RequestTimeoutError
 from natty.message import RawMessage, status_of
 
@@ -171,7 +172,7 @@ def _check(answer: RawMessage) -> None:
         return
     try:
         told = msgspec.json.decode(payload, type=dict[str, Any])
-    except msgspec.DecodeError:
+    except UNREADABLE:
         told = {"error": {"description": payload.decode("utf-8", "replace")}}
     if error := told.get("error"):
         raise RestoreError(f"the server gave up: {error.get('description', error)}")

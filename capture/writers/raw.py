@@ -14,6 +14,7 @@ from capture.errors import FormatError
 from capture.record import Records
 from capture.writers.contract import Positions
 from capture.writers.envelope import SCHEMA, to_table
+from natty.decoding import UNREADABLE
 
 MAGIC = b"CAPRAW1\n"
 LENGTH = struct.Struct(">I")
@@ -99,7 +100,7 @@ def _begin(file: IO[bytes]) -> _Begin:
         if length > MOST_BYTES:
             raise FormatError(f"it is damaged: it begins with {length:,} bytes")
         return msgspec.json.decode(file.read(length), type=_Begin)
-    except (struct.error, msgspec.DecodeError) as error:
+    except (struct.error, *UNREADABLE) as error:
         raise FormatError(f"it is damaged or cut off: {error}") from error
 
 

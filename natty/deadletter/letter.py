@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from natty.decoding import UNREADABLE
 from natty.errors import BadSubjectError, NattyError
 from natty.jetstream import StoredMessage
 from natty.message import Message, check_subject, encode_headers
@@ -196,7 +197,7 @@ def read_letter(stored: StoredMessage) -> Letter:
     """Return the letter that the stream holds. BadLetterError for what somebody else put there."""
     try:
         return _read(stored)
-    except (ValueError, msgspec.DecodeError) as error:
+    except UNREADABLE as error:
         raise BadLetterError(
             f"message {stored.sequence} among the dead letters, on {stored.subject}, is none: {error}. Delete it"
         ) from error

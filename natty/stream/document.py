@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from natty.decoding import UNREADABLE
 from natty.errors import ConfigError, NattyError
 from natty.stream.file import check_stream_settings
 from natty.stream.names import check_name
@@ -35,7 +36,7 @@ def load_document(path: str | Path, *, kind: str = "stream") -> dict[str, Any]:
         content = msgspec.json.decode(Path(path).read_bytes())
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror}; check --config") from error
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise ConfigError(f"{path} is no valid JSON: {error}") from error
     config = content.get("config", content) if isinstance(content, dict) else content
     if not isinstance(config, dict) or not isinstance(config.get("name", ""), str):

@@ -24,6 +24,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from natty.decoding import UNREADABLE
 from natty.errors import ConfigError
 from natty.stream.names import BadNameError, check_name
 from natty.stream.nearest import nearest
@@ -135,7 +136,7 @@ def load_streams(path: str | Path) -> list[Declared]:
         content = msgspec.toml.decode(Path(path).read_bytes(), type=Table)
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror}; check -f") from error
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise ConfigError(f"{path} is no valid TOML: {error}") from error
     if unknown := sorted(set(content) - {"streams"}):
         raise ConfigError(f"{path}: {unknown[0]} is not known; tables begin with streams, as in [streams.ORDERS]")

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from natty.decoding import UNREADABLE
 from natty.errors import ConfigError, JetStreamError, NattyError, UnsupportedError
 from natty.jetstream import JetStream
 from natty.stream.ensure import create_replicated
@@ -290,7 +291,7 @@ def _kept(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the mirror's maker noted for its promotion; nothing if it was made by other tools."""
     try:
         return msgspec.json.decode((config.get("metadata") or {}).get(AFTER_PROMOTION, "{}"), type=dict[str, Any])
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return {}
 
 

@@ -1,0 +1,78 @@
+"""JSON that somebody else wrote: whatever it is, each place that reads it raises its own error."""
+
+import pytest
+
+from capture.asked import read_record
+from capture.errors import ManifestError
+from capture.identity import Archive, read_claim
+from capture.stores import MemoryStore
+from natty.contexts import read_context
+from natty.decoding import decode
+from natty.errors import BadRecordError, ConfigError, PublishError
+from natty.jetstream import read_ack
+from natty.parser import ProtocolError
+from natty.sinklink import decode_info
+from natty.stream.document import load_document
+
+BYTES = {
+    "nothing": b"",
+    "not UTF-8": b'{"a": "\xff"}',
+    "nested": b"[" * 100_000,
+    "objects": b'{"a":' * 100_000,
+    "a number of 5 000 digits": b'{"format": ' + b"9" * 5_000 + b"}",
+    "1e400": b'{"format": 1e400}',
+    "a lone surrogate": b'{"format": "\\ud800"}',
+    "another kind": b"7",
+}
+
+
+@pytest.fixture(params=BYTES)
+def data(request):
+    return BYTES[request.param]
+
+
+def test_a_record_is_a_bad_record(data):
+    with pytest.raises(BadRecordError):
+        decode(data, Archive)
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b'{"stream": "\xff"}', b'{"seq": 1e400}', b'{"seq": ' + b"9" * 5_000 + b"}", b"7"]
+)
+def test_an_ack_is_no_ack(text):
+    with pytest.raises(PublishError):
+        read_ack(text, "orders.1")
+
+
+def test_an_ack_that_is_nested_is_no_ack():
+    with pytest.raises(PublishError):
+        read_ack(b'{"error": ' + b"[" * 100_000, "orders.1")
+
+
+@pytest.fixture(params=["nothing", "not UTF-8", "nested", "objects", "a lone surrogate", "another kind"])
+def no_object(request):
+    """Bytes that are not an object of JSON, whatever its keys and values mean."""
+    return BYTES[request.param]
+
+
+def test_an_info_breaks_the_protocol(no_object):
+    with pytest.raises(ProtocolError):
+        decode_info(no_object)
+
+
+def test_contexts_and_configurations_are_broken_files(no_object, tmp_path):
+    file = tmp_path / "file.json"
+    file.write_bytes(no_object)
+    with pytest.raises(ConfigError, match="is broken"):
+        read_context(str(file), {})
+    with pytest.raises(ConfigError, match=r"is no valid JSON|holds no stream's configuration"):
+        load_document(file)
+
+
+async def test_claims_and_records_are_damaged(data):
+    store = MemoryStore()
+    await store.put("_archive.json", data)
+    with pytest.raises(ManifestError):
+        await read_claim(store, "_archive.json", Archive)
+    with pytest.raises(ManifestError):
+        await read_record(store, "_archive.json")
