@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from secret import write_secret
 
 from capture.cli.config import check, show
 from capture.cli.node import run
@@ -23,7 +24,7 @@ AS_DOCUMENTED = dict([EXPORTED.strip().split("=")])
 def documented(tmp_path):
     """Write the documents' `capture.toml` into the folder that commands run in."""
     name, _, text = FILE.partition("\n")
-    (tmp_path / name).write_text(text)
+    write_secret(tmp_path / name, text)
 
 
 def every_setting(config=CaptureConfig, table=""):
@@ -105,5 +106,6 @@ def test_show_tells_what_it_can_not_read(shell, tmp_path):
 @pytest.mark.parametrize("command", [show, check])
 def test_the_flags_of_a_node_are_taken_too(command):
     node, ours = (set(inspect.signature(one).parameters) for one in (run, command))
-    assert node - ours == {"metrics", "invoked"}
+    served = {"metrics", "metrics_cert", "metrics_key", "metrics_token_file", "metrics_allow_host"}
+    assert node - ours == {*served, "invoked"}
     assert set(inspect.signature(connect.options(lambda *, nats: None)).parameters) <= ours

@@ -11,6 +11,7 @@ from command_line import CommandLine
 from electing import vacated_archive
 from node_beside import start_beside  # noqa: F401
 from patient import FILLING, NEVER, PATIENCE
+from secret import write_secret
 from stores import azure, azurite, bare_environment, careless_s3, rclone, s3, seaweedfs  # noqa: F401
 from stores_faults import faulty  # noqa: F401
 
@@ -59,8 +60,7 @@ class Fleet:
         given |= {f"nats.{key}": value for key, value in self.options.items()}
         given |= {key.replace("__", "."): value for key, value in settings.items()}
         path = self.folder / name
-        path.write_text(toml(given))
-        return path
+        return write_secret(path, toml(given))
 
     def start(self, node, config, *, script=None, arguments=()):
         """Start a node: `capture run`, or a script of the test's that is given the configuration's path."""

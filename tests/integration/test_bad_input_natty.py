@@ -295,7 +295,7 @@ async def test_a_file_that_is_missing(nats_server, setting):
 @pytest.mark.parametrize("setting", ["creds", "nkey"])
 async def test_credentials_without_the_package_that_reads_them(nats_server, setting, tmp_path, monkeypatch):
     monkeypatch.setattr(sinklink, "find_spec", lambda name: None)
-    (tmp_path / "login").write_text("secret")
+    write_secret(tmp_path / "login", "secret")
     text = await told(ConfigError, **nats_server.connect_options(), **{setting: str(tmp_path / "login")})
     assert "pip install 'natty-nats[nkeys]'" in text
     assert "secret" not in text

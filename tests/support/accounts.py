@@ -7,6 +7,7 @@ import time
 from math import ceil
 
 import nkeys
+from secret import write_secret
 
 UNLIMITED = {"wildcards": True, **dict.fromkeys(["subs", "data", "payload", "imports", "exports", "conn", "leaf"], -1)}
 JETSTREAM = dict.fromkeys(["mem_storage", "disk_storage", "streams", "consumer"], -1)
@@ -50,8 +51,8 @@ class Operator:
         seed, user = _pair(nkeys.PREFIX_BYTE_USER)
         unlimited = {"pub": {}, "sub": {}, **dict.fromkeys(["subs", "data", "payload"], -1)}
         token = _sign(self._account, user, {"type": "user", **unlimited}, exp=ceil(time.time() + seconds))
-        path.write_text(
+        return write_secret(
+            path,
             f"-----BEGIN NATS USER JWT-----\n{token}\n------END NATS USER JWT------\n\n"
-            f"-----BEGIN USER NKEY SEED-----\n{seed.decode()}\n------END USER NKEY SEED------\n"
+            f"-----BEGIN USER NKEY SEED-----\n{seed.decode()}\n------END USER NKEY SEED------\n",
         )
-        return path
