@@ -146,7 +146,9 @@ def _check_url(url: str) -> None:
 
 def redact(url: str) -> str:
     """Return a URL without its user information."""
-    return re.sub(r"//.*@", "//***@", url)
+    scheme, slashes, rest = url.partition("//")
+    _, at, host = rest.rpartition("@")
+    return f"{scheme}//***@{host}" if slashes and at else url
 
 
 def beside(url: str, address: str) -> str:

@@ -23,6 +23,7 @@ _SECONDS = {
     "y": 365 * 86400.0,
     "Y": 365 * 86400.0,
 }
+LONGEST = 100  # characters of a duration
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|[smhdDwWMyY])")
 _SHOWN = (("d", 86400), ("h", 3600), ("m", 60))
 _PREFIXES = "KMGTP"
@@ -42,6 +43,8 @@ def parse_duration(text: str) -> float:
 
     ValueError if it is none, or not above zero.
     """
+    if len(text) > LONGEST:
+        raise ValueError(f"{text[:LONGEST]!r}… is no duration; write 30s, 1h30m or 7d")
     if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
         total = float(text)
     else:

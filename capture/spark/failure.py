@@ -7,7 +7,7 @@ from pyspark.errors import PySparkException
 
 from capture.errors import CaptureError
 
-_SQLSTATE = re.compile(r"\s*SQLSTATE: \w+")
+_SQLSTATE = re.compile(r"(?<!\s)\s*SQLSTATE: \w+")
 _CONDITION = re.compile(r"^\[[A-Z0-9_.]+\]\s*")
 _RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*: (?P<said>\S.*)$", re.MULTILINE)
 _REPEATED = re.compile(r"\.? Received status: Status\(.*")  # by Kubernetes' client, of what it has just said

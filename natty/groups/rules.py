@@ -20,7 +20,7 @@ T = TypeVar("T")
 MOST_PARTITIONS = 10_000  # of a new group
 MOST_PARTITIONS_READ = 1_000_000  # of one that another program made: their numbers are held in memory
 _PARTITION = re.compile(r"\{\{\s*partition\s*\(\s*(\d+)", re.IGNORECASE)
-_TOKEN_MADE = re.compile(r"\{\{.*?\}\}|\$\d+")  # a token that a transform makes
+_TOKEN_MADE = re.compile(r"\{\{[^{}]*\}\}|\$\d+")  # a token that a transform makes
 
 
 def check_partitions(partitions: int) -> None:
