@@ -156,6 +156,9 @@ def warn_if_open(what: str, host: str, *, has_tokens: bool) -> None:
 
 
 def _is_address(name: str) -> bool:
+    """Tell whether it is an IP address without a zone, which no `Host` header has."""
+    if "%" in name or "@" in name:
+        return False
     try:
         ip_address(name)
     except ValueError:

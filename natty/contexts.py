@@ -12,6 +12,7 @@ import msgspec
 
 from natty.decoding import UNREADABLE
 from natty.errors import ConfigError
+from natty.private import exposure
 
 logger = logging.getLogger("natty.contexts")
 
@@ -58,7 +59,8 @@ def selected(environment: Mapping[str, str]) -> str:
 def read_context(name: str, environment: Mapping[str, str]) -> dict[str, Any]:
     """Return the settings of a context, named as in `Config`; `name` is its name or its path.
 
-    ConfigError if it can't be read, or has a setting that natty can't do as the `nats` tool does; it says what to do.
+    ConfigError if it can't be read, has a setting that natty can't do as the `nats` tool does, or holds a password or a
+    token that others may read; it says what to do.
     """
     path = Path(name) if name.startswith("/") else _home(environment) / "context" / f"{name}.json"
     try:
@@ -74,9 +76,23 @@ def read_context(name: str, environment: Mapping[str, str]) -> dict[str, Any]:
         if key not in _SETTINGS and key not in _WITHOUT_EFFECT:
             text = "nats context %s sets %s, which natty does not know: it has no effect"
             logger.warning(text, path, key, extra={"action": "context"})
-    return {
+    settings = {
         setting: _value(path, key, content[key], environment) for key, setting in _SETTINGS.items() if key in content
     }
+    _check_exposure(path, content)
+    return settings
+
+
+def _check_exposure(path: Path, content: Mapping[str, Any]) -> None:
+    """ConfigError if the file holds secrets, and others may read it. The `nats` tool writes it with mode 0600."""
+    secrets = [key for key in ("password", "token") if key in content]
+    secrets += ["url"] if "@" in str(content.get("url", "")) else []
+    try:
+        exposed = exposure(path) if secrets else ""
+    except OSError as error:
+        raise ConfigError(f"nats context {path} can't be read: {error.strerror}") from error
+    if exposed:
+        raise ConfigError(f"nats context {path} holds secrets ({', '.join(secrets)}), and {exposed}")
 
 
 def _home(environment: Mapping[str, str]) -> Path:

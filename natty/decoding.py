@@ -42,16 +42,23 @@ def decode(data: bytes, kind: type[T] | Any, *, most_bytes: int = MOST_BYTES) ->
 
 
 class Faults:
-    """Logs what is wrong with a key once, until it can be read again."""
+    """Logs what is wrong with a key once, until it can be read again; of more than MOST_FAULTS keys, that there are."""
 
     def __init__(self, log: logging.Logger, text: str) -> None:
         self._log = log
         self._text = text  # with two places: the key, and the reason
         self._known: dict[str, str] = {}
+        self._told_of_more = False
 
     def bad(self, key: str, reason: object) -> None:
         """Log it, unless that is known."""
-        if self._known.get(key) == str(reason) or len(self._known) >= MOST_FAULTS:
+        if self._known.get(key) == str(reason):
+            return
+        if key not in self._known and len(self._known) >= MOST_FAULTS:
+            if not self._told_of_more:
+                self._told_of_more = True
+                more = "so many keys have faults that those of further ones are not logged, as of %s: %s"
+                self._log.warning(more, key, reason, extra={"action": "bad_record"})
             return
         self._known[key] = str(reason)
         self._log.warning(self._text, key, reason, extra={"action": "bad_record"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from natty.errors import TLSError
 
 ORCHESTRATOR = Path("/run/secrets")
 """Where Docker and Podman mount secrets, by default readable by every process of the container."""
+_WRITTEN_BY_KUBERNETES = re.compile(r"\.\.[0-9]{4}(_[0-9]{2}){5}\.[0-9]+")
+"""The folder with the content of a volume: ..2026_11_22_18_00_00.123, to which the link ..data beside it leads."""
 
 
 def exposure(path: str | Path) -> str:
@@ -17,7 +20,9 @@ def exposure(path: str | Path) -> str:
 
     The owner alone may read and write it. A file of root's may be readable by a group, too, which is how a service gets
     it; and one that Kubernetes, Docker or Podman mounted may be readable by all processes of its container, which
-    is their default. What is not a regular file, a pipe say, and Windows, which has no modes, are not looked at.
+    is their default. Root may use a file of any owner, whom it trusts by naming the file: in a container files keep the
+    owners that they have outside. What is not a regular file, a pipe say, and Windows, which has no modes, are not
+    looked at.
     """
     facts = Path(path).stat()
     if os.name == "nt" or not stat.S_ISREG(facts.st_mode):
@@ -40,6 +45,11 @@ def check_key_file(key: str | Path) -> None:
 
 
 def _is_mounted(path: Path) -> bool:
-    """Tell whether it is in a volume that Kubernetes writes (its folder is called ..2026_11_22_…), or a secret."""
+    """Tell whether the file itself, not a link to it, is in a volume that Kubernetes writes, or a mounted secret."""
     real = path.resolve()
-    return real.parent.name.startswith("..") or path.absolute().is_relative_to(ORCHESTRATOR)
+    if real.is_relative_to(ORCHESTRATOR.resolve()):
+        return True
+    return any(
+        _WRITTEN_BY_KUBERNETES.fullmatch(folder.name) and (folder.parent / "..data").is_symlink()
+        for folder in real.parents
+    )

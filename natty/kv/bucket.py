@@ -324,14 +324,13 @@ class Bucket:
         return Watch(self._jetstream, self.stream, self._root, filters, WatchOptions(**options), skipped=self._skipped)
 
     def _skipped(self, name: bytes) -> None:
-        if name not in self._skipped_keys and len(self._skipped_keys) < MOST_SKIPPED:
-            self._skipped_keys.add(name)
-            log.warning(
-                "bucket %s holds something under %r, which is not a key (not UTF-8, or control characters): skipped",
-                self.name,
-                name,
-                extra={"action": "bad_key"},
-            )
+        if name in self._skipped_keys or len(self._skipped_keys) > MOST_SKIPPED:
+            return
+        self._skipped_keys.add(name)
+        text = "bucket %s holds something under %r, which is not a key (ADR-8): skipped"
+        if len(self._skipped_keys) > MOST_SKIPPED:
+            text = "bucket %s holds more that is not a key, as %r: skipped, and no further one is named"
+        log.warning(text, self.name, name, extra={"action": "bad_key"})
 
     async def status(self) -> dict[str, Any]:
         """Return `{bucket, values, bytes, ttl, history, replicas, …}`; `values` counts notes of deleted keys, too."""

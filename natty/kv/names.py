@@ -6,6 +6,7 @@ from natty.errors import NattyError
 
 _BUCKET = re.compile(r"[A-Za-z0-9_-]+")
 _KEY = re.compile(r"[-/_=.a-zA-Z0-9]+")
+_NAMED = re.compile(r"[-/_=a-zA-Z0-9]+(\.[-/_=a-zA-Z0-9]+)*")
 _WILDCARDS = re.compile(r"(\*|[-/_=a-zA-Z0-9]+)(\.(\*|[-/_=a-zA-Z0-9]+))*(\.>)?|>")
 
 
@@ -24,12 +25,14 @@ def check_key(name: str) -> str:
 
 
 def read_key(name: bytes) -> str | None:
-    """Return the key that the bytes of a subject name; None if they are not UTF-8, or hold control characters."""
-    try:
-        key = name.decode()
-    except UnicodeDecodeError:
-        return None
-    return key if key.isprintable() else None
+    """Return the key that the bytes of a subject name; None if they are no key (ADR-8): no client can ask for it."""
+    key = name.decode("latin-1")
+    return key if is_key(key) else None
+
+
+def is_key(name: str) -> bool:
+    """Tell whether the name is a key's (ADR-8)."""
+    return _NAMED.fullmatch(name) is not None
 
 
 def check_filter(text: str) -> str:

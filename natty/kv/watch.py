@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from natty.errors import NattyError
 from natty.jetstream import JetStream
 from natty.kv.entry import Entry, Gone, PictureComplete, read_entry, stored_entry
-from natty.kv.names import read_key
+from natty.kv.names import is_key, read_key
 from natty.message import Batch
 from natty.ordered import Began, CaughtUp, Ordered, OrderedOptions, Vanished
 
@@ -49,8 +49,8 @@ class Watch:
     A slow reader holds up nobody: `max_messages` wait here, the rest stays in the bucket, where a newer value of a key
     replaces an older one unless the bucket keeps history. So a slow watch skips values and never the last one.
 
-    A key whose name is not UTF-8 or holds control characters is not shown, since no client can ask for it; `skipped` is
-    called with the bytes of its name.
+    What is published under a name that is no key's (ADR-8) is not shown, since no client can ask for it; `skipped` is
+    called with the bytes of the name.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class Watch:
                 answer = await self._jetstream.request(f"STREAM.INFO.{self._stream}", question)
                 subjects = answer["state"].get("subjects") or {}
                 named = (subject[len(self._root) :] for subject in subjects)
-                keys.update(key for key in named if key.isprintable())
+                keys.update(filter(is_key, named))
                 lasts.append(answer["state"]["last_seq"])
                 offset += len(subjects)
                 more = bool(subjects) and offset < answer.get("total", 0)

@@ -133,6 +133,8 @@ async def test_a_name_that_leads_here_from_elsewhere_is_refused_where_no_token_p
             "\xff",
             "[::1",
             "127.0.0.1.x",
+            "[fe80::1%eth0]",
+            "x@127.0.0.1",
         ):
             status, body = await ask(port, "/metrics", host)
             assert status in (421, 400), host
@@ -208,3 +210,11 @@ def test_tokens_and_keys_that_can_t_be_used_are_refused(natty_tls, tmp_path):
     with pytest.raises(ConfigError, match="is private, and others may read"):
         https.server_context(natty_tls.server_cert, key)
     assert repr(Tokens([TOKEN])) == "Tokens(1)"
+
+
+def test_an_address_with_a_zone_or_a_user_is_no_address():
+    named = Hosts.of("127.0.0.1", [], has_tokens=False)
+    assert named is not None
+    for host in ("[fe80::1%eth0]", "[fe80::1%@evil.example]:80", "fe80::1%evil.example]", "me@127.0.0.1"):
+        assert not named.admit(host)
+    assert named.admit("[fe80::1]:80")

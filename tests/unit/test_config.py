@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from secret import write_secret
 
 from natty.config import Config, beside, redact, resolve
 from natty.errors import ConfigError
@@ -57,8 +58,8 @@ NAMED = {"url": "tls://n:1", "user": "ned", "password": "secret"}
 def test_a_server_that_is_named_gets_no_credentials_of_a_context_that_is_less_so(home, tmp_path, named, expected):
     folder, environment = home
     (tmp_path / "nats" / "context.txt").write_text("prod\n")
-    (folder / "prod.json").write_text(json.dumps(SELECTED))
-    (folder / "named.json").write_text(json.dumps(NAMED))
+    write_secret(folder / "prod.json", json.dumps(SELECTED))
+    write_secret(folder / "named.json", json.dumps(NAMED))
     environment |= {name: value for name, value in named.items() if name.isupper()}
     explicit = {"servers": named.get("servers")}
     config = resolve(explicit, environment=environment, context=named.get("context"))
@@ -90,7 +91,7 @@ def test_a_selected_context_that_is_broken_does_not_matter_where_a_server_is_nam
 def test_the_paths_of_a_context_are_expanded(home, monkeypatch, written, read):
     folder, environment = home
     monkeypatch.setenv("HOME", "/somewhere")
-    (folder / "c.json").write_text(json.dumps({"ca": written, "creds": written, "password": "$TLS"}))
+    write_secret(folder / "c.json", json.dumps({"ca": written, "creds": written, "password": "$TLS"}))
     environment |= {"TLS": "/etc/tls", "NAME": "ca", "EMPTY": ""}
     config = resolve(environment=environment, context="c")
     assert (config.tls_ca, config.creds, config.password) == (read, read, "$TLS")
@@ -123,6 +124,25 @@ def test_a_reference_to_a_secret_is_refused_and_never_sent_as_it_is_written(home
         resolve(environment=home[1], context="c")
     assert reference not in str(caught.value)
     assert (f"NATS_{key.upper()}" in str(caught.value)) == (key != "ca")
+
+
+@pytest.mark.parametrize(
+    ("secret", "named"),
+    [
+        ({"password": "x", "token": "y"}, r"password, token"),
+        ({"token": "y"}, "token"),
+        ({"url": "nats://t@a:1"}, "url"),
+        ({"url": "nats://a:1,nats://me:x@b:1"}, "url"),
+    ],
+)
+def test_a_context_with_a_secret_that_others_may_read_is_refused(home, secret, named):
+    file = write_secret(home[0] / "c.json", json.dumps({"user": "me", **secret}))
+    resolve(environment=home[1], context="c")
+    file.chmod(0o644)
+    with pytest.raises(ConfigError, match=rf"c\.json holds secrets \({named}\), and others may .*mode 0644.*chmod 600"):
+        resolve(environment=home[1], context="c")
+    file.write_text(json.dumps({"user": "me", "url": "nats://a:1", "creds": "/a.creds", "password": ""}))
+    assert resolve(environment=home[1], context="c").user == "me"
 
 
 def test_a_setting_of_a_context_that_natty_does_not_know_is_logged(home, caplog):

@@ -1,5 +1,7 @@
 """JSON that somebody else wrote: whatever it is, each place that reads it raises its own error."""
 
+import logging
+
 import pytest
 
 from capture.asked import read_record
@@ -7,7 +9,7 @@ from capture.errors import ManifestError
 from capture.identity import Archive, read_claim
 from capture.stores import MemoryStore
 from natty.contexts import read_context
-from natty.decoding import decode
+from natty.decoding import MOST_FAULTS, Faults, decode
 from natty.errors import BadRecordError, ConfigError, PublishError
 from natty.jetstream import read_ack
 from natty.parser import ProtocolError
@@ -76,3 +78,21 @@ async def test_claims_and_records_are_damaged(data):
         await read_claim(store, "_archive.json", Archive)
     with pytest.raises(ManifestError):
         await read_record(store, "_archive.json")
+
+
+def test_that_there_are_more_faults_than_are_remembered_is_said_once(caplog):
+    faults = Faults(logging.getLogger("natty.test"), "%s is bad: %s")
+    for number in range(MOST_FAULTS + 10):
+        faults.bad(f"k{number}", "why")
+    told = [record.getMessage() for record in caplog.records]
+    assert told[:MOST_FAULTS] == [f"k{number} is bad: why" for number in range(MOST_FAULTS)]
+    assert told[MOST_FAULTS:] == [
+        f"so many keys have faults that those of further ones are not logged, as of k{MOST_FAULTS}: why"
+    ]
+    faults.bad("k0", "another reason")
+    faults.good("k1")
+    faults.bad("new", "why")
+    assert [record.getMessage() for record in caplog.records][MOST_FAULTS + 1 :] == [
+        "k0 is bad: another reason",
+        "new is bad: why",
+    ]

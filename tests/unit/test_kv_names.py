@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from natty.kv import BadKeyError, Bucket, bucket_settings
-from natty.kv.names import check_bucket, check_filter, check_key
+from natty.kv.names import check_bucket, check_filter, check_key, is_key, read_key
 
 TOKENS = st.text("-/_=aZ9", min_size=1)
 
@@ -59,3 +59,13 @@ def test_any_key_with_wildcards_is_a_filter(tokens, rest):
 def test_what_is_no_filter_is_refused(text):
     with pytest.raises(BadKeyError, match="is no filter of keys"):
         check_filter(text)
+
+
+@given(st.one_of(st.lists(TOKENS, min_size=1).map(".".join), st.text(max_size=8), st.text("a*>. ü\n", max_size=5)))
+def test_what_is_shown_as_a_key_is_what_can_be_asked_for(name):
+    try:
+        expected = check_key(name)
+    except BadKeyError:
+        expected = None
+    assert read_key(name.encode("utf-8", "surrogatepass")) == expected
+    assert is_key(name) is (expected is not None)

@@ -18,6 +18,7 @@ from capture.signing import PublicKeys, SigningKeys
 from capture.spark.properties import read_properties
 from capture.stores import check_store, open_store
 from capture.stores.file import FileStore
+from natty import private
 from natty.cli import app as natty_app
 from natty.config import Config
 from natty.errors import ConfigError as NattyConfigError
@@ -99,8 +100,45 @@ def test_what_kubernetes_mounts_may_have_its_modes(tmp_path):
     write_secret(volume / "..data" / "key", KEY)
     (volume / "key").chmod(0o644)
     assert (exposure(volume / "key") == "") is ROOT
+    (tmp_path / "key").symlink_to(volume / "key")
+    assert (exposure(tmp_path / "key") == "") is ROOT
+    deep = volume / "..data" / "tls" / "key"  # as `items` with a path make it
+    deep.parent.mkdir()
+    write_secret(deep, KEY).chmod(0o644)
+    assert (exposure(deep) == "") is ROOT
     (volume / "key").chmod(0o666)
     assert "mode 0666" in exposure(volume / "key")
+
+
+@pytest.mark.parametrize("name", ["..", "..hidden", "..2026", "..data", "..2026_11_22_18_00_00.123"])
+def test_a_folder_that_only_has_such_a_name_is_no_volume(tmp_path, name):
+    folder = tmp_path / name
+    folder.mkdir(exist_ok=True)
+    path = write_secret(folder / "key", KEY)
+    path.chmod(0o644)
+    assert "mode 0644" in exposure(path)
+
+
+def test_a_mounted_secret_is_the_file_that_is_meant_not_a_path_that_begins_so(tmp_path, monkeypatch):
+    mounted = tmp_path / "run" / "secrets"
+    mounted.mkdir(parents=True)
+    monkeypatch.setattr(private, "ORCHESTRATOR", mounted)
+    for path in (mounted / "key", mounted.parent / "key"):
+        write_secret(path, KEY).chmod(0o644)
+    (mounted.parent / "link").symlink_to(mounted / "key")
+    (mounted / "link").symlink_to(mounted.parent / "key")
+    assert (exposure(mounted / "key") == "") is (exposure(mounted.parent / "link") == "") is ROOT
+    for path in (mounted / ".." / "key", mounted / "link"):
+        assert "mode 0644" in exposure(path)
+
+
+@pytest.mark.skipif(not ROOT, reason="only root can give a file away")
+def test_root_may_use_a_file_of_another_owner_who_alone_may_read_it(tmp_path):
+    path = write_secret(tmp_path / "key", KEY)
+    os.chown(path, 1000, 1000)
+    assert exposure(path) == ""
+    path.chmod(0o640)
+    assert "mode 0640" in exposure(path)
 
 
 def test_a_pipe_is_not_looked_at():
