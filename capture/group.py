@@ -8,17 +8,20 @@ nobody who handles messages one by one may read beside it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from capture.asked import Asked, read_records
 from capture.config import CaptureConfig
 from capture.durable import TOGETHER, Durable
-from capture.errors import ConfigError
+from capture.errors import ConfigError, ManifestError
 from capture.pinned import PIN_TTL
+from capture.recording import Consumer, Recording, StreamRecord
+from capture.stores import Store
 from natty import Natty
 from natty.errors import ConsumerNotFoundError, GroupNotFoundError
 from natty.groups import StaticRecord, list_groups
@@ -109,6 +112,21 @@ async def consumer_states(natty: Natty, config: CaptureConfig, stream: str = "")
         with suppress(ConsumerNotFoundError):
             states.append(await natty.jetstream.request(f"CONSUMER.INFO.{config.stream}.{name}"))
     return states
+
+
+def consumers_of(record: StreamRecord, config: CaptureConfig, asked: Iterable[Asked]) -> dict[str, Consumer]:
+    """Return capture's consumers among those that were recorded of a stream, by their names."""
+    wanted = {one.durable for one in asked} if config.group else {config.durable}
+    return {name: record.consumers[name] for name in sorted(wanted & record.consumers.keys())}
+
+
+async def recorded_consumers(config: CaptureConfig, store: Store, recording: Recording) -> dict[str, Consumer]:
+    """Return capture's consumers as they were recorded; none if that can't be read: the audit names it."""
+    record = recording.streams.get(config.stream)
+    try:
+        return consumers_of(record, config, await read_records(store, config.stream)) if record else {}
+    except ManifestError:
+        return {}
 
 
 async def _record(natty: Natty, config: CaptureConfig) -> StaticRecord:

@@ -124,6 +124,7 @@ class Healer:
             missing=due - done,
             remedy=reason,
             healed=self._healed[progress.stream],
+            stored=done,
         )
 
     async def release(self, progress: Progress, stranded: Sequences) -> None:

@@ -180,8 +180,10 @@ class Duty:
         except (LeadershipLost, NotSwept):
             raise
         except (CaptureError, NattyError) as error:
-            log.error("the %s failed: %s", what, error, extra={"action": "duty_failed"})
-            self.failing[what] = f"the {what} failed: {error}"
+            failed = f"the {what} failed: {error}"
+            if self.failing.get(what) != failed:  # once for what goes on: capture status says it meanwhile
+                log.error("%s", failed, extra={"action": "duty_failed"})
+            self.failing[what] = failed
             return None
         self.failing.pop(what, None)
         return done

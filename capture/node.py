@@ -36,8 +36,9 @@ from capture.stores import Store, open_store
 from capture.summary import read_backlog, summarise
 from capture.underway import UnderWay
 from capture.writers import writer
-from natty import Batch, Election, Natty, NattyError, Term, UnsupportedError
+from natty import Batch, Election, JetStreamError, Natty, NattyError, Term, UnsupportedError
 from natty.background import keep_up
+from natty.errors import ConsumerNotFoundError, StreamNotFoundError
 from natty.leader import default_node_name
 
 log = logging.getLogger(__name__)
@@ -188,6 +189,8 @@ class Node:
                     self.start.over = True
                     life.info("%s", self._beginning(durables), extra={"action": "began"})
                     await capture(source, self._decode, self._partition, self._blocks, watched, slots=config.slots)
+            except (ConsumerNotFoundError, StreamNotFoundError) as error:
+                raise type(error)(_ended(error, config), code=error.code, err_code=error.err_code) from error
             finally:
                 self._unstored = source.read - self._settled if self._stopping.told else 0
 
@@ -324,3 +327,17 @@ class Node:
             except Exception:
                 log.exception("the work of the leader of %s failed", name, extra={"action": "duty_failed"})
             await asyncio.sleep(RETRY_DUTY)
+
+
+def _ended(error: JetStreamError, config: CaptureConfig) -> str:
+    """Return what becomes of a node whose stream or consumer was deleted while it read."""
+    if isinstance(error, StreamNotFoundError):
+        return (
+            f"stream {config.stream} was deleted while this node captured it. What was captured is in the archive:"
+            f" `capture verify` compares it with what was recorded of the stream, `capture restore` brings it back"
+        )
+    which = f"a consumer of group {config.group}" if config.group else f"consumer {config.durable}"
+    return (
+        f"{which} of stream {config.stream} was deleted while this node read it: start the node again. It makes the"
+        f" consumer again, which begins as the first one did; what is stored twice by that, the compaction removes"
+    )

@@ -25,13 +25,15 @@ log = logging.getLogger(__name__)
 class Missing:
     """Acknowledged messages that the stream has and no object: what nodes may still store, and what is missing.
 
-    `remedy` says what becomes of the missing ones; `healed` were stored by the sweep since its leader began.
+    `remedy` says what becomes of the missing ones; `healed` were stored by the sweep since its leader began, `stored`
+    by this one.
     """
 
     awaited: Sequences = field(default_factory=Sequences)
     missing: Sequences = field(default_factory=Sequences)
     remedy: str = ""
     healed: int = 0
+    stored: Sequences = field(default_factory=Sequences)
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,8 @@ class Progress:
     def state(self, found: Coverage | None, missing: Missing | None) -> StreamState:
         """Return how far the stream is captured. None: what is held, or missing, can't be told this time."""
         known, oldest = found or Coverage(), self.backlog.oldest
-        gaps = self.gaps(found) if found else Sequences()
         lacks = missing or Missing()
+        gaps = self.gaps(found) - lacks.stored if found else Sequences()
         return StreamState(
             stream=self.stream,
             first=self.first,

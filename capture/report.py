@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -16,12 +16,12 @@ from capture.chain import Head, latest_offline, read
 from capture.config import CaptureConfig
 from capture.errors import CaptureError, ManifestError, NotStored
 from capture.explain import Explained, explain
-from capture.group import Position, consumer_states
+from capture.group import Position, consumer_states, consumers_of, recorded_consumers
 from capture.head import COMPACTION, SWEEP, head_readers
 from capture.identity import Identity, holds_archive, read_claim, require_archive, stream_path
 from capture.manifest import Manifest, Stored
 from capture.picture import Picture, read_picture
-from capture.recording import Recording, resume
+from capture.recording import Consumer, Recording, resume
 from capture.sequences import Sequences
 from capture.source import stream_info
 from capture.state import server_time
@@ -138,6 +138,10 @@ async def check(
     heads = head_readers(live, config.name) if live else None
     audited = await audit(store, heads, archive=config.name, keys=config.public_keys(), noted=noted, deep=deep)
     recording = await _recording(store, heads)
+    uncompared = ""
+    if before and before.gone and (found := await recorded_consumers(config, store, recording)):
+        before = _as_recorded(before, found)
+        uncompared = _gone(found, before)
     held = await _holdings(live, config, store, deep, on_progress)
     held = replace(held, problems=(*_not_told(held.problems, audited.problems), *audited.problems))
     unacknowledged = before.waiting if before else 0
@@ -158,6 +162,7 @@ async def check(
         unacknowledged=unacknowledged,
         gone=natty is not None and before is None,
         recorded=recording.created if before is None and verdict.asked else 0.0,
+        uncompared=uncompared,
         notes=audited.notes,
         advice=advice,
         checked_at=began,
@@ -243,7 +248,8 @@ async def _recording(store: Store, heads: HeadReaders | None) -> Recording:
 class Acknowledged:
     """How far capture was when it was asked: all up to `floor` is settled, and `waiting` messages after it are not.
 
-    `last` is the stream's last sequence, asked for before that, `at` so many Unix seconds by the server's clock.
+    `last` is the stream's last sequence, asked for before that, `at` so many Unix seconds by the server's clock. `gone`
+    says that capture has no consumer: how far it was is then what the archive has recorded, if it has.
     """
 
     last: int
@@ -252,6 +258,7 @@ class Acknowledged:
     waiting: int = 0
     delivered: int | None = None
     acks_delete: bool = False
+    gone: bool = False
 
     @property
     def upto(self) -> int:
@@ -282,7 +289,7 @@ async def _acknowledged(natty: Natty, config: CaptureConfig, store: Store) -> Ac
     last, acks_delete = info["state"]["last_seq"], info["config"]["retention"] != "limits"
     states = await consumer_states(natty, config)
     if not states:
-        return Acknowledged(last=last, floor=last, at=server_time(info), acks_delete=acks_delete)
+        return Acknowledged(last=last, floor=last, at=server_time(info), acks_delete=acks_delete, gone=True)
     position = Position.of(states)
     return Acknowledged(
         last=last,
@@ -325,7 +332,9 @@ async def _compared(
 def _advice(held: Holdings, said: Explained, missing: Sequences) -> tuple[str, ...]:
     """Return what to do about what is missing."""
     advice = []
-    if missing:
+    if missing and held.problems and not held.objects:
+        advice.append("the store does not hold what NATS knows of this archive: check the store, see docs/moving.md")
+    elif missing:
         advice.append(
             "the sweep stores what is missing and still in the stream: capture status says why it has not yet"
             if said.leader
@@ -359,10 +368,9 @@ async def _recorded_view(config: CaptureConfig, store: Store, recording: Recordi
         asked = await read_records(store, config.stream)
     except ManifestError:
         return None  # the audit names it
-    wanted = {one.durable for one in asked} if config.group else {config.durable}
-    if record is None or not (found := [record.consumers[name] for name in wanted & record.consumers.keys()]):
+    if record is None or not (found := consumers_of(record, config, asked)):
         return None
-    last = min(record.state["last_seq"], *(resume(consumer)[0].stream_seq for consumer in found))
+    last = min(record.state["last_seq"], *(resume(consumer)[0].stream_seq for consumer in found.values()))
     begin = min((one.start for one in asked), default=1)
     whole = min((one.start for one in asked if not one.filter_subjects), default=last + 1 if asked else 1)
     return StreamView(
@@ -371,6 +379,19 @@ async def _recorded_view(config: CaptureConfig, store: Store, recording: Recordi
         deleted=recording.deleted(config.stream),
         unwanted=Sequences.from_range(1, begin - 1),
         doubtful=Sequences.from_range(begin, whole - 1),
-        delivered=min(consumer.delivered.stream_seq for consumer in found),
+        delivered=min(consumer.delivered.stream_seq for consumer in found.values()),
         acks_delete=record.configurations[-1].config["retention"] != "limits",
+    )
+
+
+def _as_recorded(before: Acknowledged, consumers: Mapping[str, Consumer]) -> Acknowledged:
+    """Return how far capture was at the last recording: what came later was perhaps never delivered to it."""
+    floor = min(before.last, *(resume(one)[0].stream_seq for one in consumers.values()))
+    return replace(before, floor=floor, waiting=before.last - floor)
+
+
+def _gone(consumers: Iterable[str], before: Acknowledged) -> str:
+    return (
+        f"consumer {', '.join(consumers)} of capture is gone, and how far it was is only known up to sequence"
+        f" {before.floor:,}, as recorded. Start a node: it makes the consumer again, and captures the rest"
     )

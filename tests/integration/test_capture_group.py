@@ -15,7 +15,7 @@ from capture.report import check
 from capture.stores import open_store
 from capture.writers.parquet import ParquetWriter
 from natty import ConsumerExistsError, Natty
-from natty.errors import BadGroupError
+from natty.errors import BadGroupError, ConsumerNotFoundError
 
 MEMBERS = ("p0", "p1", "p2", "p3")
 KEYS = 20
@@ -249,7 +249,9 @@ async def test_a_consumer_that_is_deleted_ends_the_node_with_its_name(group, sta
     await group.publish(50)
     await group.until_all_acked()
     await group.fleet.natty.jetstream.request(f"CONSUMER.DELETE.{group.fleet.stream}.g-p1")
-    with pytest.raises(Exception, match="consumer"):
+    with pytest.raises(
+        ConsumerNotFoundError, match=r"a consumer of group g of stream .* was deleted .* start the node"
+    ):
         await running.ended()
 
 

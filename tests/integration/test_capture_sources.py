@@ -21,7 +21,7 @@ from capture.stores import open_store
 from capture.streams import each
 from capture.sweep import read_entries
 from capture.writers.parquet import ParquetWriter
-from natty import ConsumerExistsError, Natty, StreamNotFoundError
+from natty import ConsumerExistsError, Natty, NattyError, StreamNotFoundError
 
 TOKENS = ("eu", "us", "asia")  # as Fleet.publish gives them
 
@@ -316,3 +316,19 @@ async def test_blocks_keep_where_a_sourced_message_comes_from_and_a_mirror_keeps
         kept[stream] = sorted((row["sequence"], row["origin_stream"], row["origin_sequence"]) for row in rows)
     assert kept[sourced] == [(number, origin, number + 2) for number in range(1, 5)]
     assert kept[mirror] == [(number, None, None) for number in range(3, 7)]
+
+
+@pytest.mark.parametrize("what", ["consumer", "stream"])
+async def test_a_node_whose_stream_or_consumer_is_deleted_says_what_to_do(fleet, start, what):
+    running = start(fleet.configure())
+    await fleet.publish(orders(20))
+    await fleet.until_all_acked(20)
+    verb = f"CONSUMER.DELETE.{fleet.stream}.capture" if what == "consumer" else f"STREAM.DELETE.{fleet.stream}"
+    await fleet.natty.jetstream.request(verb)
+    with pytest.raises(NattyError) as ended:
+        await running.ended()
+    said = {
+        "consumer": f"consumer capture of stream {fleet.stream} was deleted while this node read it: start",
+        "stream": f"stream {fleet.stream} was deleted while this node captured it. What was captured is in the archive",
+    }
+    assert str(ended.value).startswith(said[what])

@@ -164,6 +164,21 @@ async def test_a_stream_that_is_gone_is_compared_with_what_was_recorded_of_it(na
     assert f"the stream {config.stream} is gone" in (await check(natty, config, store)).sentence()
 
 
+async def test_what_came_after_the_consumer_was_deleted_was_never_acknowledged_and_is_not_missing(natty, configured):
+    config, store = configured()
+    await make(natty, config)
+    await publish(natty, config.stream, 10)
+    await store_all(natty, config, store)
+    await sweep_once(natty, config, store)
+    await natty.jetstream.request(f"CONSUMER.DELETE.{config.stream}.{config.durable}")
+    await publish(natty, config.stream, 5)
+    checked = await check(natty, config, store)
+    assert (counted(checked), checked.unacknowledged, checked.status) == ({"stored": 10}, 5, 1)
+    assert (
+        "consumer capture of capture is gone, and how far it was is only known up to sequence 10" in checked.uncompared
+    )
+
+
 async def test_a_stream_that_neither_the_server_nor_the_archive_knows_is_an_error(natty, configured):
     config, store = configured()
     with pytest.raises(StreamNotFoundError):

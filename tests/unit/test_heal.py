@@ -5,9 +5,12 @@ import random
 
 import pytest
 
+from capture.coverage import Coverage
 from capture.filtered import PROBES, narrowed
 from capture.heal import Unstored
+from capture.progress import Missing, Progress
 from capture.sequences import Sequences
+from capture.summary import Backlog
 
 WAIT = 30.0
 NOBODY = float("inf")  # since when nodes hold messages
@@ -97,3 +100,9 @@ def test_a_search_ends_after_so_many_questions_and_the_next_one_goes_on():
     second = asyncio.run(narrowed(Sequences.from_iterable(lost) - first, stored | first, count))
     assert second
     assert second.isdisjoint(first)
+
+
+def test_what_a_sweep_has_just_stored_is_no_gap():
+    progress = Progress("S", first=1, last=5, now=0.0, backlog=Backlog(pending=0, unacked=0, acked=5), asked=[])
+    state = progress.state(Coverage(held=some(1, 2)), Missing(stored=some(3, 4), healed=2))
+    assert (state.gaps, state.gaps_are) == (1, "5")
