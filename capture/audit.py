@@ -24,7 +24,7 @@ from capture.signing import PublicKeys, split
 from capture.snapshots import Iceberg, folder, hint_path, version_of_copy, version_path
 from capture.stores.contract import Store
 from capture.table import Table
-from capture.trust import manifest_missing
+from capture.trust import check_vouched, manifest_missing
 
 CHAINS: tuple[type[Document], ...] = (Manifest, Table, Recording)
 
@@ -110,6 +110,8 @@ class _Auditor:
         head = await self._head(kind)
         if head is None:
             self.problems += [_unreached(one, None) for one in self._noted_of(kind)]
+            if kind is Manifest and self.keys is not None and not self.heads:
+                await self._nothing_to_vouch_for()
             return
         objects = await self.store.list(kind.FOLDER)  # after the head was read: it holds the head and what came later
         listed = {one.path: parts[0] for one in objects if (parts := document_parts(kind, one.path))}
@@ -125,6 +127,12 @@ class _Auditor:
         if isinstance(newest, Table):
             for stream, exposed in newest.iceberg.items():
                 await self._exposed(head.path, stream, exposed)
+
+    async def _nothing_to_vouch_for(self) -> None:
+        try:
+            await check_vouched(self.store)
+        except ManifestError as error:
+            self.problems.append(str(error))
 
     async def _head(self, kind: type[Document]) -> Head | None:
         head = await self.heads[kind]() if kind in self.heads else None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from capture.errors import ConfigError
 from natty import access
@@ -20,6 +22,17 @@ HEAD_TIMEOUT = 10.0
 """Seconds that a connection has to be made, with its TLS, and to send the head of a first request."""
 IDLE_TIMEOUT = 30.0
 """Seconds that a connection has for each further one."""
+
+log = logging.getLogger(__name__)
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Tell whether aiohttp has logged a fault of the program: a request that is none is answered 400, and no news."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError)
+
+
+log.addFilter(_is_ours)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -70,7 +83,7 @@ async def serving(
     warn_if_open("the page", host, has_tokens=has_tokens)
     door = _Door(Hosts.of(host, hosts, has_tokens=has_tokens), tls, head_timeout)
     application.middlewares.insert(0, door.guard)
-    runner = web.AppRunner(application, access_log=None, keepalive_timeout=IDLE_TIMEOUT)
+    runner = web.AppRunner(application, access_log=None, logger=log, keepalive_timeout=IDLE_TIMEOUT)
     await runner.setup()
     assert runner.server is not None
     try:

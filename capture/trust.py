@@ -11,7 +11,7 @@ from hashlib import sha256
 from capture import chain
 from capture.chain import HeadReader, latest_offline
 from capture.errors import CipherError, FormatError, ManifestError
-from capture.manifest import Manifest, Stored
+from capture.manifest import BLOCKS, TABLE, Manifest, Stored
 from capture.picture import Picture, read_picture
 from capture.planning import is_encrypted
 from capture.recording import Recording
@@ -72,7 +72,18 @@ async def read_trusted(
         before, picture = picture, await read_picture(store, *heads, check=trust.check_document)
         if picture == before:
             raise ManifestError(ahead)
+    if manifest_head is None and trust.public_keys is not None and not picture.manifest.number:
+        await check_vouched(store)
     return picture
+
+
+async def check_vouched(store: Store) -> None:
+    """Raise ManifestError if the store holds objects and no manifest, which alone can vouch for them by a signature."""
+    if objects := [*await store.list(BLOCKS), *await store.list(TABLE)]:
+        raise ManifestError(
+            f"{store.url} holds {len(objects):,} objects, {objects[0].path} among them, and no manifest that vouches"
+            " for them: it was removed, or the sweep has not written the first one yet"
+        )
 
 
 async def _ahead(store: Store, picture: Picture, trust: Trust) -> str:

@@ -37,6 +37,8 @@ class FileStore:
     An object is written under `.tmp/`, synced, and linked to its name: create-if-absent is the file system's own
     atomic operation, and nobody ever sees a part of an object. A killed writer leaves a file in `.tmp/` only.
 
+    An object that is a symbolic link is not read, since it may lead out of the folder; the folder itself may be one.
+
     A `private` one makes files that its user alone may read (0600, in folders of 0700); else the umask decides.
     """
 
@@ -158,11 +160,17 @@ class FileStore:
     def _read(self, path: str, start: int, length: int) -> bytes:
         target = self._file(path)
         try:
-            with self._translated(f"reading {path}"), target.open("rb") as file:
+            with self._translated(f"reading {path}"), open(target, "rb", opener=_open_itself) as file:
                 file.seek(start)
                 return file.read(length)
         except (FileNotFoundError, IsADirectoryError):
             raise NotStored(f"there is no {path} in {self.url}") from None
+        except StoreUnreadableError:
+            if target.is_symlink():
+                raise StoreUnreadableError(
+                    f"{path} in {self.root} is a symbolic link, which is not followed: put the object itself there"
+                ) from None
+            raise
 
     def _list(self, prefix: str) -> Listing:
         folder = prefix.rpartition("/")[0]
@@ -247,6 +255,11 @@ def _write_synced(part: Path, data: bytes | Path, *, private: bool) -> None:
             file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _open_itself(path: str, flags: int) -> int:
+    """Open a file, and not what a symbolic link in its place leads to; Windows has no such flag."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0))
 
 
 def _sync_folder(folder: Path) -> None:

@@ -212,6 +212,40 @@ def test_tokens_and_keys_that_can_t_be_used_are_refused(natty_tls, tmp_path):
     assert repr(Tokens([TOKEN])) == "Tokens(1)"
 
 
+@servers
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nHost: there\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\nHost : localhost\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nX: \0\r\n\r\n",
+        b"GET /metrics HTTP/9.9\r\nHost: localhost\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\r\n\r\n",
+    ],
+)
+async def test_a_malformed_head_is_answered_and_not_logged(serving, head, caplog):
+    caplog.set_level(logging.INFO)
+    async with serving(tokens=[TOKEN]) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head)
+        async with asyncio.timeout(PATIENCE):
+            assert b" 400 " in (await reader.read()).partition(b"\r\n")[0]
+        writer.close()
+        assert (await ask(port, "/livez"))[0] == 200
+    assert caplog.records == []
+
+
+async def test_a_fault_of_a_page_is_logged(caplog):
+    async def fail(request):
+        raise RuntimeError("a page with a fault")
+
+    application = web.Application()
+    application.router.add_get("/fail", fail)
+    async with https.serving(application, "127.0.0.1", 0, None) as url:
+        assert (await ask(int(url.rpartition(":")[2]), "/fail"))[0] == 500
+    assert [str(one.exc_info[1]) for one in caplog.records if one.exc_info] == ["a page with a fault"]
+
+
 def test_an_address_with_a_zone_or_a_user_is_no_address():
     named = Hosts.of("127.0.0.1", [], has_tokens=False)
     assert named is not None

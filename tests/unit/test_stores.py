@@ -179,6 +179,20 @@ async def test_paths_that_leave_the_store_are_refused(tmp_path, path):
                 await attempt()
 
 
+async def test_an_object_that_is_a_symbolic_link_is_not_read_and_a_folder_may_be_one(tmp_path):
+    (tmp_path / "outside").write_bytes(b"of somebody else")
+    (tmp_path / "real" / "a").mkdir(parents=True)
+    (tmp_path / "lake").symlink_to(tmp_path / "real")
+    store = FileStore(tmp_path / "lake")
+    await store.put("a/one", b"1")
+    assert await store.get("a/one") == b"1"
+    for name, target in (("link", tmp_path / "outside"), ("inside", tmp_path / "real" / "a" / "one")):
+        (tmp_path / "real" / "a" / name).symlink_to(target)
+        for read in (store.get(f"a/{name}"), store.get_range(f"a/{name}", 0, 1)):
+            with pytest.raises(StoreUnreadableError, match=f"a/{name} in .* is a symbolic link, which is not followed"):
+                await read
+
+
 async def test_a_range_is_never_negative():
     with pytest.raises(ValueError, match="negative"):
         await MemoryStore().get_range("a", -1, 2)

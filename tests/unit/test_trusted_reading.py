@@ -127,6 +127,17 @@ def test_a_manifest_that_was_removed_is_missed_though_nobody_asks_nats(lake, com
     assert "and there is none" in "".join(command(*words)[1:])
 
 
+@pytest.mark.parametrize("words", READERS, ids=lambda words: words[0])
+def test_objects_that_no_manifest_vouches_for_are_refused_where_public_keys_are_given(lake, command, words):
+    folder = lake(sealed_archive)
+    for name in ("_manifest", "_recorded", "_table"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    assert list((folder / "blocks").rglob("*.parquet*"))
+    status, out, err = command(*words, "--public-key", "ours.pub")
+    assert status == (3 if words[0] == "verify" else 1), (out, err)
+    assert "and no manifest that vouches for them" in (out if words[0] == "verify" else err)
+
+
 def test_sql_reads_nothing_that_is_not_what_a_signed_record_says(lake, command):
     async def plain(folder):
         await Archived(SIGNER, folder=folder).make()
