@@ -44,6 +44,7 @@ class Search:
         filters = set(progress.backlog.filters)
         if any({*one.filter_subjects} - filters or not one.filter_subjects for one in progress.asked):
             return None
+        self._unasked[progress.stream] &= present
         known = present & (found.held | found.removed)
         doubted = (present & progress.gaps(found)) - self._unasked[progress.stream]
         try:

@@ -176,7 +176,7 @@ class Healer:
             self._healed[progress.stream] += len(reading.stored)
             log.warning(
                 "stored %d messages of %s that the server counts as acknowledged and no node has stored (%s):"
-                " it forgets delivered messages at a purge by subject or a rollup",
+                " nats-server forgets delivered messages at a purge by subject or a rollup",
                 len(reading.stored),
                 progress.stream,
                 reading.stored.describe(),
@@ -253,7 +253,12 @@ class Reading:
             )
             return None
         lines = raw[2][raw[2].rfind(b"\r\nNats-Stream: ") :].split(b"\r\n")
-        return next((line[14:] for line in lines if line.startswith(b"Nats-Subject: ")), None)
+        subject = next((line[14:] for line in lines if line.startswith(b"Nats-Subject: ")), None)
+        if subject is None:
+            status = raw[2].partition(b"\r\n")[0].removeprefix(b"NATS/1.0 ").decode("utf-8", "replace")
+            which = f"message {message.sequence} has a subject that is not UTF-8"
+            self.trouble = f"{which}, and a direct get does not say it: {status}"
+        return subject
 
 
 async def held_since(board: Board, elapsed: Callable[[], float]) -> float:

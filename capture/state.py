@@ -345,7 +345,8 @@ def server_time(info: dict[str, Any]) -> float:
 async def announcing(board: Board, state: Callable[[], NodeState]) -> None:
     """Publish what a node says of itself, again and again, until cancelled; then take it away.
 
-    A server that can't be reached, or does not let us, is told of once.
+    A server that can't be reached, or does not let us, is told of once. What `state` raises is raised, and what was
+    published stays: the node runs.
     """
     failed = False
     try:
@@ -359,7 +360,8 @@ async def announcing(board: Board, state: Callable[[], NodeState]) -> None:
                     log.warning("the state of %s is not published: %s", now.node, error, extra={"action": "state"})
                 failed = True
             await asyncio.sleep(now.every)
-    finally:
+    except asyncio.CancelledError:
         with contextlib.suppress(NattyError, TimeoutError):
             async with asyncio.timeout(GOODBYE):
-                await board.withdraw(state().node)
+                await board.withdraw(now.node)
+        raise

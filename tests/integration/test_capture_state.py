@@ -343,6 +343,19 @@ async def test_a_node_is_heard_of_while_it_runs_and_not_when_it_has_stopped(natt
     assert (await board.read()).nodes == []
 
 
+async def test_a_node_whose_announcement_fails_stays_on_the_board(natty, archive):
+    board, calls = Board(natty, archive), itertools.count()
+
+    def state():
+        if next(calls) == 1:
+            raise ValueError("unforeseen")
+        return NodeState(node="a", version="", since=0.0, every=0.01)
+
+    with pytest.raises(ValueError, match="unforeseen"):
+        await announcing(board, state)
+    assert [one.node.node for one in (await board.read()).nodes] == ["a"]
+
+
 BAD_NODES = {
     "text": b"junk",
     "utf8": b'{"node":"\xff"}',

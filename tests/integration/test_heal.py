@@ -350,6 +350,28 @@ async def test_subjects_and_headers_that_are_no_text_are_healed_byte_for_byte(fl
     assert sum(data.count(subject + block) for data in objects) == 1
 
 
+async def test_where_a_direct_get_does_not_say_a_subject_the_remedy_does(fleet, configured, monkeypatch):
+    await fleet.natty.ensure_stream(fleet.stream, allow_direct=True)
+    config = load(await configured(), environment={})
+    fleet.natty.connection.send(fleet.stream.encode() + b".\xff", b"{}")
+    await publish(fleet, [2])
+    progress = await read_progress(fleet.natty, open_store(config.store), fleet.stream, config)
+    read_message = fleet.natty.jetstream.read
+
+    async def and_removed(stream, *, sequence):
+        message = await read_message(stream, sequence=sequence)
+        await remove(fleet, "delete", sequence)
+        return message
+
+    monkeypatch.setattr(fleet.natty.jetstream, "read", and_removed)
+    reading = Reading(fleet.natty, config, progress, Sequences.from_range(1, 1), lambda: None)
+    assert [len(batch) async for batch in reading] == [0]
+    assert not reading.settled
+    assert reading.trouble == (
+        "message 1 has a subject that is not UTF-8, and a direct get does not say it: 404 Message Not Found"
+    )
+
+
 async def test_two_leaders_who_heal_at_once_store_each_message_once_for_readers(fleet, configured, start_beside):
     path = await configured()
     nodes = await forgotten(fleet, start_beside, path)

@@ -164,6 +164,13 @@ async def test_a_head_that_went_back_with_its_server_is_no_other_archive(fleet, 
     await check_not_moved(fleet.natty, store, first)
 
 
+async def test_another_archive_with_as_many_manifests_is_refused(fleet, first, configured):
+    head, other = await SWEEP.reader(fleet.natty, first.name)(), open_store(configured().store)
+    await other.put(f"_manifest/{head.number:010d}-{head.token + 1}.json", b"{}")
+    with pytest.raises(OtherStoreError, match="and that is not in"):
+        await check_not_moved(fleet.natty, other, first)
+
+
 # --- the commands of docs/moving.md ----------------------------------------------------------------------------------
 
 PAGE = (Path(__file__).parents[2] / "docs" / "moving.md").read_text()

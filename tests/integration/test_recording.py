@@ -39,11 +39,11 @@ class Recorder:
     async def claim(self, stream):
         await claim(self.store, "orders", stream, (await info(self.natty, stream))["created"])
 
-    async def record(self):
+    async def record(self, of_manifest=0):
         """Record, and return the committed recording."""
         self.now += 10.0
-        pointer = MemoryHead(1, self.head)
-        await record(self.store, pointer, self.natty, archive="orders", now=self.now, grace=900.0, node="node")
+        pointer, told = MemoryHead(1, self.head), {"archive": "orders", "grace": 900.0, "node": "node"}
+        await record(self.store, pointer, self.natty, now=self.now, of_manifest=of_manifest, **told)
         return await chain.read(self.store, self.head.head, Recording)
 
 
@@ -149,6 +149,13 @@ async def test_a_change_of_the_configuration_is_added_with_its_time(natty, recor
     assert after[:1] == before.streams[stream].configurations
     assert (after[1].config["max_msgs"], after[1].since) == (1000, recorder.now)
     assert len(after) == 2
+
+
+async def test_a_recording_is_never_of_an_earlier_manifest_than_the_one_before(natty, recorder, stream):
+    for of_manifest, kept in ((7, 7), (3, 7), (8, 8)):
+        await natty.publish(f"{stream}.more", b"")
+        recording = await recorder.record(of_manifest)
+        assert (recording.created, recording.of_manifest) == (recorder.now, kept)
 
 
 async def test_a_sweep_of_many_consumers_asks_once_a_page_and_writes_nothing_when_nothing_has_changed(

@@ -1,16 +1,24 @@
 """Which messages that no node has stored the sweep stores now, and where to look for them: decided without a server."""
 
 import asyncio
+import math
 import random
+from types import SimpleNamespace
 
 import pytest
 
+from capture.asked import Asked
+from capture.config import CaptureConfig
 from capture.coverage import Coverage
-from capture.filtered import PROBES, narrowed
-from capture.heal import Unstored
+from capture.explain import _awaited
+from capture.filtered import PROBES, Search, narrowed
+from capture.heal import Reading, Unstored, held_since
 from capture.progress import Missing, Progress
 from capture.sequences import Sequences
+from capture.state import StreamState
 from capture.summary import Backlog
+from natty import NattyError
+from natty.jetstream import StoredMessage
 
 WAIT = 30.0
 NOBODY = float("inf")  # since when nodes hold messages
@@ -106,3 +114,92 @@ def test_what_a_sweep_has_just_stored_is_no_gap():
     progress = Progress("S", first=1, last=5, now=0.0, backlog=Backlog(pending=0, unacked=0, acked=5), asked=[])
     state = progress.state(Coverage(held=some(1, 2)), Missing(stored=some(3, 4), healed=2))
     assert (state.gaps, state.gaps_are) == (1, "5")
+
+
+class Server:
+    """Has messages of a stream by their sequences, each on its subject; keeps what it is sent and asked for."""
+
+    def __init__(self, **subjects):
+        self.subjects = {int(name[1:]): subject for name, subject in subjects.items()}
+        self.sent, self.read_of = [], []
+        self.natty = SimpleNamespace(jetstream=self, connection=self)
+
+    async def read(self, stream, *, sequence):
+        self.read_of.append(sequence)
+        if sequence not in self.subjects:
+            return None
+        return StoredMessage(self.subjects[sequence], sequence, b"{}", b"", "2026-11-21T03:00:00Z")
+
+    def send(self, subject, data):
+        self.sent.append((subject, data))
+
+
+def asked(start=1, *filters):
+    return Asked(stream="S", durable="capture", created=str(start), start=start, filter_subjects=list(filters))
+
+
+def progress(*records, filters=(">",)):
+    backlog = Backlog(pending=0, unacked=0, acked=9, filters=filters)
+    return Progress("S", first=1, last=9, now=0.0, backlog=backlog, asked=list(records), work_queue=True)
+
+
+def healing(server, of, wanted, **settings):
+    config = CaptureConfig(stream="S", store="memory://healing", **settings)
+    return Reading(server.natty, config, of, wanted, lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "acknowledged"), [({}, True), ({"ack": "all"}, False), ({"group": "g"}, False)], ids=str
+)
+async def test_a_healed_message_is_acknowledged_only_where_that_counts_for_no_other(settings, acknowledged):
+    server = Server(m3="S.eu", m5="S.eu")
+    reading = healing(server, progress(), some(3, 5), **settings)
+    replies = [reply for batch in [one async for one in reading] for reply in batch.replies]
+    reading.ack(replies)
+    assert reading.stored == reading.settled == some(3, 5)
+    assert server.sent == [(reply, b"+ACK") for reply in replies if acknowledged]
+
+
+async def test_what_lies_before_the_start_of_every_durable_is_not_healed():
+    """An archive that holds messages before every recorded start has gaps there, too."""
+    of = progress(asked(5))
+    wanted = of.gaps(Coverage(held=some(1, 6), removed=some()))
+    assert wanted == some(2, 3, 4, 5, 7, 8, 9)
+    reading = healing(Server(m3="S.eu", m5="S.eu"), of, wanted)
+    assert [one for batch in [one async for one in reading] for one in batch.sequences] == [5]
+    assert reading.settled == some(2, 3, 4, 7, 8, 9)
+
+
+@pytest.mark.parametrize("earlier", [asked(1, "S.eu", "S.us"), asked(1)], ids=["some", "all"])
+async def test_where_more_subjects_were_captured_before_it_can_not_be_told_what_is_missing(earlier):
+    server, found = Server(m1="S.us", m2="S.eu"), Coverage(held=some(2), removed=some())
+    narrow = asked(3, "S.eu")
+    assert await Search(server.natty).unstored(progress(earlier, narrow, filters=("S.eu",)), found, some(1, 2)) is None
+    assert await Search(server.natty).unstored(progress(narrow, filters=("S.eu",)), found, some(1, 2)) == some()
+
+
+async def test_a_search_reads_a_message_of_another_subject_once_and_forgets_it_when_the_stream_has_it_no_more():
+    server, of = Server(m1="S.us", m2="S.us", m3="S.eu"), progress(asked(1, "S.eu"), filters=("S.eu",))
+    search, found = Search(server.natty), Coverage(held=some(), removed=some())
+    assert await search.unstored(of, found, some(1, 2, 3)) == some(3)
+    assert "1–2" in repr(search)
+    assert await search.unstored(of, found, some(2, 3)) == some(3)
+    assert server.read_of == [1, 2, 3, 3]
+    assert "(2)" in repr(search)
+
+
+async def test_where_the_board_may_not_be_read_nodes_may_have_held_messages_for_ever():
+    class Denied:
+        async def read(self):
+            raise NattyError("you may not")
+
+    assert await held_since(Denied(), lambda: 100.0) == -math.inf
+
+
+@pytest.mark.parametrize(
+    ("awaited", "published", "found"), [(5, "", (1, 2)), (0, "", ()), (1, some(2).to_text(), (2,))]
+)
+def test_all_is_awaited_where_what_is_awaited_is_too_much_to_be_published(awaited, published, found):
+    told = {"first": 1, "last": 9, "acked": 9, "pending": 0, "unacked": 0}
+    state = StreamState(stream="S", **told, awaited=awaited, awaited_set=published)
+    assert _awaited(state, some(1, 2)) == some(*found)

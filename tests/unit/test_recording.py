@@ -127,6 +127,8 @@ BEGINS_AT_5 = {"deliver_policy": "by_start_sequence", "opt_start_seq": 5}
         (stood((2721, 0), (17600, 17558), unacked=3), (0, 0), True),
         (stood((2721, 0), (17600, 17558), **BEGINS_AT_5), (0, 4), True),
         (stood((9, 0), pending=[6, 9]), (8, 5), True),
+        (stood((9, 6), pending=[6, 9]), (8, 5), True),
+        (stood((8, 5), pending=[6, 9]), (8, 5), False),
         (stood((30, 30), unacked=0), (20, 17), True),
         (stood((30, 30)), (0, 0), True),
         (stood((-3, -2), unacked=0), (20, 17), True),
