@@ -115,6 +115,10 @@ class Connection:
         """Return a subject that nobody else uses or can guess, without a trailing dot."""
         return b"%b.%b" % (self.config.inbox_prefix.encode(), secrets.token_hex(16).encode())
 
+    def is_inbox(self, subject: bytes) -> bool:
+        """Return whether this is below our inbox prefix. Who lets others name a subject sends to no other one."""
+        return subject.startswith(self.config.inbox_prefix.encode() + b".")
+
     async def open(self) -> Connection:
         """Connect to the first server that answers, and stay connected from then on. Once it is open, nothing happens.
 

@@ -111,6 +111,10 @@ def encode_headers(headers: Headers) -> bytes:
     return encode("\r\n".join(lines) + "\r\n\r\n")
 
 
+ACKS = b"$JS.ACK."
+"""How every subject begins on which a stored message is settled."""
+
+
 def ack_tokens(reply: bytes) -> list[bytes]:
     """Return the nine tokens `$JS.ACK.stream.consumer.deliveries.seq.consumer_seq.time.pending` of an ack subject.
 

@@ -21,7 +21,7 @@ from natty.errors import (
     UnsupportedError,
 )
 from natty.jetstream import JetStream
-from natty.message import Batch, RawMessage, ack_tokens, parse_headers, status_of
+from natty.message import ACKS, Batch, RawMessage, ack_tokens, parse_headers, status_of
 
 logger = logging.getLogger("natty.ordered")
 
@@ -290,7 +290,7 @@ class Ordered:
         if session is not self._session or session.lost:
             return
         self._heard = asyncio.get_running_loop().time()
-        data = [raw for raw in messages if raw[1].startswith(b"$JS.ACK.")]
+        data = [raw for raw in messages if raw[1].startswith(ACKS)]
         if data:
             first, last = ack_tokens(data[0][1]), ack_tokens(data[-1][1])
             if (int(first[6]), int(last[6])) != (session.delivered + 1, session.delivered + len(data)):
@@ -302,7 +302,7 @@ class Ordered:
             self._position = int(last[5])
             self._wake.set()
         for raw in messages if len(data) != len(messages) else ():
-            if not raw[1].startswith(b"$JS.ACK."):
+            if not raw[1].startswith(ACKS):
                 self._status(session, raw)
 
     def _status(self, session: _Session, raw: RawMessage) -> None:

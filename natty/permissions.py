@@ -49,7 +49,6 @@ class Permissions:
             "permissions {\n"
             f"  publish {{ allow [\n{_lines(publish)}  ] }}\n"
             f"  subscribe {{ allow [\n{_lines(subscribe)}  ] }}\n"
-            "  allow_responses: true\n"
             "}"
         )
 

@@ -23,7 +23,7 @@ from natty.errors import (
     StreamNotFoundError,
 )
 from natty.jetstream import JetStream
-from natty.message import RawMessage, parse_headers, status_of
+from natty.message import ACKS, RawMessage, parse_headers, status_of
 from natty.pin import PIN_REFUSED, Pin
 from natty.stream import NANOSECONDS
 
@@ -59,7 +59,7 @@ class _Session:
 
     def __init__(self, inbox: bytes) -> None:
         self.inbox = inbox
-        self.first = b""  # how the ack subject of a first delivery begins
+        self.first = b""  # how the ack subject of a first delivery begins, behind a line's end
         self.subscription: Subscription | None = None
 
 
@@ -204,8 +204,8 @@ class Supply:
 
     def _receive(self, session: _Session, messages: list[RawMessage]) -> None:
         session.first = session.first or _first_delivery(messages)
-        firsts = b"".join([raw[1] for raw in messages]).count(session.first) if session.first else 0
-        data = messages if firsts == len(messages) else [raw for raw in messages if raw[1]]
+        firsts = b"\n".join([b"", *[raw[1] for raw in messages]]).count(session.first) if session.first else 0
+        data = messages if firsts == len(messages) else [raw for raw in messages if raw[1].startswith(ACKS)]
         current = session is self._session
         if data:
             if self._pin and current:
@@ -317,7 +317,7 @@ class Supply:
     def hand_back(self, messages: list[RawMessage]) -> None:
         """Have messages that nobody will see here delivered again, when we no longer wait for any ourselves."""
         answer = b'-NAK {"delay": %d}' % int(HAND_BACK_DELAY * NANOSECONDS)
-        replies = [raw[1] for raw in messages if raw[1]]
+        replies = [raw[1] for raw in messages if raw[1].startswith(ACKS)]
         try:
             if replies:
                 self._connection.send_to_each(replies, answer)
@@ -351,10 +351,11 @@ class Supply:
 def _first_delivery(messages: list[RawMessage]) -> bytes:
     """Return how the ack subject of a message begins that is delivered for the first time; b"" if none is there.
 
-    The count of deliveries is the fifth token, or the seventh behind a domain and an account (ADR-15).
+    The count of deliveries is the fifth token, or the seventh behind a domain and an account (ADR-15). A line's end
+    stands before it, as between subjects that are joined for counting: it can't be the middle of a forged one.
     """
     for _, reply, _, _ in messages:
-        if reply:
+        if reply.startswith(ACKS):
             tokens = reply.split(b".")
-            return b".".join([*tokens[: 4 if len(tokens) < 11 else 6], b"1", b""])
+            return b"\n" + b".".join([*tokens[: 4 if len(tokens) < 11 else 6], b"1", b""])
     return b""

@@ -17,7 +17,7 @@ from natty.leader.actions import Action, Ask, Elected, Left, Lost, Read, Seen, S
 from natty.leader.bucket import make_bucket
 from natty.leader.machine import Candidate
 from natty.leader.options import ElectionOptions
-from natty.leader.record import ABSENT, Sight, Subjects, hint_of, sight_of
+from natty.leader.record import ABSENT, Sight, Subjects, sight_of
 from natty.leader.tenure import Tenure
 from natty.message import RawMessage, encode_headers
 from natty.units import clock
@@ -67,6 +67,7 @@ class Driver:
         self._faults = Faults(log, "the lease %s can't be read and counts as deleted: %s")
         self._troubles = Faults(log, "%s: %s")
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
         self._closed = False
 
     def __repr__(self) -> str:
@@ -136,14 +137,19 @@ class Driver:
             self._tenure = None
 
     def _set_timer(self, at_least: float = 0.0) -> None:
+        """Have `tick` called when it is due. An earlier timer stays: a flood of events must not put it off for ever."""
+        due = self.candidate.due
         if self._timer is not None:
+            if not at_least and self._timer_due <= due:
+                return
             self._timer.cancel()
             self._timer = None
-        if self.candidate.due < float("inf"):
-            wait = max(at_least, self.candidate.due - clock())
-            self._timer = self._loop.call_later(wait, self._tick, self.candidate.due)
+        if due < float("inf"):
+            self._timer_due = due
+            self._timer = self._loop.call_later(max(at_least, due - clock()), self._tick, due)
 
     def _tick(self, due: float) -> None:
+        self._timer = None
         self.latest = max(self.latest, clock() - due)
         self.input("tick")
 
@@ -223,6 +229,10 @@ class Driver:
 
     def _ask(self, action: Ask) -> None:
         call = Call(do="ask", id=self.candidate.id, prio=self.candidate.rules.priority)
+        if not self._jetstream.connection.is_inbox(action.addr.encode()):
+            text = "the holder of %s can't be asked: its address is not below our inbox prefix"
+            log.info(text, self.subjects.lease)
+            return
         try:
             self._jetstream.connection.send(action.addr, msgspec.json.encode(call))
         except (NattyError, ValueError) as error:
@@ -230,15 +240,14 @@ class Driver:
 
     # What the subscriptions bring.
 
-    def heard(self, raw: RawMessage) -> None:
-        """Something was stored on the lease's key, as far as this can be believed."""
-        hint, now = hint_of(raw), clock()
-        if hint is None:
-            return
+    def heard(self, revision: int, raw: RawMessage) -> None:
+        """This was stored on the lease's key at this revision, as far as it can be believed."""
+        now = clock()
         if self._heard_at is not None:
             self.longest_silence = max(self.longest_silence, now - self._heard_at)
         self._heard_at = now
-        self.input("saw", hint)
+        if self.candidate.follows(revision):
+            self.input("saw", sight_of(revision, raw[2], raw[3]))
 
     def called(self, call: Call) -> bool:
         """Somebody asks us to hand over; whether we lead, and so will."""

@@ -106,6 +106,10 @@ class Candidate(Follower):
 
     # What the server says.
 
+    def follows(self, revision: int) -> bool:
+        """Whether a hint at this revision is news: what else it says need not be looked at otherwise."""
+        return self.phase is not Phase.IDLE and revision > self._known
+
     def saw(self, now: float, hint: Sight) -> list[Action]:
         """This was republished as stored on the lease's key. A hint, which anybody may send: the key is read.
 

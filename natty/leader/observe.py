@@ -20,7 +20,7 @@ from natty.errors import (
 from natty.jetstream import JetStream
 from natty.leader.driver import Call
 from natty.leader.options import LEASE_KEY, ElectionOptions, silence
-from natty.leader.record import ABSENT, Epoch, Sight, Subjects, hint_of, observed, sight_of
+from natty.leader.record import ABSENT, Epoch, Sight, Subjects, hinted_revision, observed, sight_of
 from natty.message import RawMessage
 from natty.units import clock
 
@@ -81,8 +81,7 @@ async def observe(jetstream: JetStream, options: ElectionOptions) -> AsyncGenera
     seen_at, now = clock(), Leadership()
 
     def heard(messages: list[RawMessage]) -> None:
-        hints = (hint_of(raw) for raw in messages)
-        if any(hint is not None and (seen is None or hint.revision > seen.revision) for hint in hints):
+        if max(map(hinted_revision, messages)) > (seen.revision if seen is not None else 0):
             news.set()
 
     def fenced(messages: list[RawMessage]) -> None:
@@ -139,6 +138,11 @@ async def ask_to_step_down(jetstream: JetStream, options: ElectionOptions, to: s
     sight = await _sight(jetstream, subjects)
     if sight.kind != "held" or sight.lease is None:
         return ""
+    if not jetstream.connection.is_inbox(sight.lease.addr.encode()):
+        raise NattyError(
+            f"{sight.lease.id} can't be asked: its address {sight.lease.addr!r} is not below our inbox prefix"
+            f" {jetstream.connection.config.inbox_prefix}; set inbox_prefix to that of its candidates"
+        )
     call = msgspec.json.encode(Call(do="step_down", id=to))
     try:
         answer = await jetstream.connection.request(sight.lease.addr, call)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -17,6 +18,8 @@ LAST_TERM = 2**52  # terms from here on are nobody's: they are numbered by Unix 
 
 Address = Annotated[str, msgspec.Meta(max_length=512, pattern=r"^[^\s\x00-\x1f\x7f*>]*\Z")]
 """A subject to publish on, or none."""
+
+_SEQUENCE = re.compile(rb"\r\nNats-Sequence:[ \t]*([0-9]{1,20})[ \t]*\r\n")
 
 Kind = Literal["held", "released", "expired", "deleted", "absent"]
 
@@ -77,15 +80,14 @@ def sight_of(revision: int, header_block: bytes, data: bytes) -> Sight:
     return Sight(revision, lease.state, lease)
 
 
-def hint_of(raw: RawMessage) -> Sight | None:
-    """Return what a republished message says of the lease's key, None for what no server republished.
+def hinted_revision(raw: RawMessage) -> int:
+    """Return the revision that a republished message has on the lease's key, 0 for what no server republished.
 
-    Anybody who may publish there can have sent it: the key must be read before anything is done about it.
+    Anybody who may publish there can have sent it: the key must be read before anything is done about it. Cheap, since
+    they can send many: what else it says is looked at only where this revision is news.
     """
-    number = parse_headers(raw[2]).get("Nats-Sequence", [""])[0]
-    if not (number.isascii() and number.isdecimal() and len(number) <= 20):
-        return None
-    return sight_of(int(number), raw[2], raw[3])
+    found = _SEQUENCE.search(raw[2]) if len(raw[2]) <= MOST_BYTES else None
+    return int(found[1]) if found else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from natty.jetstream import JetStream
 from natty.leader.driver import Call, Driver, Tell
 from natty.leader.machine import Candidate
 from natty.leader.options import PULSE, ElectionOptions
-from natty.leader.record import observed
+from natty.leader.record import hinted_revision, observed
 from natty.message import RawMessage
 from natty.units import clock
 
@@ -215,12 +215,20 @@ class RenewerThread:
                     driver.input("connected")
 
     def _heard(self, messages: list[RawMessage]) -> None:
+        newest: dict[bytes, tuple[int, RawMessage]] = {}
         for raw in messages:
-            for driver in self._drivers.get(raw[0], ()):
-                driver.heard(raw)
+            if raw[0] in self._drivers and (revision := hinted_revision(raw)):
+                before = newest.get(raw[0])
+                if before is None or revision > before[0]:
+                    newest[raw[0]] = revision, raw
+        for subject, (revision, raw) in newest.items():
+            for driver in self._drivers[subject]:
+                driver.heard(revision, raw)
 
     def _called(self, messages: list[RawMessage]) -> None:
         for subject, reply, _, data in messages:
+            if reply and not self.connection.is_inbox(reply):
+                continue  # the answer would be a write of ours on a subject that somebody else chose
             driver = self._addresses.get(subject)
             try:
                 call: Call = decode(data, Call)

@@ -12,7 +12,7 @@ import msgspec
 from natty.connection import Connection
 from natty.errors import AuthorizationError, JetStreamError, NattyError, NotConnectedError, RequestTimeoutError
 from natty.jetstream import JetStream
-from natty.message import Batch, RawMessage, status_of
+from natty.message import ACKS, Batch, RawMessage, status_of
 from natty.stream.nearest import naming_nearest
 from natty.stream.settings import NANOSECONDS
 
@@ -106,7 +106,7 @@ class _Inbox:
             raise self._error
         self._wake.clear()
         arrived, self._arrived = self._arrived, []
-        messages = [raw for raw in arrived if raw[1]]
+        messages = [raw for raw in arrived if raw[1].startswith(ACKS)]
         self._owed -= len(messages)
         for raw in arrived:
             if not raw[1] and (status := status_of(raw[2]))[0] != 100:
@@ -120,7 +120,7 @@ class _Inbox:
 
     def _hand_back(self, messages: list[RawMessage]) -> None:
         with suppress(NotConnectedError):
-            self._connection.send_to_each([raw[1] for raw in messages if raw[1]], b"-NAK")
+            self._connection.send_to_each([raw[1] for raw in messages if raw[1].startswith(ACKS)], b"-NAK")
 
     def _refused(self, text: str) -> None:
         if f'"{self._subject}"' in text:

@@ -1,5 +1,6 @@
 """What stands on an election's key, whoever wrote it, and what a candidate makes of it."""
 
+import asyncio
 import random
 
 import msgspec
@@ -8,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from natty.leader.actions import Elected, Lost, Phase, Read, Write
+from natty.leader.driver import Driver
 from natty.leader.machine import Candidate
 from natty.leader.options import LONGEST_LEASE, ElectionOptions, Rules, silence
-from natty.leader.record import ABSENT, Lease, Sight, hint_of, sight_of
+from natty.leader.record import ABSENT, Lease, Sight, hinted_revision, sight_of
 from natty.message import encode_headers
 
 HELD = {"id": "n", "inc": "i", "term": 7, "state": "held", "L": 2.0, "nonce": "i-1"}
@@ -57,7 +59,7 @@ def test_a_damaged_lease_counts_as_deleted_and_says_why(data):
 @given(st.binary(max_size=200))
 def test_no_bytes_on_a_leases_key_raise_anything(data):
     assert sight_of(5, data, data).kind in ("held", "released", "deleted", "expired")
-    hint_of((b"el.obs.b.k", b"", b"NATS/1.0\r\nNats-Sequence: " + data, data))
+    assert hinted_revision((b"el.obs.b.k", b"", b"NATS/1.0\r\nNats-Sequence: " + data, data)) >= 0
 
 
 def test_a_delete_is_not_damage():
@@ -67,7 +69,18 @@ def test_a_delete_is_not_damage():
 @pytest.mark.parametrize("number", [None, "", "x", "-1", "1.5", "9" * 5000, "\u0663"])
 def test_what_no_server_republished_is_no_hint(number):
     headers = {} if number is None else {"Nats-Sequence": number}
-    assert hint_of((b"el.obs.b.k", b"", encode_headers(headers), msgspec.json.encode(HELD))) is None
+    assert hinted_revision((b"el.obs.b.k", b"", encode_headers(headers), msgspec.json.encode(HELD))) == 0
+
+
+@pytest.mark.parametrize("line", [b"Nats-Sequence: 17", b"Nats-Sequence:17"])
+def test_the_revision_of_a_hint_is_told_whatever_else_it_holds(line):
+    block = b"NATS/1.0\r\nNats-Stream: KV_b\r\n" + line + b"\r\nNats-Time-Stamp: x\r\n\r\n"
+    assert hinted_revision((b"el.obs.b.k", b"", block, b"[" * 60_000)) == 17
+
+
+def test_headers_that_no_server_adds_make_no_hint():
+    block = b"NATS/1.0\r\n" + b"a:\r\n" * 20_000 + b"Nats-Sequence: 17\r\n\r\n"
+    assert hinted_revision((b"el.obs.b.k", b"", block, b"")) == 0
 
 
 @pytest.mark.parametrize(
@@ -198,6 +211,39 @@ def test_a_candidate_asks_the_key_before_it_believes_a_hint(forged):
     assert walk.candidate._act_at == act_at
     walk.do("tick", act_at)
     assert walk.candidate.phase is Phase.ACQUIRING
+
+
+async def test_a_flood_of_events_does_not_put_the_timer_off():
+    """One that is cancelled and set again in every turn of the loop never runs."""
+    ticks = []
+
+    class Overdue(Candidate):
+        due = 0.0
+
+        def event(self, now):
+            return []
+
+        def tick(self, now):
+            ticks.append(now)
+            return []
+
+    options = ElectionOptions(name="x")
+    candidate = Overdue(options.rules, "me", "mine", random.Random(0))
+    loop = asyncio.get_running_loop()
+    driver = Driver(None, options, candidate, loop=loop, pulse=lambda: 0.0, tell=lambda *news: None)
+    for _ in range(100):
+        loop.call_soon(driver.input, "event")
+        await asyncio.sleep(0)
+    driver.close()
+    assert ticks
+
+
+def test_a_hint_is_followed_only_where_its_revision_is_news():
+    walk = Walk()
+    walk.answer(1.0, Sight(5, "held", lease()))
+    assert [walk.candidate.follows(revision) for revision in (1, 5, 6)] == [False, False, True]
+    walk.do("withdraw", 2.0)
+    assert not walk.candidate.follows(6)
 
 
 def test_a_hint_at_our_own_write_renews_nothing():

@@ -13,10 +13,12 @@ def message(reply):
 def test_the_ack_subject_of_a_first_delivery_is_told_from_a_later_one_in_both_forms(head):
     tail = b".17.4.1795262022442657374.0" + (b".x7Kq" if b"hub" in head else b"")
     first = _first_delivery([STATUS, message(head + b".3" + tail)])
-    assert message(head + b".1" + tail)[1].startswith(first)
-    assert not message(head + b".3" + tail)[1].startswith(first)
-    assert not message(head + b".11" + tail)[1].startswith(first)
+    assert (b"\n" + head + b".1" + tail).startswith(first)
+    assert not (b"\n" + head + b".3" + tail).startswith(first)
+    assert not (b"\n" + head + b".11" + tail).startswith(first)
 
 
-def test_statuses_alone_tell_nothing_of_it():
-    assert _first_delivery([STATUS]) == b""
+@pytest.mark.parametrize("other", [STATUS, message(b"$KV.leaders.a.b.c.d.e.f"), message(b"_INBOX.x.y")])
+def test_what_is_no_delivery_tells_nothing_of_it(other):
+    assert _first_delivery([other]) == b""
+    assert _first_delivery([other, message(b"$JS.ACK.S.d.2.1.1.1.0")]) == b"\n$JS.ACK.S.d.1."
