@@ -52,8 +52,16 @@ def choices(struct: type[msgspec.Struct], place: Sequence[str]) -> tuple[str, ..
     """Return the values of a setting that has only so many, by its tables and its name; () of others."""
     kind: Any = struct
     for name in place:
-        kind = get_type_hints(kind).get(name) if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else None
+        is_struct = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+        kind = get_type_hints(kind).get(name) if is_struct else _of_table(kind)
+    kind = _of_table(kind) or kind
     return get_args(kind) if get_origin(kind) is Literal else ()
+
+
+def _of_table(kind: Any) -> Any:
+    """Return what a table of free names holds; None of other kinds."""
+    tables = [one for one in (kind, *get_args(kind)) if get_origin(one) is dict]
+    return get_args(tables[0])[1] if tables else None
 
 
 def _kinds(types: str) -> str:

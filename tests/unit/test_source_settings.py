@@ -105,8 +105,8 @@ def test_the_figures_of_several_streams_are_told_apart_by_the_stream(tmp_path: P
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[streams.A]\nstrat = 3", r"unknown field `strat`"),
-        ('[streams.A]\nack = "none"', r"Invalid enum value 'none'"),
+        ("[streams.A]\nstrat = 3", r"there is no setting `strat`"),
+        ('[streams.A]\nack = "none"', r"`streams\[\.\.\.\]\.ack` can't have this value"),
         ('streams = ["A"]\nstart = "soon"', r"start must be .*, not 'soon' \(start: file .*, line 3\)"),
     ],
 )

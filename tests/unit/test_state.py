@@ -45,7 +45,11 @@ def test_all_is_well_while_somebody_leads_sweeps_in_time_and_nothing_is_missing(
     [
         (view(ago=36.0), "the last sweep was 36 s ago, and one is due every 10 s"),
         (view(nodes=[36.0]), "one was not heard of for 36 s, and says something every 10 s"),
-        (view(streams=[stream(missing=2, missing_are="4, 7")]), "2 acknowledged messages of S are MISSING (4, 7)"),
+        (
+            view(streams=[stream(missing=2, missing_are="4, 7", remedy="the store is away")]),
+            "2 acknowledged messages of S are MISSING (4, 7); the stream has them, and the next sweep tries again to"
+            " store them: the store is away",
+        ),
         (view(dangling=["blocks/x"]), "blocks/x is named by an entry, and not there"),
         (view(unreadable=["_entries/x is damaged"]), "an entry can't be read: _entries/x is damaged"),
         (View(None, 0.0, [Heard(NODE, 1.0)]), "the archive was never swept"),
@@ -72,7 +76,8 @@ def test_that_nobody_leads_comes_first():
 
 def test_gaps_and_overlaps_are_told_in_one_sentence():
     assert stream(gaps=3, gaps_are="1–3", overlaps=2).gaps_sentence() == (
-        "S: 3 sequences are in no object (1–3), 2 are in several"
+        "S: 3 sequences that the archive does not hold were deleted in the stream, or expired there, or have subjects"
+        " that are not captured (1–3), 2 messages are stored more than once until the compaction"
     )
     assert stream().gaps_sentence() == stream().missing_sentence() == ""
 
