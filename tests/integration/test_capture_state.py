@@ -363,9 +363,9 @@ BAD_NODES = {
     "future": b'{"node":"x","version":"1","since":1e300,"every":1}',
     "infinite": b'{"node":"x","version":"1","since":1e400,"every":1}',
     "negative": b'{"node":"x","version":"1","since":0,"every":1,"pending":-1}',
-    "\N{GREEK SMALL LETTER BETA}": b"under a name that no client asks for",
     "huge": b'{"node":"x","version":"1","since":0,"every":1,"stored":{"messages":1' + b"0" * 400 + b"}}",
 }
+NO_KEYS = b"\xff", "\N{GREEK SMALL LETTER BETA}".encode()  # ADR-8 allows neither
 
 
 async def test_keys_that_can_not_be_read_are_named_and_logged_once_and_the_others_read(natty, archive, caplog):
@@ -373,7 +373,8 @@ async def test_keys_that_can_not_be_read_are_named_and_logged_once_and_the_other
     await board.announce(NodeState(node="good", version="", since=0.0, every=1.0))
     for key, value in BAD_NODES.items():
         await natty.publish(f"$KV.{BUCKET}.node.{archive}.{key}", value)
-    natty.connection.send(f"$KV.{BUCKET}.node.{archive}.".encode() + b"\xff", b"not text")
+    for name in NO_KEYS:
+        natty.connection.send(f"$KV.{BUCKET}.node.{archive}.".encode() + name, b"under a name that is no key")
     await natty.connection.flush(PATIENCE)
     for _ in range(2):
         view = await board.read()
@@ -382,6 +383,8 @@ async def test_keys_that_can_not_be_read_are_named_and_logged_once_and_the_other
         assert set(view.unreadable) <= set(view.troubles(leader="one"))
     told = [one for one in caplog.records if getattr(one, "action", "") == "bad_record" and archive in one.getMessage()]
     assert len(told) == len(BAD_NODES)
+    skipped = {one.args[1] for one in caplog.records if getattr(one, "action", "") == "bad_key"}
+    assert {f"node.{archive}.".encode() + name for name in NO_KEYS} <= skipped
 
 
 async def test_of_very_many_nodes_some_are_read_and_the_rest_is_counted(natty, archive, monkeypatch):
