@@ -240,6 +240,9 @@ class Connection:
         if text not in self._refused and len(self._refused) < MOST_REFUSED:  # each once a session
             self._refused.add(text)
             logger.error("the server refused: %s", text, extra={"action": "refused"})
+            if len(self._refused) == MOST_REFUSED:
+                more = "the server refused %d different things: others of this session are not logged"
+                logger.error(more, MOST_REFUSED, extra={"action": "refused"})
         self._requests.refuse(text)
         for refused in list(self.refusals):
             refused(text)

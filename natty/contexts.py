@@ -51,9 +51,14 @@ _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
 
 def selected(environment: Mapping[str, str]) -> str:
-    """Return the name of the selected context, "" if there is none."""
+    """Return the name of the selected context, "" if there is none. ConfigError if the file that names it is broken."""
     file = _home(environment) / "context.txt"
-    return file.read_text().strip() if file.is_file() else ""
+    try:
+        return file.read_text("utf-8").strip() if file.is_file() else ""
+    except OSError as error:
+        raise ConfigError(f"{file}, which names the nats context, can't be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}, which names the nats context, is not UTF-8: `nats context select`") from error
 
 
 def read_context(name: str, environment: Mapping[str, str]) -> dict[str, Any]:

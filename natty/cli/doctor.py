@@ -16,6 +16,7 @@ from natty.cli.checks import Finding, Status
 from natty.cli.run import EXIT_ERROR, run_async
 from natty.cli.tables import print_document
 from natty.cli.terminal import printable
+from natty.errors import ConsumerNotFoundError, NattyError, StreamNotFoundError
 from natty.stream.listing import all_consumers, all_streams
 from natty.stream.stranded import stranded
 from natty.units import parse_time
@@ -81,7 +82,11 @@ async def _jetstream(natty: Natty) -> list[Finding]:
     consumers, missing = [], list[str]()
     for stream in streams.found:
         if stream["state"]["consumer_count"]:
-            listing = await all_consumers(natty.jetstream, name := stream["config"]["name"])
+            name = stream["config"]["name"]
+            try:
+                listing = await all_consumers(natty.jetstream, name)
+            except StreamNotFoundError:  # deleted meanwhile
+                continue
             consumers += listing.found
             missing += [f"{consumer} of stream {name}" for consumer in listing.missing]
     return [
@@ -89,23 +94,37 @@ async def _jetstream(natty: Natty) -> list[Finding]:
         *checks.check_consumers(consumers, missing),
         *server_checks.check_faults(natty.connection.server_version, streams.found, consumers),
         *server_checks.check_durability(streams.found, clustered=bool(natty.connection.server_info.get("cluster"))),
-        *server_checks.check_stranded(await _stranded(natty, streams.found, consumers)),
+        *server_checks.check_stranded(*await _stranded(natty, streams.found, consumers)),
         *checks.check_clock(await _skews(natty, streams.found)),
     ]
 
 
 async def _stranded(
     natty: Natty, streams: list[dict[str, Any]], consumers: list[dict[str, Any]]
-) -> dict[tuple[str, str], list[int]]:
-    """Look twice at the consumers of work queues: what a cluster is about to delete is gone at the second look."""
+) -> tuple[dict[tuple[str, str], list[int]], dict[tuple[str, str], str]]:
+    """Look twice at the consumers of work queues: what a cluster is about to delete is gone at the second look.
+
+    Return what is stranded, and why others could not be looked at, each by (stream, consumer).
+    """
+    unknown: dict[tuple[str, str], str] = {}
+
+    async def look(key: tuple[str, str]) -> list[int]:
+        try:
+            return await stranded(natty.jetstream, *key)
+        except (ConsumerNotFoundError, StreamNotFoundError):  # deleted meanwhile
+            return []
+        except NattyError as error:
+            unknown[key] = str(error)
+            return []
+
     queues = {one["config"]["name"] for one in streams if one["config"].get("retention") == "workqueue"}
     found = {(one["stream_name"], one["name"]): list[int]() for one in consumers if one["stream_name"] in queues}
     for key in list(found):
-        found[key] = await stranded(natty.jetstream, *key)
+        found[key] = await look(key)
     suspects = {key: sequences for key, sequences in found.items() if sequences}
     if suspects:
         await asyncio.sleep(LOOK_AGAIN)
-    return {key: sorted(set(before) & set(await stranded(natty.jetstream, *key))) for key, before in suspects.items()}
+    return {key: sorted(set(before) & set(await look(key))) for key, before in suspects.items()}, unknown
 
 
 async def _skews(natty: Natty, streams: list[dict[str, Any]]) -> dict[str, tuple[float, float]]:
@@ -114,7 +133,10 @@ async def _skews(natty: Natty, streams: list[dict[str, Any]]) -> dict[str, tuple
     skews = {}
     for server, stream in asked.items():
         sent = time.time()
-        answer = await natty.jetstream.request(f"STREAM.INFO.{stream}")
+        try:
+            answer = await natty.jetstream.request(f"STREAM.INFO.{stream}")
+        except StreamNotFoundError:  # deleted meanwhile
+            continue
         received = time.time()
         told = parse_time(answer["ts"]) / 1e9
         skews[server] = (told - (sent + received) / 2, (received - sent) / 2)

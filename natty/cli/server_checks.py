@@ -54,10 +54,19 @@ def check_durability(streams: Iterable[Mapping[str, Any]], *, clustered: bool) -
     return findings
 
 
-def check_stranded(found: Mapping[tuple[str, str], Sequence[int]]) -> list[Finding]:
-    """Fail for messages of work queues that no consumer is given again: (stream, consumer) → sequences."""
+def check_stranded(
+    found: Mapping[tuple[str, str], Sequence[int]], unknown: Mapping[tuple[str, str], str]
+) -> list[Finding]:
+    """Fail for messages of work queues that no consumer is given again: (stream, consumer) → sequences.
+
+    Warn of consumers that could not be looked at: (stream, consumer) → why.
+    """
     fault = FAULTS["purge forgets deliveries"]
-    return [
+    unseen = [
+        Finding("stranded", Status.WARN, f"consumer {consumer} of work queue {stream} could not be looked at: {why}")
+        for (stream, consumer), why in unknown.items()
+    ]
+    return unseen + [
         Finding(
             "stranded",
             Status.FAIL,

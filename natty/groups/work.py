@@ -113,7 +113,7 @@ class Work:
         self._in_hand: dict[bytes, _Turn] = {}
         self._running: set[_Turn] = set()
         self._later: dict[_Turn, asyncio.TimerHandle] = {}
-        self._suspects: dict[Hashable, bytes] = {}  # by key: what came too often
+        self._suspects: dict[Hashable, tuple[bytes, int]] = {}  # by key: what came too often, and how often
         self._watching = AsyncExitStack()
         self._succeeded: set[bytes] = set()
         self._succeeded_before: set[bytes] = set()
@@ -228,8 +228,10 @@ class Work:
             self._threads.shutdown(wait=False)
 
     def age(self) -> None:
-        """Forget what succeeded before the last time that this was called."""
+        """Forget what succeeded before the last time that this was called, and suspects with nothing behind them."""
         self._succeeded_before, self._succeeded = self._succeeded, set()
+        busy = {turn.key for turn in chain(self._in_hand.values(), self._running)}
+        self._suspects = {key: suspect for key, suspect in self._suspects.items() if key in busy}
 
     async def _handle(self, turns: list[Turn]) -> None:
         turn = cast("_Turn", turns[0])
@@ -279,12 +281,17 @@ class Work:
                 self._quiet.set()
 
     async def _check_deliveries(self, turn: _Turn) -> None:
-        """TooManyDeliveriesError for what came too often, the first one of its key: those behind it came as often."""
+        """TooManyDeliveriesError for what came too often, the first one of its key: those behind it came as often.
+
+        One of these is the next to be refused if it comes more often than that.
+        """
         deliveries, most = turn.message.deliveries, self.options.max_deliveries
         if deliveries > 1:  # it may end this process: let the acks of those before it be written
             await asyncio.sleep(0)
-        if deliveries <= most or self._suspects.setdefault(turn.key, turn.identity) != turn.identity:
+        suspect, times = self._suspects.get(turn.key, (turn.identity, 0))
+        if deliveries <= most or (suspect != turn.identity and deliveries <= times):
             return
+        self._suspects[turn.key] = turn.identity, deliveries
         text = f"it was delivered {deliveries} times (max_deliveries {most}) and never finished"
         if self.letters is not None:
             raise TooManyDeliveriesError(f"{text}: does its handler end the process?")

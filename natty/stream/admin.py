@@ -9,7 +9,7 @@ from natty.errors import ConfigError, JetStreamError, NattyError
 from natty.jetstream import JetStream, StoredMessage
 from natty.servers import FAULTS, Version
 from natty.stream.ensure import stream_state
-from natty.stream.listing import all_consumers
+from natty.stream.listing import Listing, all_consumers
 from natty.stream.names import check_name
 from natty.subjects import covers, overlap
 
@@ -65,11 +65,8 @@ async def check_purge(jetstream: JetStream, stream: str, subject: str, *, held: 
     nats-server forgets what they hold unacknowledged (looked at if `held`), and, before 2.15, what consumers with
     several filters have not been delivered yet. A hint: what is delivered between this look and the purge is forgotten.
     """
-    version = jetstream.connection.server_version
     consumers = await all_consumers(jetstream, check_name("stream", stream))
-    found = {one["name"]: purge_hazard(one, subject, version, held=held) for one in consumers.found}
-    hazards = [f"consumer {name} {why}" for name, why in found.items() if why]
-    hazards += [f"nobody answers for consumer {name}" for name in consumers.missing]
+    hazards = purge_hazards(consumers, subject, jetstream.connection.server_version, held=held)
     if hazards:
         more = f", and {len(hazards) - 3} more" if len(hazards) > 3 else ""
         raise PurgeRefused(
@@ -77,6 +74,13 @@ async def check_purge(jetstream: JetStream, stream: str, subject: str, *, held: 
             " deliver those messages again. Wait until they are acknowledged; `natty stream purge --allow-pending`, or"
             " allow_pending=True, purges all the same"
         )
+
+
+def purge_hazards(consumers: Listing, subject: str, version: Version, *, held: bool = True) -> list[str]:
+    """Return what to say of each consumer that would lose something by the purge, or that nobody answers for."""
+    found = {one["name"]: purge_hazard(one, subject, version, held=held) for one in consumers.found}
+    hazards = [f"consumer {name} {why}" for name, why in found.items() if why]
+    return hazards + [f"nobody answers for consumer {name}" for name in consumers.missing]
 
 
 def purge_hazard(consumer: Mapping[str, Any], subject: str, version: Version, *, held: bool = True) -> str:

@@ -50,7 +50,8 @@ class QueueMender:
 
     The consumer is reset to the first of them (nats-server 2.14). In a work queue that repeats nothing that was
     acknowledged, as that is deleted. What another process was given in the same moment may come twice. Nothing is done
-    where one of them is dead: `buried` returns the letter of (stream, sequence, consumer); None: none are made.
+    where one of them may be dead, which only `max_deliver` brings about: `buried` returns the letter of (stream,
+    sequence, consumer); None: none are made. Of 256 or more, some are not compared with letters.
     """
 
     def __init__(self, jetstream: JetStream, stream: str, consumer: str, buried: Buried | None) -> None:
@@ -107,9 +108,14 @@ class QueueMender:
         if self._buried is None:
             return f"some may have reached max_deliver, {info['config']['max_deliver']}. Delete those, or the consumer"
         dead = [one for one in sequences if await self._buried(self._stream, one, self._consumer)]
-        if dead or len(sequences) >= MOST:
-            which = f"message {dead[0]} is a dead letter" if dead else f"they are {MOST} or more"
-            return f"{which}. Delete the dead ones from {self._stream} with `natty stream rm-msg`"
+        if dead:
+            what = f"Delete the dead ones from {self._stream} with `natty stream rm-msg`"
+            return f"message {dead[0]} is a dead letter. {what}"
+        if len(sequences) >= MOST:
+            return (
+                f"of {MOST} or more not all are compared with dead letters. Delete the consumer while no worker runs:"
+                " it is made again, and delivers all that the work queue holds, also what reached max_deliver"
+            )
         return ""
 
     def _tell(self, sequences: list[int], what: str) -> None:

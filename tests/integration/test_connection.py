@@ -323,6 +323,44 @@ async def test_a_refused_subject_fails_its_request_at_once_and_by_name(natty_tls
             assert natty.connection.connected
 
 
+async def test_after_a_hundred_different_refusals_it_is_said_once_that_more_are_not_logged(
+    natty_tls, nats_server_binary, caplog, monkeypatch
+):
+    monkeypatch.setattr(connection, "MOST_REFUSED", 3)
+    permissions = '{user: ann, password: x, permissions: {publish: {deny: "secret.>"}}}'
+    options = ServerOptions(jetstream=False, authorization=f"authorization {{ users: [{permissions}] }}")
+    with NatsServer(options, tls_files=natty_tls, binary=nats_server_binary) as server:
+        async with connected(server.connect_options(), user="ann", password="x") as natty:
+            for number in range(6):
+                natty.connection.send(f"secret.{number}")
+            await natty.connection.flush()
+    told = [record.getMessage() for record in caplog.records if getattr(record, "action", "") == "refused"]
+    assert [text.partition(": ")[2].partition(' to "')[2] for text in told[:3]] == [f'secret.{n}"' for n in range(3)]
+    assert told[3:] == ["the server refused 3 different things: others of this session are not logged"]
+
+
+async def test_a_link_that_fails_at_a_write_is_replaced(natty, natty_name, monkeypatch):
+    name, link, told = natty_name("after"), natty.connection._link, events(natty)
+    got = inbox(natty, name)
+    natty.connection.subscribe(silent := natty_name("silent"), print)
+    request = asyncio.create_task(natty.connection.request(silent, timeout=NEVER))
+    await natty.connection.flush()
+
+    def fail(messages):
+        raise OSError("the socket is gone")
+
+    monkeypatch.setattr(link, "publish", fail)
+    natty.connection.send(name, b"lost")
+    with pytest.raises(NotConnectedError, match="the socket is gone"):
+        async with asyncio.timeout(PATIENCE):
+            await request
+    await until(lambda: told == ["disconnected", "connected"])
+    assert natty.connection._link is not link
+    natty.connection.send(name, b"arrives")
+    await until(lambda: got)
+    assert got == [b"arrives"]
+
+
 async def test_a_blank_in_a_subject_is_refused_before_it_ends_the_session(natty):
     told = events(natty)
     with pytest.raises(BadSubjectError, match="blank"):

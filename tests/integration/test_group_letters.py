@@ -135,6 +135,19 @@ async def test_what_comes_too_often_is_a_letter_unhandled_and_what_came_beside_i
     assert "delivered 4 times (max_deliveries 3) and never finished" in letter.reason
 
 
+async def test_every_message_of_a_key_that_comes_too_often_is_a_letter(natty, static):
+    async def refuse(message):
+        message.nak()
+
+    async with static.join("m1", refuse, **LONG | letters(static.stream), max_deliveries=3) as membership:
+        await publish(natty, static.stream, range(1), keys=1)
+        await letters_of(natty, static.stream)
+        await publish(natty, static.stream, range(1, 2), keys=1)
+        found = await letters_of(natty, static.stream, 2)
+        assert membership.counts["buried"] == 2
+    assert [letter.data for letter in found] == [b"0", b"1"]
+
+
 async def test_without_dead_letters_it_is_handled_again_and_logged(natty, static, caplog):
     got = asyncio.Event()
 

@@ -8,10 +8,14 @@ from consuming import ACK_WAIT, Handler, fill, info, until
 from forgetting import FORGOTTEN, forgotten, hold, messages_in
 from patient import NEVER, PATIENT
 
-from natty import DeadLetterOptions, DeadLetters, LetterFilter, Natty
+from natty import AuthorizationError, DeadLetterOptions, DeadLetters, LetterFilter, Natty
+from natty.cli import doctor
+from natty.cli.checks import Status
+from natty.cli.server_checks import check_stranded
 from natty.deadletter.letter import Original
 from natty.stream import PurgeRefused
 from natty.stream import stranded as module
+from natty.stream.listing import Listing, all_consumers, all_streams
 from natty.stream.stranded import QueueMender, stranded
 
 
@@ -90,6 +94,23 @@ async def test_a_consumer_whose_messages_are_dead_is_not_reset(natty, natty_name
     assert await stranded(natty.jetstream, name, "d") == list(range(1, FORGOTTEN + 1))
 
 
+async def test_a_consumer_whose_messages_may_be_dead_is_not_reset(natty, natty_name, caplog, monkeypatch):
+    async def nothing(stream, sequence, consumer):
+        return None
+
+    name = await forgotten(natty, natty_name("queue"), max_deliver=3)
+    unaware, aware = QueueMender(natty.jetstream, name, "d", None), QueueMender(natty.jetstream, name, "d", nothing)
+    for _ in range(2):
+        assert not await unaware.look()
+    assert "some may have reached max_deliver, 3. Delete those, or the consumer" in caplog.text
+    monkeypatch.setattr(module, "MOST", FORGOTTEN)  # there may be more of them than were compared
+    for _ in range(2):
+        assert not await aware.look()
+    assert "of 9 or more not all are compared with dead letters. Delete the consumer" in caplog.text
+    monkeypatch.setattr(module, "MOST", FORGOTTEN + 1)
+    assert await aware.look()
+
+
 async def test_an_older_server_is_told_what_brings_them_back(natty, natty_name, caplog):
     name = await forgotten(natty, natty_name("queue"))
     mender = QueueMender(natty.jetstream, name, "d", None)
@@ -98,6 +119,49 @@ async def test_an_older_server_is_told_what_brings_them_back(natty, natty_name, 
     assert caplog.text == ""  # one look proves nothing: a cluster deletes acknowledged messages a little later
     assert not await mender.look()
     assert "needs nats-server 2.14 and this one is 2.12.8. Delete the consumer" in caplog.text
+
+
+async def test_the_doctor_goes_on_where_a_consumer_is_deleted_between_its_two_looks(natty, natty_name, monkeypatch):
+    name = await forgotten(natty, natty_name("queue"))
+    streams, consumers = await all_streams(natty.jetstream), await all_consumers(natty.jetstream, name)
+
+    async def once(jetstream, stream, consumer):
+        found = await stranded(jetstream, stream, consumer)
+        await natty.delete_consumer(stream, consumer)
+        assert len(found) == FORGOTTEN
+        return found
+
+    monkeypatch.setattr(doctor, "LOOK_AGAIN", 0.0)
+    monkeypatch.setattr(doctor, "stranded", once)
+    assert await doctor._stranded(natty, streams.found, consumers.found) == ({(name, "d"): []}, {})
+
+
+async def test_the_doctor_warns_of_a_consumer_that_it_can_not_look_at(natty, natty_name, monkeypatch):
+    name = await fill(natty, natty_name("queue"), 1, retention="workqueue")
+    await natty.ensure_consumer(name, "d", ack_wait=ACK_WAIT)
+    streams, consumers = await all_streams(natty.jetstream), await all_consumers(natty.jetstream, name)
+
+    async def denied(jetstream, stream, consumer):
+        raise AuthorizationError("not permitted")
+
+    monkeypatch.setattr(doctor, "stranded", denied)
+    (finding,) = check_stranded(*await doctor._stranded(natty, streams.found, consumers.found))
+    assert finding.status is Status.WARN
+    assert finding.text == f"consumer d of work queue {name} could not be looked at: not permitted"
+
+
+async def test_the_doctor_goes_on_where_a_stream_is_deleted_while_it_looks(natty, natty_name, monkeypatch):
+    name = await fill(natty, natty_name("short"), 1)
+    await natty.ensure_consumer(name, "d", ack_wait=ACK_WAIT)
+
+    async def then_deleted(jetstream):
+        listing = await all_streams(jetstream)
+        await natty.delete_stream(name)
+        return Listing([one for one in listing.found if one["config"]["name"] == name])
+
+    monkeypatch.setattr(doctor, "all_streams", then_deleted)
+    findings = await doctor._jetstream(natty)
+    assert [one for one in findings if one.status is Status.FAIL] == []
 
 
 async def test_a_purge_by_subject_is_refused_while_messages_are_held(natty, natty_name):

@@ -166,6 +166,14 @@ def test_a_missing_or_broken_context_is_named(home):
         resolve(environment=environment, context="bad")
 
 
+def test_a_selection_of_a_context_that_can_not_be_read_is_named(home, tmp_path):
+    (tmp_path / "nats" / "context.txt").write_bytes(b"pr\xffd")
+    with pytest.raises(ConfigError, match=r"context\.txt, which names the nats context, is not UTF-8"):
+        resolve(environment=home[1])
+    with pytest.raises(ConfigError, match=r"context\.txt, which names the nats context, can't be read: File name too"):
+        resolve(environment=home[1] | {"XDG_CONFIG_HOME": "/" + 300 * "x"})
+
+
 def test_an_unknown_setting_is_named_with_those_there_are(home):
     with pytest.raises(ConfigError, match=r"unknown setting serverz; there are: .*servers"):
         resolve({"serverz": "x"}, environment=home[1])

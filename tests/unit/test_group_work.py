@@ -54,3 +54,28 @@ async def test_a_handler_that_outlives_its_lease_acknowledges_nothing(ends):
     assert sent.acks == ([] if ends else [REPLY])
     assert (work.handled, work.overran) == (1, int(ends))
     await work.close(PATIENCE)
+
+
+async def test_what_came_too_often_is_remembered_only_while_more_of_its_key_is_in_hand():
+    go_on, sent = asyncio.Event(), Sent()
+
+    async def handle(message):
+        if message.data == b"slow":
+            await go_on.wait()
+
+    options = WorkOptions(dead_letters=False, ordered_by="subject", max_deliveries=1)
+    work = Work(JetStream(Connection(Config())), "g", "m", handle, options)
+    stint = Stint(object(), "pin", Receipts(sent), margin=1.0)
+    stint.extend(clock() + 1000.0)
+    stint.begin()
+    often = [(b"3.k%d" % n, b"$JS.ACK.S.m.2.%d.%d.1700000000000000000.0" % (n, n), b"", b"") for n in range(1, 30)]
+    work.add(stint, [*often, (b"3.k1", REPLY.replace(b".7.7.", b".50.50."), b"", b"slow")])
+    await until(lambda: sent.finished_messages == 29)
+    assert len(work._suspects) == 29
+    work.age()
+    assert list(work._suspects) == ["k1"]
+    go_on.set()
+    await until(lambda: sent.finished_messages == 30)
+    work.age()
+    assert work._suspects == {}
+    await work.close(PATIENCE)

@@ -9,7 +9,8 @@ from natty.cli import server_checks
 from natty.cli.checks import Status
 from natty.leader.record import observed
 from natty.servers import FAULTS, NEEDS, faults_of, text_of
-from natty.stream.admin import purge_hazard
+from natty.stream.admin import purge_hazard, purge_hazards
+from natty.stream.listing import Listing
 from natty.stream.origins import takes_part_of_queue
 from natty.testing import ServerOptions
 from natty.testing.options import render
@@ -161,6 +162,12 @@ def test_a_purge_by_subject_harms_consumers_that_hold_or_await_other_messages(
 ):
     consumer = {"config": {"filter_subjects": filters}, "num_ack_pending": held, "num_pending": waiting}
     assert bool(purge_hazard(consumer, subject, version)) is harmed
+
+
+def test_a_consumer_that_nobody_tells_of_may_be_harmed_by_a_purge():
+    idle = {"name": "idle", "config": {}, "num_ack_pending": 0, "num_pending": 0}
+    assert purge_hazards(Listing([idle]), "s.a", OLDEST) == []
+    assert purge_hazards(Listing([idle], ["lost"]), "s.a", OLDEST) == ["nobody answers for consumer lost"]
 
 
 def test_versions_are_written_as_people_write_them():
