@@ -10,6 +10,7 @@ from natty.leader.options import LONGEST_LEASE, Rules, silence
 from natty.leader.record import LAST_TERM, Sight
 
 RANK = 0.01  # seconds that a priority waits longer than the one before it
+MOST_PUT_OFF = 3  # times that hints of something that is not there put a candidate off, until it has seen a lease
 NOT_NAMED = 0.05  # seconds that others leave to the named successor
 
 
@@ -25,6 +26,7 @@ class Follower:
     _act_at: float = field(default=0.0, init=False)
     _last_lease: float = field(default=0.0, init=False)
     _newest_term: int = field(default=0, init=False)
+    _times_put_off: int = field(default=0, init=False)
     _asked: tuple[int, float] = field(default=(0, 0.0), init=False)
 
     def _observe(self, now: float, sight: Sight, *, decisive: bool) -> list[Action]:
@@ -41,6 +43,7 @@ class Follower:
             actions.append(WentBack(before.revision, sight.revision))
         self._seen = sight
         if sight.lease is not None:
+            self._times_put_off = 0
             if sight.lease.L <= LONGEST_LEASE:  # else nobody can have it
                 self._last_lease = sight.lease.L
             if sight.lease.term < LAST_TERM:
@@ -49,6 +52,18 @@ class Follower:
                 actions.append(Seen(sight.lease))
         self._act_at = now + self._patience(sight) + self._rank()
         return actions + self._ask(now, sight, again=_holder(before))
+
+    def _put_off(self, now: float, sight: Sight) -> bool:
+        """Nothing is there, and a hint said that something was stored: it may have been purged before it was read.
+
+        Whoever stored it may lead for a lease. Hints can be forged, so that they put us off a few times at most.
+        Returns whether this one did.
+        """
+        if self._times_put_off >= MOST_PUT_OFF:
+            return False
+        self._times_put_off += 1
+        self._act_at = max(self._act_at, now + self._patience(sight) + self._rank())
+        return True
 
     def _patience(self, sight: Sight) -> float:
         """How long to wait, from now, before taking the lease over.

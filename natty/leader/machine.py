@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from natty.leader.actions import HOLDING, IN_OFFICE, Action, Elected, Left, Lost, Phase, Read, Stop, Write
-from natty.leader.follower import Follower
+from natty.leader.follower import MOST_PUT_OFF, Follower
 from natty.leader.options import silence
 from natty.leader.record import Epoch, Lease, Sight
 
@@ -50,6 +50,7 @@ class Candidate(Follower):
     _by_hint: bool = False  # the read under way was asked for because of a hint,
     _hinted: int = 0  # and meanwhile this revision was hinted at
     _hints_from: float = 0.0  # hints were wrong: none is followed before this time
+    _doubted: int = 0  # the newest revision hinted at since the last read that was answered began
     _renew_at: float = 0.0
     _renew_until: float = field(default=float("inf"))
     _alive_at: float = 0.0
@@ -120,6 +121,7 @@ class Candidate(Follower):
         ours = self._round is not None and hint.lease is not None and hint.lease.nonce == self._round.record.nonce
         if self.phase is Phase.IDLE or ours or hint.revision <= self._known:
             return actions
+        self._doubted = max(self._doubted, hint.revision)
         if self._reading:
             self._hinted = max(self._hinted, hint.revision)
         elif now < self._hints_from:
@@ -137,7 +139,10 @@ class Candidate(Follower):
         decisive, self._decisive = self._decisive, False
         by_hint, before = self._by_hint, self._known
         actions += self._learn(self._seen_at(asked, now), sight, decisive=decisive)
-        return actions + self._read_again(now, in_vain=by_hint and self._known == before)
+        in_vain, self._doubted = by_hint and self._known == before, self._hinted
+        if in_vain and sight.revision == 0 and self._put_off(now, sight) and self.phase is Phase.ACQUIRING:
+            self._round, self.phase = None, Phase.OBSERVING  # if it lands yet, it will be seen
+        return actions + self._read_again(now, in_vain=in_vain)
 
     def _read_again(self, now: float, *, in_vain: bool) -> list[Action]:
         """Read again what was hinted at while the last read was under way, at once unless that one was in vain."""
@@ -196,6 +201,8 @@ class Candidate(Follower):
     @property
     def due(self) -> float:
         """When `tick` is wanted next."""
+        if self._is_in_doubt:
+            return self._read_at if self._read_at is not None else float("inf")
         times = [self._read_at, self._round.retry_at if self._round else None]
         if self.phase is Phase.OBSERVING and self._seen is not None:
             times.append(self._act_at)
@@ -212,6 +219,8 @@ class Candidate(Follower):
         actions = self._expire(now)
         if self._read_at is not None and now >= self._read_at:
             actions += self._look(now, decisive=self._decisive, by_hint=self._read_at == self._hints_from)
+        if self._is_in_doubt:
+            return actions
         if self._round is not None and self._round.retry_at is not None and now >= self._round.retry_at:
             actions += self._try_again(now)
         elif self._round is None and self.phase is Phase.OBSERVING and self._seen and now >= self._act_at:
@@ -356,8 +365,17 @@ class Candidate(Follower):
         """The newest revision that the server told us of."""
         return self._seen.revision if self._seen is not None else 0
 
+    @property
+    def _is_in_doubt(self) -> bool:
+        """Whether a hint says that somebody else has just been elected, and no read has answered it yet: do not write.
+
+        Hints can be forged, so that they hold us up a few times at most.
+        """
+        acting = self._campaigning and self.phase in (Phase.OBSERVING, Phase.ACQUIRING)
+        return acting and self._doubted > self._known and self._times_put_off < MOST_PUT_OFF
+
     def _look(self, now: float, *, decisive: bool = False, by_hint: bool = False) -> list[Action]:
-        self._read_at, self._by_hint, self._hinted = None, by_hint, 0
+        self._read_at, self._by_hint, self._hinted = None, by_hint or self._doubted > self._known, 0
         self._reads += 1
         self._reading, self._decisive = self._reads, self._decisive or decisive
         return [Read(self._reading, max(self.rules.attempt, 0.25))]

@@ -28,6 +28,11 @@ WEATHERS = {
 }
 
 
+@pytest.mark.parametrize("seed", [335, 553, 693, 790, 942, 974, 1114, 1628, 1714, 1925, 2095])
+def test_what_was_republished_and_purged_before_it_was_read_counts_as_somebody_elected(seed):
+    assert World(seed, WEATHERS["buckets emptied while processes start"]).run().wrongs == []
+
+
 @pytest.mark.parametrize("chunk", range(10))
 def test_no_schedule_breaks_a_property(chunk):
     terms = 0

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from natty.leader.actions import Elected, Lost, Phase, Read, Write
 from natty.leader.driver import Driver
+from natty.leader.follower import MOST_PUT_OFF
 from natty.leader.machine import Candidate
 from natty.leader.options import LONGEST_LEASE, ElectionOptions, Rules, silence
 from natty.leader.record import ABSENT, Lease, Sight, hinted_revision, sight_of
@@ -210,6 +211,23 @@ def test_a_candidate_asks_the_key_before_it_believes_a_hint(forged):
     assert walk.answer(1.5, held) == []
     assert walk.candidate._act_at == act_at
     walk.do("tick", act_at)
+    assert walk.candidate.phase is Phase.ACQUIRING
+
+
+def test_hints_of_what_is_not_there_hold_a_candidate_up_three_times_and_no_more():
+    """What was hinted at may have been purged before it was read: whoever stored it may lead for a lease."""
+    walk = Walk()
+    walk.answer(1.0, ABSENT)
+    for time in range(MOST_PUT_OFF):
+        due_at = walk.candidate._act_at
+        stranger = Sight(100 + time, "held", lease(inc="stranger"))
+        assert [type(one) for one in walk.do("saw", due_at - 0.01, stranger)] == [Read]
+        assert walk.do("tick", due_at) == []  # in doubt, it does not write
+        walk.answer(due_at, ABSENT)
+        assert due(walk, due_at) >= silence(walk.candidate.rules.lease)
+    due_at = walk.candidate._act_at
+    walk.do("saw", due_at - 0.01, Sight(500, "held", lease(inc="stranger")))
+    walk.do("tick", due_at)
     assert walk.candidate.phase is Phase.ACQUIRING
 
 
