@@ -28,6 +28,15 @@ getattr(natty_start, program)()
 """
 
 
+@pytest.fixture(autouse=True)
+def signals_as_a_terminal_gives_them():
+    """Under `nohup`, as CI may run, commands would inherit that SIGHUP is ignored."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (HUP, TERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("module", ["natty.errors", "typer"])
 @pytest.mark.parametrize(
     ("command", "ends_with"),
