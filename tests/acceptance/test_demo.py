@@ -30,6 +30,7 @@ def gone(processes_of, folder, within=PATIENCE):
     return left
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 def test_the_demo_proves_what_it_promises_and_leaves_nothing_running(shell, tmp_path, processes_of):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from archiving import compact_once, store_all, sweep_once
 from electing import vacated_archive
 from exposing import sequences_of, static_table
@@ -79,6 +80,7 @@ def is_stopped(process):
     return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
+@pytest.mark.long
 async def test_a_leader_that_stands_still_between_metadata_and_commit_is_refused_by_the_server(fleet):
     config = load(fleet.configure(partition="time", decoder="raw"))
     store = open_store(config.store)

@@ -3,6 +3,7 @@
 from contextlib import aclosing
 
 from consuming import ACK_WAIT, fill, info, until
+from patient import NEVER
 
 HELD, FORGOTTEN = 20, 9  # messages 1 to 20 are held, 10 is purged, 11 to 20 are acknowledged: 1 to 9 are forgotten
 
@@ -21,11 +22,13 @@ async def hold(natty, stream, count, durable="d"):
 async def forgotten(natty, name, *, replicas=1, **consumer):
     """Make a work queue with consumer "d" whose server has forgotten messages 1 to 9; return its name."""
     await fill(natty, name, HELD, retention="workqueue", num_replicas=replicas)
-    await natty.ensure_consumer(name, "d", **{"ack_wait": ACK_WAIT, **consumer})
+    await natty.ensure_consumer(name, "d", **{"ack_wait": NEVER, **consumer})  # nothing is due before it is forgotten
     held = await hold(natty, name, HELD)
     await natty.purge_stream(name, subject=f"{name}.{FORGOTTEN}", allow_pending=True)
     for sequence in range(FORGOTTEN + 2, HELD + 1):
         held[sequence].ack()
+    await natty.connection.flush()
+    await natty.ensure_consumer(name, "d", ack_wait=ACK_WAIT, allow_destructive=True)
     await until(lambda: _forgets(natty, name))
     return name
 
