@@ -71,9 +71,10 @@ class AutoMembership(Membership):
         finally:
             await self._part()
 
-    async def _run(self) -> None:
-        with self._running:  # so that closing the client waits until the others know
-            await self._reconcile()
+    async def _reconcile(self) -> None:
+        try:
+            await super()._reconcile()
+        finally:  # before the membership has ended: closing the client waits until the others know
             await self._part()
 
     async def _part(self) -> None:
