@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
+from enum import Enum, auto
+from typing import Any
 
 from natty.errors import AuthorizationError, NattyError
 from natty.jetstream import JetStream
@@ -17,10 +19,20 @@ from natty.servers import NEEDS, text_of
 logger = logging.getLogger("natty.consume")
 
 LOOK_EVERY = 30.0  # seconds; a message has to be seen at two looks, as a cluster deletes acknowledged ones later
-MOST = 256  # messages that are named and compared with dead letters
+MOST = 256  # messages that a look names for each filter of a consumer
+SHOWN = 5  # commands that an error names
 RESET = "resetting a consumer"
 
 Buried = Callable[[str, int, str], Awaitable[int | None]]
+
+
+class Outcome(Enum):
+    """What a look at stranded messages came to."""
+
+    NOTHING = auto()  # there are none
+    UNPROVEN = auto()  # none of them was there at the look before
+    REFUSED = auto()  # they are not delivered again; the log says why, and what to do
+    AGAIN = auto()  # they are delivered again
 
 
 async def stranded(jetstream: JetStream, stream: str, consumer: str) -> list[int]:
@@ -30,35 +42,65 @@ async def stranded(jetstream: JetStream, stream: str, consumer: str) -> list[int
     cluster acknowledged messages are deleted a little later. ConsumerNotFoundError, StreamNotFoundError.
     """
     info = await jetstream.request(f"CONSUMER.INFO.{stream}.{consumer}")
-    floor, config = info["ack_floor"]["stream_seq"], info["config"]
-    if info["num_ack_pending"]:
-        return []
+    return [] if info["num_ack_pending"] else await first_below_floor(jetstream, stream, info)
+
+
+async def first_below_floor(
+    jetstream: JetStream, stream: str, info: Mapping[str, Any], but: Container[int] = ()
+) -> list[int]:
+    """Return the first sequences, at most 256, of what a work queue holds below the ack floor of CONSUMER.INFO.
+
+    Those of `but` are left out.
+    """
     found: list[int] = []
-    for subject in config.get("filter_subjects") or [config.get("filter_subject") or ">"]:
-        sequence = 1
-        while sequence <= floor and len(found) < MOST:
-            message = await jetstream.read(stream, sequence=sequence, subject=subject)
-            if message is None or message.sequence > floor:
+    for subject in _filters(info["config"]):
+        of_subject: list[int] = []
+        async for sequence in _below_floor(jetstream, stream, subject, info["ack_floor"]["stream_seq"]):
+            of_subject += [] if sequence in but else [sequence]
+            if len(of_subject) == MOST:
                 break
-            found.append(message.sequence)
-            sequence = message.sequence + 1
-    return sorted(found)
+        found += of_subject
+    return sorted(found)[:MOST]
+
+
+def _filters(config: Mapping[str, Any]) -> list[str]:
+    return list(config.get("filter_subjects") or [config.get("filter_subject") or ">"])
+
+
+async def _below_floor(jetstream: JetStream, stream: str, subject: str, floor: int) -> AsyncIterator[int]:
+    sequence = 1
+    while sequence <= floor:
+        message = await jetstream.read(stream, sequence=sequence, subject=subject)
+        if message is None or message.sequence > floor:
+            return
+        yield message.sequence
+        sequence = message.sequence + 1
 
 
 class QueueMender:
     """Has stranded messages of a work queue delivered again, for one consumer, whenever nothing of it is in flight.
 
-    The consumer is reset to the first of them (nats-server 2.14). In a work queue that repeats nothing that was
-    acknowledged, as that is deleted. What another process was given in the same moment may come twice. Nothing is done
-    where one of them may be dead, which only `max_deliver` brings about: `buried` returns the letter of (stream,
-    sequence, consumer); None: none are made. Of 256 or more, some are not compared with letters.
+    The consumer is reset to the first of them (nats-server 2.14), or made again by `remake`, as a group's member does.
+    In a work queue that repeats nothing that was acknowledged, as that is deleted. What another process was given in
+    the same moment may come twice. Nothing is done where one of them is dead, which only `max_deliver` brings about:
+    `buried` returns the letter of (stream, sequence, consumer); None: none are made. `named` is what letters call the
+    consumer.
     """
 
-    def __init__(self, jetstream: JetStream, stream: str, consumer: str, buried: Buried | None) -> None:
+    def __init__(
+        self,
+        jetstream: JetStream,
+        stream: str,
+        consumer: str,
+        buried: Buried | None,
+        *,
+        named: str = "",
+        remake: Callable[[], None] | None = None,
+    ) -> None:
         self._jetstream, self._stream, self._consumer = jetstream, stream, consumer
-        self._buried = buried
+        self._buried, self._named, self._remake = buried, named or consumer, remake
         self._before: list[int] = []
-        self._told: list[int] = []
+        self._refused = ("", 0)  # why, as it was told last, and the last message that it was told of
 
     def __repr__(self) -> str:
         return f"QueueMender({self._stream}/{self._consumer}, {len(self._before)} seen)"
@@ -80,53 +122,72 @@ class QueueMender:
 
     async def look(self) -> bool:
         """Look once; return whether the consumer was reset."""
-        now = await stranded(self._jetstream, self._stream, self._consumer)
-        proven = sorted(set(now) & set(self._before))
-        self._before = now
-        if not proven:
-            return False
-        why = await self._refusal(now)
-        if why:
-            self._tell(now, f"they are not delivered again: {why}")
-            return False
-        await self._jetstream.request(f"CONSUMER.RESET.{self._stream}.{self._consumer}", {"seq": now[0]})
-        self._tell(now, "the consumer was reset, and they are delivered again")
-        self._before = []
-        return True
+        return await self.judge(await stranded(self._jetstream, self._stream, self._consumer)) is Outcome.AGAIN
 
-    async def _refusal(self, sequences: list[int]) -> str:
-        """Return why the consumer must stay as it is; empty if nothing speaks against a reset."""
+    async def judge(self, found: Sequence[int]) -> Outcome:
+        """Have the stranded messages that were found delivered again, once some were found twice in a row."""
+        proven = set(found) & set(self._before)
+        self._before = list(found)
+        if not found:
+            self._refused = ("", 0)
+            return Outcome.NOTHING
+        if not proven:
+            return Outcome.UNPROVEN
+        why = await self._refusal()
+        if why:
+            refused, self._refused = self._refused, (why, max(found[-1], self._refused[1]))
+            if refused != self._refused:
+                self._tell("forgot or gave up", found, f"they are not delivered again: {why}")
+            return Outcome.REFUSED
+        if self._remake is None:
+            await self._jetstream.request(f"CONSUMER.RESET.{self._stream}.{self._consumer}", {"seq": found[0]})
+        else:
+            self._remake()
+        done = "reset" if self._remake is None else "made again"
+        self._tell("forgot", found, f"the consumer is {done}, and they are delivered again")
+        self._before, self._refused = [], ("", 0)
+        return Outcome.AGAIN
+
+    async def _refusal(self) -> str:
+        """Return why the consumer must stay as it is, and what to do; empty if nothing speaks against it."""
         version = self._jetstream.connection.server_version
-        if not NEEDS[RESET].met_by(version):
-            return (
-                f"that needs nats-server {NEEDS[RESET]} and this one is {text_of(version)}. Delete the consumer while"
-                " no worker runs: it is made again, and a work queue holds what is not acknowledged"
-            )
+        remove = (
+            "Delete the consumer while no worker runs, it is made again:"
+            f" `natty consumer rm {self._stream} {self._consumer} --force`"
+        )
+        if self._remake is None and not NEEDS[RESET].met_by(version):
+            return f"that needs nats-server {NEEDS[RESET]} and this one is {text_of(version)}. {remove}"
         info = await self._jetstream.request(f"CONSUMER.INFO.{self._stream}.{self._consumer}")
-        if info["config"].get("max_deliver", -1) <= 0:
+        most = info["config"].get("max_deliver", -1)
+        if most <= 0:
             return ""
         if self._buried is None:
-            return f"some may have reached max_deliver, {info['config']['max_deliver']}. Delete those, or the consumer"
-        dead = [one for one in sequences if await self._buried(self._stream, one, self._consumer)]
-        if dead:
-            what = f"Delete the dead ones from {self._stream} with `natty stream rm-msg`"
-            return f"message {dead[0]} is a dead letter. {what}"
-        if len(sequences) >= MOST:
             return (
-                f"of {MOST} or more not all are compared with dead letters. Delete the consumer while no worker runs:"
-                " it is made again, and delivers all that the work queue holds, also what reached max_deliver"
+                f"some may have reached max_deliver, {most}, and no dead letters tell which. {remove}; those come, too"
             )
-        return ""
+        dead = await self._dead(info, self._buried)
+        if not dead:
+            return ""
+        commands = ", ".join(f"`natty stream rm-msg {self._stream} {one} --force`" for one in dead[:SHOWN])
+        more = ", and more of them are" if len(dead) > SHOWN else ""
+        return f"these reached max_deliver and are dead letters{more}. Delete them from the work queue: {commands}"
 
-    def _tell(self, sequences: list[int], what: str) -> None:
-        """Log it once for the same messages."""
-        if sequences == self._told:
-            return
-        self._told = sequences
+    async def _dead(self, info: Mapping[str, Any], buried: Buried) -> list[int]:
+        """Return stranded messages that have a letter: all, or one more than are shown."""
+        dead: list[int] = []
+        for subject in _filters(info["config"]):
+            async for sequence in _below_floor(self._jetstream, self._stream, subject, info["ack_floor"]["stream_seq"]):
+                if await buried(self._stream, sequence, self._named):
+                    dead.append(sequence)
+                if len(dead) > SHOWN:
+                    return dead
+        return dead
+
+    def _tell(self, verb: str, sequences: Sequence[int], what: str) -> None:
         logger.error(
-            "nats-server forgot %d%s unacknowledged messages of work queue %s, from %d to %d, as it does at a purge by"
+            "nats-server %s %d%s unacknowledged messages of work queue %s, from %d to %d, as it does at a purge by"
             " subject or a roll-up; consumer %s: %s",
-            len(sequences), " or more" if len(sequences) >= MOST else "", self._stream, sequences[0], sequences[-1],
-            self._consumer, what,
+            verb, len(sequences), " or more" if len(sequences) >= MOST else "", self._stream, sequences[0],
+            sequences[-1], self._consumer, what,
             extra={"action": "forgotten", "stream": self._stream},
         )  # fmt: skip

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import re
+import shlex
 
 import pytest
 from consuming import ACK_WAIT, Handler, fill, info, until
@@ -79,36 +81,108 @@ async def _held(natty, name, count):
     return (await info(natty, name))["num_ack_pending"] == count
 
 
-async def test_a_consumer_whose_messages_are_dead_is_not_reset(natty, natty_name, caplog):
+def commands_in(text):
+    """Return the words of each command that a log names, without `natty`."""
+    return [shlex.split(one)[1:] for one in re.findall("`(natty [^`]*)`", text)]
+
+
+async def test_dead_messages_are_named_with_the_commands_that_let_the_others_come_again(
+    natty, natty_name, natty_commands, caplog
+):
     name = await forgotten(natty, natty_name("queue"), max_deliver=3)
+    letters = DeadLetters(natty.jetstream, DeadLetterOptions(letters=natty_name("DEAD")))
+    await letters.ensure()
+    for sequence in (4, 7):
+        await letters.store(Original(name, sequence, f"{name}.x", deliveries=3), "d", "why")
+    mender = QueueMender(natty.jetstream, name, "d", letters.buried)
+    with caplog.at_level(logging.ERROR, "natty.consume"):
+        for _ in range(4):
+            assert not await mender.look()
+    (told,) = caplog.messages  # once for the same messages
+    assert "nats-server forgot or gave up 9 unacknowledged messages" in told
+    assert commands_in(told) == [["stream", "rm-msg", name, one, "--force"] for one in ("4", "7")]
+    for words in commands_in(told):
+        assert (await asyncio.to_thread(natty_commands, *words)).status == 0
+    await until(mender.look)
+    assert sorted(await hold(natty, name, FORGOTTEN - 2)) == [1, 2, 3, 5, 6, 8, 9]
+
+
+async def test_more_are_dead_than_one_error_names(natty, natty_name, monkeypatch, caplog):
+    async def dead(stream, sequence, consumer):
+        return sequence
+
+    monkeypatch.setattr(module, "SHOWN", 2)
+    name = await forgotten(natty, natty_name("queue"), max_deliver=3)
+    mender = QueueMender(natty.jetstream, name, "d", dead)
+    for _ in range(2):
+        assert not await mender.look()
+    assert [words[3] for words in commands_in(caplog.text)] == ["1", "2"]
+    assert "and more of them are" in caplog.text
+
+
+async def test_without_dead_letters_the_command_that_brings_all_back_is_named(
+    natty, natty_name, natty_commands, caplog
+):
+    name = await forgotten(natty, natty_name("queue"), max_deliver=3)
+    mender = QueueMender(natty.jetstream, name, "d", None)
+    for _ in range(2):
+        assert not await mender.look()
+    assert "some may have reached max_deliver, 3, and no dead letters tell which" in caplog.text
+    (words,) = commands_in(caplog.text)
+    assert words == ["consumer", "rm", name, "d", "--force"]
+    assert (await asyncio.to_thread(natty_commands, *words)).status == 0
+    handler = Handler()
+    consumption = natty.consume(name, "d", handler, dead_letters=False)
+    task = asyncio.create_task(consumption.run())
+    await until(lambda: _emptied(natty, name))
+    consumption.stop()
+    await task
+    assert sorted(handler.done) == list(range(FORGOTTEN))
+
+
+async def test_all_forgotten_messages_are_compared_with_dead_letters_however_many(natty, natty_name, monkeypatch):
+    compared = []
+
+    async def note(stream, sequence, consumer):
+        compared.append((stream, sequence, consumer))
+
+    monkeypatch.setattr(module, "MOST", 4)
+    name = await forgotten(natty, natty_name("queue"), max_deliver=3)
+    mender = QueueMender(natty.jetstream, name, "d", note, named="billing")
+    assert not await mender.look()
+    assert await mender.look()
+    assert compared == [(name, sequence, "billing") for sequence in range(1, FORGOTTEN + 1)]
+    assert sorted(await hold(natty, name, FORGOTTEN)) == list(range(1, FORGOTTEN + 1))
+
+
+async def test_the_first_of_several_filters_are_found_where_one_has_very_many(natty, natty_name, monkeypatch):
+    monkeypatch.setattr(module, "MOST", 4)
+    name = natty_name("queue")
+    filters = [f"{name}.{number}" for number in (8, 7, 6, 5, 4, 3, 2, 1, 0)]
+    await forgotten(natty, name, filter_subjects=[*filters, *(f"{name}.{number}" for number in range(9, 20))])
+    assert await stranded(natty.jetstream, name, "d") == [1, 2, 3, 4]
+
+
+async def test_an_outcome_is_told_again_for_other_messages_or_another_reason_and_not_for_fewer(
+    natty, natty_name, caplog
+):
+    dead = [1]
 
     async def buried(stream, sequence, consumer):
-        return 1 if (stream, sequence, consumer) == (name, 4, "d") else None
-
-    mender = QueueMender(natty.jetstream, name, "d", buried)
-    with caplog.at_level(logging.ERROR, "natty.consume"):
-        for _ in range(3):
-            assert not await mender.look()
-        assert not await QueueMender(natty.jetstream, name, "d", None).look()  # the first look proves nothing
-    assert caplog.text.count("message 4 is a dead letter") == 1
-    assert await stranded(natty.jetstream, name, "d") == list(range(1, FORGOTTEN + 1))
-
-
-async def test_a_consumer_whose_messages_may_be_dead_is_not_reset(natty, natty_name, caplog, monkeypatch):
-    async def nothing(stream, sequence, consumer):
-        return None
+        return sequence if sequence in dead else None
 
     name = await forgotten(natty, natty_name("queue"), max_deliver=3)
-    unaware, aware = QueueMender(natty.jetstream, name, "d", None), QueueMender(natty.jetstream, name, "d", nothing)
-    for _ in range(2):
-        assert not await unaware.look()
-    assert "some may have reached max_deliver, 3. Delete those, or the consumer" in caplog.text
-    monkeypatch.setattr(module, "MOST", FORGOTTEN)  # there may be more of them than were compared
-    for _ in range(2):
-        assert not await aware.look()
-    assert "of 9 or more not all are compared with dead letters. Delete the consumer" in caplog.text
-    monkeypatch.setattr(module, "MOST", FORGOTTEN + 1)
-    assert await aware.look()
+    mender = QueueMender(natty.jetstream, name, "d", buried)
+    looks = [([1], 0), ([1, 2], 1), ([1, 2], 1), ([2], 1), ([2, 9], 2), ([9], 2), ([], 2), ([9], 2), ([9], 3)]
+    for found, told in looks:
+        await mender.judge(found)
+        assert len(caplog.messages) == told, found
+    dead[:] = [3]
+    await mender.judge([9])
+    assert f"natty stream rm-msg {name} 3" in caplog.messages[3]
+    dead.clear()
+    assert await mender.judge([9]) is module.Outcome.AGAIN
+    assert "the consumer is reset, and they are delivered again" in caplog.messages[4]
 
 
 async def test_an_older_server_is_told_what_brings_them_back(natty, natty_name, caplog):
@@ -118,7 +192,7 @@ async def test_an_older_server_is_told_what_brings_them_back(natty, natty_name, 
     assert not await mender.look()
     assert caplog.text == ""  # one look proves nothing: a cluster deletes acknowledged messages a little later
     assert not await mender.look()
-    assert "needs nats-server 2.14 and this one is 2.12.8. Delete the consumer" in caplog.text
+    assert "needs nats-server 2.14 and this one is 2.12.8. Delete the consumer while no worker runs" in caplog.text
 
 
 async def test_the_doctor_goes_on_where_a_consumer_is_deleted_between_its_two_looks(natty, natty_name, monkeypatch):
