@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -21,6 +21,8 @@ from capture.table import Table
 
 AT_ONCE = 8  # objects that are compared with their records
 CHUNK_BYTES = 2 << 20
+PIECE_BYTES = 256 << 10
+"""An object that was checked has a digest for each piece of this size: 13 MB for 100 GB."""
 
 
 @dataclass(frozen=True)
@@ -101,20 +103,62 @@ def manifest_missing(recording: Recording, path: str, newest: int) -> str:
     return f"{path} was written beside manifest {recording.of_manifest}, and {there}: later ones were removed"
 
 
-async def check_contents(store: Store, objects: Iterable[Stored]) -> None:
+@dataclass(frozen=True, repr=False)
+class CheckedContents:
+    """Objects whose bytes were compared with their records: each byte that is read again is compared with those.
+
+    So nothing that was put into an object's place after the check is read. A read raises FormatError then.
+    """
+
+    store: Store
+    digests: Mapping[str, bytes]  # of each object's pieces, one after the other
+
+    def __repr__(self) -> str:
+        return f"CheckedContents({self.store.url}, {len(self.digests):,} objects)"
+
+    @property
+    def url(self) -> str:
+        """The URL of the store."""
+        return self.store.url
+
+    async def get_range(self, path: str, start: int, length: int) -> bytes:
+        """Return up to `length` bytes from `start`, fewer where the object ends. FormatError if they were changed."""
+        first = start // PIECE_BYTES
+        pieces = -(-(start + length) // PIECE_BYTES) - first
+        data = await self.store.get_range(path, first * PIECE_BYTES, pieces * PIECE_BYTES)
+        known = self.digests[path][first * DIGEST_BYTES : (first + pieces) * DIGEST_BYTES]
+        if await asyncio.to_thread(_digests, data) != known:
+            raise FormatError(f"{path} was changed after it was checked: read it again, and see `capture verify`")
+        return data[start - first * PIECE_BYTES :][:length]
+
+
+DIGEST_BYTES = sha256().digest_size
+
+
+def _digests(data: bytes) -> bytes:
+    view = memoryview(data)
+    starts = range(0, len(data), PIECE_BYTES)
+    return b"".join(sha256(view[start : start + PIECE_BYTES]).digest() for start in starts)
+
+
+async def check_contents(store: Store, objects: Iterable[Stored]) -> CheckedContents:
     """Raise FormatError unless the bytes of each object are those that its record names: for readers that don't look.
 
-    NotStored if one is missing.
+    Return what reads these bytes and no others. NotStored if an object is missing.
     """
     at_once = asyncio.Semaphore(AT_ONCE)
+    found: dict[str, bytes] = {}
 
     async def look(one: Stored) -> None:
         async with at_once:
-            digest, size = sha256(), 0
-            while data := await store.get_range(one.path, size, CHUNK_BYTES):
+            digest, size, pieces = sha256(), 0, b""
+            while size <= one.bytes and (data := await store.get_range(one.path, size, CHUNK_BYTES)):
                 await asyncio.to_thread(digest.update, data)
+                pieces += await asyncio.to_thread(_digests, data)
                 size += len(data)
             if size != one.bytes or digest.hexdigest() != one.sha256:
                 raise FormatError(f"{one.path} was changed: its SHA-256 is not the recorded one")
+            found[one.path] = pieces
 
     await asyncio.gather(*map(look, objects))
+    return CheckedContents(store, found)

@@ -66,18 +66,21 @@ async def _asked(config: CaptureConfig, query: str, schema: str | None, engine: 
     await require_archive(store, config.stream)
     trust = config.trust(await archive_name(store))
     objects = await looking(store, config.stream, trust=trust)()
+    contents = None
     if trust.public_keys is not None:  # both engines read plain Parquet where it is, without its SHA-256
-        await check_contents(store, [one for one in objects if one.format == "parquet"])
+        contents = await check_contents(store, [one for one in objects if one.format == "parquet"])
     if engine is Engine.SPARK:
-        return await _by_spark(config, objects, query, schema)
+        return await _by_spark(config, objects, query, schema, checked=contents is not None)
     if not find_spec("duckdb"):
         raise ConfigError(NOT_INSTALLED)
     from capture.reading import duck  # here, so that the command line starts without it
 
-    return await duck.query(store, objects, query, payload_schema=schema, keys=config.keys())
+    return await duck.query(store, objects, query, payload_schema=schema, keys=config.keys(), contents=contents)
 
 
-async def _by_spark(config: CaptureConfig, objects: list[Stored], query: str, schema: str | None) -> Any:
+async def _by_spark(
+    config: CaptureConfig, objects: list[Stored], query: str, schema: str | None, *, checked: bool
+) -> Any:
     if not objects:
         raise CaptureError(f"the archive in {config.store} is empty")
     plan = planned(objects)
@@ -85,6 +88,7 @@ async def _by_spark(config: CaptureConfig, objects: list[Stored], query: str, sc
         objects=[share.stored for share in plan],
         payload_schema=schema,
         repeated=not all(share.is_whole for share in plan),
+        checked=checked,
     )
     async with SparkDriver(config.spark.options(queries=True), key_file=config.key_file) as spark:
         return await spark.query(config.store, {"messages": view}, query)

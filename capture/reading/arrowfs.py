@@ -9,14 +9,13 @@ from typing import Any, NoReturn
 from pyarrow import NativeFile, PythonFile
 from pyarrow.fs import FileInfo, FileSystemHandler, FileType
 
-from capture.stores.contract import Store
-from capture.stores.ranges import StoredFile
+from capture.stores.ranges import Ranges, StoredFile
 
 
 class StoreFiles(FileSystemHandler):  # type: ignore[misc] # pyarrow has no types
     """Objects of these sizes, by their paths. They are read on the event loop that made this, which must be free."""
 
-    def __init__(self, store: Store, sizes: Mapping[str, int]) -> None:
+    def __init__(self, store: Ranges, sizes: Mapping[str, int]) -> None:
         self._store = store
         self._sizes = sizes
         self._loop = asyncio.get_running_loop()

@@ -22,7 +22,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-from pyarrow.fs import FileSystem, LocalFileSystem, PyFileSystem, SubTreeFileSystem
+from pyarrow.fs import PyFileSystem
 
 from capture.cipher import Keys
 from capture.errors import QueryError
@@ -32,7 +32,8 @@ from capture.reading.ddl import fields, quoted
 from capture.reading.merge import merged
 from capture.reading.shares import Share, planned
 from capture.record import text_or_none
-from capture.stores import FileStore, Store
+from capture.stores import Store
+from capture.stores.ranges import Ranges
 from capture.writers.envelope import SCHEMA
 
 VIEW = "messages"
@@ -62,18 +63,19 @@ async def query(
     payload_schema: str | None = None,
     keys: Keys | None = None,
     limit: int = LIMIT,
+    contents: Ranges | None = None,
 ) -> Answer:
     """Answer a query over the view `messages`: every message that these objects hold, once.
 
     `payload_schema` gives the payload's fields as columns (`capture.reading.ddl`): null where a payload does not have
-    them. They hide columns of the envelope. QueryError if DuckDB refuses the query; else it raises as `reading.merged`
-    does.
+    them. They hide columns of the envelope. Plain Parquet is read from `contents`, if they are given. QueryError if
+    DuckDB refuses the query; else it raises as `reading.merged` does.
     """
     plan = planned(objects)
     as_they_are = [share for share in plan if _is_readable(share)]
     with tempfile.TemporaryDirectory(prefix="capture-") as folder:
         rest = await _brought(store, [share for share in plan if not _is_readable(share)], Path(folder), keys)
-        tables = {"_as_they_are": _dataset(store, [share.stored for share in as_they_are]), "_rest": rest}
+        tables = {"_as_they_are": _dataset(contents or store, [share.stored for share in as_they_are]), "_rest": rest}
         return await to_thread(_answer, tables, sql, payload_schema, folder, limit)
 
 
@@ -96,14 +98,10 @@ async def _brought(store: Store, plan: Sequence[Share], folder: Path, keys: Keys
     return ds.dataset(files, schema=SCHEMA, format="parquet") if files else _nothing()
 
 
-def _dataset(store: Store, objects: Sequence[Stored]) -> ds.Dataset:
+def _dataset(contents: Ranges, objects: Sequence[Stored]) -> ds.Dataset:
     if not objects:
         return _nothing()
-    files: FileSystem
-    if isinstance(store, FileStore):
-        files = SubTreeFileSystem(str(store.root), LocalFileSystem())
-    else:
-        files = PyFileSystem(StoreFiles(store, {one.path: one.bytes for one in objects}))
+    files = PyFileSystem(StoreFiles(contents, {one.path: one.bytes for one in objects}))
     options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
     parquet = ds.ParquetFileFormat(default_fragment_scan_options=options)
     return ds.FileSystemDataset.from_paths(

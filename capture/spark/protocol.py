@@ -20,12 +20,14 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """A table that a query may name: these objects, of whatever format, as the envelope's and their typed columns.
 
     Where a schema is given, the fields of the payload are columns. It is in Spark's DDL: "year INT, carrier STRING".
-    Of messages that are `repeated`, in one object or in several, one is seen.
+    Of messages that are `repeated`, in one object or in several, one is seen. Where they must be `checked`, no object
+    is read by Spark itself: our client compares each with its SHA-256.
     """
 
     objects: list[Stored]
     payload_schema: str | None = None
     repeated: bool = False
+    checked: bool = False
 
 
 class Start(msgspec.Struct, tag_field="op", tag="start", kw_only=True):

@@ -16,7 +16,7 @@ def query(spark: SparkSession, asked: Query) -> Rows:
     scope, store, keys = spark.newSession(), open_store(asked.store), Keys.load(asked.key_file)
     for name, view in asked.views.items():
         columns = asyncio.run(columns_of(store, view.objects, keys))
-        messages = load(scope, asked.store, view.objects, columns, key_file=asked.key_file)
+        messages = load(scope, asked.store, view.objects, columns, key_file=asked.key_file, checked=view.checked)
         if view.repeated:
             messages = messages.dropDuplicates(["stream", "sequence"])
         table = with_payload(messages, view.payload_schema) if view.payload_schema else messages

@@ -18,18 +18,26 @@ _GLOB = re.compile(r"([\\*?\[\]{}])")
 
 
 def load(
-    spark: SparkSession, store_url: str, objects: Sequence[Stored], columns: Columns, *, key_file: str = ""
+    spark: SparkSession,
+    store_url: str,
+    objects: Sequence[Stored],
+    columns: Columns,
+    *,
+    key_file: str = "",
+    checked: bool = False,
 ) -> DataFrame:
     """The messages in these objects of the store, with the envelope's columns and their typed ones.
 
     Duplicates are not removed. A damaged or missing object fails the query that reads it. Plain Parquet files are read
     by Spark itself; what is in another format, compressed, encrypted or in another store by our own client in the
-    executors, which need the store's credentials and CAPTURE_KEYS in their environment, or the keys in `key_file`.
+    executors, which need the store's credentials and CAPTURE_KEYS in their environment, or the keys in `key_file`. With
+    `checked` our client reads all, since Spark compares no object with its SHA-256.
     """
     typed = columns.of(objects)
     schema = StructType([StructField(one.name, from_arrow_type(one.type)) for one in [*SCHEMA, *typed]])
     store = open_store(store_url)
-    by_spark = {one.path for one in objects if isinstance(store, FileStore) and columns.is_alike(one)}
+    where_they_are = isinstance(store, FileStore) and not checked
+    by_spark = {one.path for one in objects if where_they_are and columns.is_alike(one)}
     frames = []
     if isinstance(store, FileStore) and by_spark:
         # recursiveFileLookup: `stream=…/key=…` in a path must not become columns, which would replace those in the file
@@ -53,5 +61,8 @@ def with_payload(messages: DataFrame, payload_schema: str) -> DataFrame:
 
 
 def location(store: FileStore, path: str) -> str:
-    """Where Hadoop finds this object: a file URL whose special characters stand for themselves."""
-    return "file:" + _GLOB.sub(r"\\\1", str(store.root / path))
+    """Where Hadoop finds this object: a file URL whose special characters stand for themselves.
+
+    StoreUnreadableError if a symbolic link leads there, which Hadoop would follow.
+    """
+    return "file:" + _GLOB.sub(r"\\\1", str(store.file(path)))

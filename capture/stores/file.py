@@ -4,8 +4,10 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 from asyncio import to_thread
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 from uuid import uuid4
@@ -27,6 +29,7 @@ KNOWN_FOLDERS = 10_000
 """How many folders are remembered as durable; the memory is bounded, forgetting costs one more fsync each."""
 PRIVATE = "?private=true"
 """The end of a private store's URL."""
+LINK = "{} in {} is a symbolic link, which is not followed: put what it leads to there, or mount it (mount --bind)"
 FOLDER_ATTEMPTS = 100
 """How often a folder is made again that others remove at the same moment."""
 
@@ -37,7 +40,8 @@ class FileStore:
     An object is written under `.tmp/`, synced, and linked to its name: create-if-absent is the file system's own
     atomic operation, and nobody ever sees a part of an object. A killed writer leaves a file in `.tmp/` only.
 
-    An object that is a symbolic link is not read, since it may lead out of the folder; the folder itself may be one.
+    The folder itself may be a symbolic link. Below it none is followed, since it may lead out of the folder: neither to
+    an object nor to a folder.
 
     A `private` one makes files that its user alone may read (0600, in folders of 0700); else the umask decides.
     """
@@ -52,8 +56,8 @@ class FileStore:
 
     async def put(self, path: str, data: bytes | Path, *, if_absent: bool = True) -> None:
         """As in the contract: returns after the file and every new folder above it were synced to the disk."""
-        target = self._file(path)
-        await to_thread(self._put, path, target, data, if_absent)
+        checked_path(path)
+        await to_thread(self._put, path, data, if_absent)
 
     async def get(self, path: str) -> bytes:
         """As in the contract."""
@@ -81,10 +85,20 @@ class FileStore:
 
     # --- blocking, in a thread ---------------------------------------------------------------------------------------
 
-    def _file(self, path: str) -> Path:
-        return self.root / checked_path(path)
+    def file(self, path: str) -> Path:
+        """Return where an object is. StoreUnreadableError if a symbolic link leads there."""
+        self._refuse_links(checked_path(path))
+        return self.root / path
 
-    def _put(self, path: str, target: Path, data: bytes | Path, if_absent: bool) -> None:
+    def _refuse_links(self, path: str) -> None:
+        found = self.root
+        for part in path.split("/"):
+            found /= part
+            if found.is_symlink() and found != self.root:
+                raise StoreUnreadableError(LINK.format(found.relative_to(self.root).as_posix(), self.root))
+
+    def _put(self, path: str, data: bytes | Path, if_absent: bool) -> None:
+        target = self.file(path)
         with self._translated(f"writing {path}"):
             if if_absent and target.exists():  # spares writing what the link would refuse
                 self._try_writing()
@@ -100,6 +114,7 @@ class FileStore:
 
     @contextlib.contextmanager
     def _written(self, data: bytes | Path) -> Iterator[Path]:
+        self._refuse_links(SCRATCH)
         self._make_folder(self._scratch)
         part = self._scratch / uuid4().hex
         try:
@@ -158,18 +173,15 @@ class FileStore:
         self._durable.add(folder)
 
     def _read(self, path: str, start: int, length: int) -> bytes:
-        target = self._file(path)
+        opener = partial(_opened_below, self.root, checked_path(path))
         try:
-            with self._translated(f"reading {path}"), open(target, "rb", opener=_open_itself) as file:
+            with self._translated(f"reading {path}"), open(self.root / path, "rb", opener=opener) as file:
                 file.seek(start)
                 return file.read(length)
         except (FileNotFoundError, IsADirectoryError):
             raise NotStored(f"there is no {path} in {self.url}") from None
         except StoreUnreadableError:
-            if target.is_symlink():
-                raise StoreUnreadableError(
-                    f"{path} in {self.root} is a symbolic link, which is not followed: put the object itself there"
-                ) from None
+            self.file(path)  # says so if it was a link
             raise
 
     def _list(self, prefix: str) -> Listing:
@@ -187,17 +199,20 @@ class FileStore:
         except FileNotFoundError:
             return
         for entry in entries:
-            if entry.is_dir():
-                if entry.path != str(self._scratch):
+            path = Path(entry.path).relative_to(self.root).as_posix()
+            if entry.is_dir(follow_symlinks=False):
+                if path != SCRATCH:
                     yield from self._walk(Path(entry.path))
                 continue
+            if entry.is_dir():  # what is below it would be missing
+                raise StoreUnreadableError(LINK.format(path, self.root))
             with contextlib.suppress(FileNotFoundError):
-                facts = entry.stat()
-                path = Path(entry.path).relative_to(self.root).as_posix()
+                facts = entry.stat(follow_symlinks=False)
                 yield ObjectInfo(path, facts.st_size, facts.st_mtime)
 
     def _delete(self, path: str) -> None:
-        target = self._file(path)
+        target = self.root / checked_path(path)  # if it is a link, the link is deleted
+        self._refuse_links(path.rpartition("/")[0])
         with self._translated(f"deleting {path}"):
             target.unlink(missing_ok=True)
         for folder in target.parents:
@@ -211,6 +226,7 @@ class FileStore:
 
     def _remove_leftovers(self, before: float) -> int:
         removed = 0
+        self._refuse_links(SCRATCH)
         with self._translated("removing leftovers"), contextlib.suppress(FileNotFoundError):
             for part in self._scratch.iterdir():
                 with contextlib.suppress(FileNotFoundError):
@@ -257,9 +273,27 @@ def _write_synced(part: Path, data: bytes | Path, *, private: bool) -> None:
         os.fsync(file.fileno())
 
 
-def _open_itself(path: str, flags: int) -> int:
-    """Open a file, and not what a symbolic link in its place leads to; Windows has no such flag."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0))
+def _opened_below(root: Path, path: str, _: str, flags: int) -> int:
+    """Open an object, and follow no symbolic link below the root, whoever puts one there meanwhile.
+
+    Windows has no such flags. OSError: a link, or what is not a file, at which opening could wait for ever.
+    """
+    if os.open not in os.supports_dir_fd:
+        return os.open(root / path, flags)
+    *folders, name = path.split("/")
+    at = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for folder in folders:
+            below = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
+            os.close(at)
+            at = below
+        file = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)
+    finally:
+        os.close(at)
+    if stat.S_ISFIFO(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EPERM, "It is a pipe, not a file")
+    return file
 
 
 def _sync_folder(folder: Path) -> None:

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Protocol
 
 from capture.positioned import Positioned
-from capture.stores.contract import Store
+
+
+class Ranges(Protocol):
+    """What gives ranges of objects: a store, or a part of one."""
+
+    @property
+    def url(self) -> str:
+        """Where the objects are."""
+        ...
+
+    async def get_range(self, path: str, start: int, length: int) -> bytes:
+        """Return up to `length` bytes from `start`, fewer where the object ends."""
+        ...
 
 
 class StoredFile(Positioned):
@@ -15,7 +27,7 @@ class StoredFile(Positioned):
     `loop` answers it, the running one by default; it must be free meanwhile. Raises what the store raises.
     """
 
-    def __init__(self, store: Store, path: str, size: int, loop: asyncio.AbstractEventLoop | None = None) -> None:
+    def __init__(self, store: Ranges, path: str, size: int, loop: asyncio.AbstractEventLoop | None = None) -> None:
         super().__init__(size)
         self._store, self._path = store, path
         self._loop = loop or asyncio.get_running_loop()

@@ -213,6 +213,23 @@ async def test_a_query_sees_the_payload_as_columns(driver, store):
     assert not answer.truncated
 
 
+async def test_a_query_that_must_check_reads_no_object_that_was_exchanged_nor_any_by_a_link(driver, store):
+    block = parquet_block(store, "one", [row(1), row(2)])
+    parquet_block(store, "other", [row(1), row(3)])
+    sql = "SELECT max(sequence) FROM flights"
+    checked = {"flights": View(objects=[block], checked=True)}
+    assert (await driver.query(store.as_uri(), checked, sql)).rows == [[2]]
+    [one, other] = [next(store.rglob(f"*{name}*.parquet")) for name in ("one", "other")]
+    one.write_bytes(other.read_bytes())
+    with pytest.raises(SparkError, match="was changed: its SHA-256 is not the recorded one"):
+        await driver.query(store.as_uri(), checked, sql)
+    one.unlink()
+    one.symlink_to(other)
+    for views in (checked, {"flights": View(objects=[block])}):
+        with pytest.raises(SparkError, match="is a symbolic link, which is not followed"):
+            await driver.query(store.as_uri(), views, sql)
+
+
 async def test_an_answer_is_plain_json_and_bounded(driver, store):
     block = parquet_block(store, "one", [row(n, payload=b"\xff", headers=[("A", ["1"])]) for n in (1, 2, 3)])
     sql = (

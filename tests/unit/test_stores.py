@@ -193,6 +193,63 @@ async def test_an_object_that_is_a_symbolic_link_is_not_read_and_a_folder_may_be
                 await read
 
 
+@pytest.fixture
+async def linked(tmp_path):
+    """A store with an object in a folder, which is then moved out of the store and replaced by a link."""
+    store = FileStore(tmp_path / "lake")
+    await store.put("a/b/one", b"1")
+    (tmp_path / "lake" / "a" / "b").rename(tmp_path / "outside")
+    (tmp_path / "lake" / "a" / "b").symlink_to(tmp_path / "outside")
+    return store
+
+
+@pytest.mark.parametrize("action", ["get", "get_range", "list", "put", "replace", "delete"])
+async def test_a_symbolic_link_to_a_folder_is_not_followed_by_any_action(linked, tmp_path, action):
+    actions = {
+        "get": lambda: linked.get("a/b/one"),
+        "get_range": lambda: linked.get_range("a/b/one", 0, 1),
+        "list": lambda: linked.list("a/"),
+        "put": lambda: linked.put("a/b/two", b"2"),
+        "replace": lambda: linked.put("a/b/one", b"2", if_absent=False),
+        "delete": lambda: linked.delete("a/b/one"),
+    }
+    with pytest.raises(
+        StoreUnreadableError, match=r"a/b in .*lake is a symbolic link, which is not followed: put what"
+    ):
+        await actions[action]()
+    assert [(one.name, one.read_bytes()) for one in (tmp_path / "outside").iterdir()] == [("one", b"1")]
+
+
+async def test_leftovers_are_neither_written_nor_removed_through_a_symbolic_link(tmp_path):
+    store = FileStore(tmp_path / "lake")
+    (tmp_path / "lake").mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "mine").write_bytes(b"old")
+    (tmp_path / "lake" / ".tmp").symlink_to(tmp_path / "outside")
+    for action in (store.remove_leftovers(0.0, 1e12), store.put("one", b"1")):
+        with pytest.raises(StoreUnreadableError, match=r"\.tmp in .* is a symbolic link"):
+            await action
+    assert [one.name for one in (tmp_path / "outside").iterdir()] == ["mine"]
+
+
+async def test_an_object_that_is_a_link_is_listed_by_its_own_size_and_deleted_itself(tmp_path):
+    (tmp_path / "outside").write_bytes(bytes(1000))
+    store = FileStore(tmp_path / "lake")
+    await store.put("a/one", b"1")
+    (tmp_path / "lake" / "a" / "link").symlink_to("../../outside")
+    assert [(one.path, one.bytes) for one in await store.list("a/")] == [("a/link", 13), ("a/one", 1)]
+    await store.delete("a/link")
+    assert (tmp_path / "outside").stat().st_size == 1000
+    assert [one.path for one in await store.list("a/")] == ["a/one"]
+
+
+async def test_a_pipe_in_an_object_s_place_is_refused_rather_than_waited_at(tmp_path):
+    (tmp_path / "a").mkdir()
+    os.mkfifo(tmp_path / "a" / "pipe")
+    with pytest.raises(StoreUnreadableError, match="a pipe, not a file"):
+        await FileStore(tmp_path).get("a/pipe")
+
+
 async def test_a_range_is_never_negative():
     with pytest.raises(ValueError, match="negative"):
         await MemoryStore().get_range("a", -1, 2)
