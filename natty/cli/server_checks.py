@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from natty.cli.checks import Finding, Status
-from natty.leader.bucket import is_election_bucket
+from natty.leader.bucket import counted, is_election_bucket
 from natty.servers import FAULTS, Version, faults_of, text_of
 from natty.stream.origins import origins_of, takes_part_of_queue
 
@@ -46,7 +46,7 @@ def check_durability(streams: Iterable[Mapping[str, Any]], *, clustered: bool) -
             findings.append(Finding("durability", Status.WARN, text))
         if clustered and config.get("num_replicas", 1) < 3 and is_election_bucket(config):
             text = (
-                f"elections' bucket {config['name'].removeprefix('KV_')} has {config.get('num_replicas', 1)} replica(s)"
+                f"elections' bucket {config['name'].removeprefix('KV_')} has {counted(config.get('num_replicas', 1))}"
                 " in a cluster: while its server is down nobody is elected, and its tokens are lost with its disk;"
                 f" set three with `natty stream edit {config['name']} --replicas 3`"
             )

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from natty.connection import Connection
 from natty.errors import BucketNotFoundError, StreamExistsError
 from natty.jetstream import JetStream
 from natty.kv.settings import bucket_settings
@@ -18,7 +16,7 @@ from natty.leader.record import observed
 from natty.stream import create_replicated, create_stream
 
 log = logging.getLogger("natty.leader")
-_told: weakref.WeakKeyDictionary[Connection, set[str]] = weakref.WeakKeyDictionary()  # buckets, once a connection
+_told: set[tuple[tuple[str, ...], str]] = set()  # (servers, bucket): once a process, which has several connections
 
 
 async def make_bucket(jetstream: JetStream, options: ElectionOptions) -> None:
@@ -40,12 +38,19 @@ async def make_bucket(jetstream: JetStream, options: ElectionOptions) -> None:
             await create_replicated(jetstream, name, new)
             made = True
     replicas = (await create_stream(jetstream, name, wanted))["num_replicas"]
-    told = _told.setdefault(jetstream.connection, set())
-    if replicas < 3 and options.bucket not in told:
-        told.add(options.bucket)
+    bucket = jetstream.connection.config.servers, options.bucket
+    if replicas < 3 and bucket not in _told:
+        _told.add(bucket)
         level = logging.WARNING if made or clustered else logging.INFO
-        text = "the elections of bucket %s have %d replica(s): while its server is down nobody is elected, and if its"
-        log.log(level, text + " disk is lost, so are its tokens; use three", options.bucket, replicas)
+        text = (
+            "the elections of bucket %s have %s: while its server is down nobody is elected, and if its disk is lost,"
+        )
+        log.log(level, text + " so are its tokens; use three", options.bucket, counted(replicas))
+
+
+def counted(replicas: int) -> str:
+    """Return "1 replica", "2 replicas"."""
+    return f"{replicas} replica{'s' * (replicas != 1)}"
 
 
 def is_election_bucket(config: Mapping[str, Any]) -> bool:

@@ -116,7 +116,7 @@ def test_doctor_warns_of_async_persistence_and_of_elections_with_one_replica_in_
     bucket = stream("KV_natty_leaders", num_replicas=1, republish={"src": "$KV.natty_leaders.>", "dest": "el.obs.x"})
     bucket["config"]["republish"]["dest"] = observed("natty_leaders")
     (text,) = texts(server_checks.check_durability([bucket], clustered=True), Status.WARN)
-    assert text.startswith("elections' bucket natty_leaders has 1 replica(s) in a cluster")
+    assert text.startswith("elections' bucket natty_leaders has 1 replica in a cluster")
     assert server_checks.check_durability([bucket], clustered=False) == []
     assert server_checks.check_durability([stream("KV_plain", num_replicas=1)], clustered=True) == []
     (text,) = texts(server_checks.check_durability([stream(persist_mode="async")], clustered=False), Status.WARN)
