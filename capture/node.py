@@ -30,7 +30,7 @@ from capture.reload import ChangingBlocks, reloaded
 from capture.source import Source, stream_info
 from capture.spark import unavailable
 from capture.starting import Start
-from capture.state import Board, NodeState, announcing, software_version
+from capture.state import Board, NodeState, announced, software_version
 from capture.stopping import Stopping, reloading
 from capture.stores import Store, open_store
 from capture.summary import read_backlog, summarise
@@ -123,18 +123,17 @@ class Node:
     async def _work(self, natty: Natty) -> None:
         self.natty = natty
         durables = await self.start.step(lambda: self._claim(natty))
-        board = Board(natty, self.config.name)
         tasks = [
             *await self._campaigns(natty),
             asyncio.create_task(keep_up(f"the summary of {self.name}", lambda: self._summarise(natty))),
-            asyncio.create_task(keep_up(f"the announcement of {self.name}", lambda: announcing(board, self.state))),
         ]
-        try:
-            await self._capture(natty, durables)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        async with announced(Board(natty, self.config.name), self.name, self.state):
+            try:
+                await self._capture(natty, durables)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     def _conclude(self) -> None:
         stored = self.stored["messages"], self.stored["blocks"]

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any, TypeVar
@@ -16,6 +16,7 @@ import msgspec
 
 from capture.snapshots import TableState
 from natty import Bucket, BucketNotFoundError, KeyNotFoundError, Natty, NattyError
+from natty.background import keep_up
 from natty.decoding import Faults, Seconds, UnixTime, Whole, decode
 from natty.errors import BadRecordError
 from natty.kv import BadKeyError
@@ -343,25 +344,32 @@ def server_time(info: dict[str, Any]) -> float:
 
 
 async def announcing(board: Board, state: Callable[[], NodeState]) -> None:
-    """Publish what a node says of itself, again and again, until cancelled; then take it away.
+    """Publish what a node says of itself, again and again, until cancelled.
 
-    A server that can't be reached, or does not let us, is told of once. What `state` raises is raised, and what was
-    published stays: the node runs.
+    A server that can't be reached, or does not let us, is logged once. What `state` raises is raised.
     """
     failed = False
+    while True:
+        now = state()
+        try:
+            await board.announce(now)
+            failed = False
+        except NattyError as error:
+            if not failed:
+                log.warning("the state of %s is not published: %s", now.node, error, extra={"action": "state"})
+            failed = True
+        await asyncio.sleep(now.every)
+
+
+@contextlib.asynccontextmanager
+async def announced(board: Board, node: str, state: Callable[[], NodeState]) -> AsyncIterator[None]:
+    """Meanwhile, publish what a node says of itself; at the end withdraw it, also where publishing has just failed."""
+    task = asyncio.create_task(keep_up(f"the announcement of {node}", lambda: announcing(board, state)))
     try:
-        while True:
-            now = state()
-            try:
-                await board.announce(now)
-                failed = False
-            except NattyError as error:
-                if not failed:
-                    log.warning("the state of %s is not published: %s", now.node, error, extra={"action": "state"})
-                failed = True
-            await asyncio.sleep(now.every)
-    except asyncio.CancelledError:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
         with contextlib.suppress(NattyError, TimeoutError):
             async with asyncio.timeout(GOODBYE):
-                await board.withdraw(now.node)
-        raise
+                await board.withdraw(node)

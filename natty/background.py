@@ -24,6 +24,9 @@ async def keep_up(
 
     The pause before that doubles from AGAIN_AFTER to LONGEST_PAUSE seconds. Work that ran longer than this begins with
     the shortest pause again. `what` names the work in the log.
+
+    Cancelled in such a pause, the work is not called again: what must happen at the end stands with whoever cancels
+    this, not in the work.
     """
     pause = AGAIN_AFTER
     while True:

@@ -24,7 +24,7 @@ from capture.planning import Policy
 from capture.record import Records
 from capture.retention import Rule
 from capture.sequences import Sequences
-from capture.state import BUCKET, NODE_TTL, ArchiveState, Board, NodeState, announcing, server_time
+from capture.state import BUCKET, NODE_TTL, ArchiveState, Board, NodeState, announced, announcing, server_time
 from capture.stores import open_store
 from capture.testing import ArrowEngine
 from capture.writers import writer
@@ -330,16 +330,13 @@ async def test_a_node_is_heard_of_while_it_runs_and_not_when_it_has_stopped(natt
     def state():
         return NodeState(node="a.b/ü 1", version="1", since=5.0, every=0.05, stored={"messages": next(messages)})
 
-    talking = asyncio.create_task(announcing(board, state))
-    async with asyncio.timeout(PATIENCE):
+    async with announced(board, "a.b/ü 1", state), asyncio.timeout(PATIENCE):
         while not (view := await board.read()).nodes or view.nodes[0].node.stored["messages"] < 3:
             await asyncio.sleep(0.02)
-    (heard,) = view.nodes
-    assert (heard.node.node, heard.node.since) == ("a.b/ü 1", 5.0)
-    (key,) = await natty.bucket(BUCKET).keys(f"node.{archive}.*")
-    assert (await natty.bucket(BUCKET).get(key)).ttl == NODE_TTL
-    talking.cancel()
-    await asyncio.gather(talking, return_exceptions=True)
+        (heard,) = view.nodes
+        assert (heard.node.node, heard.node.since) == ("a.b/ü 1", 5.0)
+        (key,) = await natty.bucket(BUCKET).keys(f"node.{archive}.*")
+        assert (await natty.bucket(BUCKET).get(key)).ttl == NODE_TTL
     assert (await board.read()).nodes == []
 
 
