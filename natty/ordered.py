@@ -108,6 +108,7 @@ class Ordered:
         self._retry_delay = RETRY_DELAY
         self._wake = asyncio.Event()
         self._stopping = self._begun = False
+        self._reading = False  # whether a session has ever begun
 
     def __repr__(self) -> str:
         state = "stopped" if self._stopping else "reading" if self._session else "waiting"
@@ -126,8 +127,8 @@ class Ordered:
     async def __aiter__(self) -> AsyncGenerator[Step, None]:
         """Yield what happens until `stop`, or the end of the connection. Once: RuntimeError the second time.
 
-        Raises what stands in the way at the start: StreamNotFoundError, AuthorizationError, … While there is only no
-        connection or no answer, and whatever happens later, it tries again.
+        Raises what prevents the first session: StreamNotFoundError, AuthorizationError, … While there is only no
+        connection or no answer, and whatever happens after that session began, it tries again.
         """
         if self._begun:
             raise RuntimeError(f"{self!r} was iterated over already, or is: make another one")
@@ -163,7 +164,7 @@ class Ordered:
             self._target = await self._last()
         except NattyError as error:
             closed = isinstance(error, ConnectionClosedError)
-            if self._created is None and (closed or not isinstance(error, RequestTimeoutError | NotConnectedError)):
+            if not self._reading and (closed or not isinstance(error, RequestTimeoutError | NotConnectedError)):
                 raise
             if closed:
                 self._stopping = True
@@ -222,6 +223,7 @@ class Ordered:
         return max(last.sequence if last else 0 for last in await asyncio.gather(*reads))
 
     def _begin(self, consumer: str) -> None:
+        self._reading = True
         session = self._session = _Session(consumer, self._connection.new_inbox())
         session.subscription = self._connection.subscribe(
             session.inbox.decode(), lambda raw: self._receive(session, raw)

@@ -1,12 +1,16 @@
-"""Reading a stream in order while it is deleted and made again at the worst moment."""
+"""Reading a stream in order: while it is deleted and made again at the worst moment, and where it may not be read."""
 
+import asyncio
 from contextlib import aclosing
 
 import pytest
 from consuming import fill
+from patient import PATIENCE
 
+from natty import AuthorizationError, JetStreamError, Natty
 from natty.message import Batch
 from natty.ordered import Began, CaughtUp, Ordered, OrderedOptions
+from natty.testing import NatsServer, ServerOptions
 
 
 @pytest.fixture
@@ -45,3 +49,42 @@ async def test_a_stream_that_is_made_again_before_the_consumer_is_made_is_read_f
     assert [type(step) for step in steps[:2]] == [Began, Began]
     names = (await natty.jetstream.request(f"CONSUMER.NAMES.{stream}"))["consumers"]
     assert len(names or []) <= 1, "the one that was made on either stream is deleted"
+
+
+READERS = """authorization { users: [
+  {user: owner, password: x},
+  {user: looker, password: x, permissions: {publish: {deny: ["$JS.API.CONSUMER.CREATE.>"]}}},
+  {user: blind, password: x, permissions: {publish: {deny: ["$JS.API.STREAM.MSG.GET.>"]}}}
+]}"""
+
+
+@pytest.fixture(scope="module")
+def guarded(natty_tls, tmp_path_factory):
+    options = ServerOptions(authorization=READERS)
+    with NatsServer(options, folder=tmp_path_factory.mktemp("guarded"), tls_files=natty_tls) as server:
+        yield server
+
+
+@pytest.mark.parametrize("user", ["looker", "blind"])
+async def test_who_may_look_at_a_stream_and_not_read_it_is_told_so_and_does_not_wait(guarded, user, natty_name):
+    name = natty_name("SEEN")
+    async with Natty(**guarded.connect_options(), user="owner", password="x") as owner:
+        await fill(owner, name, 2)
+        await owner.create_bucket(name)
+    async with Natty(**guarded.connect_options(), user=user, password="x") as natty, asyncio.timeout(PATIENCE):
+        with pytest.raises(AuthorizationError, match="not permitted"):
+            async for _ in Ordered(natty.jetstream, name, OrderedOptions()):
+                pass
+        with pytest.raises(AuthorizationError, match="not permitted"):
+            async for _ in natty.watch_bucket(name):
+                pass
+
+
+async def test_a_reader_that_the_server_refuses_at_first_is_told_what_is_wrong(natty, natty_name):
+    stream = natty_name("NO")
+    await natty.create_stream(stream, subjects=[f"{stream}.>"], max_consumers=1)
+    await natty.create_consumer(stream, "only")
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(JetStreamError, match="maximum consumers"):
+            async for _ in Ordered(natty.jetstream, stream, OrderedOptions()):
+                pass
