@@ -42,11 +42,12 @@ def decode(data: bytes, kind: type[T] | Any, *, most_bytes: int = MOST_BYTES) ->
 
 
 class Faults:
-    """Logs what is wrong with a key once, until it can be read again; of more than MOST_FAULTS keys, that there are."""
+    """Logs what is wrong with a key once, until that is over; of more than MOST_FAULTS keys, that there are."""
 
-    def __init__(self, log: logging.Logger, text: str) -> None:
+    def __init__(self, log: logging.Logger, text: str, *, action: str = "bad_record") -> None:
         self._log = log
         self._text = text  # with two places: the key, and the reason
+        self._extra = {"action": action}
         self._known: dict[str, str] = {}
         self._told_of_more = False
 
@@ -58,10 +59,10 @@ class Faults:
             if not self._told_of_more:
                 self._told_of_more = True
                 more = "so many keys have faults that those of further ones are not logged, as of %s: %s"
-                self._log.warning(more, key, reason, extra={"action": "bad_record"})
+                self._log.warning(more, key, reason, extra=self._extra)
             return
         self._known[key] = str(reason)
-        self._log.warning(self._text, key, reason, extra={"action": "bad_record"})
+        self._log.warning(self._text, key, reason, extra=self._extra)
 
     def good(self, key: str) -> None:
         """Forget its fault."""

@@ -38,6 +38,19 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """Store a delete marker on the lease's key if nothing is there; the answer is `marked`, whatever became of it.
+
+    Somebody may lead though nothing is there: the bucket may have been purged, or made again. A candidate can wait for
+    the end of that leader's lease, but not then write on condition that still nothing is there: meanwhile another
+    one may have been elected and the bucket purged again. A marker has a revision, which no later state of the key
+    has: who is the first to write over it a lease after it was stored has no leader beside it.
+    """
+
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True)
 class Read:
     """Read the lease; the answer is `read` or `unread` with this number."""
 
@@ -96,4 +109,4 @@ class WentBack:
     last: int
 
 
-Action = Write | Read | Elected | Stop | Lost | Left | Ask | Seen | WentBack
+Action = Write | Mark | Read | Elected | Stop | Lost | Left | Ask | Seen | WentBack

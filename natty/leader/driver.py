@@ -13,7 +13,7 @@ import msgspec
 from natty.decoding import Faults, Text
 from natty.errors import AuthorizationError, BucketNotFoundError, NattyError, WrongLastSequenceError
 from natty.jetstream import IN_FLIGHT, JetStream, read_ack
-from natty.leader.actions import Action, Ask, Elected, Left, Lost, Read, Seen, Stop, WentBack, Write
+from natty.leader.actions import Action, Ask, Elected, Left, Lost, Mark, Read, Seen, Stop, WentBack, Write
 from natty.leader.bucket import make_bucket
 from natty.leader.machine import Candidate
 from natty.leader.options import ElectionOptions
@@ -64,8 +64,9 @@ class Driver:
         self._tell = tell
         self._tenure: Tenure | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._faults = Faults(log, "the lease %s can't be read and counts as deleted: %s")
-        self._troubles = Faults(log, "%s: %s")
+        self._damaged = Faults(log, "the lease %s can't be read and counts as deleted: %s")
+        self._forbidden = Faults(log, "this node may not write %s: %s", action="may_not_write")
+        self._not_made = Faults(log, "bucket %s was deleted and could not be made again: %s", action="not_made_again")
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
         self._closed = False
@@ -78,13 +79,13 @@ class Driver:
         with suppress(RuntimeError):  # that loop is closed: a term that somebody kept has not heard of the end
             self._loop.call_soon_threadsafe(self.input, event, *arguments)
 
-    def input(self, event: str, *arguments: Any, **named: Any) -> None:
+    def input(self, event: str, *arguments: Any) -> None:
         """Give the candidate an event of this moment, and do what it says."""
         if self._closed:
             return
         try:
             self.candidate.alive(self._pulse())
-            self._perform(getattr(self.candidate, event)(clock(), *arguments, **named))
+            self._perform(getattr(self.candidate, event)(clock(), *arguments))
         except Exception:  # a fault of ours: the deadline holds all the same, and the candidate goes on
             log.exception("%s failed at %r", self, event, extra={"action": "election_failed"})
             self._set_timer(at_least=self._options.rules.retry)
@@ -103,6 +104,8 @@ class Driver:
             match action:
                 case Write():
                     self._spawn(self._write(action), "doubt", action.record.nonce)
+                case Mark():
+                    self._spawn(self._mark(action), "marked")
                 case Read():
                     self._spawn(self._read(action), "unread", action.number)
                 case Elected():
@@ -153,18 +156,18 @@ class Driver:
         self.latest = max(self.latest, clock() - due)
         self.input("tick")
 
-    def _spawn(self, request: Coroutine[Any, Any, None], event: str, about: Any) -> None:
-        task = self._loop.create_task(self._supervise(request, event, about))
+    def _spawn(self, request: Coroutine[Any, Any, None], event: str, *about: Any) -> None:
+        task = self._loop.create_task(self._supervise(request, event, *about))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _supervise(self, request: Coroutine[Any, Any, None], event: str, about: Any) -> None:
+    async def _supervise(self, request: Coroutine[Any, Any, None], event: str, *about: Any) -> None:
         """Run a request; one that fails unforeseen counts as unanswered, which is the event's meaning."""
         try:
             await request
         except Exception:
             log.exception("a request of %s failed", self, extra={"action": "election_failed"})
-            self.input(event, about)
+            self.input(event, *about)
 
     async def _write(self, write: Write) -> None:
         headers = {} if write.expected is None else {EXPECTED: str(write.expected)}
@@ -173,29 +176,43 @@ class Driver:
         if write.ttl is not None:
             headers["Nats-TTL"] = str(write.ttl)
         subject = self.subjects.epoch if write.key == "epoch" else self.subjects.lease
-        block, nonce, sent = encode_headers(headers), write.record.nonce, clock()
-        data = msgspec.json.encode(write.record)
+        nonce, sent = write.record.nonce, clock()
         try:
-            wire = self._jetstream.write_subject(subject)
-            raw = await self._jetstream.connection.request(wire, data, headers=block, timeout=write.timeout)
-            sequence = read_ack(raw[3], subject).seq
+            sequence = await self._store(subject, msgspec.json.encode(write.record), headers, write.timeout)
         except WrongLastSequenceError as error:
-            self.failures += 1
             self.input("busy" if error.err_code == IN_FLIGHT else "refused", nonce)
         except NattyError as error:
-            self.failures += 1
-            if isinstance(error, AuthorizationError):
-                self._troubles.bad(f"this node may not write {subject}", error)
             log.info("a write of %s is in doubt: %s", subject, error, extra={"action": "doubt"})
             self.input("doubt", nonce)
         else:
-            self._troubles.good(f"this node may not write {subject}")
             self.writes += 1
             self.slowest = max(self.slowest, clock() - sent)
             self.input("stored", nonce, sequence)
 
+    async def _mark(self, mark: Mark) -> None:
+        headers = {EXPECTED: "0", "KV-Operation": "DEL"}
+        try:
+            await self._store(self.subjects.lease, b"", headers, mark.timeout)
+        except NattyError as error:  # most often another candidate was faster
+            log.info("%s was not marked as deleted: %s", self.subjects.lease, error, extra={"action": "not_marked"})
+        self.input("marked")
+
+    async def _store(self, subject: str, data: bytes, headers: dict[str, str], timeout: float) -> int:
+        """Publish, and return the message's sequence."""
+        try:
+            wire = self._jetstream.write_subject(subject)
+            block = encode_headers(headers)
+            raw = await self._jetstream.connection.request(wire, data, headers=block, timeout=timeout)
+            sequence = read_ack(raw[3], subject).seq
+        except NattyError as error:
+            self.failures += 1
+            if isinstance(error, AuthorizationError):
+                self._forbidden.bad(subject, error)
+            raise
+        self._forbidden.good(subject)
+        return sequence
+
     async def _read(self, read: Read) -> None:
-        asked = clock()
         try:
             sight = await self._look(read.timeout)
         except BucketNotFoundError:
@@ -205,27 +222,27 @@ class Driver:
             log.info("%s could not be read: %s", self.subjects.lease, error, extra={"action": "unread"})
             self.input("unread", read.number)
         else:
-            self.input("read", read.number, sight, asked=asked)
+            self.input("read", read.number, sight)
 
     async def _look(self, timeout: float) -> Sight:
         last = await self._jetstream.read(self.subjects.stream, subject=self.subjects.lease, timeout=timeout)
         sight = ABSENT if last is None else sight_of(last.sequence, last.header_block, last.data)
         if sight.damage:
-            self._faults.bad(self.subjects.lease, sight.damage)
+            self._damaged.bad(self.subjects.lease, sight.damage)
         else:
-            self._faults.good(self.subjects.lease)
+            self._damaged.good(self.subjects.lease)
         return sight
 
     async def _make_bucket(self) -> None:
-        trouble = f"bucket {self._options.bucket} was deleted and could not be made again"
+        bucket = self._options.bucket
         try:
             async with asyncio.timeout(BUCKET_TIMEOUT):
                 await make_bucket(self._jetstream, self._options)
         except (NattyError, TimeoutError) as error:
-            self._troubles.bad(trouble, error)
+            self._not_made.bad(bucket, error)
         else:
-            self._troubles.good(trouble)
-            log.warning("bucket %s was deleted; it is made again", self._options.bucket, extra={"action": "made_again"})
+            self._not_made.good(bucket)
+            log.warning("bucket %s was deleted; it is made again", bucket, extra={"action": "made_again"})
 
     def _ask(self, action: Ask) -> None:
         call = Call(do="ask", id=self.candidate.id, prio=self.candidate.rules.priority)

@@ -10,7 +10,6 @@ from natty.leader.options import LONGEST_LEASE, Rules, silence
 from natty.leader.record import LAST_TERM, Sight
 
 RANK = 0.01  # seconds that a priority waits longer than the one before it
-MOST_PUT_OFF = 3  # times that hints of something that is not there put a candidate off, until it has seen a lease
 NOT_NAMED = 0.05  # seconds that others leave to the named successor
 
 
@@ -26,13 +25,12 @@ class Follower:
     _act_at: float = field(default=0.0, init=False)
     _last_lease: float = field(default=0.0, init=False)
     _newest_term: int = field(default=0, init=False)
-    _times_put_off: int = field(default=0, init=False)
     _asked: tuple[int, float] = field(default=(0, 0.0), init=False)
 
     def _observe(self, now: float, sight: Sight, *, decisive: bool) -> list[Action]:
         before = self._seen
         newer = before is None or sight.revision > before.revision
-        vanished = before is not None and sight.revision == 0 and before.kind not in ("absent", "deleted")
+        vanished = before is not None and sight.revision == 0 < before.revision
         if not (newer or vanished or decisive):
             return []
         if before is not None and not newer and not vanished and sight.revision == before.revision:
@@ -43,7 +41,6 @@ class Follower:
             actions.append(WentBack(before.revision, sight.revision))
         self._seen = sight
         if sight.lease is not None:
-            self._times_put_off = 0
             if sight.lease.L <= LONGEST_LEASE:  # else nobody can have it
                 self._last_lease = sight.lease.L
             if sight.lease.term < LAST_TERM:
@@ -53,22 +50,10 @@ class Follower:
         self._act_at = now + self._patience(sight) + self._rank()
         return actions + self._ask(now, sight, again=_holder(before))
 
-    def _put_off(self, now: float, sight: Sight) -> bool:
-        """Nothing is there, and a hint said that something was stored: it may have been purged before it was read.
-
-        Whoever stored it may lead for a lease. Hints can be forged, so that they put us off a few times at most.
-        Returns whether this one did.
-        """
-        if self._times_put_off >= MOST_PUT_OFF:
-            return False
-        self._times_put_off += 1
-        self._act_at = max(self._act_at, now + self._patience(sight) + self._rank())
-        return True
-
     def _patience(self, sight: Sight) -> float:
-        """How long to wait, from now, before taking the lease over.
+        """How long to wait, from now, before taking the lease over; where nothing is there, before marking the key.
 
-        Where nothing is there, somebody may lead all the same: the bucket may have been purged or made again just now.
+        Where it is marked as deleted, somebody may lead all the same: see `Mark`.
         """
         if sight.kind == "held":
             assert sight.lease is not None
@@ -78,7 +63,7 @@ class Follower:
             if sight.lease.inc == self.inc:
                 return silence(self.rules.lease)
             return NOT_NAMED if sight.lease.to and sight.lease.to != self.id else 0.0
-        if sight.kind == "expired":
+        if sight.kind in ("expired", "absent"):
             return 0.0
         return silence(max(self._last_lease, self.rules.lease))  # nobody knows why
 

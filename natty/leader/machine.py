@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from natty.leader.actions import HOLDING, IN_OFFICE, Action, Elected, Left, Lost, Phase, Read, Stop, Write
-from natty.leader.follower import MOST_PUT_OFF, Follower
+from natty.leader.actions import HOLDING, IN_OFFICE, Action, Elected, Left, Lost, Mark, Phase, Read, Stop, Write
+from natty.leader.follower import Follower
 from natty.leader.options import silence
 from natty.leader.record import Epoch, Lease, Sight
 
@@ -47,10 +47,9 @@ class Candidate(Follower):
     _reads: int = 0
     _decisive: bool = False
     _read_at: float | None = None
-    _by_hint: bool = False  # the read under way was asked for because of a hint,
-    _hinted: int = 0  # and meanwhile this revision was hinted at
-    _hints_from: float = 0.0  # hints were wrong: none is followed before this time
-    _doubted: int = 0  # the newest revision hinted at since the last read that was answered began
+    _hinted: int = 0  # the newest revision hinted at since the last read began,
+    _checked: int = 0  # and before that, if no read has been answered since
+    _hints_from: float = 0.0  # a hint was wrong: none is followed before this time
     _renew_at: float = 0.0
     _renew_until: float = field(default=float("inf"))
     _alive_at: float = 0.0
@@ -119,42 +118,32 @@ class Candidate(Follower):
         """
         actions = self._expire(now)
         ours = self._round is not None and hint.lease is not None and hint.lease.nonce == self._round.record.nonce
-        if self.phase is Phase.IDLE or ours or hint.revision <= self._known:
+        if ours or not self.follows(hint.revision):
             return actions
-        self._doubted = max(self._doubted, hint.revision)
-        if self._reading:
-            self._hinted = max(self._hinted, hint.revision)
-        elif now < self._hints_from:
-            self._read_at = self._hints_from if self._read_at is None else min(self._read_at, self._hints_from)
-        else:
-            actions += self._look(now, by_hint=True)
-        return actions
+        self._hinted = max(self._hinted, hint.revision)
+        return actions + self._follow(now)
 
-    def read(self, now: float, number: int, sight: Sight, *, asked: float) -> list[Action]:
-        """The answer to a `Read`, asked at that time. It may be stale, and counts as seen when it came."""
+    def _follow(self, now: float) -> list[Action]:
+        """Read what was hinted at, one read at a time, and not before the pause after a wrong hint is over."""
+        if self._reading or self._read_at is not None or not self.follows(self._hinted):
+            return []
+        if now >= self._hints_from:
+            return self._look(now)
+        self._read_at = self._hints_from
+        return []
+
+    def read(self, now: float, number: int, sight: Sight) -> list[Action]:
+        """The answer to a `Read`. It may be stale, and what it shows counts as seen now, not when it was asked for."""
         actions = self._expire(now)
         if number != self._reading:
             return actions
         self._reading = 0
         decisive, self._decisive = self._decisive, False
-        by_hint, before = self._by_hint, self._known
-        actions += self._learn(self._seen_at(asked, now), sight, decisive=decisive)
-        in_vain, self._doubted = by_hint and self._known == before, self._hinted
-        if in_vain and sight.revision == 0 and self._put_off(now, sight) and self.phase is Phase.ACQUIRING:
-            self._round, self.phase = None, Phase.OBSERVING  # if it lands yet, it will be seen
-        return actions + self._read_again(now, in_vain=in_vain)
-
-    def _read_again(self, now: float, *, in_vain: bool) -> list[Action]:
-        """Read again what was hinted at while the last read was under way, at once unless that one was in vain."""
-        if in_vain:
+        checked, self._checked = self._checked, 0
+        actions += self._learn(now, sight, decisive=decisive)
+        if checked > self._known:  # nobody stored that, or it is gone
             self._hints_from = now + self.rules.retry
-        hinted, self._hinted = self._hinted, 0
-        if hinted <= self._known or self._reading or self.phase is Phase.IDLE:
-            return []
-        if not in_vain:
-            return self._look(now, by_hint=True)
-        self._read_at = self._hints_from
-        return []
+        return actions + self._follow(now)
 
     def unread(self, now: float, number: int) -> list[Action]:
         """A `Read` that got no answer."""
@@ -179,6 +168,10 @@ class Candidate(Follower):
             return actions
         return actions + self._look(now, decisive=True)
 
+    def marked(self, now: float) -> list[Action]:
+        """A `Mark` was answered, or will not be: the key is read."""
+        return self._look(now) if self.phase is Phase.OBSERVING else []
+
     def doubt(self, now: float, nonce: str) -> list[Action]:
         """No answer, or one that says nothing: it may be stored or not."""
         actions = self._expire(now)
@@ -201,8 +194,6 @@ class Candidate(Follower):
     @property
     def due(self) -> float:
         """When `tick` is wanted next."""
-        if self._is_in_doubt:
-            return self._read_at if self._read_at is not None else float("inf")
         times = [self._read_at, self._round.retry_at if self._round else None]
         if self.phase is Phase.OBSERVING and self._seen is not None:
             times.append(self._act_at)
@@ -218,14 +209,11 @@ class Candidate(Follower):
         """Do what time alone brings."""
         actions = self._expire(now)
         if self._read_at is not None and now >= self._read_at:
-            actions += self._look(now, decisive=self._decisive, by_hint=self._read_at == self._hints_from)
-        if self._is_in_doubt:
-            return actions
+            actions += self._look(now)
         if self._round is not None and self._round.retry_at is not None and now >= self._round.retry_at:
             actions += self._try_again(now)
         elif self._round is None and self.phase is Phase.OBSERVING and self._seen and now >= self._act_at:
-            self.phase = Phase.ACQUIRING
-            actions += self._begin(now, "held", self._seen.revision)
+            actions += self._take_over(now)
         elif self._round is None and self.phase in IN_OFFICE | {Phase.FENCING} and now >= self._renew_at:
             actions += self._renew(now)
         return actions
@@ -243,6 +231,14 @@ class Candidate(Follower):
         return []
 
     # Writing the lease.
+
+    def _take_over(self, now: float) -> list[Action]:
+        """Write over what was seen. Where nothing was, mark the key: a lease after that is seen, write over it."""
+        if self._known == 0:
+            self._act_at = now + self.rules.attempt + self.rules.retry  # again, if no marker is seen
+            return [Mark(self.rules.attempt)]
+        self.phase = Phase.ACQUIRING
+        return self._begin(now, "held", self._known)
 
     def _begin(self, now: float, state: Literal["held", "released"], expected: int) -> list[Action]:
         self._writes += 1
@@ -365,23 +361,11 @@ class Candidate(Follower):
         """The newest revision that the server told us of."""
         return self._seen.revision if self._seen is not None else 0
 
-    @property
-    def _is_in_doubt(self) -> bool:
-        """Whether a hint says that somebody else has just been elected, and no read has answered it yet: do not write.
-
-        Hints can be forged, so that they hold us up a few times at most.
-        """
-        acting = self._campaigning and self.phase in (Phase.OBSERVING, Phase.ACQUIRING)
-        return acting and self._doubted > self._known and self._times_put_off < MOST_PUT_OFF
-
-    def _look(self, now: float, *, decisive: bool = False, by_hint: bool = False) -> list[Action]:
-        self._read_at, self._by_hint, self._hinted = None, by_hint or self._doubted > self._known, 0
+    def _look(self, now: float, *, decisive: bool = False) -> list[Action]:
+        self._read_at, self._hinted, self._checked = None, 0, max(self._checked, self._hinted)
         self._reads += 1
         self._reading, self._decisive = self._reads, self._decisive or decisive
         return [Read(self._reading, max(self.rules.attempt, 0.25))]
-
-    def _seen_at(self, asked: float, answered: float) -> float:
-        return answered
 
     def _learn(self, now: float, sight: Sight, *, decisive: bool) -> list[Action]:
         """Take a look at the key into account; `decisive` after the server said that our revision is not the last."""

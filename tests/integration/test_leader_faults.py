@@ -10,6 +10,7 @@ from patient import PATIENT, until
 
 from natty import Natty
 from natty.leader import clock
+from natty.leader.record import hinted_revision, sight_of
 
 pytestmark = pytest.mark.usefixtures("released_without_hurry")
 
@@ -124,8 +125,13 @@ async def test_a_dead_leaders_key_is_collected_and_a_newcomer_need_not_wait(nats
 async def test_a_newcomer_keeps_the_distance_of_a_lease_from_what_is_not_there(
     nats_server, natty_proxy, natty, place, fault
 ):
-    """Somebody may lead, and not know yet that key or bucket are gone; the newcomer can't know that they were there."""
+    """Somebody may lead, and not know yet that key or bucket are gone; the newcomer can't know that they were there.
+
+    It marks the key first: what it then writes is conditional on the marker.
+    """
     name, bucket = place
+    stored = []
+    natty.connection.subscribe(f"el.obs.{bucket}.{name}", stored.extend)
     async with Holder(natty_proxy.options, name, bucket, "far") as far:
         await until(lambda: far.terms)
         natty_proxy.half_open()
@@ -134,8 +140,13 @@ async def test_a_newcomer_keeps_the_distance_of_a_lease_from_what_is_not_there(
         else:
             what = {"filter": f"$KV.{bucket}.{name}"} if fault == "key" else None
             await natty.jetstream.request(f"STREAM.PURGE.KV_{bucket}", what)
+        stored.clear()
         began = clock()
         async with Holder(nats_server.connect_options(), name, bucket, "near") as near:
             await until(lambda: near.terms)
             assert near.begun_at[0] - began > LEASE
+            await until(lambda: len(stored) > 1)
+            marker, lease = (sight_of(hinted_revision(raw), raw[2], raw[3]) for raw in stored[:2])
+            assert (marker.kind, marker.damage, lease.lease.id) == ("deleted", "", "near")
+            assert marker.revision < lease.revision < near.terms[0].token
         await natty_proxy.restore()

@@ -23,6 +23,7 @@ BUCKET = {"bucket": "hostile_leaders"}
 USERS = """authorization { users: [
   {user: node, password: x},
   {user: blind, password: x, permissions: {publish: {deny: ["$JS.API.STREAM.>"]}}},
+  {user: guest, password: x, permissions: {publish: {deny: ["$JS.API.STREAM.CREATE.>"]}}},
   {user: barred, password: x, permissions: {publish: {deny: ["$KV.>"]}}},
   {user: stranger, password: x, permissions: {publish: {allow: ["orders.>", "el.obs.>"]}, subscribe: "_INBOX.>"}}
 ] }"""
@@ -206,12 +207,33 @@ async def test_a_candidate_that_may_not_write_says_so_once(shared_server, name, 
         election = barred.election(name, lease=0.3, **BUCKET)
         running(election.run(forever([])))
         await until(lambda: election.driver is not None and election.driver.failures >= 5)
-    told = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING and name in one.getMessage()]
+    records = [one for one in caplog.records if one.levelno >= logging.WARNING and name in one.getMessage()]
+    told = [one.getMessage() for one in records]
     subject = f"$KV.{BUCKET['bucket']}.{name}"
     assert len(told) == 2
     assert told[0].startswith("the server refused")
     assert subject in told[0]
     assert told[1].startswith(f"this node may not write {subject}: ")
+    assert records[1].action == "may_not_write"
+
+
+async def test_a_bucket_that_was_deleted_and_cannot_be_made_again_is_told_of_once(
+    shared_server, node, natty_name, running, caplog
+):
+    bucket = natty_name("guests")
+    name = await vacated(node, "job", bucket=bucket)
+    async with user(shared_server, "guest") as guest:
+        election, terms = guest.election(name, bucket=bucket, lease=0.3), []
+        running(election.run(forever(terms)))
+        await until(lambda: terms)
+        await node.delete_bucket(bucket)
+        begun = election.driver.candidate._reads
+        await until(lambda: election.driver.candidate._reads > begun + 3)
+        told = [one.getMessage() for one in caplog.records if getattr(one, "action", "") == "not_made_again"]
+        assert len(told) == 1
+        assert told[0].startswith(f"bucket {bucket} was deleted and could not be made again: ")
+        await vacated(node, name, bucket=bucket)
+        await until(lambda: len(terms) > 1)
 
 
 async def test_a_node_that_may_not_even_look_is_told_of_once(shared_server, name, running, monkeypatch, caplog):

@@ -53,13 +53,20 @@ class Stream:
     history: list[tuple[float, Sight]] = field(default_factory=list)
     commits: list[tuple[int, int, str, int]] = field(default_factory=list)
 
-    def write(self, write: Write) -> tuple[str, int]:
+    def mark(self) -> tuple[str]:
+        busy = self.world.random.random() < self.world.weather.busy
+        if self.lease is ABSENT and not self.down and not busy:
+            self.delete()
+        return ("marked",)
+
+    def write(self, write: Write) -> tuple[str, str] | tuple[str, str, int]:
+        nonce = write.record.nonce
         if self.down:
-            return "doubt", 0
+            return "doubt", nonce
         if self.world.random.random() < self.world.weather.busy:
-            return "busy", 0
+            return "busy", nonce
         if write.expected is not None and self.lease.revision != write.expected:
-            return "refused", 0
+            return "refused", nonce
         self.last += 1
         if write.key == "epoch":
             holder = self.lease.lease
@@ -74,7 +81,7 @@ class Stream:
             self.put(Sight(self.last, write.record.state, write.record))
             if write.ttl is not None:
                 self.world.at(write.ttl * self.world.random.uniform(1.0, 1.02), self.expire, self.lease.revision)
-        return "stored", self.last
+        return "stored", nonce, self.last
 
     def put(self, sight: Sight) -> None:
         self.lease = sight

@@ -13,7 +13,7 @@ from random import Random
 
 from election_stream import LEASE, ROUGH, Stream, Weather
 
-from natty.leader.actions import HOLDING, Elected, Left, Lost, Phase, Read, Stop, WentBack, Write
+from natty.leader.actions import HOLDING, Elected, Left, Lost, Mark, Phase, Read, Stop, WentBack, Write
 from natty.leader.machine import Candidate
 from natty.leader.options import PULSE, Rules
 from natty.leader.record import Lease, Sight
@@ -56,7 +56,9 @@ class World:
     def run(self, seconds: float = 15.0) -> World:
         for node in self.nodes:
             self.at(self.random.uniform(0, 0.5), node.start)
-        self.at(self.random.expovariate(1.0), self.fault, seconds - 6 * LEASE)
+        fair_from = seconds - 6 * LEASE
+        self.at(self.random.expovariate(1.0), self.fault, fair_from)
+        self.at(fair_from, self.calm)
         return self.finish(seconds)
 
     def play(self, schedule: list[tuple[float, str, int, float]]) -> World:
@@ -85,9 +87,8 @@ class World:
         return self
 
     def fault(self, until: float) -> None:
-        """Play a fault, and plan the next one; from `until` on the weather is fair."""
+        """Play a fault, and plan the next one, until then."""
         if self.now > until:
-            self.calm()
             return
         weather = self.weather
         kinds = ("pause", "cut", "crash", "stall", "delete", "purge", "roll_back", "outage", "resign", "forge")
@@ -263,9 +264,13 @@ class Node:
                 world.wrong("P4", f"{machine.inc} releases while its work runs")
             self.attempts += 1
             self.send(action, self.attempts, machine.term if machine.phase in HOLDING else 0, machine.deadline)
-            self.mine(action.timeout, self.answer, action.record.nonce, self.attempts, "doubt", 0)
+            self.mine(action.timeout, self.answer, self.attempts, "doubt", action.record.nonce)
+        elif isinstance(action, Mark):
+            self.attempts += 1
+            self.send(action, self.attempts, 0, 0.0)
+            self.mine(action.timeout, self.answer, self.attempts, "marked")
         elif isinstance(action, Read):
-            self.mine(self.delay(), self.look, action.number, self.local)
+            self.mine(self.delay(), self.look, action.number)
             self.mine(action.timeout, lambda: self.feed(self.machine.unread(self.local, action.number)))
         elif isinstance(action, Elected):
             world.terms.append((action.token, machine.inc, action.term))
@@ -315,7 +320,7 @@ class Node:
             return self.world.random.uniform(0.05, 1.5) * LEASE
         return self.world.random.expovariate(1 / 0.003)
 
-    def send(self, write: Write, attempt: int, term: int, deadline: float) -> None:
+    def send(self, write: Write | Mark, attempt: int, term: int, deadline: float) -> None:
         if term and self.local > deadline:
             self.world.wrong("P6", f"{self.name} writes after its deadline: {write.record}")
         random, weather = self.world.random, self.world.weather
@@ -328,27 +333,26 @@ class Node:
         if random.random() < weather.duplicate:
             self.world.at(wait + self.delay(), self.arrive, write, attempt, self.life)
 
-    def arrive(self, write: Write, attempt: int, life: int) -> None:
-        word, sequence = self.world.stream.write(write)
+    def arrive(self, write: Write | Mark, attempt: int, life: int) -> None:
+        answer = self.world.stream.mark() if isinstance(write, Mark) else self.world.stream.write(write)
         if (
             life == self.life
             and self.world.now >= self.cut_until
             and self.world.random.random() > self.world.weather.loss
         ):
-            self.mine(self.delay(), self.answer, write.record.nonce, attempt, word, sequence)
+            self.mine(self.delay(), self.answer, attempt, *answer)
 
-    def answer(self, nonce: str, attempt: int, word: str, sequence: int) -> None:
+    def answer(self, attempt: int, word: str, *arguments) -> None:
         if attempt in self._answered:
             return
         self._answered.add(attempt)
-        arguments = (sequence,) if word == "stored" else ()
-        self.feed(getattr(self.machine, word)(self.local, nonce, *arguments))
+        self.feed(getattr(self.machine, word)(self.local, *arguments))
 
-    def look(self, number: int, asked: float) -> None:
+    def look(self, number: int) -> None:
         if self.world.now < self.cut_until or self.world.stream.down:
             return
         sight = self.world.stream.look()
-        self.mine(self.delay(), lambda: self.feed(self.machine.read(self.local, number, sight, asked=asked)))
+        self.mine(self.delay(), lambda: self.feed(self.machine.read(self.local, number, sight)))
 
     def hear(self, sight: Sight) -> None:
         if (

@@ -81,7 +81,7 @@ async def test_claims_and_records_are_damaged(data):
 
 
 def test_that_there_are_more_faults_than_are_remembered_is_said_once(caplog):
-    faults = Faults(logging.getLogger("natty.test"), "%s is bad: %s")
+    faults = Faults(logging.getLogger("natty.test"), "%s is bad: %s", action="tried")
     for number in range(MOST_FAULTS + 10):
         faults.bad(f"k{number}", "why")
     told = [record.getMessage() for record in caplog.records]
@@ -96,3 +96,4 @@ def test_that_there_are_more_faults_than_are_remembered_is_said_once(caplog):
         "k0 is bad: another reason",
         "new is bad: why",
     ]
+    assert {record.action for record in caplog.records} == {"tried"}

@@ -1,0 +1,158 @@
+"""What a candidate makes of hints, which anybody may send, and of a key where nothing is."""
+
+import pytest
+from election_walk import Walk, due, lease
+
+from natty.leader.actions import Elected, Lost, Mark, Phase, Read, Write
+from natty.leader.options import silence
+from natty.leader.record import ABSENT, Sight
+
+FORGED = [
+    Sight(10**15, "held", lease(inc="stranger", L=1e12)),
+    Sight(10**15, "released", lease(state="released")),
+    Sight(10**15, "deleted"),
+    Sight(10**15, "expired"),
+]
+
+
+@pytest.mark.parametrize("forged", FORGED, ids=lambda forged: forged.kind)
+def test_a_leader_asks_the_key_before_it_believes_a_hint(forged):
+    walk = Walk()
+    assert any(isinstance(one, Elected) for one in walk.elect())
+    ours = Sight(101, "held", walk.writes[-2].record)
+    deadline = walk.candidate.deadline
+    assert [type(one) for one in walk.do("saw", 10.3, forged)] == [Read]
+    assert walk.answer(10.3, ours) == []
+    assert walk.candidate.phase is Phase.LEADING
+    assert walk.candidate.deadline == deadline
+    walk.do("saw", 10.5, forged)
+    assert Lost("superseded") in walk.answer(10.5, Sight(200, "held", lease(inc="other")))
+
+
+@pytest.mark.parametrize("forged", FORGED, ids=lambda forged: forged.kind)
+def test_a_candidate_asks_the_key_before_it_believes_a_hint(forged):
+    walk = Walk()
+    held = Sight(5, "held", lease())
+    walk.answer(1.0, held)
+    act_at = walk.candidate._act_at
+    assert [type(one) for one in walk.do("saw", 1.5, forged)] == [Read]
+    assert walk.answer(1.5, held) == []
+    assert walk.candidate._act_at == act_at
+    walk.do("tick", act_at)
+    assert walk.candidate.phase is Phase.ACQUIRING
+
+
+def test_the_same_sight_while_acquiring_changes_nothing():
+    walk = Walk()
+    before = Sight(5, "released", lease(state="released"))
+    walk.answer(1.0, before)
+    walk.do("tick", 2.0)
+    assert walk.candidate.phase is Phase.ACQUIRING
+    walk.do("saw", 2.1, Sight(6, "deleted"))  # a hint: the key is read, and still shows what it did
+    walk.answer(2.1, before)
+    assert walk.candidate.phase is Phase.ACQUIRING
+    walk.do("stored", 2.2, walk.writes[-1].record.nonce, 7)
+    assert walk.candidate.phase is Phase.FENCING
+
+
+def test_a_hint_is_followed_only_where_its_revision_is_news():
+    walk = Walk()
+    walk.answer(1.0, Sight(5, "held", lease()))
+    assert [walk.candidate.follows(revision) for revision in (1, 5, 6)] == [False, False, True]
+    walk.do("withdraw", 2.0)
+    assert not walk.candidate.follows(6)
+
+
+def test_a_hint_at_our_own_write_renews_nothing():
+    """Its nonce can be guessed: only the answer to the write, or the key itself, says that it is stored."""
+    walk = Walk()
+    walk.elect()
+    walk.candidate.alive(walk.candidate._renew_at)
+    walk.do("tick", walk.candidate._renew_at)
+    renewal, deadline = walk.writes[-1].record, walk.candidate.deadline
+    assert renewal.state == "held"
+    assert walk.do("saw", 10.9, Sight(500, "held", renewal)) == []
+    assert (walk.candidate.revision, walk.candidate.deadline) == (101, deadline)
+
+
+def test_a_flood_of_hints_costs_one_read_at_a_time_and_no_more_than_one_in_each_pause():
+    walk = Walk()
+    held = Sight(5, "held", lease(L=60.0))
+    walk.answer(1.0, held)
+    began = len(walk.reads)
+    now = 1.0
+    while now < 2.0:
+        walk.do("saw", now, Sight(10**15, "deleted"))
+        walk.do("saw", now, Sight(10**15 + 1, "deleted"))
+        if walk.candidate._reading:
+            walk.answer(now, held)
+        walk.do("tick", now)
+        now += 0.001
+    assert 5 <= len(walk.reads) - began <= 1.0 / walk.candidate.rules.retry + 2
+
+
+def test_what_is_hinted_at_while_a_read_is_under_way_is_read_after_it():
+    walk = Walk()
+    walk.answer(1.0, Sight(5, "held", lease()))
+    walk.do("saw", 1.5, Sight(6, "held", lease()))
+    walk.do("saw", 1.5, Sight(7, "released", lease(state="released")))
+    began = len(walk.reads)
+    walk.answer(1.6, Sight(6, "held", lease()))
+    assert len(walk.reads) == began + 1
+    walk.answer(1.7, Sight(7, "released", lease(state="released")))
+    assert due(walk, 1.7) < 0.1
+    assert len(walk.reads) == began + 1
+
+
+def test_hints_of_what_is_not_there_hold_no_candidate_up():
+    """What is conditional on a marker's revision is refused where somebody was elected meanwhile, purged or not."""
+    walk = Walk()
+    walk.answer(1.0, Sight(9, "deleted"))
+    act_at = walk.candidate._act_at
+    assert [type(one) for one in walk.do("saw", act_at - 0.01, Sight(100, "held", lease(inc="stranger")))] == [Read]
+    assert [type(one) for one in walk.do("tick", act_at)] == [Write]
+    assert walk.candidate.phase is Phase.ACQUIRING
+
+
+def test_an_empty_key_is_marked_and_taken_over_a_lease_after_the_marker_was_seen():
+    """Whoever led before the bucket was purged may act for a lease; the marker tells one emptiness from the next."""
+    walk = Walk()
+    walk.answer(1.0, ABSENT)
+    marked_at = walk.candidate.due
+    assert marked_at - 1.0 < 0.1
+    assert walk.do("tick", marked_at) == [Mark(walk.candidate.rules.attempt)]
+    assert [type(one) for one in walk.do("marked", marked_at)] == [Read]
+    walk.answer(1.5, Sight(9, "deleted"))
+    assert silence(2.0) <= due(walk, 1.5) <= silence(2.0) + 0.1
+    walk.do("tick", walk.candidate._act_at)
+    assert (walk.candidate.phase, walk.writes[-1].expected) == (Phase.ACQUIRING, 9)
+
+
+def test_a_marker_that_is_not_seen_is_written_again_once_a_try_can_have_ended():
+    walk = Walk()
+    walk.answer(1.0, ABSENT)
+    marked_at = walk.candidate.due
+    walk.do("tick", marked_at)
+    walk.do("marked", marked_at)
+    walk.answer(marked_at, ABSENT)
+    assert walk.do("tick", marked_at + 0.5) == []
+    assert walk.do("tick", walk.candidate.due) == [Mark(walk.candidate.rules.attempt)]
+    assert walk.writes == []
+
+
+def test_who_leads_meanwhile_or_campaigns_no_more_does_not_look_for_a_marker():
+    walk = Walk()
+    assert any(isinstance(one, Elected) for one in walk.elect())
+    assert walk.do("marked", 10.5) == []
+    walk = Walk()
+    walk.do("withdraw", 1.0)
+    assert walk.do("marked", 1.5) == []
+
+
+@pytest.mark.parametrize("before", [Sight(5, "deleted"), Sight(5, "expired"), Sight(5, "held", lease())])
+def test_a_bucket_that_is_purged_while_a_candidate_waits_is_marked_anew(before):
+    walk = Walk()
+    walk.answer(1.0, before)
+    walk.do("connected", 1.5)
+    walk.answer(1.5, ABSENT)
+    assert [type(one) for one in walk.do("tick", walk.candidate.due)] == [Mark]
