@@ -40,6 +40,7 @@ from natty import Batch, Election, JetStreamError, Natty, NattyError, Term, Unsu
 from natty.background import keep_up
 from natty.errors import ConsumerNotFoundError, StreamNotFoundError
 from natty.leader import default_node_name
+from natty.stream import check_name
 
 log = logging.getLogger(__name__)
 life = logging.getLogger("capture.run")
@@ -90,6 +91,7 @@ class Node:
             flatten=config.flatten,
             keys=config.block_keys(),
         )
+        _check(config)
 
     def __repr__(self) -> str:
         return f"Node({self.name!r}, {self.config.stream} → {self.store.url}, {dict(self.stored)})"
@@ -340,3 +342,12 @@ def _ended(error: JetStreamError, config: CaptureConfig) -> str:
         f"{which} of stream {config.stream} was deleted while this node read it: start the node again. It makes the"
         f" consumer again, which begins as the first one did; what is stored twice by that, the compaction removes"
     )
+
+
+def _check(config: CaptureConfig) -> None:
+    """Check what a node uses only after it has connected, or when it leads. ConfigError, BadNameError."""
+    for kind in ("stream", "durable", "group", "member"):
+        if name := getattr(config, kind):
+            check_name(kind, name)
+    config.signer()
+    config.public_keys()

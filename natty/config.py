@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from natty.contexts import read_context, selected
-from natty.errors import ConfigError
+from natty.errors import BadSubjectError, ConfigError
+from natty.message import check_subject
 from natty.units import parse_duration
 
 DEFAULT_URL = "nats://127.0.0.1:4222"
@@ -68,6 +69,8 @@ class Config:
             )
         if self.tls is False and (self.wants_tls_files or any(url.startswith("tls://") for url in self.servers)):
             raise ConfigError("tls=False and a tls:// URL or certificates contradict each other: drop one of them")
+        for name in ("inbox_prefix", "domain", "api_prefix"):
+            _check_prefix(name, getattr(self, name), needed=name == "inbox_prefix")
 
     def __repr__(self) -> str:
         urls = ", ".join(redact(url) for url in self.servers)
@@ -142,6 +145,15 @@ def _check_url(url: str) -> None:
         named = False
     if not named:
         raise ConfigError(f"{redact(url)} names no host and port; write tls://nats.example.com:4222")
+
+
+def _check_prefix(name: str, prefix: str, *, needed: bool) -> None:
+    """ConfigError if no subject can begin so: the server would end each session at the first one."""
+    try:
+        if prefix or needed:
+            check_subject(prefix)
+    except BadSubjectError as error:
+        raise ConfigError(f"{name} can't be the beginning of a subject: {error}") from error
 
 
 def redact(url: str) -> str:

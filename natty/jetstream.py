@@ -149,10 +149,13 @@ class JetStream:
         """Call the API, `subject` without the prefix. The error of the answer is raised by its number, see `errors`.
 
         What only asks, and changes nothing, is sent again every second until `timeout`.
-        ConfigError for a number that a server can't hold; JetStreamNotEnabledError where nobody answers,
+        ConfigError for a number that a server can't hold; BadSubjectError for a name that is empty or no word;
+        JetStreamNotEnabledError where nobody answers,
         DomainUnreachableError where it is another domain's or account's API; RequestTimeoutError.
         """
         check_numbers(body)
+        if not all(subject.split(".")):
+            raise BadSubjectError(f"{subject} names nothing where a stream, a consumer or a subject belongs")
         data = b"" if body is None else msgspec.json.encode(body)
         again = ASK_AGAIN if subject.startswith(_QUESTIONS) else None
         try:

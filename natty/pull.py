@@ -9,7 +9,7 @@ from natty.jetstream import JetStream
 from natty.message import Batch, RawMessage
 from natty.observed import PULL
 from natty.pin import Pin
-from natty.stream import NANOSECONDS
+from natty.stream import NANOSECONDS, check_name
 from natty.supply import PullCounts, Supply
 
 
@@ -43,6 +43,7 @@ class Pull:
     Requests overlap, so that the server never waits for us while there is credit. Whatever happens to connection,
     server or consumer, asking goes on (see `Supply`); what got lost comes again after `ack_wait`. Closing the
     connection stops it: what arrived and was not yielded is handed back first.
+    BadNameError for a stream or a consumer that none can be called.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Pull:
         on_stop: Callable[[], None] = lambda: None,
         pin: Pin | None = None,
     ) -> None:
-        self.stream, self.durable = stream, durable
+        self.stream, self.durable = check_name("stream", stream), check_name("consumer", durable)
         self.options = options or PullOptions()
         self._connection = jetstream.connection
         self._supply = Supply(jetstream, stream, durable, self.options, self._receive, recreate, pin)

@@ -27,7 +27,7 @@ from natty.jetstream import JetStream, StoredMessage
 from natty.kv.entry import Entry, Gone, PictureComplete, headers_to_keep, stored_entry, ttl_header
 from natty.kv.names import check_bucket, check_filter, check_key
 from natty.kv.watch import Watch, WatchOptions
-from natty.message import Headers, encode_headers
+from natty.message import Headers, as_payload, encode_headers
 from natty.stream import NANOSECONDS
 from natty.units import clock
 
@@ -91,6 +91,7 @@ class Bucket:
 
     async def create(self, key: str, value: bytes, *, ttl: float | None = None) -> int:
         """Store the value of a key that is absent (deleted and expired ones are). KeyExistsError."""
+        value = as_payload(value, "the value of a key")
 
         def only_if_absent(there: Entry | None) -> bytes:
             if there is not None:

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, floor
 
 from natty.jetstream import StoredMessage
 from natty.message import parse_headers
-from natty.units import clock, parse_time
+from natty.units import clock, parse_duration, parse_time
 
 _OF_ONE_WRITE = ("Natty-Nonce", "Nats-Expected-", "Nats-Msg-")  # headers that must not be written a second time
 _WITHOUT_VALUE = "Nats-Msg-Size"  # the server's, on what it delivers without payload
@@ -30,9 +30,14 @@ class Entry:
 
     @property
     def ttl(self) -> float | None:
-        """The time to live of this key alone, in seconds; None if it has none of its own."""
-        text = self.headers.get("Nats-TTL", [""])[0]
-        return float(text) if text.isdecimal() else None
+        """The time to live of this key alone, in seconds; None if it has none of its own.
+
+        Other clients write it as a duration ("1m30s"), of which the server drops what is below a second.
+        """
+        try:
+            return float(floor(parse_duration(self.headers.get("Nats-TTL", [""])[0])))
+        except ValueError:  # none, or "never"
+            return None
 
     def remaining(self) -> float | None:
         """Seconds that the key lives at least from now on, of what `refresh` returned; None without `valid_until`."""

@@ -65,6 +65,15 @@ async def test_create_succeeds_once(bucket):
         await bucket.create("k", b"2")
 
 
+async def test_a_value_that_is_not_bytes_is_a_type_error_and_stores_nothing(bucket):
+    for value in ("text", None, 5):
+        with pytest.raises(TypeError, match="must be bytes"):
+            await bucket.create("k", value)
+        with pytest.raises(TypeError, match="must be bytes"):
+            await bucket.put("k", value)
+    assert await bucket.keys() == []
+
+
 async def test_of_many_who_create_one_wins(bucket):
     outcomes = await asyncio.gather(*(bucket.create("k", b"%d" % i) for i in range(20)), return_exceptions=True)
     won = [outcome for outcome in outcomes if isinstance(outcome, int)]

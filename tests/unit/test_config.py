@@ -254,3 +254,16 @@ def test_tls_off_and_a_tls_url_contradict_each_other():
 def test_a_value_of_the_wrong_kind_is_named(given):
     with pytest.raises(ConfigError, match=next(iter(given))):
         resolve(given, environment={})
+
+
+@pytest.mark.parametrize("name", ["inbox_prefix", "domain", "api_prefix"])
+@pytest.mark.parametrize("text", ["a.", ".a", "a..b", "a.*", ">", "a b", "a\r\nPUB x 1\r\ny", "a\x00"])
+def test_a_prefix_that_no_subject_can_begin_with_is_refused(name, text):
+    with pytest.raises(ConfigError, match=f"{name} can't be the beginning of a subject"):
+        resolve({name: text}, environment={}, context=None)
+
+
+def test_answers_need_an_inbox_prefix_and_the_api_needs_none_of_its_own():
+    assert resolve({"domain": "", "api_prefix": ""}, environment={}).domain == ""
+    with pytest.raises(ConfigError, match="inbox_prefix"):
+        resolve({"inbox_prefix": ""}, environment={})

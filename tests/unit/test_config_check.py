@@ -5,9 +5,13 @@ from typing import Any
 
 import pytest
 from capture_settings import NAMED, no_settings_of_this_machine  # noqa: F401
+from secret import write_secret
 
 from capture.cli.config import problems, shown
-from capture.config import given_settings
+from capture.config import given_settings, load
+from capture.errors import CaptureError
+from capture.node import Node
+from natty import NattyError
 
 
 @pytest.fixture
@@ -20,6 +24,30 @@ def found(file: Path, text: str, flags: dict[str, Any] | None = None, **environm
     return [
         one.replace(f"{file.parent}/", "") for one in problems(given_settings(file, flags, environment=environment))
     ]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"stream": "a.b"},
+        {"durable": "a.b"},
+        {"group": "a.b"},
+        {"member": "a b"},
+        {"public_key_file": "nowhere"},
+        {"public_key_file": "empty"},
+        {"signing_key_file": "empty"},
+    ],
+    ids=str,
+)
+def test_a_node_refuses_at_its_start_what_the_check_refuses(
+    file: Path, setting: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(file.parent)
+    write_secret(file.parent / "empty", "")
+    flags = {"stream": "S", "store": "lake", "group": "g", **setting}
+    assert found(file, "", flags)
+    with pytest.raises((CaptureError, NattyError)):
+        Node(load(file, flags, environment={}))
 
 
 def test_a_check_misses_what_has_no_default(file: Path) -> None:

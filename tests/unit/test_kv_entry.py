@@ -54,7 +54,19 @@ def test_what_belongs_to_one_write_is_not_kept_for_the_next():
     assert entry.ttl == 5.0
 
 
-@pytest.mark.parametrize(("header", "ttl"), [("5", 5.0), ("never", None), ("", None)])
+@pytest.mark.parametrize(
+    ("header", "ttl"),
+    [
+        ("5", 5.0),
+        ("1m0s", 60.0),
+        ("1h30m0s", 5400.0),
+        ("2.9s", 2.0),
+        ("never", None),
+        ("", None),
+        ("9" * 400, None),
+        ("x", None),
+    ],
+)
 def test_the_ttl_of_a_key(header, ttl):
     assert Entry("k", b"", 1, encode_headers({"Nats-TTL": header})).ttl == ttl
 

@@ -1,5 +1,8 @@
 import pytest
 
+from natty import Natty
+from natty.errors import BadSubjectError
+from natty.stream import BadNameError
 from natty.supply import _first_delivery
 
 STATUS = (b"_INBOX.x", b"", b"NATS/1.0 100 Idle Heartbeat\r\n\r\n", b"")
@@ -22,3 +25,18 @@ def test_the_ack_subject_of_a_first_delivery_is_told_from_a_later_one_in_both_fo
 def test_what_is_no_delivery_tells_nothing_of_it(other):
     assert _first_delivery([other]) == b""
     assert _first_delivery([other, message(b"$JS.ACK.S.d.2.1.1.1.0")]) == b"\n$JS.ACK.S.d.1."
+
+
+@pytest.mark.parametrize(
+    ("stream", "durable"), [("", "d"), ("s", ""), ("s.t", "d"), ("s", "a.b"), ("s", "*"), ("s", "a\nb")]
+)
+@pytest.mark.parametrize("make", [Natty.pull, Natty.consume])
+def test_a_stream_or_consumer_that_none_can_be_called_is_refused_at_the_call(make, stream, durable):
+    with pytest.raises(BadNameError):
+        make(Natty("nats://localhost:1"), stream, durable)
+
+
+@pytest.mark.parametrize("subject", ["", "STREAM.INFO.", "CONSUMER.INFO..d"])
+async def test_the_api_is_asked_about_nothing_without_a_name(subject):
+    with pytest.raises(BadSubjectError, match="names nothing"):
+        await Natty("nats://localhost:1").jetstream.request(subject)
