@@ -181,6 +181,8 @@ class Driver:
             sequence = await self._store(subject, msgspec.json.encode(write.record), headers, write.timeout)
         except WrongLastSequenceError as error:
             self.input("busy" if error.err_code == IN_FLIGHT else "refused", nonce)
+        except AuthorizationError:
+            self.input("forbidden", nonce)
         except NattyError as error:
             log.info("a write of %s is in doubt: %s", subject, error, extra={"action": "doubt"})
             self.input("doubt", nonce)
@@ -193,6 +195,9 @@ class Driver:
         headers = {EXPECTED: "0", "KV-Operation": "DEL"}
         try:
             await self._store(self.subjects.lease, b"", headers, mark.timeout)
+        except AuthorizationError:
+            self.input("forbidden", None)
+            return
         except NattyError as error:  # most often another candidate was faster
             log.info("%s was not marked as deleted: %s", self.subjects.lease, error, extra={"action": "not_marked"})
         self.input("marked")

@@ -17,6 +17,8 @@ from natty.leader.follower import Follower
 from natty.leader.options import silence
 from natty.leader.record import Epoch, Lease, Sight
 
+FORBIDDEN_PAUSE = 30.0  # seconds after which a candidate that may not write the lease tries again
+
 
 @dataclass(slots=True)
 class Round:
@@ -180,6 +182,21 @@ class Candidate(Follower):
         elif self._epoch is not None and self._epoch.nonce == nonce:
             self._refence(now)
         return actions
+
+    def forbidden(self, now: float, nonce: str | None) -> list[Action]:
+        """We may not write, says the server: a holder tries on until its deadline, a candidate after a pause.
+
+        `nonce` is the record's, None for a `Mark`.
+        """
+        actions = self._expire(now)
+        if nonce is None and self.phase is not Phase.OBSERVING:
+            return actions
+        if nonce is not None:
+            if self.phase is not Phase.ACQUIRING or self._round is None or self._round.record.nonce != nonce:
+                return actions + self.doubt(now, nonce)
+            self._round, self.phase = None, Phase.OBSERVING  # an earlier try of it that lands yet will be seen
+        self._act_at = max(self._act_at, now + FORBIDDEN_PAUSE)
+        return actions + (self._look(now) if self._campaigning else self._leave(now, released=False))
 
     def busy(self, now: float, nonce: str) -> list[Action]:
         """Another write of the key is under way at the server: decides nothing."""

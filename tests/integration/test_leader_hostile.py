@@ -202,7 +202,8 @@ async def test_damaged_epochs_and_notes_are_left_out_of_what_people_look_at(node
     assert len([one for one in caplog.records if getattr(one, "action", "") == "bad_record"]) == 2
 
 
-async def test_a_candidate_that_may_not_write_says_so_once(shared_server, name, running, caplog):
+async def test_a_candidate_that_may_not_write_says_so_once(shared_server, name, running, monkeypatch, caplog):
+    monkeypatch.setattr("natty.leader.machine.FORBIDDEN_PAUSE", 0.05)
     async with user(shared_server, "barred") as barred:
         election = barred.election(name, lease=0.3, **BUCKET)
         running(election.run(forever([])))

@@ -1,9 +1,10 @@
-"""What a candidate makes of hints, which anybody may send, and of a key where nothing is."""
+"""What a candidate makes of hints, which anybody may send, of a key where nothing is, and of a key it may not write."""
 
 import pytest
 from election_walk import Walk, due, lease
 
-from natty.leader.actions import Elected, Lost, Mark, Phase, Read, Write
+from natty.leader.actions import Elected, Left, Lost, Mark, Phase, Read, Write
+from natty.leader.machine import FORBIDDEN_PAUSE
 from natty.leader.options import silence
 from natty.leader.record import ABSENT, Sight
 
@@ -156,3 +157,46 @@ def test_a_bucket_that_is_purged_while_a_candidate_waits_is_marked_anew(before):
     walk.do("connected", 1.5)
     walk.answer(1.5, ABSENT)
     assert [type(one) for one in walk.do("tick", walk.candidate.due)] == [Mark]
+
+
+def test_a_candidate_that_may_not_write_tries_again_only_after_a_pause():
+    walk = Walk()
+    before = Sight(5, "released", lease(state="released"))
+    walk.answer(1.0, before)
+    walk.do("tick", 2.0)
+    walk.do("forbidden", 2.0, walk.writes[-1].record.nonce)
+    walk.answer(2.1, before)
+    assert walk.candidate.due >= 2.0 + FORBIDDEN_PAUSE
+    walk.do("tick", walk.candidate.due)
+    assert [one.expected for one in walk.writes] == [5, 5]
+    assert walk.writes[0].record.nonce != walk.writes[1].record.nonce
+
+
+def test_a_candidate_that_may_not_mark_an_empty_key_tries_again_only_after_a_pause():
+    walk = Walk()
+    walk.answer(1.0, ABSENT)
+    assert [type(one) for one in walk.do("tick", 2.0)] == [Mark]
+    assert [type(one) for one in walk.do("forbidden", 2.0, None)] == [Read]
+    walk.answer(2.1, ABSENT)
+    assert walk.candidate.due >= 2.0 + FORBIDDEN_PAUSE
+
+
+def test_a_leader_that_may_not_write_for_a_moment_tries_on_and_keeps_its_office():
+    walk = Walk()
+    walk.elect()
+    for at in (10.9, 11.1):
+        walk.candidate.alive(at)
+        walk.do("tick", at)
+        walk.do("forbidden", at, walk.writes[-1].record.nonce)
+    walk.do("tick", 11.3)
+    assert walk.writes[-1] == walk.writes[-2]
+    assert walk.candidate.phase is Phase.LEADING
+
+
+def test_a_withdrawn_candidate_that_may_not_write_ends_at_once():
+    walk = Walk()
+    walk.answer(1.0, Sight(5, "released", lease(state="released")))
+    walk.do("tick", 2.0)
+    walk.do("withdraw", 2.1)
+    assert walk.do("forbidden", 2.2, walk.writes[-1].record.nonce) == [Left(released=False)]
+    assert walk.do("forbidden", 2.3, None) == []

@@ -163,6 +163,14 @@ class PutsUpWithSilence(Candidate):
         return sight.lease.L * 0.9 if sight.kind == "held" else super()._patience(sight)
 
 
+class ToldItMayNot(Candidate):
+    """Is told that it may not write where no answer came: the write may have landed all the same."""
+
+    def doubt(self, now, nonce):
+        ours = self.phase is Phase.ACQUIRING and self._round is not None and self._round.record.nonce == nonce
+        return self.forbidden(now, nonce) if ours else super().doubt(now, nonce)
+
+
 MUTANTS = {
     BlindPut: "P",
     DeadlineFromAck: "P2",
@@ -194,6 +202,11 @@ def test_a_mutant_is_caught(mutant):
 def test_waiting_for_a_lease_is_not_enough_where_nothing_is_there():
     """Nothing has no revision: another candidate may have been elected meanwhile, and the bucket purged again."""
     assert "P2" in wrongs_of(EMPTIED, candidate=WaitsWithoutMarking)
+
+
+def test_giving_up_a_write_that_lands_yet_breaks_no_property(monkeypatch):
+    monkeypatch.setattr("natty.leader.machine.FORBIDDEN_PAUSE", LEASE / 2)
+    assert list(wrongs_of(most=CHUNK, candidate=ToldItMayNot)) == []
 
 
 @pytest.mark.parametrize("wrong", ["P5", "P7"])
