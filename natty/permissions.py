@@ -64,7 +64,8 @@ def service(
     """Return what `consume` needs: its durable consumer, and dead letters. `setup`: it makes their streams, too."""
     found = consumer(stream, durable) + consumer(advisories, durable_of(stream, durable))
     found += Permissions((f"{prefix_of(letters)}.{stream}.{durable}.>",))
-    found += Permissions(_api(f"STREAM.MSG.GET.{stream}", f"CONSUMER.RESET.{stream}.{durable}"))
+    found += Permissions(_api(f"STREAM.MSG.GET.{stream}", f"STREAM.MSG.GET.{letters}"))  # tells forgotten from dead
+    found += Permissions(_api(f"CONSUMER.RESET.{stream}.{durable}"))
     found += Permissions(_api(*(f"STREAM.INFO.{name}" for name in (letters, advisories))))
     return found + (_making(letters, advisories) if setup else Permissions(()))
 

@@ -72,8 +72,9 @@ def check_stranded(
             Status.FAIL,
             f"consumer {consumer} of work queue {stream} is not given {len(sequences)} unacknowledged messages again,"
             f" {sequences[0]} to {sequences[-1]}: {fault.effect}. Delete the consumer while no worker runs and let it"
-            " be made again: a work queue delivers all that it holds. From nats-server 2.14 on, `natty.consume` does"
-            " as much by itself within a minute. Or they reached max_deliver: then delete them",
+            f" be made again (`natty consumer rm {stream} {consumer}`): a work queue delivers all that it holds."
+            " Members of groups, and `natty.consume` from nats-server 2.14 on, do as much within about a minute."
+            f" Or they reached max_deliver: then delete them (`natty stream rm-msg {stream} SEQUENCE`)",
         )
         for (stream, consumer), sequences in found.items()
         if sequences

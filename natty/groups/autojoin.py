@@ -47,7 +47,7 @@ class AutoMembership(Membership):
         self._admin = admin
         self._roster = Roster(jetstream, admin.key, member, ttl)
         self._jobs: list[asyncio.Task[None]] = []
-        self.limit = lambda: self._roster.valid_until
+        self.limit, self.longest = lambda: self._roster.valid_until, self._roster.ttl
 
     async def __aenter__(self) -> Self:
         """Register and join; raises as `Membership.__aenter__`."""

@@ -7,7 +7,8 @@ instances of ours from handling the same key at the same time:
 1. Only who is pinned takes a consumer away whose filters are old, and has finished its handlers before.
 2. A dead one's pin ends by itself; who waited for that leaves it another ack wait if messages are unfinished.
 3. An instance that was not pinned when its consumer vanished lets an ack wait pass before it goes on.
-4. Another member's consumer is never touched. While it overlaps with ours the server refuses ours, and we try again.
+4. A consumer of a work queue whose server forgot messages is taken away, and made again, by who is pinned on it.
+5. Another member's consumer is never touched. While it overlaps with ours the server refuses ours, and we try again.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Own:
 
     reading: str = ""
     pinned: bool = False
+    forgot: bool = False  # the server will not deliver all of it again: it has to be made anew
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class Instance:
         self._retry = RETRY
         self._not_before = 0.0  # nothing is made or read before
         self._finished = ""  # the incarnation that we were pinned on and have drained
+        self._outworn: tuple[str, str] | None = None  # an incarnation to be made again, and the pin that we had on it
         self._left = ""  # the incarnation that we read last
         self._old = ("", 0.0)  # an incarnation without a pin whose filters are old, and since when
 
@@ -92,9 +95,11 @@ class Instance:
         """Our consumer is there."""
         self.refused, self._retry = False, RETRY
 
-    def drained(self, created: str) -> None:
-        """Nothing of ours is left on this incarnation."""
+    def drained(self, created: str, pin: str = "") -> None:
+        """Nothing of ours is left on this incarnation, on which we are still pinned."""
         self._finished = created
+        if self._outworn is not None:
+            self._outworn = created, pin
 
     def decide(self, now: float, seen: Seen | None, own: Own) -> Step:
         """Return the next step; `seen` is None if there is no consumer."""
@@ -107,6 +112,9 @@ class Instance:
             return self._wait_or(now, Do.CREATE)
         if seen.filters != self.filters:
             return self._replace(now, seen)
+        outworn, self._outworn = self._outworn, None
+        if (seen.created, seen.pinned) == outworn:
+            return Step(Do.DELETE, 0.0)
         if seen.pinned:
             self._not_before = 0.0  # its new owner shows that it goes on
         return self._wait_or(now, Do.READ)
@@ -116,7 +124,8 @@ class Instance:
             if not own.pinned:
                 self._not_before = max(self._not_before, now + self._ack_wait)
             return Step(Do.CLOSE, 0.0)
-        if seen.filters == self.filters:
+        self._outworn = ("", "") if own.forgot and own.pinned else None
+        if seen.filters == self.filters and self._outworn is None:
             return Step(Do.WAIT, self.tick)
         return Step(Do.DRAIN if own.pinned else Do.CLOSE, 0.0)
 

@@ -64,6 +64,7 @@ class Membership:
         self.hand_over_seconds = 0.0
         self.record: Record | None = None
         self.limit: Callable[[], float] = lambda: float("inf")  # when a lease ends at the latest, see `autojoin`
+        self.longest = float("inf")  # seconds that such a lease lasts
         self.alone = False  # whether there can be no other instance of this name
         self._jetstream, self._handler = jetstream, handler
         self._place = Place(jetstream, kind, group, member, options.settings)
@@ -251,7 +252,7 @@ class Membership:
 
     async def _decide(self) -> tuple[Step, dict[str, Any] | None]:
         reading = self._reading
-        own = Own(reading.created, pinned=reading.pinned) if reading is not None else Own()
+        own = Own(reading.created, pinned=reading.pinned, forgot=reading.forgot) if reading is not None else Own()
         if self.work.fault is not None:
             self._end(self.work.fault)
             return Step(Do.FAIL), None
@@ -306,11 +307,12 @@ class Membership:
             (min(limits, default=MAX_ACK_PENDING), self.options.max_bytes),
             changed=self._on_reading,
             limit=lambda: self.limit(),
+            longest=self.longest,
         )
 
     def _on_reading(self) -> None:
         self._show()
-        if self._reading is not None and self._reading.refused:
+        if self._reading is not None and (self._reading.refused or self._reading.forgot):
             self._wake.set()
 
     async def _close(self) -> None:
@@ -323,9 +325,9 @@ class Membership:
         reading = self._reading
         assert reading is not None
         self._show(State.HANDING_OVER)
-        began = time.monotonic()
+        began, pin = time.monotonic(), reading.pin
         await reading.drain(self.options.shutdown_timeout)
-        self._instance.drained(reading.created)
+        self._instance.drained(reading.created, pin)
         self._reading = None
         self.handed_over += 1
         self.hand_over_seconds += time.monotonic() - began

@@ -10,11 +10,12 @@ from typing import Any
 from natty.background import keep_up
 from natty.credit import size_of
 from natty.errors import ConsumerNotFoundError, NattyError, NoRespondersError, NotConnectedError
+from natty.groups.forgotten import Forgotten
 from natty.groups.keeping import ANSWER, FLUSH_TIMEOUT, keep_pin
 from natty.groups.names import PRIORITY_GROUP
 from natty.groups.settings import Timings
 from natty.groups.stint import Stint
-from natty.groups.work import Work, by_sequence, delivery_of, identity_of
+from natty.groups.work import Work, by_sequence, delivery_of, identity_of, sequence_of
 from natty.jetstream import JetStream
 from natty.message import Batch
 from natty.pin import Pin
@@ -24,7 +25,7 @@ from natty.text import decode
 
 logger = logging.getLogger("natty.groups")
 
-STOP_BEFORE = 0.1  # of the ack wait: handlers are stopped so long before the lease ends
+STOP_BEFORE = 0.1  # of the lease: handlers are stopped so long before the lease ends
 KEEP_EVERY = 1.0  # seconds at most between two requests that keep the pin
 QUIET = 0.025  # seconds between two looks at what is not yet acknowledged
 
@@ -47,6 +48,7 @@ class Reading:
         *,
         changed: Callable[[], None],
         limit: Callable[[], float] = lambda: float("inf"),
+        longest: float = float("inf"),
     ) -> None:
         self.stream, self.consumer, self.created = place
         self.stint: Stint | None = None
@@ -55,6 +57,7 @@ class Reading:
         self._jetstream, self._timings, self._work = jetstream, timings, work
         self._changed, self._limit = changed, limit
         self._window = min(timings.ack_wait, timings.pinned_ttl)
+        self._margin = STOP_BEFORE * min(timings.ack_wait, longest)
         self._pin = Pin(PRIORITY_GROUP, self._pin_changed, self._on_refused, self._on_renewed)
         options = PullOptions(
             max_messages=credit[0],
@@ -65,12 +68,15 @@ class Reading:
         self._pull = Pull(jetstream, self.stream, self.consumer, options, pin=self._pin)
         self._receipts = Receipts(self._pull)
         self._pinned = asyncio.Event()
+        self._forgotten = Forgotten(jetstream, place[:2], (work.letters, work.group), self._holds, changed)
+        self._looking: asyncio.Task[None] | None = None
         self._tasks = [
             asyncio.create_task(job, name=f"natty group {self.stream}/{self.consumer}")
             for job in (
                 self._read(),
                 keep_up(f"keeping the pin of {self.stream}/{self.consumer}", self._keep_pinned),
                 keep_up(f"keeping the messages of {self.stream}/{self.consumer}", self._keep_waiting),
+                keep_up(f"looking for forgotten messages of {self.stream}/{self.consumer}", self._watch_forgotten),
             )
         ]
 
@@ -92,10 +98,15 @@ class Reading:
         """Whether handlers may start."""
         return self.stint is not None and self.stint.may_start()
 
+    @property
+    def forgot(self) -> bool:
+        """Whether the server forgot messages that have to be delivered: the consumer must be made again."""
+        return self._forgotten.found
+
     async def close(self) -> None:
         """Stop reading and let go of what has not begun. Handlers that run go on."""
         await self._end_reading()
-        await self._cancel(self._tasks)
+        await self._cancel()
 
     async def drain(self, timeout: float) -> None:
         """Stop reading, let what runs finish, and return when the server has its acks; we stay pinned meanwhile."""
@@ -105,7 +116,7 @@ class Reading:
         with suppress(NattyError):
             await self._jetstream.connection.flush(FLUSH_TIMEOUT)
             await self._settled()
-        await self._cancel(self._tasks)
+        await self._cancel()
 
     async def _end_reading(self) -> None:
         self._pull.stop()
@@ -113,7 +124,8 @@ class Reading:
             self._work.release(self.stint, hand_back=not self.refused)
         await asyncio.gather(self._tasks[0], return_exceptions=True)
 
-    async def _cancel(self, tasks: list[asyncio.Task[None]]) -> None:
+    async def _cancel(self) -> None:
+        tasks = [*self._tasks, *([self._looking] if self._looking is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -172,8 +184,9 @@ class Reading:
             if not in_time:
                 self._fence(stint)
         self._pinned.clear()
+        self._forgotten.found = False
         if self._pin.id and not self._pull.stopping:
-            self.stint = Stint(self, self._pin.id, self._receipts, STOP_BEFORE * self._timings.ack_wait)
+            self.stint = Stint(self, self._pin.id, self._receipts, self._margin)
             self._pinned.set()
         self._changed()
 
@@ -217,8 +230,8 @@ class Reading:
         stint.extend(min(kept.until, self._limit()))
         if not stint.watched:
             self._watch_lease(stint)
-        if not stint.open and not stint.over:
-            self._take_over(stint, kept.info["num_ack_pending"], kept.info["delivered"]["consumer_seq"])
+        if not stint.open and not stint.over and self._holds_all(stint, kept.info):
+            self._take_over_after_look(stint, kept.info)
         return stint.may_start() or stint.over
 
     def _watch_lease(self, stint: Stint) -> None:
@@ -244,21 +257,50 @@ class Reading:
             logger.warning("%s/%s: the lease of our pin ended unrenewed", self.stream, self.consumer)
             self._changed()
 
-    def _take_over(self, stint: Stint, unfinished: int, delivered: int) -> None:
-        """Begin if nothing is open that our predecessor was given: it was finished, or has come to us.
+    def _holds_all(self, stint: Stint, info: dict[str, Any]) -> bool:
+        """Return whether all that our predecessor was given was finished, or has come to us.
 
         So many messages were unfinished after so many deliveries: of those we look which ones we have, as more may have
-        come since the server counted. All that arrived is begun in stream order.
+        come since the server counted.
         """
+        delivered = info["delivered"]["consumer_seq"]
         replies = (*self._work.in_hand(self), *(raw[1] for raw in stint.early))
-        if unfinished > len({identity_of(reply) for reply in replies if delivery_of(reply) <= delivered}):
-            return
+        held = {identity_of(reply) for reply in replies if delivery_of(reply) <= delivered}
+        return int(info["num_ack_pending"]) <= len(held)
+
+    def _take_over_after_look(self, stint: Stint, info: dict[str, Any]) -> None:
+        """Begin when it is known that the server will deliver all that is not acknowledged; the pin is kept meanwhile.
+
+        What it forgot comes before the later messages of its keys.
+        """
+
+        async def look(interruptions: int) -> None:
+            with suppress(NattyError):
+                allowed = await self._forgotten.allows_begin(info)
+                if allowed and self.stint is stint and interruptions == stint.interruptions:
+                    self._take_over(stint)
+
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(look(stint.interruptions))
+
+    def _take_over(self, stint: Stint) -> None:
+        """Let handlers begin. All that arrived is begun in stream order."""
         early, stint.early = stint.early, []
         if len(once := by_sequence(early)) < len(early):
             self._pull.finished(len(early) - len(once))
         stint.begin()
         self._work.add(stint, once)
         self._changed()
+
+    def _holds(self) -> set[int]:
+        """Return the sequences of what came to us in this stint and is not settled."""
+        stint = self.stint
+        if stint is None:
+            return set()
+        return set(map(sequence_of, (*self._work.held_in(stint), *(raw[1] for raw in stint.early))))
+
+    async def _watch_forgotten(self) -> None:
+        await self._forgotten.watch(lambda: self.active)
 
     async def _keep_waiting(self) -> None:
         """Restart the ack wait of all that we hold."""

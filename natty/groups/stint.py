@@ -22,6 +22,7 @@ class Stint:
         self._margin = margin  # seconds before its end in which handlers are stopped, and none is started
         self.open = False  # whether all that our predecessor had begun is settled, or came to us
         self.over = False
+        self.interruptions = 0
         self.early: list[RawMessage] = []  # what arrived before it was open
         self._changed = asyncio.Event()
 
@@ -59,6 +60,7 @@ class Stint:
     def interrupt(self) -> None:
         """Let none start until it has begun again: what was on its way to us may come late."""
         self.open = False
+        self.interruptions += 1
 
     def end(self) -> None:
         """Let none start any more."""

@@ -71,7 +71,8 @@ class WorkOptions:
     concurrency: int = 100  # handlers at one time
     retries: Sequence[float] = (1.0, 5.0, 30.0)  # seconds before each try after a failure; its key waits meanwhile
     dead_letters: bool | DeadLetterOptions = True  # where messages go after the last retry; False: the last one repeats
-    max_deliveries: int = MAX_DELIVERIES  # after so many that did not finish it, a message is a dead letter
+    max_deliveries: int = MAX_DELIVERIES  # after so many that did not finish it, a message is a dead letter: counted
+    # by the consumer, which an elastic member loses with its last instance, and without its `max_deliver` (Go has none)
 
     def __post_init__(self) -> None:
         if self.max_deliveries < 1:
@@ -97,7 +98,7 @@ class Work:
         self.overran = 0  # handlers that still ran when it had ended: they may have run beside somebody else's
         self.repeated = 0  # messages that came again after their handler had succeeded: acknowledged, and not handled
         self.options = options
-        self._group = group
+        self.group = group
         self._threads = None if is_async(handler) else ThreadPoolExecutor(options.concurrency, f"natty {name}")
         threads = cast("ThreadPoolExecutor", self._threads)
         self._call = tracing.processing(caller(handler, batch=False, threads=threads), group, name)
@@ -134,6 +135,11 @@ class Work:
         """Return the ack subjects of what this reading brought and we did not settle."""
         held = (turn for turn in chain(self._in_hand.values(), self._running) if turn.stint.reads is reads)
         return list({turn.message.raw[1] for turn in held if not turn.message.settled})
+
+    def held_in(self, stint: Stint) -> list[bytes]:
+        """Return the ack subjects of what came in this stint and is not settled."""
+        held = chain(self._in_hand.values(), self._running)
+        return [turn.message.raw[1] for turn in held if turn.stint is stint and not turn.message.settled]
 
     def add(self, stint: Stint, raws: Iterable[RawMessage]) -> None:
         """Take in what arrived, in order."""
@@ -216,7 +222,7 @@ class Work:
         `advised` is the consumer, or `*` for all of the stream's. Errors as of `DeadLetters.watch`.
         """
         if self.letters is not None:
-            watch = self.letters.watch(stream, self._group, advised=advised, strip=1)  # the partition
+            watch = self.letters.watch(stream, self.group, advised=advised, strip=1)  # the partition
             await self._watching.enter_async_context(watch)
 
     async def close(self, timeout: float) -> None:
@@ -299,7 +305,7 @@ class Work:
 
     def _is_ours(self, message: Message) -> bool:
         """Return whether it is no dead letter of another consumer that was published again."""
-        return _RETRY_FOR not in message.raw[2] or message.headers[RETRY_FOR] == [self._group]
+        return _RETRY_FOR not in message.raw[2] or message.headers[RETRY_FOR] == [self.group]
 
     def _succeed(self, turn: _Turn) -> None:
         if not turn.message.settled:  # by its handler, which may want it again
@@ -350,7 +356,7 @@ class Work:
         reason = reason_of(error)
         try:
             await self.letters.ensure()
-            await self.letters.bury(message, consumer=self._group, reason=reason, error=error)
+            await self.letters.bury(message, consumer=self.group, reason=reason, error=error)
             message.term(BURIED)
         except Exception as refused:  # one that nobody thought of must not end all the others' handling
             text, unknown = "%r could not be buried, it is tried again: %s", not isinstance(refused, NattyError)
@@ -362,7 +368,7 @@ class Work:
 
     def _broken(self, fault: BaseException) -> None:
         self.fault = fault
-        logger.error("the handler of %s was ended by %r", self._group, fault, extra={"action": "broken"})
+        logger.error("the handler of %s was ended by %r", self.group, fault, extra={"action": "broken"})
 
 
 def identity_of(reply: bytes) -> bytes:
@@ -370,6 +376,11 @@ def identity_of(reply: bytes) -> bytes:
     tokens = reply.split(b".")
     shift = 0 if len(tokens) < 11 else 2
     return tokens[5 + shift] + b"." + tokens[7 + shift]
+
+
+def sequence_of(reply: bytes) -> int:
+    """Return the sequence in its stream of the message that an ack subject is of."""
+    return int(identity_of(reply).partition(b".")[0])
 
 
 def delivery_of(reply: bytes) -> int:

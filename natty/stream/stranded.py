@@ -10,9 +10,10 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
 from enum import Enum, auto
+from itertools import chain
 from typing import Any
 
-from natty.errors import AuthorizationError, NattyError
+from natty.errors import AuthorizationError, NattyError, StreamNotFoundError
 from natty.jetstream import JetStream
 from natty.servers import NEEDS, text_of
 
@@ -20,6 +21,7 @@ logger = logging.getLogger("natty.consume")
 
 LOOK_EVERY = 30.0  # seconds; a message has to be seen at two looks, as a cluster deletes acknowledged ones later
 MOST = 256  # messages that a look names for each filter of a consumer
+AT_ONCE = 16  # filters that are looked at beside each other
 SHOWN = 5  # commands that an error names
 RESET = "resetting a consumer"
 
@@ -52,15 +54,18 @@ async def first_below_floor(
 
     Those of `but` are left out.
     """
-    found: list[int] = []
-    for subject in _filters(info["config"]):
-        of_subject: list[int] = []
-        async for sequence in _below_floor(jetstream, stream, subject, info["ack_floor"]["stream_seq"]):
-            of_subject += [] if sequence in but else [sequence]
-            if len(of_subject) == MOST:
-                break
-        found += of_subject
-    return sorted(found)[:MOST]
+    turn = asyncio.Semaphore(AT_ONCE)
+
+    async def first_of(subject: str) -> list[int]:
+        found: list[int] = []
+        async with turn:
+            async for sequence in _below_floor(jetstream, stream, subject, info["ack_floor"]["stream_seq"]):
+                found += [] if sequence in but else [sequence]
+                if len(found) == MOST:
+                    break
+        return found
+
+    return sorted(chain(*await asyncio.gather(*map(first_of, _filters(info["config"])))))[:MOST]
 
 
 def _filters(config: Mapping[str, Any]) -> list[str]:
@@ -161,11 +166,14 @@ class QueueMender:
         most = info["config"].get("max_deliver", -1)
         if most <= 0:
             return ""
-        if self._buried is None:
+        try:
+            dead = None if self._buried is None else await self._dead(info, self._buried)
+        except StreamNotFoundError:  # the letters' stream
+            dead = None
+        if dead is None:
             return (
                 f"some may have reached max_deliver, {most}, and no dead letters tell which. {remove}; those come, too"
             )
-        dead = await self._dead(info, self._buried)
         if not dead:
             return ""
         commands = ", ".join(f"`natty stream rm-msg {self._stream} {one} --force`" for one in dead[:SHOWN])

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from capture.cli.app import app as capture_app
 from natty import Natty
 from natty.cli.app import app as natty_app
+from natty.deadletter import DeadLetters
 from natty.deadletter.streams import DeadLetterOptions, ensure_streams
 from natty.errors import NattyError
 from natty.testing import NatsServer, ServerOptions
@@ -141,6 +142,7 @@ def test_a_service_with_dead_letters(guarded):
         await until(lambda: len(seen) >= 20)
         consumption.stop()
         await running
+        assert await DeadLetters(natty.jetstream).buried("ORDERS", 4, "billing")  # as is asked before a reset
 
     guarded.run("service", work)
 

@@ -53,6 +53,12 @@ async def test_members_without_a_name_come_and_go_and_share_evenly(natty, group,
     assert notes.together == 0
 
 
+async def test_a_member_whose_ack_wait_is_much_longer_than_its_registration_handles_messages(natty, group, notes):
+    await publish(natty, group.stream, range(2))
+    async with group.join(handler=notes.handler(), **AUTO | {"ack_wait": 600.0}):
+        await notes.have(16)
+
+
 async def test_closing_a_client_gives_the_partitions_of_its_automatic_member_to_the_others_at_once(
     natty, group, notes, nats_server
 ):

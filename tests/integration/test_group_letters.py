@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import pytest
 from consuming import until
+from forgetting import messages_in
 from group_members import LONG, make, partitioned, publish
 from patient import PATIENCE
 
@@ -20,11 +21,12 @@ from natty import DeadLetterOptions, Natty
 async def main(options, stream):
     async def handle(message):
         if message.data == b"3":
+            await asyncio.sleep(0.1)  # the acks of those before it are sent
             os._exit(9)
 
     letters = DeadLetterOptions(letters=f"L_{stream}")
     async with Natty(**options) as natty:
-        group = natty.static_group(stream, "g")
+        group = (natty.static_group if stream.startswith("STATIC") else natty.group)(stream, "g")
         async with group.join("m1", handle, ack_wait=1.0, max_deliveries=2, dead_letters=letters) as membership:
             await membership.ended()
 
@@ -191,3 +193,40 @@ async def test_a_message_that_ends_every_process_becomes_a_letter_and_the_next_o
         process.kill()
         process.wait()
     assert (letter.data, letter.consumer) == (b"3", "g")
+
+
+@pytest.mark.long
+async def test_a_message_that_ends_every_process_of_an_elastic_group_is_deleted_by_the_commands_of_its_page(
+    natty, elastic, nats_server, natty_commands
+):
+    """Its count of deliveries ends with the consumer, as docs/groups.md says."""
+    queue = elastic.consumed_stream
+    await publish(natty, elastic.stream, range(6), keys=1)
+    words = [sys.executable, "-c", DYING, json.dumps(nats_server.connect_options()), elastic.stream]
+    for _ in range(3):  # one more than the letter's deliveries
+        died = await asyncio.to_thread(subprocess.run, words, timeout=PATIENCE, check=False)
+        assert died.returncode == 9
+        await until(lambda: _forgets_the_count(natty, elastic))
+    assert [letter async for letter in natty.dead_letters(f"L_{elastic.stream}").ls()] == []
+
+    def command(*words):
+        return asyncio.to_thread(natty_commands, *words)
+
+    oldest = json.loads((await command("stream", "info", queue, "--json")).out)["state"]["first_seq"]
+    assert (await command("stream", "get", queue, str(oldest), "--raw")).out.strip() == "3"
+    assert (await command("stream", "rm-msg", queue, str(oldest), "--force")).status == 0
+    process = subprocess.Popen(words)
+    try:
+        await until(lambda: _empty(natty, queue))
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def _forgets_the_count(natty, group):
+    return not (await group.member("m1")).exists
+
+
+async def _empty(natty, stream):
+    return await messages_in(natty, stream) == 0

@@ -124,11 +124,14 @@ async def test_without_dead_letters_the_command_that_brings_all_back_is_named(
     natty, natty_name, natty_commands, caplog
 ):
     name = await forgotten(natty, natty_name("queue"), max_deliver=3)
-    mender = QueueMender(natty.jetstream, name, "d", None)
-    for _ in range(2):
-        assert not await mender.look()
+    gone = DeadLetters(natty.jetstream, DeadLetterOptions(letters=natty_name("DEAD")))  # nobody has made the stream
+    for mender in (QueueMender(natty.jetstream, name, "d", one) for one in (None, gone.buried)):
+        for _ in range(2):
+            assert not await mender.look()
+    told, again = caplog.messages
+    assert told == again
     assert "some may have reached max_deliver, 3, and no dead letters tell which" in caplog.text
-    (words,) = commands_in(caplog.text)
+    (words,) = commands_in(told)
     assert words == ["consumer", "rm", name, "d", "--force"]
     assert (await asyncio.to_thread(natty_commands, *words)).status == 0
     handler = Handler()

@@ -10,12 +10,15 @@ import pytest
 from command_line import CommandLine
 from consuming import until
 from forgetting import forgotten, messages_in
+from group_members import LONG, Notes, make, publish
 from patient import PATIENT
 from servers import old_server
 from version_trials import TRIALS
 
-from natty import Natty, UnsupportedError
+from natty import ConsumerNotFoundError, Natty, UnsupportedError
+from natty.cli.server_checks import check_faults
 from natty.groups import PartitioningFilter
+from natty.groups import forgotten as members_forgotten
 from natty.servers import FAULTS, NEEDS, text_of
 from natty.stream.mirror import Origin, create_sourced
 from natty.stream.stranded import stranded
@@ -114,6 +117,42 @@ async def test_a_fault_is_in_the_versions_that_the_table_names(servers, name, ve
     async with connected(servers(version)) as natty:
         found = await trial(natty, natty_name("f"))
         assert bool(found) == FAULTS[name].affects(natty.connection.server_version)
+
+
+@pytest.mark.parametrize("version", ["2.14.6", NEWEST])
+async def test_an_automatic_member_handles_what_a_purge_of_a_partition_made_its_consumer_skip(
+    servers, version, natty_name, monkeypatch
+):
+    monkeypatch.setattr(members_forgotten, "LOOK_EVERY", 0.1)
+    notes = Notes()
+    notes.gate.clear()
+    async with connected(servers(version)) as natty:
+        group = await make(natty, natty_name("g"))
+        async with group.join(handler=notes.handler(), **LONG, max_ack_pending=4) as membership:
+            await until(lambda: len(membership.partitions) == 4)
+            await publish(natty, group.stream, range(3))  # three of eight keys
+            consumer = f"{group.consumed_stream}.{membership.member}"
+            await until(lambda: delivered(natty, consumer, 4))
+            infos = [await natty.jetstream.request(f"CONSUMER.INFO.{consumer}")]
+            warned = [one for one in check_faults(natty.connection.server_version, (), infos) if "filters" in one.text]
+            fault = FAULTS["purge with several filters"]
+            assert bool(warned) == fault.affects(natty.connection.server_version)
+            purged = await natty.purge_stream(group.consumed_stream, subject="0.>", allow_pending=True)
+            assert purged > 0
+            notes.gate.set()
+            await notes.have(24 - purged)
+            await until(lambda: emptied(natty, group.consumed_stream))
+
+
+async def delivered(natty, consumer, count):
+    try:
+        return (await natty.jetstream.request(f"CONSUMER.INFO.{consumer}"))["num_ack_pending"] == count
+    except ConsumerNotFoundError:
+        return False
+
+
+async def emptied(natty, name):
+    return await messages_in(natty, name) == 0
 
 
 async def test_no_stream_takes_part_of_a_work_queue_where_the_server_would_lose_the_rest(servers, natty_name):

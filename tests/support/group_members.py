@@ -27,6 +27,7 @@ class Notes:
         self.work = work
         self.gate = asyncio.Event()
         self.gate.set()
+        self.gates = {}  # of single keys
 
     @property
     def count(self):
@@ -43,7 +44,7 @@ class Notes:
             try:
                 if self.work:
                     await asyncio.sleep(self.work)
-                await self.gate.wait()
+                await self.gates.get(key, self.gate).wait()
             finally:
                 self.running[key] -= 1
             self.done[key].append(int(message.data))

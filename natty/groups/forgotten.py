@@ -1,0 +1,90 @@
+"""What the server forgot of a member's messages in a work queue: found before handlers begin, and while they run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from natty.deadletter import DeadLetters
+from natty.errors import AuthorizationError, DomainUnreachableError, JetStreamNotEnabledError, NattyError
+from natty.jetstream import JetStream
+from natty.stream.stranded import LOOK_EVERY, Outcome, QueueMender, first_below_floor
+
+logger = logging.getLogger("natty.groups")
+
+PROVEN_AFTER = 2.0  # seconds between two looks before handlers begin: a cluster deletes acknowledged messages later
+
+
+class Forgotten:
+    """Looks for messages below the ack floor of a member's consumer that this instance does not hold.
+
+    Only the pinned instance looks, as nobody else holds messages then. What it finds has to be delivered before the
+    later ones of its keys: `found` becomes True, and the member finishes what runs and makes its consumer again. A
+    work queue then delivers all that is not acknowledged, in order. Other streams show nothing of it.
+    """
+
+    def __init__(
+        self,
+        jetstream: JetStream,
+        place: tuple[str, str],
+        letters: tuple[DeadLetters | None, str],
+        holds: Callable[[], set[int]],
+        changed: Callable[[], None],
+    ) -> None:
+        self.found = False
+        self._jetstream, self._holds, self._changed = jetstream, holds, changed
+        self._stream, self._consumer = place
+        self._blind = False  # it is not a work queue, or we may not look
+        self._since: float | None = None  # when the look before was, if it found something
+        box, group = letters
+        self._mender = QueueMender(
+            jetstream, *place, box.buried if box is not None else None, named=group, remake=self._remake
+        )
+
+    def __repr__(self) -> str:
+        return f"Forgotten({self._stream}/{self._consumer}, {'found' if self.found else 'nothing known'})"
+
+    async def allows_begin(self, info: Mapping[str, Any]) -> bool:
+        """Return whether handlers may begin: nothing is forgotten, as far as can be known, or nothing can be done.
+
+        `info` is CONSUMER.INFO; all that it counts as unacknowledged is held here. NattyError: nobody knows.
+        """
+        now = await self._look(info)
+        if now and self._since is not None and time.monotonic() < self._since + PROVEN_AFTER:
+            return False
+        self._since = time.monotonic() if now else None
+        return await self._mender.judge(now) in (Outcome.NOTHING, Outcome.REFUSED)
+
+    async def watch(self, begun: Callable[[], bool]) -> None:
+        """Look now and then while handlers run, until cancelled."""
+        while not self._blind:
+            await asyncio.sleep(LOOK_EVERY)
+            if begun() and not self.found:
+                try:
+                    info = await self._jetstream.request(f"CONSUMER.INFO.{self._stream}.{self._consumer}")
+                    await self._mender.judge(await self._look(info))
+                except NattyError as error:
+                    logger.debug("%r: again later: %s", self, error)
+
+    async def _look(self, info: Mapping[str, Any]) -> list[int]:
+        if self._blind:
+            return []
+        try:
+            stream = await self._jetstream.request(f"STREAM.INFO.{self._stream}")
+            self._blind = stream["config"]["retention"] != "workqueue"
+            if self._blind or stream["state"]["first_seq"] > info["ack_floor"]["stream_seq"]:
+                return []
+            found = await first_below_floor(self._jetstream, self._stream, info, self._holds())
+        except (AuthorizationError, JetStreamNotEnabledError, DomainUnreachableError) as error:
+            logger.info("forgotten messages of %s are not looked for: %s", self._stream, error)
+            self._blind = True
+            return []
+        held = self._holds()
+        return [sequence for sequence in found if sequence not in held]
+
+    def _remake(self) -> None:
+        self.found = True
+        self._changed()

@@ -1,0 +1,211 @@
+"""Members of groups whose server forgets messages that they hold, as it does at a purge by subject or a roll-up."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+from consuming import until
+from forgetting import messages_in
+from group_members import LONG, QUICK, Notes, consumer, has_state, make, partitioned, publish
+from patient import PATIENT
+
+from natty import ConsumerNotFoundError, DeadLetterOptions, Natty
+from natty.groups import forgotten
+from natty.testing import NatsServer, ServerOptions
+
+KEYS = 8
+OPTIONS = QUICK | {"ordered_by": "subject", "shutdown_timeout": 0.1}
+
+
+@pytest.fixture
+def notes():
+    return Notes()
+
+
+@pytest.fixture
+async def elastic(natty, natty_name):
+    """An elastic group, which has a work queue of its own."""
+    return await make(natty, natty_name("ELASTIC"), members=["m1"])
+
+
+@pytest.fixture
+async def static(natty, natty_name):
+    """A static group of a work queue."""
+    name = natty_name("STATIC")
+    await natty.create_stream(name, retention="workqueue", **partitioned(name, 4))
+    group = natty.static_group(name, "g")
+    await group.create(4, members=["m1"])
+    return group
+
+
+@pytest.fixture(params=["static", "elastic"])
+def group(request, static, elastic):
+    """A group of either kind."""
+    return {"static": static, "elastic": elastic}[request.param]
+
+
+async def unfinished(natty, group, member="m1"):
+    """Return how many messages are delivered to the member and not acknowledged; -1 without its consumer."""
+    try:
+        return (await consumer(natty, group, member))["num_ack_pending"]
+    except ConsumerNotFoundError:
+        return -1
+
+
+async def hold(natty, group, notes, rounds):
+    """Publish some rounds of keys, and hold their handlers up."""
+    notes.gate.clear()
+    notes.gates[f"{group.stream}.k7"] = asyncio.Event()
+    await publish(natty, group.stream, range(rounds), keys=KEYS)
+
+
+async def forget(natty, group, notes, member, rounds):
+    """Purge k7 while all is held, and let what follows be acknowledged: the server forgets all that is before it."""
+
+    async def all_held():
+        return await unfinished(natty, group, member) == rounds * KEYS
+
+    async def none_known():
+        return await unfinished(natty, group, member) == 0
+
+    await until(all_held)
+    subject = f"{group.stream}.k7"
+    answer = await natty.jetstream.request(f"STREAM.INFO.{group.consumed_stream}", {"subjects_filter": f"*.{subject}"})
+    ((in_partition, count),) = answer["state"]["subjects"].items()
+    assert await natty.purge_stream(group.consumed_stream, subject=in_partition, allow_pending=True) == count
+    await natty.publish(subject, b"%d" % rounds)
+    notes.gates[subject].set()
+    await until(none_known)
+    assert await messages_in(natty, group.consumed_stream) == rounds * (KEYS - 1)
+
+
+async def emptied(natty, group):
+    """Wait until all is acknowledged."""
+
+    async def empty():
+        return await messages_in(natty, group.consumed_stream) == 0
+
+    await until(empty)
+
+
+def all_handled(group, notes, rounds, later):
+    """Whether each key was handled whole and in order; k7 had one message more, and the others so many later."""
+    expected = {f"{group.stream}.k{key}": list(range(rounds + later)) for key in range(KEYS - 1)}
+    expected[f"{group.stream}.k7"] = list(range(rounds + 1))
+    return {key: [*dict.fromkeys(numbers)] for key, numbers in notes.done.items()} == expected and not notes.together
+
+
+async def taken_over(natty, group, notes):
+    """Have a member forget what it holds and leave, and its standby take over."""
+    await hold(natty, group, notes, 3)
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(group.join("m1", notes.handler(), **OPTIONS))
+        await forget(natty, group, notes, "m1", 3)
+        await publish(natty, group.stream, range(3, 5), keys=KEYS - 1)
+        standby = await stack.enter_async_context(group.join("m1", notes.handler(), **OPTIONS))
+        await has_state(standby, "standby")
+        first.leave()
+        await first.ended()
+        notes.gate.set()
+        await emptied(natty, group)
+        assert standby.handed_over == 1  # it took the consumer away, and made it again
+        assert standby.state == "active"
+    assert all_handled(group, notes, 3, later=2)
+
+
+async def test_a_standby_handles_what_the_server_forgot_before_what_came_later_of_its_key(
+    natty, group, notes, monkeypatch, caplog
+):
+    monkeypatch.setattr(forgotten, "PROVEN_AFTER", 0.2)
+    await taken_over(natty, group, notes)
+    (told,) = [text for text in caplog.messages if "nats-server forgot" in text]
+    assert f"forgot 21 unacknowledged messages of work queue {group.consumed_stream}" in told
+    assert "the consumer is made again, and they are delivered again" in told
+
+
+@pytest.mark.long
+async def test_a_standby_handles_what_three_replicas_forgot(nats_cluster, natty_name, notes):
+    async with Natty(**nats_cluster.connect_options(), **PATIENT) as natty:
+        group = await make(natty, natty_name("ELASTIC"), members=["m1"], num_replicas=3)
+        await taken_over(natty, group, notes)
+
+
+async def test_what_a_handler_puts_back_and_the_server_forgot_comes_again_to_an_automatic_member(
+    natty, natty_name, notes, monkeypatch
+):
+    monkeypatch.setattr(forgotten, "LOOK_EVERY", 0.1)
+    group = await make(natty, natty_name("ELASTIC"))
+    await hold(natty, group, notes, 2)
+    put_back, handle = set(), notes.handler()
+
+    async def put_each_back_once(message):
+        await handle(message)
+        if message.sequence not in put_back and not message.subject.endswith("k7"):
+            put_back.add(message.sequence)
+            message.nak()
+
+    async with group.join(handler=put_each_back_once, **OPTIONS) as membership:
+        await forget(natty, group, notes, membership.member, 2)
+        notes.gate.set()
+        await emptied(natty, group)
+        assert len(put_back) == 2 * (KEYS - 1)
+        assert membership.handed_over == 1
+    assert all_handled(group, notes, 2, later=0)
+
+
+async def test_a_handler_that_succeeds_notices_nothing(natty, elastic, notes):
+    await hold(natty, elastic, notes, 2)
+    async with elastic.join("m1", notes.handler(), **OPTIONS) as membership:
+        await forget(natty, elastic, notes, "m1", 2)
+        notes.gate.set()
+        await emptied(natty, elastic)
+        assert (membership.handed_over, membership.counts["repeated"]) == (0, 0)
+    assert all_handled(elastic, notes, 2, later=0)
+
+
+async def test_dead_messages_in_the_queue_keep_nobody_from_beginning(
+    natty, static, notes, monkeypatch, natty_commands, caplog
+):
+    monkeypatch.setattr(forgotten, "PROVEN_AFTER", 0.2)
+    options = LONG | {"consumer": {"max_deliver": 1}, "dead_letters": DeadLetterOptions(letters=f"L_{static.stream}")}
+    box = natty.dead_letters(f"L_{static.stream}")
+
+    async def refuse(message):
+        if message.data == b"0":
+            message.nak()
+
+    async def buried():
+        return [letter.original_sequence async for letter in box.ls()] == [1]
+
+    async with static.join("m1", refuse, **options):
+        await publish(natty, static.stream, range(2), keys=1)
+        await until(buried)
+    async with static.join("m1", notes.handler(), **options) as membership:
+        await publish(natty, static.stream, range(2, 3), keys=1)
+        await notes.have(1)
+        assert membership.handed_over == 0
+    assert notes.done == {f"{static.stream}.k0": [2]}
+    command = f"natty stream rm-msg {static.stream} 1 --force"
+    assert f"`{command}`" in caplog.text
+    assert (await asyncio.to_thread(natty_commands, *command.split()[1:])).status == 0
+    assert await messages_in(natty, static.stream) == 0
+
+
+async def test_a_member_that_may_not_look_begins_all_the_same(natty_tls, nats_server_binary, tmp_path, notes, caplog):
+    denied = 'permissions: {publish: {deny: ["$JS.API.STREAM.INFO.QUEUE"]}}'
+    users = f"authorization {{ users: [{{user: root, password: x}}, {{user: blind, password: x, {denied}}}] }}"
+    options = ServerOptions(authorization=users)
+    with NatsServer(options, folder=tmp_path, tls_files=natty_tls, binary=nats_server_binary) as server:
+        async with AsyncExitStack() as stack:
+            root, blind = [
+                await stack.enter_async_context(Natty(**server.connect_options(), **PATIENT, user=user, password="x"))
+                for user in ("root", "blind")
+            ]
+            await root.create_stream("QUEUE", retention="workqueue", **partitioned("QUEUE", 2))
+            await root.static_group("QUEUE", "g").create(2, members=["m1"])
+            await publish(root, "QUEUE", range(1))
+            with caplog.at_level("INFO", "natty.groups"):
+                await stack.enter_async_context(blind.static_group("QUEUE", "g").join("m1", notes.handler(), **LONG))
+                await notes.have(8)
+    (told,) = [text for text in caplog.messages if "are not looked for" in text]
+    assert "forgotten messages of QUEUE are not looked for" in told
