@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from rich.table import Column, Table
-
 from capture.chain import document_parts
 from capture.config import CaptureConfig
 from capture.head import COMPACTION, SWEEP
@@ -17,7 +15,7 @@ from capture.retention import Expired
 from capture.stores import open_store
 from capture.sweep import Preview, preview
 from natty import Natty
-from natty.cli.tables import PlainConsole, print_document
+from natty.cli.tables import PlainConsole, print_document, print_table
 
 
 async def going(config: CaptureConfig) -> list[dict[str, Any]]:
@@ -55,13 +53,13 @@ def show_going(found: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         print_document(found)
         return
-    table = Table(Column("path", overflow="fold"), "why", "messages", "bytes")
+    rows = []
     for one in found:
         counts = (f"{one[name]:,}" if name in one else "" for name in ("messages", "bytes"))
-        table.add_row(one["path"], one["why"], *counts)
+        rows.append((one["path"], one["why"], *counts))
+    if rows:
+        print_table(("path", "why", ">messages", ">bytes"), rows)
     console = PlainConsole()
-    if found:
-        console.print(table)
     removed = [one for one in found if "messages" in one]
     size, messages = sum(one["bytes"] for one in removed), sum(one["messages"] for one in removed)
     console.print(f"retention would remove {len(removed)} objects with {messages:,} messages, {size:,} bytes")

@@ -6,8 +6,6 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from rich.table import Column, Table
-
 from capture.config import CaptureConfig
 from capture.head import COMPACTION, SWEEP
 from capture.identity import require_archive
@@ -17,7 +15,7 @@ from capture.picture import read_picture
 from capture.planning import plan
 from capture.stores import open_store
 from natty import Natty
-from natty.cli.tables import PlainConsole, print_document
+from natty.cli.tables import PlainConsole, print_document, print_table
 
 
 async def planned(config: CaptureConfig) -> dict[str, Any]:
@@ -59,16 +57,15 @@ def show_planned(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_document(found)
         return
-    table = Table(
-        "stream", Column("key", overflow="fold"), "interval", "files", "bytes", "messages", "formats", "into", "waited"
-    )
+    rows = []
     for one in found["groups"]:
         counts = (f"{one[name]:,}" for name in ("files", "bytes", "messages"))
-        ends = ", ".join(one["formats"]), f"{one['outputs']}", f"{one['waited']:,.0f} s"
-        table.add_row(one["stream"], one["key"], one["interval"], *counts, *ends)
+        ends = ", ".join(one["formats"]), one["outputs"], f"{one['waited']:,.0f} s"
+        rows.append((one["stream"], one["key"], one["interval"], *counts, *ends))
+    columns = ("stream", "key", "interval", ">files", ">bytes", ">messages", "formats", ">into", ">waited")
+    if rows:
+        print_table(columns, rows)
     console = PlainConsole()
-    if found["groups"]:
-        console.print(table)
     files = sum(one["files"] for one in found["groups"])
     console.print(f"{len(found['groups'])} groups of {files:,} files are due")
     console.print(f"{found['waiting_files']:,} blocks, {found['waiting_bytes']:,} bytes are not")

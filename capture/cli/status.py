@@ -25,7 +25,7 @@ from capture.streams import each
 from natty import Natty, NattyError
 from natty.cli import connect
 from natty.cli.run import run_async
-from natty.cli.tables import PlainConsole, print_document
+from natty.cli.tables import PlainConsole, Rows, print_document
 from natty.cli.terminal import printable
 
 EXIT_TROUBLE = 3
@@ -49,7 +49,7 @@ def status(
     if as_json:
         print_document(_data(found))
     else:
-        _console().print(pages(found))
+        _console().print(pages(found), crop=False)
     if any(one.troubles for one in found):
         raise typer.Exit(EXIT_TROUBLE)
 
@@ -65,7 +65,7 @@ async def _watch(config: CaptureConfig, *, as_json: bool) -> None:
         if as_json:
             await _look_on(natty, config, _changes(lambda found: print(json.dumps(_data(found)), flush=True)))
         elif not sys.stdout.isatty():
-            await _look_on(natty, config, _changes(lambda found: _console().print(pages(found))))
+            await _look_on(natty, config, _changes(lambda found: _console().print(pages(found), crop=False)))
         with Live(console=_console(), auto_refresh=False) as live:
             await _look_on(natty, config, lambda found: live.update(pages(found), refresh=True))
 
@@ -117,8 +117,8 @@ def page(status: Status) -> RenderableType:
     parts: list[RenderableType] = [Text(printable(f"archive {status.archive}"), style="bold")]
     if status.view.state is not None:
         parts.append(_archive(status, status.view.state))
-        parts.append(_streams(status, status.view.state.streams))
-    parts.append(_nodes(status.view.nodes))
+        parts += ["", _streams(status, status.view.state.streams)]
+    parts += ["", _nodes(status.view.nodes)]
     troubles = status.troubles
     parts += [Text(printable(f"• {trouble}"), style="red") for trouble in troubles]
     parts.append(Text("something is wrong" if troubles else "all is well", style="red" if troubles else "green"))
@@ -151,9 +151,9 @@ def _archive(status: Status, state: ArchiveState) -> Table:
     return table
 
 
-def _streams(status: Status, streams: list[StreamState]) -> Table:
-    captured = ("last", "acked", "pending", "unacked", "lag")
-    table = Table("stream", *captured, "held", "overlaps", "removed", "gaps", "missing")
+def _streams(status: Status, streams: list[StreamState]) -> Rows:
+    numbers = ("last", "acked", "pending", "unacked", "lag", "held", "overlaps", "removed", "gaps", "missing")
+    rows = []
     for one in streams:
         position = [f"{n:,}" for n in (one.last, one.acked, one.pending, one.unacked)]
         position.append("" if one.lag is None else _age(one.lag))
@@ -163,26 +163,29 @@ def _streams(status: Status, streams: list[StreamState]) -> Table:
         if status.view.is_late:
             gaps = missing = "?"
         held = (f"{n:,}" for n in (one.held, one.overlaps, one.removed))
-        table.add_row(one.stream, *position, *held, gaps, missing)
-    return table
+        rows.append((one.stream, *position, *held, gaps, missing))
+    return Rows(("stream", *(f">{name}" for name in numbers)), rows)
 
 
-def _nodes(nodes: list[Heard]) -> Table:
-    table = Table("node", "version", "since", "messages", "blocks", "size", "pending", "oldest", "heard")
+def _nodes(nodes: list[Heard]) -> Rows:
+    columns = ("node", "version", "since", ">messages", ">blocks", ">size", ">pending", ">oldest", ">heard")
+    rows = []
     for one in nodes:
         node, stored = one.node, one.node.stored
-        table.add_row(
-            node.node,
-            node.version,
-            _time(node.since),
-            f"{stored.get('messages', 0):,}",
-            f"{stored.get('blocks', 0):,}",
-            _size(stored.get("bytes", 0)),
-            f"{node.pending:,}",
-            "" if node.oldest is None else _age(node.oldest),
-            Text(f"{_age(one.ago)} ago", style="red" if one.is_late else ""),
+        rows.append(
+            (
+                node.node,
+                node.version,
+                _time(node.since),
+                f"{stored.get('messages', 0):,}",
+                f"{stored.get('blocks', 0):,}",
+                _size(stored.get("bytes", 0)),
+                f"{node.pending:,}",
+                "" if node.oldest is None else _age(node.oldest),
+                f"{_age(one.ago)} ago",
+            )
         )
-    return table
+    return Rows(columns, rows)
 
 
 def _going(table: TableState) -> str:

@@ -12,12 +12,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from natty import Natty
 from natty.cli import connect
 from natty.cli.run import run_async
-from natty.cli.tables import print_document
+from natty.cli.tables import print_document, print_table
 from natty.servers import NEEDS
 
 _MAX_ACK_PENDING = 100_000
@@ -41,11 +40,13 @@ def bench(
     if as_json:
         print_document(rows)
         return
-    table = Table("", "messages/s", "MB/s", "client CPU, µs a message", box=None)
-    for row in rows:
-        rates = f"{row['rate']:,.0f}", f"{row['rate'] * size / 1e6:.1f}", f"{row['cpu_us']:.1f}"
-        table.add_row(row["step"], *rates)
-    Console().print(table)
+    print_table(
+        ("", ">messages/s", ">MB/s", ">client CPU, µs a message"),
+        [
+            (row["step"], f"{row['rate']:,.0f}", f"{row['rate'] * size / 1e6:.1f}", f"{row['cpu_us']:.1f}")
+            for row in rows
+        ],
+    )
 
 
 async def _bench(settings: dict[str, Any], count: int, size: int, stream_settings: dict[str, Any]) -> list[Row]:

@@ -6,14 +6,13 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from natty import Letter, LetterFilter, Natty, NattyError
 from natty.cli import connect
 from natty.cli.run import run_async
-from natty.cli.tables import print_document
+from natty.cli.tables import PlainConsole, print_document, print_table
 from natty.cli.terminal import printable, say
 from natty.deadletter import LETTERS, Retried
 
@@ -206,23 +205,21 @@ def _print_list(found: list[dict[str, Any]], *, as_json: bool) -> None:
     if as_json:
         print_document(found)
         return
-    table = Table(box=None, pad_edge=False)
-    for name in COLUMNS:
-        short = name in NUMBERS or name == "buried"
-        table.add_column(name, justify="right" if name in NUMBERS else "left", no_wrap=short, overflow="fold")
-    for facts in found:
-        brief = facts | {"buried": facts["buried"][:19].replace("T", " ")}
-        table.add_row(*(_cell(brief[name], missing="gone") for name in COLUMNS))
-    console = Console()
-    console.print(table if found else "no dead letters")
+    if not found:
+        say("no dead letters")
+        return
+    brief = [facts | {"buried": facts["buried"][:19].replace("T", " ")} for facts in found]
+    rows = [["gone" if one[name] is None else one[name] for name in COLUMNS] for one in brief]
+    print_table([f">{name}" if name in NUMBERS else name for name in COLUMNS], rows)
 
 
-def _cell(value: Any, *, missing: str = "") -> Text:
-    return Text(printable(missing if value is None else str(value)))
+def _cell(value: Any) -> Text:
+    return Text(printable(str(value)))
 
 
 def _print_letter(letter: Letter) -> None:
-    console = Console(soft_wrap=True)
+    console = PlainConsole()
+    console.soft_wrap = True  # a payload is as it is
     facts = Table(show_header=False, box=None, pad_edge=False)
     for name, value in facts_of(letter).items():
         if value not in ("", None):

@@ -9,16 +9,14 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 
 from natty import Message, Natty
 from natty.cli import connect
 from natty.cli.ask import seconds
 from natty.cli.group_shared import Group, Json, Member, Stream, admin_of, named
 from natty.cli.run import run_async
-from natty.cli.tables import cells, print_document
+from natty.cli.tables import PlainConsole, Rows, print_document, print_table
 from natty.errors import NattyError
 from natty.groups.admin import Kind, MemberState
 from natty.groups.lag import lag
@@ -67,7 +65,8 @@ def add_commands(app: typer.Typer, kind: Kind) -> None:
         if as_json:
             print_document(rows)
         else:
-            Console().print(_table_of_lag(rows))
+            columns = (">partition", "member", ">lag")
+            print_table(columns, [(row["partition"], row["member"] or "nobody", row["lag"]) for row in rows])
 
     @app.command()
     @connect.options
@@ -154,7 +153,7 @@ async def _watch(
 ) -> None:
     looks = 0
     async with Natty(**settings) as natty:
-        with Live(console=Console(), auto_refresh=False) as live:
+        with Live(console=PlainConsole(), auto_refresh=False) as live:
             while True:
                 rows, members = await _look(natty, kind, stream, group)
                 state = [_state(one, rows) for one in members]
@@ -180,24 +179,15 @@ def _state(member: MemberState, rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _table_of_members(members: list[dict[str, Any]]) -> Table:
-    table = Table("member", "partitions", "pinned", "pulls", "unacked", "lag")
+def _table_of_members(members: list[dict[str, Any]]) -> Rows:
+    rows = []
     for one in members:
-        numbers = ",".join(map(str, one["partitions"])) or "none"
-        table.add_row(
-            *cells(one["member"], numbers, one["pinned"][:8] or "nobody", *(str(one[name]) for name in _COUNTS))
-        )
-    return table
+        numbers = ", ".join(map(str, one["partitions"])) or "none"
+        rows.append((one["member"], numbers, one["pinned"][:8] or "nobody", *(one[name] for name in _COUNTS)))
+    return Rows(("member", "partitions", "pinned", ">pulls", ">unacked", ">lag"), rows)
 
 
 _COUNTS = ("instances", "unacked", "lag")
-
-
-def _table_of_lag(rows: list[dict[str, Any]]) -> Table:
-    table = Table("partition", "member", "lag")
-    for row in rows:
-        table.add_row(*cells(str(row["partition"]), row["member"] or "nobody", str(row["lag"])))
-    return table
 
 
 def _prompt(app: typer.Typer, kind: Kind, nats: dict[str, Any], sleep: str) -> None:

@@ -7,14 +7,13 @@ from dataclasses import asdict
 from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from natty import Natty
 from natty.cli import connect
 from natty.cli.ask import confirm
 from natty.cli.run import run_async
-from natty.cli.tables import cells, print_document
+from natty.cli.tables import PlainConsole, cells, print_document, print_table
 from natty.cli.terminal import say
 from natty.errors import BadGroupError, GroupNotFoundError
 from natty.groups import ElasticRecord, PartitioningFilter, Record
@@ -182,7 +181,7 @@ def _show_facts(facts: dict[str, Any]) -> None:
     table = Table(show_header=False, box=None)
     for name, value in facts.items():
         table.add_row(*cells(f"{name.replace('_', ' ')}:", _fact(name, value)))
-    Console(markup=False, highlight=False).print(table)
+    PlainConsole().print(table)
 
 
 def _fact(name: str, value: Any) -> str:
@@ -201,12 +200,12 @@ def _filter(one: str | dict[str, Any]) -> str:
 
 
 def _show_members(members: list[MemberState]) -> None:
-    table = Table("member", "partitions", "active", "pinned", "waiting", "unacked", "pending", box=None)
+    rows = []
     for one in members:
+        counts = (one.waiting, one.unacked, one.pending) if one.exists else "---"
         active = "yes" if one.active else "no"
-        counts = map(str, (one.waiting, one.unacked, one.pending)) if one.exists else "---"
-        table.add_row(*cells(one.name, _numbers(one.partitions) or "none", active, one.pinned or "-", *counts))
-    Console(markup=False, highlight=False).print(table)
+        rows.append((one.name, _numbers(one.partitions) or "none", active, one.pinned or "-", *counts))
+    print_table(("member", "partitions", "active", "pinned", ">waiting", ">unacked", ">pending"), rows)
 
 
 async def _list(settings: dict[str, Any], kind: Kind, stream: str) -> list[str]:

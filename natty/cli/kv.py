@@ -11,7 +11,6 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from natty import Bucket, Natty
@@ -19,7 +18,7 @@ from natty.cli import connect
 from natty.cli.ask import confirm, seconds
 from natty.cli.run import run_async
 from natty.cli.stream_flags import document_of
-from natty.cli.tables import cells
+from natty.cli.tables import PlainConsole, cells, print_table
 from natty.cli.terminal import json_text, say, write
 from natty.errors import KeyNotFoundError
 from natty.kv import Entry, Gone, PictureComplete, list_buckets
@@ -230,11 +229,11 @@ def history(*, nats: dict[str, Any], bucket: BucketName, key: Key, as_json: Json
     if as_json:
         _show_lines([_fields(bucket, event) for event in story], as_json)
         return
-    table = Table("revision", "operation", "time", "bytes", "value", box=None)
+    rows = []
     for event in story:
-        size = str(len(event.value)) if isinstance(event, Entry) else ""
-        table.add_row(*cells(str(event.revision), _operation(event), _time(event), size, _text(event)))
-    Console(markup=False, highlight=False).print(table)
+        size = len(event.value) if isinstance(event, Entry) else ""
+        rows.append((event.revision, _operation(event), _time(event), size, _text(event)))
+    print_table((">revision", "operation", "time", ">bytes", "value"), rows)
 
 
 @app.command()
@@ -367,7 +366,7 @@ def _show_status(status: dict[str, Any], as_json: bool) -> None:
     table = Table(show_header=False, box=None)
     for name, value in status.items():
         table.add_row(*cells(f"{name}:", str(value)))
-    Console(markup=False, highlight=False).print(table)
+    PlainConsole().print(table)
 
 
 def _operation(event: Entry | Gone) -> str:

@@ -12,13 +12,11 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from natty import ConfigError, Election, LeadershipLost, Natty
 from natty.cli import connect
 from natty.cli.run import run_async
-from natty.cli.tables import cells, print_document
+from natty.cli.tables import print_document, print_table
 from natty.cli.terminal import json_text, say
 from natty.leader import BUCKET, TermNote, elections, leadership, trail
 from natty.leader.options import LEASE
@@ -49,10 +47,11 @@ def ls(*, nats: dict[str, Any], bucket: InBucket = BUCKET, as_json: Json = False
     if as_json:
         print_document(found)
         return
-    table = Table("election", "leader", "token", "since")
-    for one in found:
-        table.add_row(*cells(one["election"], one["node"] or "nobody", str(one["token"] or ""), one["since"][:19]))
-    Console().print(table if found else f"there was never an election in bucket {bucket}")
+    if not found:
+        say(f"there was never an election in bucket {bucket}")
+        return
+    rows = [(one["election"], one["node"] or "nobody", one["token"] or "", one["since"][:19]) for one in found]
+    print_table(("election", "leader", ">token", "since"), rows)
 
 
 async def _ls(settings: dict[str, Any], bucket: str) -> list[dict[str, Any]]:

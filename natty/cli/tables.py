@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -20,13 +20,20 @@ Json = Annotated[bool, typer.Option("--json", "-j", help="Print JSON.")]
 
 SCREEN = 200  # rows that rich lays out for a terminal; it takes half a millisecond for each, and folds what is too wide
 COLOURED = 100_000  # characters of JSON that are coloured
+LEAST = 24  # characters to which a column of sentences may shrink
+PIPE = 1_000_000  # characters of a line where no terminal is
 
 
 class PlainConsole(Console):
-    """A console whose texts are no markup, and hold nothing that a terminal could act on. `Text` is as it was made."""
+    """A console whose texts are no markup, and hold nothing that a terminal could act on. `Text` is as it was made.
+
+    In a pipe no line is folded.
+    """
 
     def __init__(self) -> None:
         super().__init__(markup=False, highlight=False)
+        if not self.is_terminal:
+            self.width = PIPE
 
     def render_str(self, text: str, **how: Any) -> Text:
         """Return a text that is printed, or stands in a cell, with all that is not printable escaped."""
@@ -34,17 +41,83 @@ class PlainConsole(Console):
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, total: Sequence[Any] = ()) -> None:
-    """Print a table; a column whose name begins with `>` is put to the right. `total` is a last row under a line.
-
-    Where nobody looks, and where there is too much to look at, the lines are as long as they are.
-    """
-    lines = [[printable(str(cell)) for cell in row] for row in rows]
-    last = [printable(str(cell)) for cell in total]
-    console = Console(highlight=False)
-    if console.is_terminal and len(lines) <= SCREEN:
-        console.print(_table(columns, lines, last))
+    """Print `Rows`. A list that is too long to be laid out is printed a line a row on a terminal, too."""
+    table, console = Rows(columns, rows, total=total), PlainConsole()
+    if console.is_terminal and len(table.rows) <= SCREEN:
+        console.print(table, crop=False)
     else:
-        _print_lines(columns, [*lines, last] if last else lines)
+        say(*table.lines())
+
+
+class Rows:
+    """A table as rich prints it; a column whose name begins with `>` is put to the right.
+
+    In a pipe it is a line a row, as long as it is. On a terminal too narrow for that, cells are folded between words;
+    where this is not enough, each row is a block of names and values. `total` is a last row, under a line.
+    """
+
+    def __init__(self, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, total: Sequence[Any] = ()) -> None:
+        self.columns = [printable(column.removeprefix(">")) for column in columns]
+        self.right = [column.startswith(">") for column in columns]
+        self.rows = [[printable(str(cell)) for cell in row] for row in rows]
+        self.total = [printable(str(cell)) for cell in total]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        widths = self._widths_within(options.max_width) if console.is_terminal else self._widths()
+        if widths is None:
+            yield from (_unfolded(line) for line in self.records())
+        elif console.is_terminal:
+            yield self._table(widths)
+        else:
+            yield from (_unfolded(line) for line in self.lines())
+
+    def lines(self) -> list[str]:
+        """Return the heading and the rows, a line each."""
+        widths = self._widths()
+        return [
+            " " + "  ".join(map(_padded, line, widths, self.right)).rstrip() for line in (self.columns, *self._cells())
+        ]
+
+    def records(self) -> list[str]:
+        """Return the rows as blocks of names and values, with an empty line between them; empty values are left out."""
+        width = max(map(cell_len, self.columns), default=0)
+        found = []
+        for row in self._cells():
+            named = zip(self.columns, row, strict=True)
+            found += [*(f" {_padded(name, width, False)}  {cell}" for name, cell in named if cell), ""]
+        return found[:-1]
+
+    def _cells(self) -> list[list[str]]:
+        return [*self.rows, self.total] if self.total else self.rows
+
+    def _widths(self) -> list[int]:
+        return [max(map(cell_len, cells)) for cells in zip(self.columns, *self._cells(), strict=True)]
+
+    def _widths_within(self, most: int) -> list[int] | None:
+        """Return widths of columns in which no word and no number is broken. None if there is no room for that."""
+        widths, columns = self._widths(), zip(self.columns, *self._cells(), strict=True)
+        least = [
+            width if right else max([min(width, LEAST), *(cell_len(word) for cell in cells for word in cell.split())])
+            for cells, width, right in zip(columns, widths, self.right, strict=True)
+        ]
+        room = most - 2 * len(widths)
+        if sum(least) > room:
+            return None
+        while (excess := sum(widths) - room) > 0:
+            spare, widest = max((width - low, at) for at, (width, low) in enumerate(zip(widths, least, strict=True)))
+            widths[widest] -= min(spare, max(1, excess // 2))
+        return widths
+
+    def _table(self, widths: list[int]) -> Table:
+        table = Table(box=None)
+        for column, width, right in zip(self.columns, widths, self.right, strict=True):
+            table.add_column(Text(column), justify="right" if right else "left", overflow="fold", width=width)
+        for row in self.rows:
+            table.add_row(*map(Text, row))
+        if self.total:
+            table.add_section()
+            table.add_row(*(Text(cell, style="bold") for cell in self.total))
+        return table
 
 
 def print_facts(title: str, facts: Iterable[tuple[str, Any]]) -> None:
@@ -68,29 +141,8 @@ def print_document(data: Any, *, default: Callable[[Any], Any] | None = None) ->
         print(text)
 
 
-def _table(columns: Sequence[str], lines: list[list[str]], total: list[str]) -> Table:
-    table = Table(box=None)
-    for column in columns:
-        table.add_column(
-            Text(printable(column.removeprefix(">"))),
-            justify="right" if column.startswith(">") else "left",
-            overflow="fold",
-        )
-    for line in lines:
-        table.add_row(*map(Text, line))
-    if total:
-        table.add_section()
-        table.add_row(*(Text(cell, style="bold") for cell in total))
-    return table
-
-
-def _print_lines(columns: Sequence[str], lines: list[list[str]]) -> None:
-    head = [printable(column.removeprefix(">")) for column in columns]
-    widths = [max(map(cell_len, cells)) for cells in zip(head, *lines, strict=True)]
-    right = [column.startswith(">") for column in columns]
-    for line in (head, *lines):
-        cells = zip(line, widths, right, strict=True)
-        print(" " + "  ".join(_padded(*cell) for cell in cells).rstrip())
+def _unfolded(line: str) -> Text:
+    return Text(line, no_wrap=True, overflow="ignore")
 
 
 def _padded(cell: str, width: int, right: bool) -> str:

@@ -68,10 +68,8 @@ async def test_the_status_is_a_page_for_people(published):
         "all is well",
     ):
         assert text in page
-    (row,) = [line for line in page.splitlines() if line.startswith(f"│ {status.archive}")]
-    assert [cell.strip() for cell in row.split("│")[2:-1]] == [
-        *("1,000", "900", "60", "40", "2.0 s", "880", "5", "30", "20", "0"),
-    ]
+    (row,) = [line for line in page.splitlines() if line.startswith(f" {status.archive}")]
+    assert row.split() == [status.archive, *["1,000", "900", "60", "40", "2.0", "s", "880", "5", "30", "20", "0"]]
 
 
 async def test_what_is_missing_is_said(published):
@@ -191,4 +189,4 @@ async def test_what_is_not_captured_any_more_is_counted_now_and_never_frozen_whe
     assert not [name for name in figures(unknown) if "lag" in name or "stream_pending" in name]
     assert unknown.as_dict()["state"]["streams"][0]["lag"] is None
     assert unknown.as_dict()["state"]["streams"][0]["pending"] is None
-    assert f"{fleet.stream} │ ?    │ ?     │ ?       │ ?       │ ?" in shown(unknown)
+    assert f"{fleet.stream} ? ? ? ? ?" in " ".join(shown(unknown).split())

@@ -4,8 +4,9 @@ import json
 import re
 
 import pytest
+from rich.console import Group
 
-from natty.cli.tables import SCREEN, print_document, print_facts, print_table
+from natty.cli.tables import SCREEN, PlainConsole, Rows, print_document, print_facts, print_table
 
 
 class Screen(io.StringIO):
@@ -23,9 +24,9 @@ def on_screen(monkeypatch):
     for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
 
-    def printed_by(show, *arguments):
+    def printed_by(show, *arguments, **options):
         with contextlib.redirect_stdout(Screen()) as screen:
-            show(*arguments)
+            show(*arguments, **options)
         return screen.getvalue()
 
     return printed_by
@@ -50,10 +51,55 @@ def test_a_piped_line_is_as_long_as_it_is(capsys, monkeypatch):
     assert f" {'S' * 30}  {'x' * 500}\n" in capsys.readouterr().out
 
 
-def test_a_table_on_a_terminal_is_folded_to_its_width(on_screen):
-    shown = re.sub("\x1b[^m]*m", "", on_screen(print_table, ("stream", "subjects"), [("ORDERS", "x" * 100)]))
+def plain(shown):
+    return re.sub("\x1b[^m]*m", "", shown)
+
+
+def test_a_table_on_a_terminal_is_folded_between_words(on_screen):
+    reason = "no such customer, " * 5 + "1234567890"
+    shown = plain(on_screen(print_table, ("stream", ">n", "reason"), [("ORDERS", 5, reason)]))
     assert max(map(len, shown.splitlines())) <= 40
-    assert shown.count("x") == 100  # nothing is cut off
+    assert shown.split() == f"stream n reason ORDERS 5 {reason}".split()
+
+
+def test_where_words_or_numbers_would_be_broken_each_row_is_a_block(on_screen):
+    path, columns = "blocks/stream=T/" + "x" * 60, ("path", ">bytes", "empty", "größe東京")
+    shown = plain(
+        on_screen(print_table, columns, [(path, "1,234", "", 1), ("b", "5", "", 2)], total=("total", 6, "", 3))
+    )
+    assert [line.rstrip() for line in shown.splitlines()] == [
+        f" path       {path}",
+        " bytes      1,234",
+        " größe東京  1",
+        "",
+        " path       b",
+        " bytes      5",
+        " größe東京  2",
+        "",
+        " path       total",
+        " bytes      6",
+        " größe東京  3",
+    ]
+
+
+def test_a_column_of_sentences_shrinks_to_no_less_than_24_characters(on_screen):
+    rows = [("ORDERS_OF_EUROPE", "a b c d e f g h i j k l m n")]
+    assert "stream  ORDERS" in plain(on_screen(print_table, ("stream", "reason"), rows))
+
+
+def test_a_console_in_a_pipe_folds_no_line(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    numbers = Rows(("stream", *(f">number {n}" for n in range(9))), [("ORDERS", *range(10**9, 10**9 + 9))])
+    PlainConsole().print(Group("word " * 30, numbers), crop=False)
+    sentence, head, row = capsys.readouterr().out.splitlines()
+    assert sentence.rstrip() == ("word " * 30).rstrip()
+    assert row.split() == ["ORDERS", *map(str, range(10**9, 10**9 + 9))]
+    assert len(head) == len(row)
+
+
+@pytest.mark.parametrize("columns", [(), ("",)])
+def test_a_table_may_have_no_columns_and_no_names(on_screen, columns):
+    assert on_screen(print_table, columns, []).strip() == ""
 
 
 def test_a_long_table_is_not_laid_out(on_screen):
