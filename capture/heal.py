@@ -21,12 +21,14 @@ from capture.coverage import Coverage
 from capture.durable import EXPLICIT
 from capture.errors import CaptureError
 from capture.filtered import Search, is_wanted
+from capture.group import Position
 from capture.progress import Missing, Progress
 from capture.sequences import Sequences
 from capture.state import Board, StreamState
 from natty import Batch, LeadershipLost, Natty, NattyError, NotConnectedError
 from natty.jetstream import StoredMessage
 from natty.message import RawMessage
+from natty.stream.listing import all_consumers
 from natty.units import parse_time
 
 PORTION = 5000  # messages that one sweep stores
@@ -91,6 +93,10 @@ class Healer:
         self._check, self._held_since, self._elapsed = check, held_since, elapsed
         self._unstored: dict[str, Unstored] = defaultdict(Unstored)
         self._stranded: dict[str, Unstored] = defaultdict(Unstored)
+        self._left: dict[str, Unstored] = defaultdict(Unstored)  # the stream, unstored
+        self._gone: dict[str, Sequences] = defaultdict(Sequences)
+        self._acknowledged: dict[str, Sequences] = defaultdict(Sequences)  # again, in interest streams
+        self._acks = config.ack == EXPLICIT and not config.group
         self._healed: Counter[str] = Counter()
         self._search = Search(natty)
 
@@ -100,32 +106,48 @@ class Healer:
     async def state(self, progress: Progress, found: Coverage) -> StreamState:
         """Return how far a stream is captured, having stored what no node has stored; `found` is what is held of it."""
         gaps, missing = progress.gaps(found), None
-        if gaps or progress.work_queue:
+        present: Sequences | None = Sequences()
+        if gaps or progress.work_queue or progress.interest:
             present = await progress.present(self._natty)
-            if present is not None and progress.work_queue:
+        if present is not None:
+            await self._account_gone(progress, found, present)
+            if progress.work_queue:
                 await self.release(progress, present & found.held)
-            unstored = present and gaps & present
-            if present is not None and not progress.whole:
+            elif progress.interest and self._acks:
+                await self._acknowledge(progress, present & found.held)
+            unstored: Sequences | None = gaps & present - progress.unasked
+            if not progress.whole:
                 unstored = await self._search.unstored(progress, found, present)
             if unstored is not None:
                 missing = await self.tend(progress, unstored)
-        elif progress.whole:
-            missing = await self.tend(progress, gaps)
-        return progress.state(found, missing)
+        return progress.state(found, missing, self._gone[progress.stream])
 
     async def tend(self, progress: Progress, unstored: Sequences) -> Missing:
         """Store what no node is going to store, a portion of it; `unstored` is what the stream has and no object."""
         due = await self._due(self._unstored[progress.stream], unstored, progress.backlog.ack_wait)
-        done, reason = Sequences(), ""
-        if due:
-            done, reason = await self._heal(progress, due)
+        if not due:
+            return Missing(awaited=unstored, healed=self._healed[progress.stream])
+        reading, reason = await self._heal(progress, due)
         return Missing(
             awaited=unstored - due,
-            missing=due - done,
+            missing=due - reading.settled,
             remedy=reason,
             healed=self._healed[progress.stream],
-            stored=done,
+            stored=reading.stored,
         )
+
+    async def _account_gone(self, progress: Progress, found: Coverage, present: Sequences) -> None:
+        """Take note of messages that were seen unstored, that the stream has no more, and that no node is to store."""
+        stream = progress.stream
+        self._gone[stream] -= found.held  # a node stood still, and stored some after all
+        left = self._unstored[stream].all | self._left[stream].all
+        left -= present | found.held | found.removed | self._gone[stream]
+        gone = await self._due(self._left[stream], left, progress.backlog.ack_wait)
+        if gone:
+            self._gone[stream] |= gone
+            text = "%d messages of %s left it before a node stored them (%s), and are not in the archive: %s"
+            extra = {"action": "gone", "count": len(gone)}
+            log.error(text, len(gone), stream, gone.describe(), progress.removal, extra=extra)
 
     async def release(self, progress: Progress, stranded: Sequences) -> None:
         """Delete from a work queue what committed objects hold and the consumer has forgotten, as an ack would have."""
@@ -151,6 +173,36 @@ class Healer:
                 extra={"action": "released", "count": len(deleted)},
             )
 
+    async def _acknowledge(self, progress: Progress, kept: Sequences) -> None:
+        """Acknowledge again, once, what an interest stream keeps although all its consumers are beyond it.
+
+        Committed objects hold these messages: whoever stored them died before it acknowledged them, and the server has
+        forgotten that it delivered them.
+        """
+        stream = progress.stream
+        try:
+            floor = await _all_are_beyond(self._natty, stream) if (kept := kept - self._acknowledged[stream]) else 0
+        except NattyError as error:
+            log.info("the consumers of %s are not known: %s", stream, error, extra={"action": "no_progress"})
+            return
+        due = await self._due(self._stranded[stream], kept.within(1, floor), progress.backlog.ack_wait)
+        if not due:
+            return
+        some = Sequences.from_iterable(one for part in _portion(due) for one in part)
+        self._check()
+        with contextlib.suppress(NotConnectedError):
+            for one in some:
+                reply = f"$JS.ACK.{stream}.{self._config.durable}.{DELIVERED}.{one}.0.0.0"
+                self._natty.connection.send(reply, b"+ACK")
+            self._acknowledged[stream] |= some
+            log.warning(
+                "acknowledged %d messages of %s again that are stored and that no consumer needs (%s)",
+                len(some),
+                stream,
+                some.describe(),
+                extra={"action": "released", "count": len(some)},
+            )
+
     async def _due(self, known: Unstored, found: Sequences, wait: float) -> Sequences:
         now = self._elapsed()
         known.update(found, now)
@@ -161,11 +213,11 @@ class Healer:
     async def _delete(self, stream: str, sequence: int) -> None:
         await self._natty.jetstream.request(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence, "no_erase": True})
 
-    async def _heal(self, progress: Progress, due: Sequences) -> tuple[Sequences, str]:
-        """Store a portion; return what is settled of it, stored or gone from the stream, and why not all is."""
-        if self._store is None:
-            return Sequences(), "this node stores nothing"
+    async def _heal(self, progress: Progress, due: Sequences) -> tuple[Reading, str]:
+        """Store a portion; return what became of it, and why not all is settled."""
         reading = Reading(self._natty, self._config, progress, due, self._check)
+        if self._store is None:
+            return reading, "this node stores nothing"
         try:
             await self._store(reading, reading)
         except LeadershipLost:
@@ -183,7 +235,7 @@ class Healer:
                 extra={"action": "healed", "count": len(reading.stored)},
             )
         rest = len(due) - len(reading.settled)
-        return reading.settled, reading.trouble or (f"the sweep stores {PORTION:,} at a time" if rest else "")
+        return reading, reading.trouble or (f"the sweep stores {PORTION:,} at a time" if rest else "")
 
 
 class Reading:
@@ -271,6 +323,12 @@ async def held_since(board: Board, elapsed: Callable[[], float]) -> float:
     except (CaptureError, NattyError) as error:
         log.info("it can't be told what nodes hold: %s", error, extra={"action": "no_progress"})
         return -math.inf
+
+
+async def _all_are_beyond(natty: Natty, stream: str) -> int:
+    """Return up to which sequence all consumers of a stream have acknowledged what they were to get. NattyError."""
+    consumers = await all_consumers(natty.jetstream, stream)
+    return min((Position.of([one]).floor for one in consumers.found), default=0) if not consumers.missing else 0
 
 
 def _portion(sequences: Sequences) -> Iterator[list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,7 @@ from capture.state import StreamState, server_time
 from capture.stores import Store
 from capture.summary import Backlog, read_backlog
 from natty import Natty, NattyError
-from natty.stream import stream_state
+from natty.stream import NANOSECONDS, stream_state
 
 LONGEST_SET = 64 << 10  # bytes of a set of sequences that is published: a key's value is a message
 
@@ -47,6 +48,13 @@ class Progress:
     backlog: Backlog
     asked: list[Asked]  # what was recorded of its durables
     work_queue: bool = False
+    interest: bool = False
+    removal: str = ""  # why the stream may have a message no more
+
+    @property
+    def unasked(self) -> Sequences:
+        """What lies before the start of every durable."""
+        return Sequences.from_range(1, min((one.start for one in self.asked), default=1) - 1)
 
     @property
     def whole(self) -> bool:
@@ -72,8 +80,11 @@ class Progress:
         there = Sequences.from_range(max(1, state["first_seq"]), min(state["last_seq"], self.backlog.acked))
         return there - Sequences.from_iterable(state.get("deleted") or ())
 
-    def state(self, found: Coverage | None, missing: Missing | None) -> StreamState:
-        """Return how far the stream is captured. None: what is held, or missing, can't be told this time."""
+    def state(self, found: Coverage | None, missing: Missing | None, gone: Sequences | None = None) -> StreamState:
+        """Return how far the stream is captured. None: what is held, or missing, can't be told this time.
+
+        `gone` are messages that left the stream before anybody could store them.
+        """
         known, oldest = found or Coverage(), self.backlog.oldest
         lacks = missing or Missing()
         gaps = self.gaps(found) - lacks.stored if found else Sequences()
@@ -98,6 +109,9 @@ class Progress:
             awaited_set=text if len(text := lacks.awaited.to_text()) <= LONGEST_SET else "",
             ack_wait=self.backlog.ack_wait,
             healed=lacks.healed,
+            gone=len(gone) if gone else 0,
+            gone_are=gone.describe() if gone else "",
+            gone_because=self.removal if gone else "",
         )
 
 
@@ -121,4 +135,23 @@ async def read_progress(natty: Natty, store: Store, stream: str, config: Capture
         backlog=backlog,
         asked=await read_records(store, stream),
         work_queue=info["config"]["retention"] == "workqueue",
+        interest=info["config"]["retention"] == "interest",
+        removal=removal(info["config"]),
     )
+
+
+def removal(config: Mapping[str, Any]) -> str:
+    """Return, for people, what may have removed a message from a stream with this configuration."""
+    rules = []
+    if config.get("retention") == "interest":
+        rules.append("it keeps only what a consumer has not acknowledged (retention = interest)")
+    if config.get("retention") == "workqueue":
+        rules.append("it deletes what is acknowledged (retention = workqueue)")
+    if age := config.get("max_age"):
+        rules.append(f"it removes what is older than {age / NANOSECONDS:g} s (max_age)")
+    if config.get("allow_msg_ttl"):
+        rules.append("a message may have a TTL of its own (Nats-TTL)")
+    if config.get("discard") == "old":
+        limits = [name for name in ("max_msgs", "max_bytes", "max_msgs_per_subject") if config.get(name, -1) > 0]
+        rules += [f"it removes the oldest where {' or '.join(limits)} is reached"] if limits else []
+    return "; ".join([*rules, "or they were purged, rolled up or deleted" if rules else "they were purged or deleted"])

@@ -166,3 +166,4 @@ def _add_state(add: Callable[..., None], one: Status) -> None:
             add("stream_missing", "Acknowledged messages that are in no object.", stream.missing, **told)
             add("stream_awaited", "Acknowledged messages that nodes may still store.", stream.awaited, **told)
             add("stream_healed", "Messages that the sweep's leader stored, since no node had.", stream.healed, **told)
+            add("stream_gone", "Messages that left the stream before a node stored them.", stream.gone, **told)

@@ -51,7 +51,9 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
     retention let them go. `gaps` are sequences up to `acked` that are not (see docs/sweep.md). Of these the stream has
     the `awaited` and the `missing` ones (None: that can't be told this time). Nodes may still store what is awaited
     (`awaited_set` is `Sequences.to_text`, "" if that is too long); what no node has stored after `ack_wait` seconds the
-    sweep stores, as `healed` messages since its leader began; `remedy` says why some are still missing.
+    sweep stores, as `healed` messages since its leader began; `remedy` says why some are still missing. `gone` ones
+    left the stream before anybody could store them, as far as that leader has seen; `gone_because` says what removes
+    messages there.
     """
 
     stream: str
@@ -74,6 +76,9 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
     awaited_set: str = ""
     ack_wait: float = 0.0
     healed: int = 0
+    gone: int = 0
+    gone_are: str = ""
+    gone_because: str = ""
 
     def missing_sentence(self) -> str:
         """Return what is missing, and what becomes of it, for people; "" if nothing is."""
@@ -90,6 +95,13 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
             f"{self.awaited:,} messages of {self.stream} count as acknowledged and are not stored yet"
             f" ({self.awaited_are}): the sweep stores those that no node has stored within {self.ack_wait:g} s"
         )
+
+    def gone_sentence(self) -> str:
+        """Return which messages left the stream before anybody could store them, for people; "" if none did."""
+        if not self.gone:
+            return ""
+        which = f"{self.gone:,} messages of {self.stream} left it before a node stored them ({self.gone_are})"
+        return f"{which}: {self.gone_because}"
 
     def gaps_sentence(self) -> str:
         """Return how many sequences are not in the archive, and why, and how many are there more than once; or ""."""

@@ -9,6 +9,7 @@ import time
 import pytest
 from command_line import CommandLine
 from electing import vacated_archive
+from healing import configured  # noqa: F401
 from node_beside import start_beside  # noqa: F401
 from patient import FILLING, NEVER, PATIENCE
 from secret import write_secret

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,8 +13,8 @@ from capture.config import CaptureConfig
 from capture.coverage import Coverage
 from capture.explain import _awaited
 from capture.filtered import PROBES, Search, narrowed
-from capture.heal import Reading, Unstored, held_since
-from capture.progress import Missing, Progress
+from capture.heal import Healer, Reading, Unstored, held_since
+from capture.progress import Missing, Progress, removal
 from capture.sequences import Sequences
 from capture.state import StreamState
 from capture.summary import Backlog
@@ -203,3 +204,87 @@ def test_all_is_awaited_where_what_is_awaited_is_too_much_to_be_published(awaite
     told = {"first": 1, "last": 9, "acked": 9, "pending": 0, "unacked": 0}
     state = StreamState(stream="S", **told, awaited=awaited, awaited_set=published)
     assert _awaited(state, some(1, 2)) == some(*found)
+
+
+class Healing:
+    """A healer without a server: nodes hold nothing, and a clock that tests set."""
+
+    def __init__(self, server, **settings):
+        self.now = 0.0
+        config = CaptureConfig(stream="S", store="memory://healing", **settings)
+        self.healer = Healer(
+            server.natty,
+            config,
+            self.store,
+            check=lambda: None,
+            held_since=lambda: asyncio.sleep(0, NOBODY),
+            elapsed=lambda: self.now,
+        )
+
+    async def store(self, messages, acknowledger):
+        async for batch in messages:
+            acknowledger.ack(batch.replies)
+
+    async def state(self, of, held, present, at):
+        self.now = at
+        of = replace(of, work_queue=False)
+        object.__setattr__(of, "present", lambda natty: asyncio.sleep(0, present))
+        return await self.healer.state(of, Coverage(held=held))
+
+
+async def test_what_the_stream_has_no_more_when_it_is_read_counts_as_healed_nowhere(caplog):
+    healing, of = Healing(Server(m3="S.eu", m5="S.eu")), progress()
+    missing = await healing.healer.tend(of, some(3, 4, 5))
+    assert (missing.stored, missing.missing, missing.healed) == (some(3, 5), some(), 2)
+    assert "stored 2 messages of S that the server counts as acknowledged and no node has stored (3, 5)" in caplog.text
+    state = of.state(Coverage(held=some(1, 2, 6, 7, 8, 9)), missing)
+    assert (state.gaps, state.gaps_are, state.healed) == (1, "4", 2)
+
+
+async def test_what_was_seen_unstored_and_left_the_stream_is_gone_and_logged_once(caplog):
+    healing, of = Healing(Server()), replace(progress(), removal=removal({"max_age": 5 * 10**9}))
+    states = [
+        await healing.state(of, held, present, at)
+        for held, present, at in (
+            (some(1, 9), some(1, 3, 4, 5, 9), 0.0),
+            (some(1, 4, 9), some(1, 9), 1.0),  # 4 was stored meanwhile; 3 and 5 left
+            (some(1, 4, 9), some(1, 9), 2.0),
+            (some(1, 3, 4, 9), some(1, 9), 3.0),  # a node had 3, and stored it
+        )
+    ]
+    assert [(one.gone, one.missing) for one in states] == [(0, 0), (2, 0), (2, 0), (1, 0)]
+    assert states[-1].gone_sentence() == (
+        "1 messages of S left it before a node stored them (5): it removes what is older than 5 s (max_age);"
+        " or they were purged, rolled up or deleted"
+    )
+    assert [record.count for record in caplog.records if record.action == "gone"] == [2]
+
+
+async def test_a_message_that_a_node_may_hold_is_not_gone_yet():
+    healing, of = Healing(Server()), progress()
+    healing.healer._held_since = lambda: asyncio.sleep(0, -math.inf)
+    await healing.state(of, some(1), some(1, 2), 0.0)
+    assert [(await healing.state(of, some(1), some(1), at)).gone for at in (1.0, 1000.0)] == [0, 0]
+
+
+async def test_what_was_never_asked_for_is_not_read_again_and_again():
+    server = Server(m3="S.eu", m7="S.eu")
+    healing, of = Healing(server), progress(asked(5))
+    for at in (0.0, 1.0, 2.0):
+        await healing.state(of, some(1, 9), some(1, 3, 7, 9), at)
+    assert {*server.read_of} == {7}
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"retention": "interest"}, "retention = interest"),
+        ({"retention": "workqueue"}, "retention = workqueue"),
+        ({"allow_msg_ttl": True}, "Nats-TTL"),
+        ({"discard": "old", "max_msgs": 5, "max_bytes": 9}, "max_msgs or max_bytes is reached"),
+        ({"discard": "old", "max_msgs": -1}, "they were purged or deleted"),
+    ],
+    ids=str,
+)
+def test_why_a_message_may_be_gone_follows_from_the_streams_settings(config, words):
+    assert words in removal(config)

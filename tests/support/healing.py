@@ -1,0 +1,179 @@
+"""Streams whose server has forgotten deliveries to a node that died, and what nodes store of them."""
+
+import asyncio
+import json
+from collections import defaultdict
+
+import pytest
+from patient import PATIENCE
+
+from capture.block import SealedBlock
+from capture.commit import CommitOptions, Committer
+from capture.config import load
+from capture.identity import claim
+from capture.record import Records
+from capture.report import archive_picture, check
+from capture.source import stream_info
+from capture.state import Board
+from capture.stores import open_store
+from capture.sweep import read_entries
+from capture.writers import writer
+from capture.writers.choose import read_object
+from natty.units import parse_time
+
+LONG, SHORT = 120.0, 1.0  # seconds of `ack_wait`: while something must not come again, and when it may
+COUNT = 20
+HEALED = "stored {} messages of {} that the server counts as acknowledged and no node has stored (1–9)"
+
+
+class Ignored:
+    def ack(self, replies):
+        pass
+
+    def nak(self, replies, delay=0.0):
+        pass
+
+
+CONTENT = "time_ns", "subject", "header_block", "payload"
+HELD = 10  # messages that are delivered to a node that dies with them
+
+
+@pytest.fixture
+def configured(fleet):
+    """Claim the archive and make the durable, as the first node does; return the path of the configuration."""
+
+    async def configure(**settings):
+        await fleet.natty.ensure_stream(fleet.stream, allow_rollup_hdrs=True, allow_destructive=True)
+        settings = {"ack_wait": LONG, "limits__max_age": 0.3, "sweep__every": 0.2, "partition": "subject:0"} | settings
+        path = fleet.configure(**settings)
+        config = load(path, environment={})
+        created = (await stream_info(fleet.natty, fleet.stream))["created"]
+        await claim(open_store(config.store), config.name, fleet.stream, created, config.signer())
+        wanted = config.consumer()
+        await fleet.natty.ensure_consumer(fleet.stream, wanted.name, **wanted.settings())
+        return path
+
+    return configure
+
+
+async def publish(fleet, numbers):
+    for number in numbers:
+        await fleet.natty.publish(f"{fleet.stream}.s{number}", json.dumps({"n": number}).encode(), headers={"A": "b"})
+
+
+async def die_with(fleet, count):
+    """Have so many messages delivered to somebody who never says a word about them again."""
+    taken = 0
+    async for batch in (pull := fleet.natty.pull(fleet.stream, "capture", max_messages=count)):
+        if (taken := taken + len(batch)) >= count:
+            pull.stop()
+    assert taken == count
+
+
+async def stored_by_the_dead(fleet, config, sequences):
+    """Store a block of these messages, as a node does that dies before it has acknowledged them."""
+    messages = [await fleet.natty.jetstream.read(fleet.stream, sequence=one) for one in sequences]
+    columns = (
+        [one.sequence for one in messages],
+        [parse_time(one.time) for one in messages],
+        [one.subject.encode() for one in messages],
+        [one.header_block for one in messages],
+        [one.data for one in messages],
+        [1] * len(messages),
+        [b"reply"] * len(messages),
+        [None] * len(messages),
+    )
+    block = SealedBlock(
+        fleet.stream, "dead", int(columns[1][0] // 10**9) // 3600 * 3600, Records(fleet.stream, *columns), "age"
+    )
+    await Committer(open_store(config.store), writer("parquet"), Ignored(), CommitOptions(node="dead")).commit(block)
+
+
+async def passed(fleet, how):
+    """Wait until all but the messages of the dead are acknowledged; then let the server give them to others."""
+    lost, unacked = how in ("purge", "rollup"), HELD - (how == "delete")
+    await fleet.until(
+        lambda one: (
+            one["num_pending"] == 0
+            and one["num_ack_pending"] <= unacked
+            and (one["ack_floor"]["stream_seq"] > HELD if lost else one["num_ack_pending"] == unacked)
+        )
+    )
+    await fleet.natty.ensure_consumer(fleet.stream, "capture", ack_wait=SHORT, allow_destructive=True)
+
+
+async def remove(fleet, how, number):
+    """Remove the message of this subject, as users of the stream do."""
+    subject = f"{fleet.stream}.s{number}"
+    if how == "purge":
+        await fleet.natty.jetstream.request(f"STREAM.PURGE.{fleet.stream}", {"filter": subject})
+    elif how == "rollup":
+        await fleet.natty.publish(subject, b"{}", headers={"Nats-Rollup": "sub"})
+    elif how == "delete":
+        await fleet.natty.jetstream.request(f"STREAM.MSG.DELETE.{fleet.stream}", {"seq": number})
+
+
+async def stream_state(fleet):
+    return (await fleet.natty.jetstream.request(f"STREAM.INFO.{fleet.stream}"))["state"]
+
+
+async def published_state(fleet):
+    state = (await Board(fleet.natty, fleet.stream).read()).state
+    return state.streams[0] if state and state.streams else None
+
+
+async def is_captured(fleet, path):
+    """Return the check of the archive once nothing of the stream is missing in it."""
+    config = load(path, environment={})
+    async with asyncio.timeout(2 * PATIENCE):
+        while True:
+            found = await check(fleet.natty, config, open_store(config.store))
+            if found.ok and found.verdict.stored and not found.unacknowledged:
+                return found
+            await asyncio.sleep(0.05)
+
+
+async def rows(path):
+    """Return what the archive holds: (time, subject, headers, payload) and the deliveries of each row, by sequence."""
+    config = load(path, environment={})
+    store = open_store(config.store)
+    entries, _ = await read_entries(store)
+    picture = await archive_picture(None, config, store)
+    found = defaultdict(list)
+    for stored in (*picture.blocks, *picture.unadopted(entries)):
+        table = read_object(await store.get(stored.path), stored, config.keys())
+        columns = (table[name].to_pylist() for name in ("sequence", "deliveries", *CONTENT))
+        for sequence, deliveries, *content in zip(*columns, strict=True):
+            found[sequence].append((deliveries, tuple(content)))
+    return found
+
+
+async def stream_copy(fleet):
+    """Return the same of the stream."""
+    state = await stream_state(fleet)
+    read = [fleet.natty.jetstream.read(fleet.stream, sequence=one) for one in range(1, state["last_seq"] + 1)]
+    messages = [one for one in await asyncio.gather(*read) if one]
+    return {one.sequence: (parse_time(one.time), one.subject, one.header_block or None, one.data) for one in messages}
+
+
+def said(fleet, words):
+    return sum(log.read_text().count(words) for log in fleet.folder.glob("node-*.log"))
+
+
+async def check_rows(fleet, path, *, healed):
+    """Compare the archive with the stream, byte by byte, and which messages were healed."""
+    stored = await rows(path)
+    assert {sequence: {content for _, content in some} for sequence, some in stored.items()} == {
+        sequence: {content} for sequence, content in (await stream_copy(fleet)).items()
+    }
+    assert {sequence for sequence, some in stored.items() if any(not times for times, _ in some)} == healed
+
+
+async def forgotten(fleet, start_beside, path, how="purge"):
+    """Have messages delivered to the dead, remove one, let two nodes capture the rest; return the nodes."""
+    await publish(fleet, range(1, COUNT + 1))
+    await die_with(fleet, HELD)
+    await remove(fleet, how, HELD)
+    nodes = [start_beside(path), start_beside(path)]
+    await passed(fleet, how)
+    return nodes
