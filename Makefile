@@ -3,6 +3,8 @@ PYTHON ?= python3
 PIP := .venv/bin/python -m pip --disable-pip-version-check install --quiet
 ARGS ?=
 WORKERS ?= 2
+# The tests start hundreds of Pythons: each would compile the packages again.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo test test-long test-versions lint bench chaos chaos-election chaos-groups clean soak-table test-iceberg-duckdb test-iceberg-spark test-kubernetes test-yarn
 .DELETE_ON_ERROR:

@@ -1,5 +1,6 @@
 """An opinionated NATS JetStream client: durable consume and publish, key-value, leader election, TLS end to end."""
 
+import natty.nats_py  # noqa: F401  # before the rest, which imports nats-py
 from natty.atomic import AtomicMessage
 from natty.client import Natty, as_leader
 from natty.config import Config

@@ -11,9 +11,9 @@ import pytest
 from patient import PATIENCE
 from typer.main import get_command
 
-from capture.cli.app import app as capture_app
+from capture.cli.app import make_app as make_capture_app
 from capture.config import load
-from natty.cli.app import app as natty_app
+from natty.cli.app import make_app as make_natty_app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -40,7 +40,7 @@ def commands(app, name: str) -> dict:
     return found
 
 
-COMMANDS = commands(natty_app, "natty") | commands(capture_app, "capture")
+COMMANDS = commands(make_natty_app(), "natty") | commands(make_capture_app(), "capture")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

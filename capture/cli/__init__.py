@@ -9,7 +9,9 @@ def main() -> None:
     """Run the command line."""
     guard("capture", sys.argv[1:])
     try:
-        from capture.cli.app import main as run
+        from capture.cli.app import prepare
+
+        run = prepare(sys.argv[1:])
     except ImportError as error:
         sys.exit(f'capture: the command line needs {error.name}; run: pip install "natty-nats[capture]"')
     unguard()

@@ -9,7 +9,9 @@ def main() -> None:
     """Run the command line."""
     guard("natty", sys.argv[1:])
     try:
-        from natty.cli.app import main as run
+        from natty.cli.app import prepare
+
+        run = prepare(sys.argv[1:])
     except ImportError as error:
         sys.exit(f'natty: the command line needs {error.name}; run: pip install "natty-nats[cli]"')
     unguard()

@@ -1,54 +1,54 @@
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
 
-from natty.cli import (
-    account,
-    consumer,
-    dlq,
-    group,
-    kv,
-    leader,
-    permissions,
-    stream,
-    stream_mirror,
-    stream_template,
-    tls,
-)
-from natty.cli.bench import bench
-from natty.cli.doctor import doctor
+from natty.cli.late import Commands
 from natty.cli.plugin import introspect
-from natty.cli.pub import pub, request
 from natty.cli.run import LogFormat, LogLevel, configure_logging, main_of, version_of
-from natty.cli.server import server
-from natty.cli.sub import sub
 from natty.errors import NattyError
+from natty_start import command_of
 
-app = typer.Typer(
-    help="JetStream from the command line.",
-    no_args_is_help=True,
-    add_completion=True,
-    rich_markup_mode=None,
-    pretty_exceptions_show_locals=False,  # settings have passwords
+COMMANDS = Commands(
+    functions={
+        "doctor": "natty.cli.doctor:doctor",
+        "pub": "natty.cli.pub:pub",
+        "request": "natty.cli.pub:request",
+        "sub": "natty.cli.sub:sub",
+        "bench": "natty.cli.bench:bench",
+        "server": "natty.cli.server:server",
+    },
+    groups={
+        "tls": "natty.cli.tls:app",
+        "dlq": "natty.cli.dlq:app",
+        "kv": "natty.cli.kv:app",
+        "group": "natty.cli.group:app",
+        "leader": "natty.cli.leader:app",
+        "stream": "natty.cli.stream:app",
+        "consumer": "natty.cli.consumer:app",
+        "permissions": "natty.cli.permissions:app",
+        "account": "natty.cli.account:app",
+    },
 )
-app.add_typer(tls.app, name="tls", help="Certificates for development and tests.")
-app.add_typer(dlq.app, name="dlq", help="Dead letters.")
-app.add_typer(kv.app, name="kv", help="Key-value buckets.")
-app.add_typer(group.app, name="group", help="Partitioned consumer groups.")
-app.add_typer(leader.app, name="leader", help="Elections.")
-app.add_typer(stream.app, name="stream", help="Streams, and streams as code.")
-stream.app.add_typer(stream_template.app, name="template", help="Templates: streams made on demand.")
-stream.app.add_typer(stream_mirror.app, name="mirror", help="Mirrors of streams, and disaster recovery.")
-app.add_typer(consumer.app, name="consumer", help="Consumers.")
-app.add_typer(permissions.app, name="permissions", help="What a kind of client needs to be permitted.")
-app.add_typer(account.app, name="account", help="The account.")
-for command in (doctor, pub, request, sub, bench, server):
-    app.command()(command)
 
 
-@app.callback()
+def make_app(command: str = "") -> typer.Typer:
+    """Return the command line with this command alone; with all of them if there is none of this name."""
+    app = typer.Typer(
+        help="JetStream from the command line.",
+        no_args_is_help=True,
+        add_completion=True,
+        rich_markup_mode=None,
+        pretty_exceptions_show_locals=False,  # settings have passwords
+    )
+    app.callback()(options)
+    COMMANDS.add_to(app, command)
+    return app
+
+
 def options(
     log_level: Annotated[
         LogLevel, typer.Option(case_sensitive=False, help="What is logged: this and worse.")
@@ -65,4 +65,11 @@ def options(
     configure_logging(log_level, log_format)
 
 
-main = main_of(app, "natty", NattyError)
+def prepare(arguments: Sequence[str]) -> Callable[[], None]:
+    """Import what these arguments call, and return the function that runs it."""
+    return main_of(make_app(command_of(arguments)), "natty", NattyError)
+
+
+def main() -> None:
+    """Run the command line."""
+    prepare(sys.argv[1:])()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from natty.cli import stream_mirror, stream_template
 from natty.cli.stream_code import apply, show_plan
 from natty.cli.stream_look import info, ls, report
 from natty.cli.stream_make import add, copy, edit, rm
@@ -23,3 +24,5 @@ app.command("rmm", hidden=True)(rm_msg)
 app.command("get")(get)
 app.command("plan")(show_plan)
 app.command("apply")(apply)
+app.add_typer(stream_template.app, name="template")
+app.add_typer(stream_mirror.app, name="mirror")

@@ -8,7 +8,7 @@ import typer
 
 from natty.tls import DEV_DAYS, DEV_HOSTS, DevCA, TLSFiles
 
-app = typer.Typer(help="Make TLS certificates for development.", no_args_is_help=True)
+app = typer.Typer(help="Certificates for development and tests.", no_args_is_help=True)
 
 DEFAULT_FOLDER = Path("assets/tls")
 CONFIGURATION = "nats-server.conf"  # stands in assets/tls

@@ -42,7 +42,7 @@ COMMANDS = {
 
 ALL_IN_ONE = """
 import contextlib, io, json, sys
-from natty.cli.app import app
+from natty.cli.app import make_app
 from natty.cli.run import run
 from natty.errors import NattyError
 
@@ -50,7 +50,7 @@ for command in json.loads(sys.argv[1]):
     sys.argv = ["natty", *command]
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = run(app, "natty", (NattyError,))
+        status = run(make_app(), "natty", (NattyError,))
     print(json.dumps([status, out.getvalue(), err.getvalue()]))
 """
 

@@ -3,7 +3,7 @@
 import pytest
 from secret import write_secret
 
-from capture.cli.app import app
+from capture.cli.app import make_app
 from capture.errors import CaptureError
 from capture.identity import claim
 from capture.stores import open_store
@@ -22,7 +22,7 @@ def capture(shell, monkeypatch, capsys):
 
     def call(*arguments):
         monkeypatch.setattr("sys.argv", ["capture", *map(str, arguments)])
-        status = run(app, "capture", (CaptureError, NattyError))
+        status = run(make_app(), "capture", (CaptureError, NattyError))
         said = capsys.readouterr()
         assert "Traceback" not in said.err
         return status, said.out, said.err

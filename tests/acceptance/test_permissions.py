@@ -11,16 +11,16 @@ from electing import vacated_archive
 from patient import PATIENCE, PATIENT
 from typer.testing import CliRunner
 
-from capture.cli.app import app as capture_app
+from capture.cli.app import make_app as make_capture_app
 from natty import Natty
-from natty.cli.app import app as natty_app
+from natty.cli.app import make_app as make_natty_app
 from natty.deadletter import DeadLetters
 from natty.deadletter.streams import DeadLetterOptions, ensure_streams
 from natty.errors import NattyError
 from natty.testing import NatsServer, ServerOptions
 
 PASSWORD = "secret"
-APPS = {"natty": natty_app, "capture": capture_app}
+APPS = {"natty": make_natty_app(), "capture": make_capture_app()}
 ROLES = {
     "publisher": ("natty", "permissions", "publisher", "ORDERS", "orders.*"),
     "service": ("natty", "permissions", "service", "ORDERS", "billing"),

@@ -10,7 +10,7 @@ from archiving import store_all, sweep_once
 from prometheus_client.parser import text_string_to_metric_families
 
 from capture.chain import Head
-from capture.cli.app import app
+from capture.cli.app import make_app
 from capture.config import load
 from capture.errors import CaptureError
 from capture.stores import open_store
@@ -54,7 +54,7 @@ def capture(monkeypatch, capsys):
 
     def call(*arguments):
         monkeypatch.setattr("sys.argv", ["capture", *map(str, arguments)])
-        status = run(app, "capture", (CaptureError, NattyError))
+        status = run(make_app(), "capture", (CaptureError, NattyError))
         said = capsys.readouterr()
         assert "Traceback" not in said.err
         return status, said.out, said.err

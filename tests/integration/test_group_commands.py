@@ -11,7 +11,7 @@ from go_groups import ELASTIC, Go
 from patient import PATIENT
 
 from natty import Natty, NattyError
-from natty.cli.app import app
+from natty.cli.app import make_app
 from natty.cli.run import run
 
 Done = namedtuple("Done", "status out err")
@@ -51,7 +51,7 @@ def natty_command(nats_server, monkeypatch, capsys, tmp_path):
     def command(*words):
         monkeypatch.setattr(sys, "argv", ["natty", *words])
         capsys.readouterr()
-        status = run(app, "natty", (NattyError,))
+        status = run(make_app(), "natty", (NattyError,))
         return Done(status, *capsys.readouterr())
 
     return command

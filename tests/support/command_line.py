@@ -13,10 +13,10 @@ from patient import PATIENCE, PATIENT
 from typer.main import get_command
 
 from natty import Natty, NattyError
-from natty.cli.app import app
+from natty.cli.app import make_app
 from natty.cli.run import run
 
-COMMANDS = get_command(app)  # made once: that takes a tenth of a second
+COMMANDS = get_command(make_app())  # made once: that takes a tenth of a second
 END_OF_INPUT = b"\x04"  # what Ctrl-D sends
 
 

@@ -10,7 +10,7 @@ from secret import write_secret
 from typer.testing import CliRunner
 
 from capture.cipher import Keys
-from capture.cli.app import app
+from capture.cli.app import make_app
 from capture.errors import ConfigError
 from capture.signing import PublicKeys, SigningKeys
 
@@ -21,7 +21,7 @@ def run(monkeypatch):
     monkeypatch.delenv("CAPTURE_SIGNING_KEYS", raising=False)
 
     def run(*arguments):
-        return CliRunner().invoke(app, [*map(str, arguments)], catch_exceptions=False).stdout
+        return CliRunner().invoke(make_app(), [*map(str, arguments)], catch_exceptions=False).stdout
 
     return run
 

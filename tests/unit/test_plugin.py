@@ -4,10 +4,10 @@ import fisk_host
 import pytest
 from typer.main import get_command
 
-from natty.cli.app import app
+from natty.cli.app import make_app
 from natty.cli.plugin import model_of
 
-ROOT = get_command(app)
+ROOT = get_command(make_app())
 MODEL = model_of(ROOT)
 LEAVES = dict(fisk_host.leaves(MODEL))
 

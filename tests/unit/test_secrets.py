@@ -54,7 +54,9 @@ def test_no_secret_is_in_what_a_configuration_shows_of_itself(tmp_path):
 FAILING = """
 import sys
 from typing import Any
-from {package}.cli.app import app
+from {package}.cli.app import make_app
+
+app = make_app()
 
 @app.command()
 def fail() -> None:
@@ -67,7 +69,7 @@ app(["fail"])
 
 @pytest.mark.parametrize("package", ["natty", "capture"])
 def test_a_traceback_has_no_values(package):
-    app = {"natty": natty_app, "capture": capture_app}[package].app
+    app = {"natty": natty_app, "capture": capture_app}[package].make_app()
     assert app.pretty_exceptions_show_locals is False
     done = subprocess.run([sys.executable, "-c", FAILING.format(package=package)], capture_output=True, text=True)
     assert done.returncode == 1

@@ -16,7 +16,7 @@ from typer.main import get_command
 
 from capture.asked import Asked, write_record
 from capture.block import SealedBlock
-from capture.cli.app import app
+from capture.cli.app import make_app
 from capture.commit import Committer
 from capture.errors import CaptureError
 from capture.identity import claim
@@ -58,7 +58,7 @@ def lake(tmp_path):
 
 
 STYLES = re.compile(r"\x1b\[[\d;]*m")  # rich's own: bold, colours
-LINES = get_command(app)
+LINES = get_command(make_app())
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from capture import chain, trust
 from capture.asked import Asked, write_record
 from capture.chain import latest_offline
 from capture.cipher import Keys
-from capture.cli.app import app
+from capture.cli.app import make_app
 from capture.config import CaptureConfig, load
 from capture.errors import (
     CaptureError,
@@ -86,7 +86,7 @@ def command(monkeypatch, capsys, tmp_path):
     def command(*words):
         monkeypatch.setattr(sys, "argv", ["capture", *words, "--store", "lake", "--stream", STREAM])
         capsys.readouterr()
-        return run(get_command(app), "capture", (CaptureError, NattyError)), *capsys.readouterr()
+        return run(get_command(make_app()), "capture", (CaptureError, NattyError)), *capsys.readouterr()
 
     return command
 
