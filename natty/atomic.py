@@ -30,7 +30,7 @@ from natty.ordered import CaughtUp, Ordered, OrderedOptions, Vanished
 from natty.outgoing import publish_headers
 from natty.subjects import covers
 from natty.text import decode
-from natty.units import parse_time, show_time
+from natty.units import check_seconds, parse_time, show_time
 
 MAX_MESSAGES = 1000  # of a batch, the server's limit
 SKEW = 0.5  # seconds by which the clocks of the servers that led the stream may differ for a batch to be found
@@ -39,14 +39,14 @@ DISABLED, INCOMPLETE, DUPLICATE, TOO_MANY = 10174, 10176, 10201, 10210  # the se
 
 @dataclass(frozen=True, kw_only=True)
 class AtomicMessage:
-    """One message of a batch. `ttl` in seconds, rounded up to whole ones."""
+    """One message of a batch. `ttl` in seconds, or text ("7d"), rounded up to whole seconds."""
 
     subject: str
     data: bytes = b""
     headers: Headers | None = None
     msg_id: str = ""
     expect_last_subject_sequence: int | None = None
-    ttl: float | None = None
+    ttl: float | str | None = None
 
 
 async def publish_atomic(
@@ -67,6 +67,7 @@ async def publish_atomic(
     AuthorizationError; TypeError for data that is not bytes.
     """
     jetstream.require("an atomic batch")
+    check_seconds(timeout=timeout)
     batch = [one if isinstance(one, AtomicMessage) else AtomicMessage(subject=one[0], data=one[1]) for one in messages]
     _check(batch)
     with tracing.sending(batch[0].subject, messages=len(batch)) as traced:

@@ -93,14 +93,14 @@ class Natty:
         headers: dict[str, str] | None = None,
         expect_last_sequence: int | None = None,
         expect_last_subject_sequence: int | None = None,
-        ttl: float | None = None,
+        ttl: float | str | None = None,
         timeout: float | None = None,
     ) -> PubAck:
         """Publish one message and return when it is stored. See `JetStream.publish` for what it raises.
 
         `msg_id` makes the stream store it once however often it is published within its duplicate window, and lets
-        it be sent again by itself when the ack is lost. After `ttl` seconds, rounded up, the stream removes it (server
-        2.11, a stream with `allow_msg_ttl`).
+        it be sent again by itself when the ack is lost. After `ttl`, seconds or text ("7d"), rounded up, the stream
+        removes it (server 2.11, a stream with `allow_msg_ttl`).
         """
         all_headers = publish_headers(
             headers,

@@ -113,7 +113,7 @@ def resolve(
     values |= given
     if "servers" in values:
         values["servers"] = _urls(values["servers"])
-    for name in ("timeout", "connect_timeout"):
+    for name in ("timeout", "connect_timeout", "ping_interval"):
         if isinstance(values.get(name), str):
             values[name] = _seconds(name, values[name])
     for name in ("creds", "nkey", "tls_ca", "tls_cert", "tls_key"):
@@ -184,5 +184,5 @@ def _seconds(name: str, text: str) -> float:
     try:
         return parse_duration(text.strip())
     except ValueError:
-        variable = f"NATS_{name.upper()}"
-        raise ConfigError(f"{name} ({variable}) is {text!r}, which is no duration; write 5s, 500ms or 5") from None
+        variable = f" (NATS_{name.upper()})" if f"NATS_{name.upper()}" in _ENVIRONMENT else ""
+        raise ConfigError(f"{name}{variable} is {text!r}, which is not a duration; write 5s, 500ms or 5") from None

@@ -28,6 +28,7 @@ from natty.reasons import connect_error
 from natty.sinklink import SinkLink, sink_path_fault
 from natty.stock import StockLink
 from natty.text import decode
+from natty.units import check_seconds
 
 logger = logging.getLogger("natty.connection")
 
@@ -411,6 +412,8 @@ class Connection:
         RequestTimeoutError, NoRespondersError, NotConnectedError; AuthorizationError if the subject is not permitted;
         else as `send`.
         """
+        if timeout is not None:
+            check_seconds(timeout=timeout)
         word, loop = wire_word(subject), asyncio.get_running_loop()
         timeout = self.config.timeout if timeout is None else timeout
         deadline = loop.time() + timeout

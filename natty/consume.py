@@ -29,6 +29,7 @@ from natty.receipts import Receipts
 from natty.shutdown import stopped_by_signals
 from natty.stream import NANOSECONDS, create_consumer
 from natty.stream.stranded import QueueMender
+from natty.units import check_timings
 from natty.workers import Workers
 
 logger = logging.getLogger("natty.consume")
@@ -57,6 +58,7 @@ class ConsumeOptions:
     signals: bool = True  # stop at SIGTERM and SIGINT, unless the application handles them itself
 
     def __post_init__(self) -> None:
+        check_timings(self, "timeout", "batch_wait", "shutdown_timeout", "retries")
         if self.concurrency < 1:
             raise ValueError(f"concurrency is {self.concurrency}; at least one handler must run")
         if not (self.retries or self.dead_letters):
@@ -92,8 +94,7 @@ class Consumption:
     ) -> None:
         options = self.options = options or ConsumeOptions()
         self.handled = self.failed = self.retried = self.buried = 0
-        self._jetstream = jetstream
-        self._stream, self._durable = stream, durable
+        self._jetstream, self._stream, self._durable = jetstream, stream, durable
         self._consumer = consumer or {}
         self._key = key_by(options.ordered_by)
         self._lanes = Lanes(lot=max(1, options.batch if handler else 1), wait=options.batch_wait)

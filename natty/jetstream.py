@@ -29,6 +29,7 @@ from natty.message import Headers, check_subject, delivered_subject, encode_head
 from natty.outgoing import MESSAGE_ID, TTL
 from natty.servers import NEEDS, Need, text_of
 from natty.text import legible
+from natty.units import check_seconds
 
 OWN_API = "$JS.API"  # of the domain and account that we are connected to
 LARGEST = 2**63 - 1  # the largest integer of the server's documents
@@ -190,6 +191,8 @@ class JetStream:
         first, also while a cluster is still storing an earlier try. With `stream`, a missing one is told at once:
         StreamNotFoundError. `verbatim`: the subject is that of a delivered message, whatever characters it has.
         """
+        if timeout is not None:
+            check_seconds(timeout=timeout)
         delivered_subject(subject) if verbatim else check_subject(subject)
         wire = self.write_subject(subject)
         if headers and TTL in headers:  # an older server would store it for ever

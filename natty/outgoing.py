@@ -9,6 +9,7 @@ from math import ceil
 
 from natty.message import Headers, check_subject, encode_headers
 from natty.subjects import covers
+from natty.units import seconds_of
 
 MESSAGE_ID = "Nats-Msg-Id"
 TTL = "Nats-TTL"
@@ -23,15 +24,16 @@ def publish_headers(
     msg_id: str = "",
     expect_last_sequence: int | None = None,
     expect_last_subject_sequence: int | None = None,
-    ttl: float | None = None,
+    ttl: float | str | None = None,
 ) -> dict[str, str | list[str]]:
     """Return the caller's headers with those of JetStream added (ADR-8, ADR-43); the caller's are not changed.
 
-    `ttl` is in seconds, rounded up to whole ones. ValueError if it is not positive, or if a header's name is empty or
-    has a blank, a colon or a control character.
+    `ttl` is in seconds, or text ("7d"), rounded up to whole seconds. ValueError if it is not positive, or if a
+    header's name is empty or has a blank, a colon or a control character.
     """
     for name in headers or ():
         check_header_name(name)
+    ttl = None if ttl is None else seconds_of("ttl", ttl)
     if ttl is not None and ttl <= 0:
         raise ValueError(f"ttl is {ttl:g} s: a message can't live for no time; leave it out to keep the message")
     conditions = {

@@ -57,6 +57,40 @@ def parse_duration(text: str) -> float:
     return total
 
 
+def seconds_of(name: str, value: float | str) -> float:
+    """Return a duration that a server keeps, in seconds: a number of them, or text such as "30s" or "7d".
+
+    TypeError for anything else; ValueError for text that is not a duration, and for a number that is not finite.
+    """
+    if isinstance(value, str):
+        try:
+            return parse_duration(value)
+        except ValueError:
+            raise ValueError(f'{name} is {value!r}; write seconds, or text as "30s", "1h30m", "7d"') from None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f'{name} is {value!r}; write seconds, or text as "30s", "1h30m", "7d"')
+    if not math.isfinite(value):
+        raise ValueError(f'{name} is {value!r}; write seconds, or text as "30s", "1h30m", "7d"')
+    return value
+
+
+def check_timings(options: object, *names: str) -> None:
+    """Check these attributes as `check_seconds` does; each element where one is a list."""
+    for name in names:
+        value = getattr(options, name)
+        for one in value if isinstance(value, list | tuple) else [value]:
+            check_seconds(**{name: one})
+
+
+def check_seconds(**timings: object) -> None:
+    """TypeError for a timing of this process that is not a number of seconds; ValueError for NaN. None is no timing."""
+    for name, value in timings.items():
+        if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)):
+            continue
+        wrong = ValueError if isinstance(value, float) else TypeError
+        raise wrong(f"{name} is {value!r}; write a number of seconds, such as 90 for a minute and a half")
+
+
 def show_duration(seconds: float) -> str:
     """Return seconds as people write them: 1h30m0s is 1h30m; below a second, in ms."""
     if 0 < seconds < 1:

@@ -6,6 +6,7 @@ import msgspec
 
 from natty.errors import PublishError
 from natty.text import decode
+from natty.units import check_timings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,7 @@ class PublisherOptions:
     path: str = "auto"  # "fast": fast ingest; "window": an ack a message; "auto": what server and stream offer
 
     def __post_init__(self) -> None:
+        check_timings(self, "ack_timeout", "give_up")
         if self.path not in ("auto", "fast", "window"):
             raise ValueError(f"path is {self.path!r}; it is auto, fast or window")
         if self.window < 1:

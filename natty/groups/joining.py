@@ -9,6 +9,7 @@ from typing import Any
 from natty.groups.settings import ACK_WAIT
 from natty.groups.work import WorkOptions
 from natty.stream.file import check_consumer_settings
+from natty.units import check_timings
 
 LAG_EVERY = 30.0  # seconds
 MAX_ACK_PENDING = 500  # Go's `cg` uses 1: an instance beside it must be given the same
@@ -55,6 +56,7 @@ class JoinOptions(WorkOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_timings(self, "ack_wait", "shutdown_timeout", "lag_every")
         check_consumer_settings(self.consumer, "consumer")
 
     @property

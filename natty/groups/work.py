@@ -22,6 +22,7 @@ from natty.jetstream import JetStream
 from natty.lanes import Lanes, OrderedBy, Turn, key_by
 from natty.message import Message, RawMessage
 from natty.text import decode
+from natty.units import check_timings
 from natty.workers import Workers
 
 logger = logging.getLogger("natty.groups")
@@ -75,6 +76,7 @@ class WorkOptions:
     # by the consumer, which an elastic member loses with its last instance, and without its `max_deliver` (Go has none)
 
     def __post_init__(self) -> None:
+        check_timings(self, "retries")
         if self.max_deliveries < 1:
             raise ValueError(f"max_deliveries is {self.max_deliveries}; a message must be delivered once to be handled")
         if self.ordered_by is None:

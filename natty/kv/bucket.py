@@ -29,7 +29,7 @@ from natty.kv.names import check_bucket, check_filter, check_key
 from natty.kv.watch import Watch, WatchOptions
 from natty.message import Headers, as_payload, encode_headers
 from natty.stream import NANOSECONDS
-from natty.units import clock
+from natty.units import clock, seconds_of
 
 ATTEMPTS = 20  # to change a key that others change at the same time
 PAUSE = 0.005  # seconds between two attempts, on the average; doubles up to the next line
@@ -79,17 +79,18 @@ class Bucket:
             raise KeyNotFoundError(f"there is no key {key!r} in bucket {self.name}")
         return entry
 
-    async def put(self, key: str, value: bytes, *, ttl: float | None = None) -> int:
+    async def put(self, key: str, value: bytes, *, ttl: float | str | None = None) -> int:
         """Store the value whatever was there, and return its revision.
 
-        `ttl` in seconds is for this key alone, rounded up to whole ones. UnsupportedError where the server or the
-        bucket has no such thing, or would make it longer: with `history`, a TTL is never shorter than `marker_ttl`.
+        `ttl`, in seconds or as text ("7d"), is for this key alone, rounded up to whole seconds. UnsupportedError where
+        the server or the bucket has no such thing, or would make it longer: with `history`, a TTL is never shorter
+        than `marker_ttl`.
         """
         subject, headers = self._root + check_key(key), await self._ttl(ttl)
         with self._told():
             return (await self._jetstream.publish(subject, value, headers=headers, stream=self.stream)).seq
 
-    async def create(self, key: str, value: bytes, *, ttl: float | None = None) -> int:
+    async def create(self, key: str, value: bytes, *, ttl: float | str | None = None) -> int:
         """Store the value of a key that is absent (deleted and expired ones are). KeyExistsError."""
         value = as_payload(value, "the value of a key")
 
@@ -102,7 +103,7 @@ class Bucket:
         assert created is not None
         return created.revision
 
-    async def update(self, key: str, value: bytes, *, revision: int, ttl: float | None = None) -> int:
+    async def update(self, key: str, value: bytes, *, revision: int, ttl: float | str | None = None) -> int:
         """Store the value if the key is still at `revision`, and return the new one. RevisionConflictError."""
         try:
             return await self._write(key, value, expected=revision, headers=await self._ttl(ttl))
@@ -110,7 +111,7 @@ class Bucket:
             raise await self._conflict(key, revision) from error
 
     async def modify(
-        self, key: str, change: Callable[[bytes | None], bytes | None], *, ttl: float | None = None
+        self, key: str, change: Callable[[bytes | None], bytes | None], *, ttl: float | str | None = None
     ) -> Entry | None:
         """Store what `change` makes of the value, None standing for an absent key; return the entry that is then there.
 
@@ -121,7 +122,7 @@ class Bucket:
         return await self._change(key, lambda there: change(None if there is None else there.value), ttl)
 
     async def _change(
-        self, key: str, change: Callable[[Entry | None], bytes | None], ttl: float | None
+        self, key: str, change: Callable[[Entry | None], bytes | None], ttl: float | str | None
     ) -> Entry | None:
         pause = PAUSE
         for _ in range(ATTEMPTS):
@@ -149,7 +150,7 @@ class Bucket:
         *,
         revision: int | None = None,
         value: bytes | None = None,
-        ttl: float | None = None,
+        ttl: float | str | None = None,
         timeout: float | None = None,
     ) -> Entry:
         """Restart the key's TTL by storing the same value again, and return its new entry.
@@ -188,14 +189,16 @@ class Bucket:
         """
         await self._mark(key, {"KV-Operation": "DEL"}, revision)
 
-    async def purge(self, key: str, *, revision: int | None = None, ttl: float | None = None) -> None:
+    async def purge(self, key: str, *, revision: int | None = None, ttl: float | str | None = None) -> None:
         """Delete the key with its history; as `delete`. With `ttl`, the note of it is removed after so many seconds.
 
         A watch that is cut off for longer than that tells such a key as vanished.
         """
         await self._mark(key, {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}, revision, ttl)
 
-    async def _mark(self, key: str, operation: dict[str, str], revision: int | None, ttl: float | None = None) -> None:
+    async def _mark(
+        self, key: str, operation: dict[str, str], revision: int | None, ttl: float | str | None = None
+    ) -> None:
         if revision is not None:
             try:
                 await self._write(key, b"", expected=revision, headers=operation | await self._ttl(ttl))
@@ -230,11 +233,12 @@ class Bucket:
         current = 0 if there is None else there.revision
         return RevisionConflictError(f"key {key!r} is not at revision {revision} any more: {now}", current=current)
 
-    async def _kept(self, entry: Entry | None, ttl: float | None) -> dict[str, str | list[str]]:
+    async def _kept(self, entry: Entry | None, ttl: float | str | None) -> dict[str, str | list[str]]:
         return {**(headers_to_keep(entry) if entry else {}), **await self._ttl(ttl)}
 
-    async def _ttl(self, ttl: float | None) -> dict[str, str]:
+    async def _ttl(self, life: float | str | None) -> dict[str, str]:
         """Return the header of a key's TTL. UnsupportedError if the server would store a longer one."""
+        ttl = None if life is None else seconds_of("ttl", life)
         headers = ttl_header(ttl)
         if ttl is not None:
             self._jetstream.require("a time to live of a single key")

@@ -7,6 +7,7 @@ from natty.jetstream import JetStream
 from natty.kv.bucket import Bucket
 from natty.kv.names import check_bucket
 from natty.stream import create_replicated, create_stream
+from natty.units import seconds_of
 
 MARKER_TTL = 60.0  # seconds that the marker of an expired key stays
 MARKER_TTL_OF_HISTORY = 1.0  # the server keeps no key for less than this where there is history; the least it takes
@@ -16,22 +17,26 @@ async def create_bucket(
     jetstream: JetStream,
     bucket: str,
     *,
-    ttl: float | None = None,
+    ttl: float | str | None = None,
     history: int | None = None,
     replicas: int | None = None,
-    marker_ttl: float | None = None,
+    marker_ttl: float | str | None = None,
     **settings: Any,
 ) -> Bucket:
     """Make the bucket if there is none, and return it.
 
-    `ttl` in seconds is for all keys; `history` values of a key are kept, 1 by default and 64 at most; replicas default
-    to 3 on a cluster, else 1. `marker_ttl` is how many seconds the marker of an expired key stays, for watches that
-    were away: 60, or 1 with a history of several values, since the server then lets no key live for less; 0 for no
-    markers. Other settings are the stream's, by the server's names: `description`, `storage`,
-    `max_bytes`, `max_msg_size`, `compression`, `republish`, …
+    `ttl`, in seconds or as text ("7d"), is for all keys; `history` values of a key are kept, 1 by default and 64 at
+    most; replicas default to 3 on a cluster, else 1. `marker_ttl`, written like `ttl`, is how long the marker of an
+    expired key stays, for watches that were away: 60, or 1 with a history of several values, since the server then lets
+    no key live for less; 0 for no markers. Other settings are the stream's, by the server's names: `description`,
+    `storage`, `max_bytes`, `max_msg_size`, `compression`, `republish`, …
     StreamExistsError if there is one with another TTL, or with others of the settings that are named.
     """
     name = f"KV_{check_bucket(bucket)}"
+    ttl = None if ttl is None else seconds_of("ttl", ttl)
+    marker_ttl = None if marker_ttl is None else seconds_of("marker_ttl", marker_ttl)
+    if ttl is not None and ttl < 0:
+        raise ValueError(f"a ttl of {ttl:g} s is not possible: name more than 0, or 0 for no end")
     if history is not None and not 1 <= history <= 64:
         raise ValueError(f"a history of {history} is not possible: name 1 to 64 values of a key")
     if marker_ttl is not None and marker_ttl != 0 and not marker_ttl >= 1:

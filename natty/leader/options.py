@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 
+from natty.units import check_timings
+
 DRIFT = 0.02  # how far two clocks' rates may differ
 LEASE = 2.0  # seconds
 SHORTEST_LEASE = 0.3  # seconds
@@ -101,6 +103,7 @@ class ElectionOptions:
     on_stop_overrun: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
+        check_timings(self, "lease", "bucket_ttl", "grace", "max_stall")
         for one, other in (("lease", "bucket_ttl"), ("replicas", "replica_count")):
             values = {getattr(self, one), getattr(self, other)} - {None}
             if len(values) > 1:

@@ -168,6 +168,21 @@ async def test_a_bucket_whose_markers_are_shortened_takes_shorter_ttls_at_once(n
         await natty.create_bucket(bucket.name, marker_ttl=0.5)
 
 
+async def test_ttls_may_be_text_in_units(natty, natty_name):
+    bucket = await natty.create_bucket(natty_name("kv"), ttl="7d", marker_ttl="1m")
+    status = await bucket.status()
+    assert (status["ttl"], status["marker_ttl"]) == (7 * 86_400, 60)
+    await bucket.put("k", b"1", ttl="1h30m")
+    assert (await bucket.get("k")).ttl == 5400
+    for wrong, error in (("soon", ValueError), (True, TypeError), (-1, ValueError)):
+        with pytest.raises(error, match="ttl"):
+            await natty.create_bucket(bucket.name, ttl=wrong)
+        with pytest.raises(error, match="ttl"):
+            await bucket.put("k", b"1", ttl=wrong)
+    with pytest.raises(TypeError, match="timeout is '5s'; write a number of seconds"):
+        await natty.publish("anything", b"", timeout="5s")
+
+
 async def test_a_delete_may_name_its_revision(bucket):
     first = await bucket.put("k", b"1")
     second = await bucket.put("k", b"2")

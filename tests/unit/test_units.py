@@ -1,4 +1,7 @@
+import math
+import re
 from datetime import UTC, datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -7,11 +10,16 @@ from hypothesis import strategies as st
 
 import capture
 import natty
+from natty import ConfigError, ConsumeOptions, ElectionOptions, PublisherOptions
+from natty.config import resolve
+from natty.groups import JoinOptions
+from natty.outgoing import publish_headers
 from natty.units import (
     nanoseconds_of,
     parse_duration,
     parse_size,
     parse_time,
+    seconds_of,
     show_duration,
     show_size,
     show_time,
@@ -154,3 +162,56 @@ def test_one_function_reads_times_since_those_of_datetime_cut_nanoseconds():
     roots = [Path(package.__file__).parent for package in (natty, capture)]
     others = [file for root in roots for file in root.rglob("*.py") if "fromisoformat" in file.read_text()]
     assert others == [roots[0] / "units.py"]
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"), [("7d", 604_800), ("1h30m", 5400), ("90", 90), (90, 90), (0, 0), (-1, -1)]
+)
+def test_a_duration_that_a_server_keeps_is_seconds_or_text(written, seconds):
+    assert seconds_of("ttl", written) == seconds
+
+
+@pytest.mark.parametrize(
+    ("written", "wrong"),
+    [
+        *(("x", ValueError), ("", ValueError), (math.nan, ValueError), (math.inf, ValueError)),
+        *((True, TypeError), (timedelta(hours=1), TypeError), (b"1h", TypeError)),
+    ],
+)
+def test_a_duration_that_is_none_is_refused_by_its_name(written, wrong):
+    with pytest.raises(wrong, match=re.escape(f'ttl is {written!r}; write seconds, or text as "30s", "1h30m", "7d"')):
+        seconds_of("ttl", written)
+    if not isinstance(written, str):
+        with pytest.raises(wrong, match="ttl is "):
+            publish_headers(None, ttl=written)
+
+
+def test_a_ttl_of_a_message_may_be_text():
+    assert publish_headers(None, ttl="1h30m") == {"Nats-TTL": "5400"}
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [(ConsumeOptions, one) for one in ("timeout", "batch_wait", "shutdown_timeout")]
+    + [(JoinOptions, one) for one in ("ack_wait", "shutdown_timeout", "lag_every")]
+    + [(partial(ElectionOptions, name="e"), one) for one in ("lease", "bucket_ttl", "grace", "max_stall")]
+    + [(PublisherOptions, one) for one in ("ack_timeout", "give_up")],
+)
+def test_timings_of_this_process_are_numbers_of_seconds(options, name):
+    with pytest.raises(TypeError, match=f"{name} is '5s'; write a number of seconds"):
+        options(**{name: "5s"})
+    with pytest.raises(ValueError, match=f"{name} is nan; write a number of seconds"):
+        options(**{name: math.nan})
+
+
+@pytest.mark.parametrize("options", [ConsumeOptions, JoinOptions])
+def test_delays_of_retries_are_numbers_of_seconds(options):
+    with pytest.raises(TypeError, match="retries is '5s'; write a number of seconds"):
+        options(retries=(1.0, "5s"))
+
+
+def test_timeouts_of_the_connection_are_seconds_or_text():
+    config = resolve({"timeout": "90s", "connect_timeout": "1m", "ping_interval": "2m"}, environment={"HOME": "/none"})
+    assert (config.timeout, config.connect_timeout, config.ping_interval) == (90, 60, 120)
+    with pytest.raises(ConfigError, match=r"^ping_interval is 'soon', which is not a duration; write 5s, 500ms or 5$"):
+        resolve({"ping_interval": "soon"}, environment={"HOME": "/none"})
