@@ -15,6 +15,7 @@ from capture.state import ALLOWANCE, LATE, Board, StreamState
 from capture.stores import Store
 from capture.sweep import read_entries
 from natty import Natty, NattyError
+from natty.servers import NEEDS, Version, text_of
 
 LOOK = 0.2  # seconds between two looks at what is published
 
@@ -29,6 +30,19 @@ class Explained:
     awaited: Sequences = field(default_factory=Sequences)
     stored: Sequences = field(default_factory=Sequences)
     leader: bool = False
+
+    def to_do(self, version: Version) -> str:
+        """Return who stores what is missing, as a sentence, or what to do first where nobody can."""
+        need = NEEDS["leader election"]
+        if self.leader:
+            return "the sweep stores what is missing and still in the stream: capture status says why it has not yet"
+        if not need.met_by(version):
+            return (
+                f"no node can sweep this archive with nats-server {text_of(version)}: upgrade it to"
+                f" {need.text_for(version)} or later, then the sweep stores what is missing and still in the stream;"
+                " or start a node with another durable, which is given all of the stream again"
+            )
+        return "no node sweeps this archive: start one, it stores what is missing and still in the stream"
 
 
 async def explain(natty: Natty, store: Store, config: CaptureConfig, missing: Sequences, asked: float) -> Explained:

@@ -31,6 +31,7 @@ from capture.table import Table
 from capture.verdict import Holdings, StreamView, Verdict, compare
 from capture.verify import Progress, read_archive
 from natty import Natty, StreamNotFoundError
+from natty.servers import Version
 from natty.stream import stream_state
 
 JSON_VERSION = 1
@@ -316,7 +317,7 @@ async def _compared(
     """
     verdict = compare(held, await _view(natty, config, before, recording))
     if not (doubted := verdict.missing - held.lost):
-        return verdict, Sequences(), _advice(held, Explained(), doubted)
+        return verdict, Sequences(), _advice(held, Explained(), doubted, natty.connection.server_version)
     unwanted = await never_asked(natty, store, config.stream, doubted)
     if doubted.last > before.floor and (now := await _acknowledged(natty, config, store)) and now.waiting:
         before = replace(before, waiting=max(1, before.waiting))
@@ -326,20 +327,17 @@ async def _compared(
     view = replace(await _view(natty, config, before, recording), unwanted=unwanted | said.stored, awaited=said.awaited)
     verdict = compare(held, view)
     verdict = replace(verdict, unwanted=verdict.unwanted - said.stored)
-    return verdict, said.stored, _advice(held, said, verdict.missing - held.lost)
+    missing = verdict.missing - held.lost
+    return verdict, said.stored, _advice(held, said, missing, natty.connection.server_version)
 
 
-def _advice(held: Holdings, said: Explained, missing: Sequences) -> tuple[str, ...]:
+def _advice(held: Holdings, said: Explained, missing: Sequences, version: Version) -> tuple[str, ...]:
     """Return what to do about what is missing."""
     advice = []
     if missing and held.problems and not held.objects:
         advice.append("the store does not hold what NATS knows of this archive: check the store, see docs/moving.md")
     elif missing:
-        advice.append(
-            "the sweep stores what is missing and still in the stream: capture status says why it has not yet"
-            if said.leader
-            else "no node sweeps this archive: start one, it stores what is missing and still in the stream"
-        )
+        advice.append(said.to_do(version))
     if held.lost:
         advice.append(
             "what damaged objects held is delivered again, as far as the stream still has it, to a node with another"

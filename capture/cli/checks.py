@@ -9,6 +9,7 @@ from pathlib import Path
 from capture.spark.client import FIRST_START, NOT_INSTALLED
 from capture.spark.java import OLDEST, SETTING, Candidate
 from natty.cli.checks import Finding, Status
+from natty.servers import NEEDS, Version, text_of
 
 PACKAGES = {
     "pyspark": "compaction, `capture sql`, the data source",
@@ -99,3 +100,16 @@ def bytes_of(text: str) -> int | None:
     """Return Java's way of writing a size as bytes; None if it is none."""
     found = re.fullmatch(r"(\d+)([bkmgt]?)b?", text.lower())
     return int(found[1]) * UNITS[found[2]] if found else None
+
+
+def check_elections(version: Version) -> list[Finding]:
+    """Warn where no node can be elected."""
+    need = NEEDS["leader election"]
+    if need.met_by(version):
+        return []
+    text = (
+        f"nats-server {text_of(version)} is too old for leader election: nothing sweeps or compacts this archive,"
+        " expires what its retention removes, or stores what the server forgot at a purge by subject;"
+        f" upgrade it to {need.text_for(version)} or later"
+    )
+    return [Finding("version", Status.WARN, text)]

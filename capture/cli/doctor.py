@@ -154,6 +154,7 @@ async def _server(natty: Natty, streams: list[dict[str, Any]]) -> list[Finding]:
         buckets.append(await natty.jetstream.request(f"STREAM.INFO.KV_{ElectionOptions.bucket}"))
     clustered = bool(natty.connection.server_info.get("cluster"))
     return [
+        *checks.check_elections(natty.connection.server_version),
         *server_checks.check_faults(natty.connection.server_version, streams, consumers),
         *server_checks.check_durability([*streams, *buckets], clustered=clustered),
     ]

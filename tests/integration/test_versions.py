@@ -7,14 +7,17 @@ import asyncio
 import json
 
 import pytest
+from archiving import store_all
 from command_line import CommandLine
-from consuming import until
+from consuming import fill, until
 from forgetting import forgotten, messages_in
 from group_members import LONG, Notes, make, publish
 from patient import PATIENT
+from restoring import Capturing
 from servers import old_server
 from version_trials import TRIALS
 
+from capture.report import check
 from natty import ConsumerNotFoundError, Natty, UnsupportedError
 from natty.cli.server_checks import check_faults
 from natty.groups import PartitioningFilter
@@ -199,3 +202,18 @@ def test_doctor_names_the_faults_of_a_server_and_the_streams_that_have_them(
         ("warn", "2.14.5 is too old for a stream template (2.14.6), exact restore of streams (2.15)"),
     ):
         assert [text for found, text in said if found == status and words in text], words
+
+
+async def test_verify_says_what_helps_where_the_server_is_too_old_for_a_sweep(servers, natty_name, tmp_path):
+    async with connected(servers("2.10.25")) as natty:
+        name = await fill(natty, natty_name("old"), 10)
+        first = Capturing(natty, name, tmp_path)
+        await store_all(natty, first.config, first.store, leave_out={2, 3})  # as messages that the server forgot
+        found = await check(natty, first.config, first.store)
+        assert (found.status, list(found.verdict.missing)) == (3, [2, 3])
+        (advice,) = found.advice
+        assert "no node can sweep this archive with nats-server 2.10.25: upgrade it to 2.12.14 or later" in advice
+        assert "start a node with another durable" in advice
+        second = Capturing(natty, name, tmp_path, durable="another")
+        await store_all(natty, second.config, second.store)
+        assert (await check(natty, second.config, second.store)).verdict.ok

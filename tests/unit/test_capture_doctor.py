@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from capture.cli.checks import check_class_data, check_java, check_memory, check_packages
+from capture.cli.checks import check_class_data, check_elections, check_java, check_memory, check_packages
 from capture.errors import SparkError
 from capture.spark.java import Candidate
 from capture.spark.properties import as_properties, read_properties
@@ -119,3 +119,11 @@ def test_secrets_that_others_may_read_are_refused_and_not_repeated(tmp_path):
     assert read_properties(str(file))["spark.authenticate.secret"] == "hunter2"
     with pytest.raises(SparkError, match="can't be read: No such file"):
         read_properties(str(tmp_path / "nowhere"))
+
+
+def test_a_server_that_is_too_old_to_elect_anybody_is_a_warning():
+    assert check_elections((2, 12, 14)) == check_elections((2, 15, 1)) == []
+    (found,) = check_elections((2, 10, 25))
+    assert found.status is Status.WARN
+    assert "nats-server 2.10.25 is too old for leader election: nothing sweeps or compacts" in found.text
+    assert "upgrade it to 2.12.14 or later" in found.text
