@@ -87,9 +87,9 @@ async def never_asked(natty: Natty, store: Store, stream: str, missing: Sequence
     if not records or not missing:
         return Sequences()
     begin = min(one.start for one in records)
-    before = missing & Sequences.from_range(1, begin - 1)
+    before = missing.within(1, begin - 1)
     whole = min((one.start for one in records if not one.filter_subjects), default=missing.last + 1)
-    doubtful = missing & Sequences.from_range(begin, whole - 1)
+    doubtful = missing.within(begin, whole - 1)
     if not doubtful:
         return before
     unasked = [before]

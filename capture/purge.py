@@ -79,7 +79,7 @@ def plan_purge(stock: Stock, proven: Sequences, keep: int = 0) -> Plan:
     if stock.young is not None:
         bounds.append((stock.young, f"what the stream stored since sequence {stock.young} is too young"))
     before, reason = min(bounds, key=lambda bound: bound[0])
-    return Plan(before=before, messages=len(stock.ours & Sequences.from_range(1, before - 1)), reason=reason)
+    return Plan(before=before, messages=len(stock.ours.within(1, before - 1)), reason=reason)
 
 
 def _newest(present: Sequences, count: int) -> int:
@@ -89,7 +89,7 @@ def _newest(present: Sequences, count: int) -> int:
     low, high = present.first, present.last
     while low < high:  # the highest sequence from which on there are `count`
         middle = (low + high + 1) // 2
-        if len(present & Sequences.from_range(middle, present.last)) >= count:
+        if len(present.within(middle, present.last)) >= count:
             low = middle
         else:
             high = middle - 1

@@ -242,8 +242,8 @@ def is_unaware(record: StreamRecord, state: Mapping[str, Any], now: float) -> bo
     What is known to be deleted stays so. Where as many lie between its first and last sequence, they are the same.
     """
     count = int(state.get("num_deleted", 0)) if state["last_seq"] else 0  # an empty stream counts a sequence 0
-    inside = Sequences.from_range(state["first_seq"], state["last_seq"])
-    if count == len(Sequences.from_text(record.deleted) & inside):
+    inside = Sequences.from_text(record.deleted).within(state["first_seq"], state["last_seq"])
+    if count == len(inside):
         return False
     return now - record.deleted_seen >= count / DELETED_A_SECOND
 

@@ -353,7 +353,7 @@ async def _view(natty: Natty, config: CaptureConfig, before: Acknowledged, recor
         first=first,
         last=before.upto,
         deleted=Sequences.from_iterable(state.get("deleted") or [])
-        | (recording.deleted(config.stream) & Sequences.from_range(1, first - 1)),
+        | recording.deleted(config.stream).within(1, first - 1),
         delivered=before.delivered,
         acks_delete=before.acks_delete,
     )

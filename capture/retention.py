@@ -14,8 +14,9 @@ from typing import Annotated
 
 import msgspec
 
+from capture.errors import CaptureError, ManifestError
 from capture.manifest import Removed, Stored
-from capture.sequences import Sequences
+from capture.sequences import MAXIMUM, Sequences
 
 LONGEST = 1e10  # seconds: three hundred years
 
@@ -119,14 +120,17 @@ def summed_up(removed: Iterable[Removed], below: Mapping[str, int], at: float) -
     for stream, first in below.items():
         before = record.get(stream) or Removed(stream=stream, sequences="", objects=0, bytes=0, at=at)
         if first > max(1, before.below):
-            left = Sequences.from_text(before.sequences) - Sequences.from_range(1, first - 1)
+            left = Sequences.from_text(before.sequences).within(first, MAXIMUM)
             record[stream] = msgspec.structs.replace(before, sequences=left.to_text(), below=first)
     return sorted(record.values(), key=lambda one: one.stream)
 
 
 def removed_sequences(*records: Iterable[Removed]) -> Mapping[str, Sequences]:
-    """Return, by stream, the sequences of what was removed according to one or more records."""
+    """Return, by stream, the sequences of what was removed according to one or more records. ManifestError."""
     sets: dict[str, list[Sequences]] = defaultdict(list)
     for one in (one for record in records for one in record):
-        sets[one.stream] += [Sequences.from_text(one.sequences), Sequences.from_range(1, one.below - 1)]
+        try:
+            sets[one.stream] += [Sequences.from_text(one.sequences), Sequences.from_range(1, one.below - 1)]
+        except (ValueError, CaptureError) as error:
+            raise ManifestError(f"the record of what was removed of {one.stream} is damaged: {error}") from error
     return {stream: Sequences.union_of(held) for stream, held in sets.items()}

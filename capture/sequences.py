@@ -6,8 +6,12 @@ from collections.abc import Iterable, Iterator
 
 from pyroaring import BitMap64
 
+from capture.errors import CaptureError
+
 MAXIMUM = 2**63 - 1
 """The highest sequence a set may hold: Parquet keeps sequences as signed 64-bit integers."""
+WIDEST = 10**11
+"""The most sequences of a range: 200 MB, and two seconds."""
 
 
 class Sequences:
@@ -28,7 +32,12 @@ class Sequences:
 
     @classmethod
     def from_range(cls, first: int, last: int) -> Sequences:
-        """Return every sequence from `first` to `last`, both included; the empty set if `last` is below `first`."""
+        """Return every sequence from `first` to `last`, both included; the empty set if `last` is below `first`.
+
+        CaptureError for more than WIDEST of them. Of a set that is there, `within` gives any range.
+        """
+        if last - first >= WIDEST:
+            raise CaptureError(f"the sequences {first:,} to {last:,} are more than the {WIDEST:,} that a set may have")
         bits = BitMap64()
         if last >= first:
             bits.add_range(first, last + 1)

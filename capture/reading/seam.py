@@ -238,7 +238,7 @@ class Crossing:
             objects = await self._look()
             plan = [share.only(holes) for share in shares(objects, _spanning(holes))]
             missing = holes - Sequences.union_of(share.given for share in plan)
-            gone = missing & Sequences.from_range(holes.first, first - 1)
+            gone = missing.within(holes.first, first - 1)
             if not gone or gone.isdisjoint(doubtful):
                 break
             await asyncio.sleep(LOOK_AGAIN)
@@ -279,7 +279,7 @@ def settled(archived: Sequences, position: int, stream_first: int) -> int:
     Below the stream's first sequence there is nothing but what the archive holds; from there on all up to its first
     gap. Behind its last message it tells nothing.
     """
-    before = archived & Sequences.from_range(position + 1, stream_first - 1)
+    before = archived.within(position + 1, stream_first - 1)
     upto = before.last if before else position
     rest = archived - before
     if not rest:

@@ -34,7 +34,7 @@ class Selection:
         if not sequences or (self.start_sequence <= sequences.first and sequences.last <= self.end_sequence):
             return sequences
         first, last = max(self.start_sequence, sequences.first), min(self.end_sequence, sequences.last)
-        return sequences & Sequences.from_range(first, last)
+        return sequences.within(first, last)
 
     @cached_property
     def columns(self) -> frozenset[str]:

@@ -9,12 +9,10 @@ import msgspec
 
 from capture.errors import FormatError
 from capture.recording import Consumer, Position, Unacked
-from capture.sequences import MAXIMUM
+from capture.sequences import MAXIMUM, WIDEST
 from natty.stream.names import BadNameError, check_name
 
 LONGEST_NAME = 255  # bytes of a stream's or a consumer's name, of servers
-WIDEST = 10**11
-"""Sequences from the first to the last one of a stream: the set of those that are deleted is kept in memory."""
 
 # What a restore relies on; whatever else there is is kept as it is.
 
@@ -102,7 +100,7 @@ def checked_state(told: Mapping[str, Any]) -> dict[str, Any]:
         state = msgspec.convert(told, _State)
     except msgspec.ValidationError as error:
         raise FormatError(f"its state is damaged: {error}") from error
-    if state.last_seq - state.first_seq > WIDEST:
+    if state.last_seq - state.first_seq >= WIDEST:
         raise FormatError(
             f"its stream has sequences {state.first_seq:,} to {state.last_seq:,}; an import takes {WIDEST:,} at most"
         )

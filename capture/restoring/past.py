@@ -91,7 +91,7 @@ def held_then(past: Past, window: Window) -> Sequences:
         return Sequences()
     first, last = bounds(past, window)
     upto = past.held.last if window.at_ns is not None and window.to_sequence is None else min(last, past.held.last)
-    there = past.held & Sequences.from_range(first, upto)
+    there = past.held.within(first, upto)
     if window.everything or past.record is None:
         return there
     return there - Sequences.from_text(past.record.deleted)

@@ -18,7 +18,8 @@ from capture.stores.contract import Store
 from capture.writers.choose import reader
 from capture.writers.envelope import with_envelope
 from capture.writers.evolution import evolved, in_table, known_as, read_columns, settled, typed_part
-from capture.writers.parquet import checked_version
+from capture.writers.parquet import checked_version, opened_parquet, unfolded
+from capture.writers.pieces import cut
 from capture.writers.shape import CONFLICTS
 
 BATCH_ROWS = 8192
@@ -132,9 +133,10 @@ def _parts(data: bytes, one: Stored, keys: Keys | None) -> Iterator[pa.Table]:
     groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
     size = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)  # of a row
     for batch in file.iter_batches(max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, size))), use_threads=False):
-        yield with_envelope(pa.Table.from_batches([batch]))
+        for some in cut(batch, BATCH_BYTES):
+            yield with_envelope(unfolded(pa.Table.from_batches([some])))
 
 
 def _file(data: bytes, one: Stored, keys: Keys | None) -> pq.ParquetFile:
     opened = reader(one.format, keys).opened(pa.BufferReader(data), one)
-    return checked_version(pq.ParquetFile(opened, page_checksum_verification=True))
+    return opened_parquet(opened)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from threading import Lock
 from typing import IO, Any, ClassVar
@@ -17,6 +17,7 @@ from capture.errors import ConfigError, FormatError
 from capture.record import Records
 from capture.writers.contract import Positions
 from capture.writers.envelope import VERSION, to_table, with_envelope
+from capture.writers.pages import check_pages
 from capture.writers.shape import schema_of
 from capture.writers.typed import Typed, typed_columns
 from capture.writers.values import values_of
@@ -84,8 +85,8 @@ class ParquetWriter:
 
     def read(self, data: bytes) -> pa.Table:
         """Return the rows; page checksums are verified. FormatError if a newer version wrote it, else pyarrow's."""
-        file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
-        return with_envelope(checked_version(file).read())
+        file = opened_parquet(pa.BufferReader(data))
+        return with_envelope(unfolded(file.read()))
 
     def parts(self, file: IO[bytes], part_bytes: int) -> Iterator[pa.Table]:
         """Yield the rows at once: what reads Parquet in pieces looks at its row groups first (`writers.pieces`)."""
@@ -93,7 +94,8 @@ class ParquetWriter:
 
     def positions(self, file: IO[bytes]) -> Positions:
         """Yield the sequence and the time of each row, some at a time: a table's file may be larger than memory."""
-        for batch in pq.ParquetFile(file).iter_batches(POSITIONS, columns=["sequence", "time_ns"]):
+        columns = ["sequence", "time_ns"]
+        for batch in opened_parquet(file, columns, is_checked=False).iter_batches(POSITIONS, columns=columns):
             yield batch["sequence"].to_pylist(), batch["time_ns"].to_pylist()
 
     def _typed(self, block: SealedBlock) -> pa.Table:
@@ -122,6 +124,36 @@ def _page_rows(records: Records[Any]) -> int:
     """Return how many messages may go into a page before its size is looked at: none then exceeds it by more."""
     largest = max(map(len, chain(records.payloads, records.header_blocks)), default=0)
     return min(MOST_PAGE_ROWS, PAGE_BYTES // max(1, min(largest, PAGE_BYTES)))
+
+
+def opened_parquet(
+    file: IO[bytes], columns: Sequence[str] = (), *, is_checked: bool = True, **options: Any
+) -> pq.ParquetFile:
+    """Return a file of which these columns are to be read, or all; page checksums are verified if it `is_checked`.
+
+    Columns with a dictionary come with it, so that a value in a thousand rows takes its size once: `unfolded` makes
+    them plain. FormatError if a page takes more memory than may be, or a newer version wrote it; else pyarrow's.
+    """
+    metadata = pq.read_metadata(file)
+    repeated = check_pages(file, metadata, columns or metadata.schema.to_arrow_schema().names)
+    return checked_version(
+        pq.ParquetFile(
+            file,
+            metadata=metadata,
+            read_dictionary=sorted(repeated),
+            page_checksum_verification=is_checked,
+            **options,
+        )
+    )
+
+
+def unfolded(table: pa.Table) -> pa.Table:
+    """Return the table with plain values in place of dictionaries."""
+    for index, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            plain = table.column(index).cast(field.type.value_type)
+            table = table.set_column(index, field.with_type(field.type.value_type), plain)
+    return table
 
 
 def checked_version(file: pq.ParquetFile) -> pq.ParquetFile:

@@ -7,19 +7,20 @@ from typing import IO
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from capture.cipher import Keys
 from capture.errors import CaptureError, FormatError
 from capture.manifest import Stored
 from capture.writers.choose import reader
 from capture.writers.envelope import SCHEMA
-from capture.writers.parquet import checked_version
+from capture.writers.parquet import opened_parquet
 
 PIECE_ROWS = 8192
 """The most rows of a piece."""
 PIECE_BYTES = 1 << 20
 """The most bytes of a piece, unless a single message is larger."""
+LARGEST = 256 << 20
+"""Bytes of a message with all columns: servers take 64 MiB with its headers, and these stand in two columns."""
 READ_BYTES = 64 << 10
 """So much of a column is read from a file at a time."""
 
@@ -66,15 +67,15 @@ def _pieces(
 
 
 def _of_parquet(file: IO[bytes], columns: Sequence[str], piece_bytes: int) -> Iterator[pa.RecordBatch]:
-    parquet = checked_version(  # pre_buffer, which is pyarrow's default, reads a row group as a whole
-        pq.ParquetFile(file, buffer_size=READ_BYTES, pre_buffer=False, page_checksum_verification=True)
-    )
+    # pre_buffer, which is pyarrow's default, reads a row group as a whole
+    parquet = opened_parquet(file, columns, buffer_size=READ_BYTES, pre_buffer=False)
     held = [name for name in columns if name in parquet.schema_arrow.names]
     for group in range(parquet.num_row_groups):
         facts = parquet.metadata.row_group(group)
         most = _piece_rows(facts.num_rows, facts.total_byte_size, piece_bytes)
         for batch in parquet.iter_batches(most, row_groups=[group], columns=held, use_threads=False):
-            yield _of_envelope(batch, columns)
+            for some in cut(batch, piece_bytes):
+                yield _of_envelope(some, columns)
 
 
 def _piece_rows(rows: int, size: int, piece_bytes: int) -> int:
@@ -82,13 +83,31 @@ def _piece_rows(rows: int, size: int, piece_bytes: int) -> int:
 
 
 def cut(rows: pa.RecordBatch, most_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Yield rows in pieces of so many bytes at most, unless a single one is larger."""
-    if rows.nbytes <= most_bytes or len(rows) < 2:
+    """Yield rows in pieces of so many bytes at most, unless a single one is larger. FormatError if no message could be.
+
+    The bytes are those that the rows have without dictionaries.
+    """
+    size = plain_size(rows)
+    if size <= most_bytes or len(rows) < 2:
+        if size > LARGEST and len(rows) == 1:
+            raise FormatError(f"a message in it has {size:,} bytes: no server takes one as large")
         yield rows
         return
     half = len(rows) // 2
     yield from cut(rows[:half], most_bytes)
     yield from cut(rows[half:], most_bytes)
+
+
+def plain_size(rows: pa.RecordBatch) -> int:
+    """Return how many bytes rows have when each value of a dictionary stands in each row that has it."""
+    size = 0
+    for column in rows.columns:
+        if pa.types.is_dictionary(column.type):
+            lengths = pc.binary_length(column.dictionary)
+            size += pc.sum(lengths.take(column.indices).cast(pa.int64())).as_py() or 0
+        else:
+            size += column.nbytes
+    return size
 
 
 def _of_envelope(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
@@ -112,6 +131,8 @@ def _checked(rows: Iterator[pa.RecordBatch], stored: Stored) -> Iterator[pa.Reco
         if sequences[0].as_py() < last or not pc.all(pc.less_equal(sequences[:-1], sequences[1:]), min_count=0).as_py():
             raise FormatError("its rows are not in order of their sequences")
         count, last = count + len(batch), sequences[-1].as_py()
+        if count > stored.count:
+            raise FormatError(f"it has at least {count:,} rows, its record says {stored.count:,}")
         yield batch
     if count != stored.count:
         raise FormatError(f"it has {count:,} rows, its record says {stored.count:,}")

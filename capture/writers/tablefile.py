@@ -22,7 +22,7 @@ from capture.merging import Group, Part
 from capture.sequences import Sequences
 from capture.writers.envelope import SCHEMA, VERSION
 from capture.writers.evolution import OWN
-from capture.writers.parquet import COMPRESSION_LEVEL, PAGE_ROWS, REPETITIVE, SEARCHED
+from capture.writers.parquet import COMPRESSION_LEVEL, PAGE_ROWS, REPETITIVE, SEARCHED, opened_parquet
 from capture.writers.shape import CONFLICTS
 from capture.writers.temporary import Temporary
 
@@ -214,7 +214,7 @@ def check_table_file(file: IO[bytes], stored: Stored) -> list[str]:
 
     Page checksums are verified. pyarrow's errors if it is no Parquet file that can be read.
     """
-    parquet = pq.ParquetFile(file, page_checksum_verification=True)
+    parquet = opened_parquet(file, ["sequence", "time_ns"])
     found, rows, last, times, ordered = Sequences(), 0, -1, [], True
     for batch in parquet.iter_batches(READ_ROWS, columns=["sequence", "time_ns"]):
         column = pa.chunked_array([batch["sequence"]])

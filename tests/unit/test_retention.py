@@ -7,7 +7,8 @@ from set_engine import SetEngine, described, read_back
 
 from capture.chain import Retired, commit
 from capture.compact import compact
-from capture.manifest import Manifest, encode, entry_path
+from capture.errors import ManifestError
+from capture.manifest import Manifest, Removed, encode, entry_path
 from capture.picture import read_picture
 from capture.planning import Policy
 from capture.retention import Retention, Rule, recorded, removed_sequences
@@ -311,3 +312,10 @@ def test_two_sweepers_at_once_count_what_they_remove_once():
 
     for delay in range(30):
         asyncio.run(run(delay))
+
+
+@pytest.mark.parametrize("wrong", [{"below": 2**62}, {"sequences": "AAAA"}, {"sequences": "no base64"}])
+def test_a_record_of_what_was_removed_that_can_t_be_true_is_damaged(wrong):
+    record = Removed(**{"stream": "S", "sequences": "", "objects": 1, "bytes": 1, "at": 0.0} | wrong)
+    with pytest.raises(ManifestError, match="the record of what was removed of S is damaged"):
+        removed_sequences([record])

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capture.sequences import MAXIMUM, Sequences
+from capture.errors import CaptureError
+from capture.sequences import MAXIMUM, WIDEST, Sequences
 
 small = st.sets(st.integers(0, 300))
 wide = st.sets(st.one_of(st.integers(0, 300), st.integers(65_000, 66_000), st.integers(2**32 - 50, 2**32 + 50)))
@@ -99,3 +100,12 @@ def test_a_set_describes_itself_by_runs():
 
 def test_a_set_is_not_equal_to_something_else():
     assert of([1]) != {1}
+
+
+def test_a_range_that_memory_can_t_hold_is_refused_and_any_part_of_a_set_is_not():
+    for first, last in ((1, WIDEST + 1), (1, MAXIMUM), (2**40, 2**62)):
+        with pytest.raises(CaptureError, match="are more than the 100,000,000,000 that a set may have"):
+            Sequences.from_range(first, last)
+    held = Sequences.from_iterable([1, 2**40, MAXIMUM])
+    assert list(held.within(1, MAXIMUM - 1)) == [1, 2**40]
+    assert list(held.within(2, MAXIMUM)) == [2**40, MAXIMUM]
