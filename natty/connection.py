@@ -97,6 +97,11 @@ class Connection:
         return self.state == "connected"
 
     @property
+    def supervised(self) -> bool:
+        """Whether a session is up or comes again: the connection was opened, or is being opened, and not closed."""
+        return self.state not in ("new", "closed")
+
+    @property
     def server_info(self) -> dict[str, Any]:
         """The server's INFO: version, max_payload, jetstream, …"""
         return self._link.info if self._link else {}
@@ -261,7 +266,7 @@ class Connection:
         """Return when a session is up. NotConnectedError after `timeout` seconds (default: the configured one)."""
         if self.connected:
             return
-        if self.state not in ("closed", "new"):
+        if self.supervised:
             try:
                 async with asyncio.timeout(self.config.timeout if timeout is None else timeout):
                     await self._connected.wait()
@@ -269,9 +274,10 @@ class Connection:
                 reason = self._last_error or "the first try has not ended yet"
                 raise NotConnectedError(f"no server answers: {reason}") from self._last_error
         if not self.connected:
-            raise self._no_session()
+            raise self.no_session()
 
-    def _no_session(self) -> NotConnectedError:
+    def no_session(self) -> NotConnectedError:
+        """Return the error for what needs a session while there is none."""
         if self.state == "new":
             return NotConnectedError(
                 "this client was not opened: use `async with Natty(...)` or `await Natty.connect()`"
@@ -292,7 +298,7 @@ class Connection:
         This is the hot path, and looks at no types: what is not bytes is dropped, and logged, when it is written.
         """
         if self.state != "connected":
-            raise self._no_session()
+            raise self.no_session()
         if len(message[2]) + len(message[3]) > self._max_payload:
             raise self._too_large(message)
         if not self._out:
@@ -306,7 +312,7 @@ class Connection:
     def send_many(self, messages: list[Outgoing]) -> None:
         """Publish several, in order; as `send`. If one of them is too large or of a wrong type, none is sent."""
         if self.state != "connected":
-            raise self._no_session()
+            raise self.no_session()
         messages = [checked(message) for message in messages]
         for message in messages:
             if len(message[2]) + len(message[3]) > self._max_payload:
@@ -318,7 +324,7 @@ class Connection:
     def send_to_each(self, subjects: list[bytes], data: bytes) -> None:
         """Publish the same few bytes on many subjects, in order and at once: acks. As `send`."""
         if self.state != "connected":
-            raise self._no_session()
+            raise self.no_session()
         if (link := self._flush()) is not None and subjects:
             link.publish_to_each(subjects, as_payload(data))
 

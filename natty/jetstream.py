@@ -137,7 +137,12 @@ class JetStream:
         return f"{self.prefix}.{subject}" if self.prefix != OWN_API and subject.startswith("$KV.") else subject
 
     def require(self, feature: str, *version: int) -> None:
-        """UnsupportedError if the server is older than `version`: by default, than `servers.NEEDS` has for it."""
+        """UnsupportedError if the server is older than `version`: by default, than `servers.NEEDS` has for it.
+
+        NotConnectedError where no server was reached yet.
+        """
+        if not self.connection.server_info:
+            raise self.connection.no_session()
         need = Need(version, "") if version else NEEDS[feature]
         have = self.connection.server_version
         if not need.met_by(have):
@@ -208,7 +213,7 @@ class JetStream:
                 once = min(remaining, SEND_AGAIN) if repeatable else remaining
                 return read_ack((await self.connection.request(wire, data, headers=block, timeout=once))[3], subject)
             except (RequestTimeoutError, NotConnectedError):
-                if not repeatable or loop.time() + RETRY_DELAY >= deadline or self.connection.state == "closed":
+                if not repeatable or loop.time() + RETRY_DELAY >= deadline or not self.connection.supervised:
                     raise
                 await asyncio.sleep(RETRY_DELAY)
             except NoRespondersError:
@@ -287,7 +292,7 @@ class JetStream:
                         return last.sequence
                     raise
             except (RequestTimeoutError, NotConnectedError):
-                if loop.time() >= deadline:
+                if loop.time() >= deadline or not self.connection.supervised:
                     raise
             if loop.time() + RETRY_DELAY / 4 >= deadline:
                 raise RequestTimeoutError(f"the write of {subject} stayed in doubt for {timeout:g} s")
@@ -296,11 +301,14 @@ class JetStream:
 
 def read_ack(payload: bytes, subject: str) -> PubAck:
     """Return the ack in an answer to a publish. PublishError or WrongLastSequenceError if it is a refusal."""
+    no_ack = f"{subject}: the answer is no ack: {payload[:80]!r}"
     try:
         answer = _decode_answer(payload)
     except UNREADABLE as error:
-        raise PublishError(f"{subject}: the answer is no ack: {payload[:80]!r}", subject=subject) from error
+        raise PublishError(no_ack, subject=subject) from error
     if answer.error is None:
+        if not answer.stream:  # of a subscriber that is not a stream, and stores nothing
+            raise PublishError(no_ack, subject=subject)
         return PubAck(answer.stream, answer.seq, answer.duplicate)
     refused = _error(answer.error, subject)
     if isinstance(refused, WrongLastSequenceError):

@@ -84,11 +84,10 @@ def parse_headers(block: bytes) -> dict[str, list[str]]:
 
 
 def status_of(block: bytes) -> tuple[int, str]:
-    """Return (status, description) of a header block's first line; (0, "") if it carries none."""
-    line = block[8 : block.find(b"\r\n")].strip()
-    if not line:
+    """Return (status, description) of a header block's first line; (0, "") if it carries none, of three digits."""
+    code, _, text = block[8 : block.find(b"\r\n")].strip().partition(b" ")
+    if len(code) != 3 or not code.isdigit():
         return 0, ""
-    code, _, text = line.partition(b" ")
     return int(code), text.decode("utf-8", "replace").strip()
 
 

@@ -127,12 +127,15 @@ class Ordered:
     async def __aiter__(self) -> AsyncGenerator[Step, None]:
         """Yield what happens until `stop`, or the end of the connection. Once: RuntimeError the second time.
 
-        Raises what prevents the first session: StreamNotFoundError, AuthorizationError, … While there is only no
+        Raises what prevents the first session: StreamNotFoundError, AuthorizationError, NotConnectedError for a client
+        that was not opened, … While there is only no
         connection or no answer, and whatever happens after that session began, it tries again.
         """
         if self._begun:
             raise RuntimeError(f"{self!r} was iterated over already, or is: make another one")
         self._begun = True
+        if not self._connection.supervised:
+            raise self._connection.no_session()
         self._connection.listeners.append(self._on_event)
         try:
             while not self._stopping:

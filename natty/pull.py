@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 
-from natty.errors import ConnectionClosedError, UnsupportedError
+from natty.errors import UnsupportedError
 from natty.jetstream import JetStream
 from natty.message import Batch, RawMessage
 from natty.observed import PULL
@@ -73,13 +73,13 @@ class Pull:
     async def __aiter__(self) -> AsyncGenerator[Batch, None]:
         """Yield what arrives until `stop`, or until the connection is closed. Once.
 
-        ConsumerNotFoundError, StreamNotFoundError: gone for good. ConnectionClosedError: closed before it began.
-        RuntimeError: iterated over a second time.
+        ConsumerNotFoundError, StreamNotFoundError: gone for good. ConnectionClosedError: closed before it began;
+        NotConnectedError: the client was not opened. RuntimeError: iterated over a second time.
         """
         self.check_unused()
         self._begun = True
-        if self._connection.state == "closed":
-            raise ConnectionClosedError
+        if not self._connection.supervised:
+            raise self._connection.no_session()
         self._connection.listeners.append(self._on_event)
         self._connection.leaving.append(self._leave)
         self._connection.observed.add(self, PULL, self.stream, self.durable)

@@ -74,8 +74,10 @@ async def observe(jetstream: JetStream, options: ElectionOptions) -> AsyncGenera
     """Yield who leads, now and whenever that changes. Nobody, too, after a lease of silence.
 
     What is republished only says when to look: all that is yielded was read from the bucket. Ends when the
-    client is closed.
+    client is closed. NotConnectedError for a client that was not opened, or was closed before.
     """
+    if not jetstream.connection.supervised:
+        raise jetstream.connection.no_session()
     subjects, news = Subjects(options.bucket, options.lease_key), asyncio.Event()
     seen: Sight | None = None
     seen_at, now = clock(), Leadership()

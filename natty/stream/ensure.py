@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 from natty.errors import (
     ConfigError,
-    ConnectionClosedError,
     ConsumerExistsError,
     ConsumerNotFoundError,
     JetStreamError,
@@ -336,10 +335,8 @@ async def _ask(jetstream: JetStream, subject: str, body: Any = None) -> dict[str
     while True:
         try:
             return await jetstream.request(subject, body, timeout=ONE_TRY)
-        except ConnectionClosedError:
-            raise
         except (RequestTimeoutError, NotConnectedError):
-            if loop.time() >= deadline:
+            if loop.time() >= deadline or not jetstream.connection.supervised:
                 raise
         except JetStreamError as error:
             if error.err_code != _UNAVAILABLE or loop.time() >= deadline:

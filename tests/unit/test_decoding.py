@@ -38,8 +38,15 @@ def test_a_record_is_a_bad_record(data):
         decode(data, Archive)
 
 
+def test_a_record_of_just_so_many_bytes_is_read_and_one_of_more_is_not():
+    assert decode(b"[12]", list[int], most_bytes=4) == [12]
+    with pytest.raises(BadRecordError, match="5 bytes are more than the 4"):
+        decode(b"[123]", list[int], most_bytes=4)
+
+
 @pytest.mark.parametrize(
-    "text", [b"", b'{"stream": "\xff"}', b'{"seq": 1e400}', b'{"seq": ' + b"9" * 5_000 + b"}", b"7"]
+    "text",
+    [b"", b"{}", b'{"seq": 1}', b'{"stream": "\xff"}', b'{"seq": 1e400}', b'{"seq": ' + b"9" * 5_000 + b"}", b"7"],
 )
 def test_an_ack_is_no_ack(text):
     with pytest.raises(PublishError):

@@ -9,7 +9,7 @@ from election_walk import HELD, Walk, due, lease
 from hypothesis import given
 from hypothesis import strategies as st
 
-from natty.leader.actions import Write
+from natty.leader.actions import Phase, Write
 from natty.leader.driver import Driver
 from natty.leader.machine import Candidate
 from natty.leader.options import LONGEST_LEASE, ElectionOptions, silence
@@ -108,6 +108,19 @@ def test_a_bucket_emptied_under_a_leader_with_a_longer_lease_is_left_alone_for_t
     assert due(walk, 2.0) >= silence(60.0)
     assert not isinstance(walk.do("tick", 60.0), Write)
     assert walk.writes == []
+
+
+def test_a_look_that_shows_what_is_written_over_does_not_give_up_the_write_that_is_under_way():
+    walk = Walk()
+    walk.answer(1.0, Sight(5, "released", lease(state="released")))
+    walk.do("tick", 1.5)
+    nonce = walk.writes[-1].record.nonce
+    walk.do("saw", 1.6, Sight(6, "held", lease(nonce="forged")))
+    walk.answer(1.7, Sight(5, "released", lease(state="released")))
+    assert walk.candidate.phase is Phase.ACQUIRING
+    walk.do("doubt", 1.8, nonce)
+    walk.do("tick", walk.candidate.due)
+    assert [one.record.nonce for one in walk.writes] == [nonce, nonce]
 
 
 @pytest.mark.parametrize("kind", ["held", "released"])

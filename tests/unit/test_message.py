@@ -123,6 +123,10 @@ def test_any_other_word_goes_over_the_wire_as_it_is(text):
         (b"NATS/1.0 503\r\n\r\n", (503, "")),
         (b"NATS/1.0 409 Consumer Deleted\r\nX: y\r\n\r\n", (409, "Consumer Deleted")),
         (b"NATS/1.0\r\nX: y\r\n\r\n", (0, "")),
+        (b"NATS/1.0 abc\r\n\r\n", (0, "")),
+        (b"NATS/1.0 \xff\xfe\xfd x\r\n\r\n", (0, "")),
+        (b"NATS/1.0 5033 x\r\n\r\n", (0, "")),
+        (b"NATS/1.0 -50\r\n\r\n", (0, "")),
         (b"", (0, "")),
     ],
 )
