@@ -120,9 +120,8 @@ class Candidate(Follower):
         """
         actions = self._expire(now)
         ours = self._round is not None and hint.lease is not None and hint.lease.nonce == self._round.record.nonce
-        if ours or not self.follows(hint.revision):
-            return actions
-        self._hinted = max(self._hinted, hint.revision)
+        if not ours:
+            self._hinted = max(self._hinted, hint.revision)
         return actions + self._follow(now)
 
     def _follow(self, now: float) -> list[Action]:

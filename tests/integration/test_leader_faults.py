@@ -10,6 +10,7 @@ from patient import PATIENT, until
 
 from natty import Natty
 from natty.leader import clock
+from natty.leader.actions import Mark
 from natty.leader.record import hinted_revision, sight_of
 
 pytestmark = pytest.mark.usefixtures("released_without_hurry")
@@ -148,5 +149,18 @@ async def test_a_newcomer_keeps_the_distance_of_a_lease_from_what_is_not_there(
             await until(lambda: len(stored) > 1)
             marker, lease = (sight_of(hinted_revision(raw), raw[2], raw[3]) for raw in stored[:2])
             assert (marker.kind, marker.damage, lease.lease.id) == ("deleted", "", "near")
+            assert b"KV-Operation: DEL\r\n" in stored[0][2]
             assert marker.revision < lease.revision < near.terms[0].token
         await natty_proxy.restore()
+
+
+async def test_a_marker_replaces_no_lease(natty, place):
+    """A read may have been stale: then somebody leads where a candidate saw nothing."""
+    name, bucket = place
+    election = natty.election(name, bucket=bucket, lease=LONG)
+    async with election as term:
+        driver, failures = election.driver, election.driver.failures
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(driver._mark(Mark(5.0)), driver._loop))
+        assert driver.failures == failures + 1
+        assert await natty.get_leader(name, bucket=bucket) == election.node
+        await term.commit("head", b"1")

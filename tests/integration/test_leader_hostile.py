@@ -23,6 +23,7 @@ BUCKET = {"bucket": "hostile_leaders"}
 USERS = """authorization { users: [
   {user: node, password: x},
   {user: blind, password: x, permissions: {publish: {deny: ["$JS.API.STREAM.>"]}}},
+  {user: deaf, password: x, permissions: {subscribe: {deny: ["el.obs.>"]}}},
   {user: guest, password: x, permissions: {publish: {deny: ["$JS.API.STREAM.CREATE.>"]}}},
   {user: barred, password: x, permissions: {publish: {deny: ["$KV.>"]}}},
   {user: stranger, password: x, permissions: {publish: {allow: ["orders.>", "el.obs.>"]}, subscribe: "_INBOX.>"}}
@@ -200,6 +201,16 @@ async def test_damaged_epochs_and_notes_are_left_out_of_what_people_look_at(node
         now = await leadership(node.jetstream, election.subjects)
         assert (now.node, now.token) == ("n", 0)
     assert len([one for one in caplog.records if getattr(one, "action", "") == "bad_record"]) == 2
+
+
+async def test_a_candidate_that_hears_of_no_write_is_elected_where_nothing_is(shared_server, natty_name):
+    async with asyncio.timeout(PATIENCE), user(shared_server, "deaf") as deaf:
+        term = await deaf.election("job", bucket=natty_name("deaf"), lease=0.5).run(token_of)
+        assert term > 0
+
+
+async def token_of(term):
+    return term.token
 
 
 async def test_a_candidate_that_may_not_write_says_so_once(shared_server, name, running, monkeypatch, caplog):

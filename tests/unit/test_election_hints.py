@@ -105,6 +105,112 @@ def test_what_is_hinted_at_while_a_read_is_under_way_is_read_after_it():
     assert len(walk.reads) == began + 1
 
 
+@pytest.mark.parametrize("revision", [4, 5])
+def test_a_hint_at_what_is_known_is_not_read(revision):
+    walk = Walk()
+    walk.answer(1.0, Sight(5, "held", lease()))
+    assert walk.do("saw", 1.5, Sight(revision, "released", lease(state="released"))) == []
+
+
+def test_an_older_hint_hides_no_newer_one():
+    walk = Walk()
+    walk.answer(1.0, Sight(5, "held", lease()))
+    for revision in (6, 8, 7):
+        walk.do("saw", 1.5, Sight(revision, "held", lease()))
+    assert [type(one) for one in walk.answer(1.6, Sight(7, "held", lease()))] == [Read]
+
+
+def test_what_is_hinted_at_after_a_wrong_hint_is_read_once_and_when_the_pause_is_over():
+    walk, held = Walk(), Sight(5, "held", lease())
+    walk.answer(1.0, held)
+    walk.do("saw", 1.5, Sight(10**15, "deleted"))
+    walk.answer(1.5, held)
+    over = 1.5 + walk.candidate.rules.retry
+    for revision in (6, 7):
+        assert walk.do("saw", 1.51, Sight(revision, "released", lease(state="released"))) == []
+    assert walk.candidate.due == over
+    assert walk.do("tick", over - 0.01) == []
+    assert [type(one) for one in walk.do("tick", over)] == [Read]
+    walk.answer(over, Sight(7, "released", lease(state="released")))
+    assert due(walk, over) < 0.1
+
+
+def test_a_read_that_no_hint_asked_for_begins_no_pause():
+    walk, held = Walk(), Sight(5, "held", lease())
+    walk.answer(1.0, held)
+    walk.do("saw", 1.1, Sight(10**15, "deleted"))
+    walk.answer(1.1, held)
+    walk.do("connected", 1.5)
+    walk.do("unread", 1.6, walk.reads[-1])
+    walk.do("tick", walk.candidate.due)
+    walk.answer(1.8, held)
+    assert [type(one) for one in walk.do("saw", 1.8, Sight(6, "held", lease()))] == [Read]
+
+
+def test_a_hint_whose_read_got_no_answer_waits_for_the_next_try_and_is_answered_by_it():
+    walk, held = Walk(), Sight(5, "held", lease())
+    walk.answer(1.0, held)
+    walk.do("saw", 1.1, Sight(10**15, "deleted"))
+    walk.do("unread", 1.2, walk.reads[-1])
+    again = 1.2 + walk.candidate.rules.retry
+    assert walk.candidate.due == again
+    assert walk.do("saw", 1.25, Sight(6, "held", lease())) == []
+    assert [type(one) for one in walk.do("tick", again)] == [Read]
+    walk.answer(again, Sight(6, "held", lease()))
+    assert walk.do("saw", again, Sight(7, "held", lease())) == []  # the first hint was wrong: a pause
+
+
+def test_only_the_last_read_counts():
+    """One that came before it may be older than what the last one is to show."""
+    walk, held = Walk(), Sight(5, "held", lease())
+    walk.do("connected", 0.5)
+    first, last = walk.reads
+    walk.do("unread", 0.9, first)
+    walk.do("read", 1.0, first, Sight(4, "released", lease(state="released")))
+    assert walk.candidate.due == float("inf")
+    walk.do("read", 1.0, last, held)
+    assert due(walk, 1.0) >= silence(2.0)
+
+
+def refused():
+    """Return a walk whose try for the office was refused, and what it had seen before."""
+    walk, left = Walk(), Sight(5, "released", lease(state="released"))
+    walk.answer(1.0, left)
+    walk.do("tick", walk.candidate.due)
+    assert [type(one) for one in walk.do("refused", 1.1, walk.writes[-1].record.nonce)] == [Read]
+    return walk, left
+
+
+def test_what_is_read_after_a_refusal_decides_also_at_the_second_try():
+    walk, left = refused()
+    walk.do("unread", 1.2, walk.reads[-1])
+    walk.do("tick", walk.candidate.due)
+    walk.answer(1.4, left)
+    assert walk.candidate.phase is Phase.OBSERVING
+    assert due(walk, 1.4) >= walk.candidate.rules.retry  # what was read is older than what refused
+
+
+def test_what_is_read_after_a_refusal_decides_once():
+    walk, left = refused()
+    walk.answer(1.2, left)
+    walk.do("tick", walk.candidate.due)
+    walk.do("saw", 1.5, Sight(6, "held", lease()))
+    walk.answer(1.5, left)  # a stale one
+    assert walk.candidate.phase is Phase.ACQUIRING
+
+
+def test_a_leader_whose_renewal_is_refused_by_an_empty_key_has_lost_its_office():
+    walk = Walk()
+    walk.elect()
+    walk.candidate.alive(walk.candidate._renew_at)
+    walk.do("connected", 10.2)
+    assert walk.do("saw", 10.2, Sight(300, "held", lease()))
+    assert walk.answer(10.2, ABSENT) == []  # may be stale
+    walk.do("tick", walk.candidate._renew_at)
+    walk.do("refused", 10.9, walk.writes[-1].record.nonce)
+    assert Lost("superseded") in walk.answer(10.9, ABSENT)
+
+
 def test_hints_of_what_is_not_there_hold_no_candidate_up():
     """What is conditional on a marker's revision is refused where somebody was elected meanwhile, purged or not."""
     walk = Walk()
@@ -155,7 +261,7 @@ def test_a_bucket_that_is_purged_while_a_candidate_waits_is_marked_anew(before):
     walk = Walk()
     walk.answer(1.0, before)
     walk.do("connected", 1.5)
-    walk.answer(1.5, ABSENT)
+    assert walk.answer(1.5, ABSENT) == []  # the stream has not lost its tail
     assert [type(one) for one in walk.do("tick", walk.candidate.due)] == [Mark]
 
 
