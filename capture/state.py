@@ -16,6 +16,7 @@ import msgspec
 
 from capture.snapshots import TableState
 from natty import Bucket, BucketNotFoundError, KeyNotFoundError, Natty, NattyError
+from natty.at_once import answers
 from natty.background import keep_up
 from natty.decoding import Faults, Seconds, UnixTime, Whole, decode
 from natty.errors import BadRecordError
@@ -28,7 +29,7 @@ FORMAT = 1
 NODE_TTL = 3600.0  # seconds that the last word of a node that died is kept
 GOODBYE = 2.0  # seconds that a node which stops has to take its entry away
 MOST_NODES = 1000  # entries of nodes that are read
-READ_AT_ONCE = 100
+MOST_SAID = 20  # sentences of a kind
 MOST_BYTES = 1024 * 1024  # of an entry
 AHEAD = 86_400_000  # by so much at most a later leader's term is beyond ours, or beyond the Unix time in milliseconds
 LATE = 3.0  # times that something is said in: then it is late
@@ -221,21 +222,29 @@ class View:
     def troubles(self, *, leader: str) -> list[str]:
         """Return a sentence for each thing that is wrong; `leader` leads the sweep as far as the election tells."""
         found = [] if leader else ["nobody leads the sweep: what is stored is not adopted"]
-        found += self.unreadable
+        found += few(self.unreadable)
         if self.state is None:
             return [*found, "the archive was never swept"]
         if self.is_late:
             found.append(f"the last sweep was {self.ago:.0f} s ago, and one is due every {self.state.every:g} s")
         found += [missing for one in self.state.streams if (missing := one.missing_sentence())]
-        found += [f"{path} is named by an entry, and not there" for path in self.state.dangling]
-        found += [f"an entry can't be read: {text}" for text in self.state.unreadable]
+        found += few([f"{path} is named by an entry, and not there" for path in self.state.dangling])
+        found += few([f"an entry can't be read: {text}" for text in self.state.unreadable])
         found += [differing] if (differing := disagreement(self.locations)) else []
         found += [f"{one.node.node}: {text}" for one in self.nodes if not one.is_late for text in one.node.troubles]
-        return found + [
-            f"{one.node.node} was not heard of for {one.ago:.0f} s, and says something every {one.node.every:g} s"
-            for one in self.nodes
-            if one.is_late
-        ]
+        return found + few(
+            [
+                f"{one.node.node} was not heard of for {one.ago:.0f} s, and says something every {one.node.every:g} s"
+                for one in self.nodes
+                if one.is_late
+            ]
+        )
+
+
+def few(sentences: list[str]) -> list[str]:
+    """Return the first MOST_SAID of sentences of a kind, and one with the number of the others."""
+    more = len(sentences) - MOST_SAID
+    return [*sentences[:MOST_SAID], f"and {more:,} more like these"] if more > 0 else sentences
 
 
 def disagreement(locations: Mapping[str, str]) -> str:
@@ -290,10 +299,7 @@ class Board:
         try:
             info = await self._natty.jetstream.request(f"STREAM.INFO.KV_{BUCKET}")
             names = await self._bucket.keys(f"node.{self._archive}.*")
-            found: list[tuple[NodeState, float] | None] = []
-            for start in range(0, min(len(names), MOST_NODES), READ_AT_ONCE):
-                some = names[start : min(start + READ_AT_ONCE, MOST_NODES)]
-                found += await asyncio.gather(*(self._read(name, NodeState, unreadable) for name in some))
+            found = await answers(names[:MOST_NODES], lambda name: self._read(name, NodeState, unreadable))
             state = await self._read(f"archive.{self._archive}", ArchiveState, unreadable)
         except BucketNotFoundError:
             return View(None, 0.0, [])

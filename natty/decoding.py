@@ -10,7 +10,7 @@ import msgspec
 from natty.errors import BadRecordError
 
 MOST_BYTES = 1024 * 1024  # of a record: far more than any of ours has
-MOST_FAULTS = 1000  # keys whose fault is remembered, so that it is logged once
+MOST_FAULTS = 50  # keys whose fault is remembered, so that it is logged once
 
 Whole = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
 """A count, a sequence or a token: what every reader of JSON takes as the same number."""

@@ -29,7 +29,7 @@ LAYERS = {
             "pin",
             "repeated",
         }
-        | {"background", "decoding", "lifetime", "private", "text", "units", "servers"},
+        | {"at_once", "background", "decoding", "lifetime", "private", "text", "units", "servers"},
         {"access", "config", "contexts", "tls"},
         {"reasons", "sinklink", "answers"},
         {"stock"},

@@ -14,6 +14,7 @@ import msgspec
 import typer
 
 from natty import ConfigError, Election, LeadershipLost, Natty
+from natty.at_once import answers
 from natty.cli import connect
 from natty.cli.run import run_async
 from natty.cli.tables import print_document, print_table
@@ -57,9 +58,8 @@ def ls(*, nats: dict[str, Any], bucket: InBucket = BUCKET, as_json: Json = False
 async def _ls(settings: dict[str, Any], bucket: str) -> list[dict[str, Any]]:
     async with Natty(**settings) as natty:
         names = await elections(natty.jetstream, bucket)
-        leaders = await asyncio.gather(
-            *(leadership(natty.jetstream, natty.election(name, bucket=bucket).subjects) for name in names)
-        )
+        subjects = [natty.election(name, bucket=bucket).subjects for name in names]
+        leaders = await answers(subjects, lambda one: leadership(natty.jetstream, one))
     return [{"election": name, **asdict(leader)} for name, leader in zip(names, leaders, strict=True)]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from natty.at_once import answers
 from natty.decoding import Faults, decode
 from natty.errors import (
     BadRecordError,
@@ -185,8 +186,7 @@ def report_of(template: str) -> str:
 
 async def templates_in(bucket: Bucket) -> list[Template]:
     """Return the templates that are declared, sorted by name; what is none is logged once, and left out."""
-    keys = await bucket.keys()
-    found = await asyncio.gather(*(_declared(bucket, key) for key in keys))
+    found = await answers(await bucket.keys(), lambda key: _declared(bucket, key))
     return [template for template in found if template is not None]
 
 

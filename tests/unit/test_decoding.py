@@ -1,5 +1,6 @@
 """JSON that somebody else wrote: whatever it is, each place that reads it raises its own error."""
 
+import asyncio
 import logging
 
 import pytest
@@ -8,6 +9,7 @@ from capture.asked import read_record
 from capture.errors import ManifestError
 from capture.identity import Archive, read_claim
 from capture.stores import MemoryStore
+from natty.at_once import answers
 from natty.contexts import read_context
 from natty.decoding import MOST_FAULTS, Faults, decode
 from natty.errors import BadRecordError, ConfigError, PublishError
@@ -104,3 +106,19 @@ def test_that_there_are_more_faults_than_are_remembered_is_said_once(caplog):
         "new is bad: why",
     ]
     assert {record.action for record in caplog.records} == {"tried"}
+
+
+async def test_of_many_questions_a_few_are_asked_at_a_time_and_the_answers_come_in_order():
+    under_way, most = 0, 0
+
+    async def ask(number):
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0)
+        under_way -= 1
+        return number * 2
+
+    assert await answers(range(1000), ask, at_once=30) == list(range(0, 2000, 2))
+    assert most == 30
+    assert await answers([], ask) == []

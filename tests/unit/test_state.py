@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import msgspec
 import pytest
 
 from capture.cli.status import _age, _size
-from capture.state import ArchiveState, Heard, NodeState, StreamState, View
+from capture.state import MOST_SAID, ArchiveState, Heard, NodeState, StreamState, View
 
 STATE = ArchiveState(
     archive="A",
@@ -63,6 +65,18 @@ def test_all_is_well_while_somebody_leads_sweeps_in_time_and_nothing_is_missing(
 )
 def test_each_thing_that_is_wrong_has_its_sentence(found, sentence):
     assert found.troubles(leader="one") == [sentence]
+
+
+def test_of_thousands_of_things_that_are_wrong_a_few_are_named_and_the_others_counted():
+    paths = [f"blocks/{number}" for number in range(3000)]
+    found = view(ago=1.0, nodes=[99.0] * 900, dangling=paths, unreadable=paths)
+    found = replace(found, unreadable=[f"key {path} can't be read" for path in paths])
+    said = found.troubles(leader="one")
+    assert len(said) == 4 * (MOST_SAID + 1)
+    assert [one for one in said if one.startswith("and ")] == [
+        *["and 2,980 more like these"] * 3,
+        "and 880 more like these",
+    ]
 
 
 def test_nodes_that_do_not_run_any_more_or_can_not_compact_disagree_with_nobody():
