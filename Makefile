@@ -2,7 +2,6 @@
 PYTHON ?= python3
 PIP := .venv/bin/python -m pip --disable-pip-version-check install --quiet
 ARGS ?=
-WORKERS ?= 2
 # The tests start hundreds of Pythons: each would compile the packages again.
 export PYTHONDONTWRITEBYTECODE =
 
@@ -12,9 +11,13 @@ export PYTHONDONTWRITEBYTECODE =
 demo: .venv/.demo ## the main job on real flights; `make demo ARGS="--rows 20000 --keep"`
 	@.venv/bin/capture demo $(ARGS)
 
+# Three workers for two cores, since tests wait for servers as often as they compute. Files begin in their order: the long
+# ones of tests/acceptance first, the short ones of tests/unit last.
+test: WORKERS ?= 3
 test: .venv/.test ## the suite; `make test ARGS="tests/unit" WORKERS=0`
-	@.venv/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+	@.venv/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
+test-long: WORKERS ?= 2
 test-long: .venv/.test ## what takes minutes: Spark on a cluster, clients of the table, chaos
 	@.venv/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m long $(ARGS)
 

@@ -12,8 +12,18 @@ import pytest
 from commands import the_line
 from electing import vacated_archive
 from patient import FILLING, PATIENCE, PATIENT
+from typer.main import get_command
 
-from natty import Natty
+from capture.cli import app as capture_app
+from capture.errors import CaptureError
+from natty import Natty, NattyError
+from natty.cli import app as natty_app
+from natty.cli.run import run as run_command
+
+PROGRAMS = {
+    "natty": (get_command(natty_app.make_app()), (NattyError,)),
+    "capture": (get_command(capture_app.make_app()), (CaptureError, NattyError)),
+}
 
 
 @dataclass(frozen=True)
@@ -90,6 +100,30 @@ class Shell:
         return self.run("natty", *arguments, **options)
 
 
+class QuickShell(Shell):
+    """A shell that runs a command to its end in this process: what is started is a process all the same."""
+
+    def __init__(self, folder, options, monkeypatch, capsys):
+        super().__init__(folder, options)
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def run(self, program, *arguments, within=PATIENCE, **environment):
+        """Run a command to its end; another program than `natty` and `capture` as a process."""
+        if program not in PROGRAMS:
+            return super().run(program, *arguments, within=within, **environment)
+        with self._monkeypatch.context() as patch, Path(os.devnull).open() as nothing:
+            patch.chdir(self.folder)
+            for name in os.environ.keys() - self.environment.keys():
+                patch.delenv(name)
+            for name, value in (self.environment | environment).items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "argv", [program, *map(str, arguments)])
+            patch.setattr(sys, "stdin", nothing)
+            self._capsys.readouterr()
+            command, errors = PROGRAMS[program]
+            return Done(run_command(command, program, errors), *self._capsys.readouterr())
+
+
 def _ended(shell):
     for process in shell.started:
         if process.poll() is None:
@@ -100,6 +134,13 @@ def _ended(shell):
 @pytest.fixture
 def shell(nats_server, tmp_path):
     shell = Shell(tmp_path, nats_server.connect_options())
+    yield shell
+    _ended(shell)
+
+
+@pytest.fixture
+def quick_shell(nats_server, tmp_path, monkeypatch, capsys):
+    shell = QuickShell(tmp_path, nats_server.connect_options(), monkeypatch, capsys)
     yield shell
     _ended(shell)
 

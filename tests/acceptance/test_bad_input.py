@@ -9,6 +9,11 @@ from secret import write_secret
 from natty.testing import DevCA, NatsServer, ServerOptions, free_ports
 
 
+@pytest.fixture
+def shell(quick_shell):
+    return quick_shell
+
+
 def told(done, status=1):
     """Return the one sentence of a command that refused."""
     assert done.status == status, (done.out, done.err)

@@ -13,6 +13,11 @@ from natty import DeadLetterOptions, DeadLetters
 from natty.deadletter.letter import Original
 
 
+@pytest.fixture
+def shell(quick_shell):
+    return quick_shell
+
+
 class Letters:
     """Letters of a test's own, and the stream they come from."""
 

@@ -7,6 +7,11 @@ from commands import complaint, printed
 
 
 @pytest.fixture
+def shell(quick_shell):
+    return quick_shell
+
+
+@pytest.fixture
 def stream(served, natty_name):
     name = natty_name("ORDERS")
     served(lambda natty: natty.create_stream(name, subjects=[f"{name}.*"]))

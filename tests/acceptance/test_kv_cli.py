@@ -10,6 +10,11 @@ from commands import complaint, printed
 
 
 @pytest.fixture
+def shell(quick_shell):
+    return quick_shell
+
+
+@pytest.fixture
 def bucket(natty_name):
     return natty_name("cli")
 

@@ -12,6 +12,11 @@ WITHIN = PATIENCE + LEASE  # seconds: a leader that stalled when it left has giv
 
 
 @pytest.fixture
+def shell(quick_shell):
+    return quick_shell
+
+
+@pytest.fixture
 def name(served, natty_name):
     return served(lambda natty: vacated(natty, natty_name("job"), BUCKET))
 

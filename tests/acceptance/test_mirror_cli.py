@@ -9,6 +9,11 @@ from patient import PATIENCE
 pytestmark = pytest.mark.long  # each command is a process
 
 
+@pytest.fixture
+def shell(quick_shell):
+    return quick_shell
+
+
 def mirror(shell, *words):
     return shell.natty("stream", "mirror", *words)
 

@@ -13,6 +13,11 @@ from natty.testing import NatsServer, ServerOptions
 
 
 @pytest.fixture
+def shell(quick_shell):
+    return quick_shell
+
+
+@pytest.fixture
 def stream(make_stream, natty_name):
     return make_stream(natty_name("CLI"))
 

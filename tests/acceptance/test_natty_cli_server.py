@@ -19,6 +19,11 @@ from natty.stream.listing import all_streams
 from natty.testing import NatsCluster, NatsServer, ServerOptions, free_ports
 
 
+@pytest.fixture
+def shell(quick_shell):
+    return quick_shell
+
+
 def variables(lines):
     """Return what the lines `export NAME=value` say."""
     words = [shlex.split(line) for line in lines if line.startswith("export ")]

@@ -19,6 +19,11 @@ filter_subjects = ["{stream}.eu"]
 
 
 @pytest.fixture
+def shell(quick_shell):
+    return quick_shell
+
+
+@pytest.fixture
 def stream(natty_name):
     return natty_name("CODE")
 

@@ -12,6 +12,11 @@ MESSAGES = 300
 
 
 @pytest.fixture
+def shell(quick_shell):
+    return quick_shell
+
+
+@pytest.fixture
 def archive(shell, make_stream, captured, natty_name):
     """Capture a stream; return its name. The archive is the folder lake."""
     stream = make_stream(natty_name("cat"), MESSAGES)

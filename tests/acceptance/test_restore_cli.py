@@ -16,6 +16,11 @@ COUNT = 20
 
 
 @pytest.fixture
+def shell(quick_shell):
+    return quick_shell
+
+
+@pytest.fixture
 def captured(served, natty_name, tmp_path):
     """A stream in an archive; it is deleted from the server."""
     name = natty_name("restorecli")

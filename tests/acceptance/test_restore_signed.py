@@ -14,6 +14,11 @@ STRANGER = SigningKeys({"mine": bytes(range(1, 33))})
 
 
 @pytest.fixture
+def shell(quick_shell):
+    return quick_shell
+
+
+@pytest.fixture
 def archive(tmp_path):
     """A signed archive in a folder: blocks, a table, what was recorded."""
 

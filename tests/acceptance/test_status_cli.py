@@ -15,6 +15,11 @@ from capture.state import Board
 MESSAGES = 100
 
 
+@pytest.fixture
+def shell(quick_shell):
+    return quick_shell
+
+
 def test_without_a_server_it_is_an_error_in_one_sentence(shell):
     done = shell.capture("status", "--stream", "S", NATS_URL="tls://127.0.0.1:9", NATS_CONNECT_TIMEOUT="1s")
     assert done.status == 1
