@@ -87,7 +87,7 @@ def test_headers_that_no_server_adds_make_no_hint():
     ("lease", "text"),
     [
         (0.2, "too short.* at least 0.3 s"),
-        (float("nan"), "too short"),
+        (float("nan"), "lease is nan"),
         (3601.0, "too long.* at most 3600 s"),
         (float("inf"), "too long"),
     ],
