@@ -41,15 +41,17 @@ def command_of(arguments: Sequence[str]) -> str:
 def guard(program: str, arguments: Sequence[str]) -> None:
     """Have SIGTERM, SIGINT and SIGHUP end the process at once, without a word: nothing has begun.
 
-    The exit status is 128 and the signal's number; 0 for a capture node, whose stop is no failure. Signals that are
-    ignored stay so.
+    The exit status is 128 and the signal's number; 0 for a capture node, whose stop is no failure. SIGHUP tells a node
+    to read its configuration again: one that starts is about to read it. Signals that are ignored stay so.
     """
     graceful = program == "capture" and command_of(arguments) == "run"
     for number in ENDING:
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             if not graceful:
                 signal.signal(number, _end)
-            elif number != getattr(signal, "SIGHUP", None):
+            elif number == getattr(signal, "SIGHUP", None):
+                signal.signal(number, _go_on)
+            else:
                 signal.signal(number, _end_well)
 
 
@@ -66,3 +68,7 @@ def _end(number: int, frame: object) -> None:
 
 def _end_well(number: int, frame: object) -> None:
     os._exit(0)
+
+
+def _go_on(number: int, frame: object) -> None:
+    pass

@@ -12,6 +12,7 @@ from typing import Any
 from capture.cli import checks, settings
 from capture.config import CaptureConfig
 from capture.errors import AlreadyStored, CaptureError, OtherStoreError, SparkError, StoreError
+from capture.identity import holds_archive
 from capture.moved import check_not_moved
 from capture.source import stream_info
 from capture.spark import class_data
@@ -114,7 +115,9 @@ async def _store(url: str) -> Finding:
         try:
             await store.put(path, b"")
         except AlreadyStored:
-            return Finding("store", Status.OK, "it can be written, and keeps what is to be created only if absent")
+            told = "it can be written, and keeps what is to be created only if absent"
+            begun = "" if await holds_archive(store) else "; it holds no archive yet"
+            return Finding("store", Status.OK, told + begun)
         finally:
             await store.delete(path)
     except CaptureError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
@@ -17,6 +17,7 @@ import typer
 from natty.cli.interrupts import Interrupts
 from natty.cli.terminal import json_text, printable
 from natty.tracing import log_fields
+from natty_start import VALUED
 
 logger = logging.getLogger("natty.cli")
 
@@ -38,7 +39,7 @@ def run(app: typer.Typer, name: str, errors: tuple[type[Exception], ...]) -> int
     interrupts = Interrupts()
     try:
         with interrupts.taken():
-            status = app(prog_name=name, standalone_mode=False)
+            status = app(log_first(sys.argv[1:]), prog_name=name, standalone_mode=False)
     except errors as error:
         return _say(name, str(error))
     except ExceptionGroup as group:  # what a task group of ours was ended by
@@ -68,6 +69,23 @@ def run(app: typer.Typer, name: str, errors: tuple[type[Exception], ...]) -> int
     if status == EXIT_INTERRUPTED:  # typer turns a KeyboardInterrupt into this
         return _say(name, interrupts.sentence, interrupts.status)
     return int(status or 0)
+
+
+def log_first(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with the options of the log before the command. What follows `--` is not ours."""
+    ours: list[str] = []
+    others: list[str] = []
+    rest = iter(arguments)
+    for one in rest:
+        if one == "--":
+            return [*ours, *others, one, *rest]
+        if one in VALUED and (value := next(rest, None)) is not None:
+            ours += [one, value]
+        elif one.startswith(tuple(f"{name}=" for name in VALUED)):
+            ours.append(one)
+        else:
+            others.append(one)
+    return ours + others
 
 
 def _system_sentence(error: OSError) -> str:

@@ -55,7 +55,8 @@ def _check_free(ports: range | tuple[int, ...]) -> None:
             try:
                 probe.bind(("127.0.0.1", port))
             except (OSError, OverflowError) as error:
-                raise ConfigError(f"port {port} can't be taken ({error}): give another --port, or 0") from error
+                reason = getattr(error, "strerror", None) or error
+                raise ConfigError(f"port {port} can't be taken ({reason}): give another --port, or 0") from error
 
 
 def _greet(settings: dict[str, object]) -> None:

@@ -247,6 +247,7 @@ def test_an_option_that_is_missing(shell, arguments, missing):
         (("capture", "sql"), "Missing argument 'query'."),
         (("capture", "run", "--max-age", "soon"), "Invalid value for '--max-age'"),
         (("capture", "--log-level", "loud", "run"), "Invalid value for '--log-level'"),
+        (("capture", "run", "--log-level", "loud"), "Invalid value for '--log-level'"),
         (("capture", "demo", "--rows", "0"), "Invalid value for '--rows'"),
         (("natty", "nonsense"), "No such command 'nonsense'."),
         (("natty", "leader", "show"), "Missing argument 'name'."),

@@ -42,6 +42,7 @@ READING = {
     "purge": ("purge", "--captured", "--force", *STREAM),
     "ls": ("ls",),
     "sql": ("sql", "SELECT 1"),
+    "head": ("head", *STREAM),
     "head --offline": ("head", "--offline"),
     "sweep": ("sweep", *STREAM),
     "sweep --dry-run": ("sweep", "--dry-run", *STREAM),

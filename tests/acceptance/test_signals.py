@@ -75,11 +75,12 @@ def test_a_signal_while_a_command_works_ends_it_with_its_status(shell, silent, p
     assert (done.status, done.out, done.err) == (128 + number, "", f"{program}: {said}\n")
 
 
-def test_a_node_that_is_told_to_stop_as_it_connects_ends_well(shell, silent):
+def test_a_node_that_connects_outlives_a_reload_and_ends_well_when_it_is_told_to_stop(shell, silent):
     url = f"tls://127.0.0.1:{silent.getsockname()[1]}"
     process = shell.start("capture", "run", "--stream", "verify", "--store", "lake", "--server", url)
     connection, _ = silent.accept()
     with connection:
+        process.send_signal(HUP)  # the kernel delivers it first
         process.send_signal(TERM)
         assert shell.finish(process).status == 0
 

@@ -34,6 +34,7 @@ async def test_a_store_in_which_the_archive_of_this_name_is_not_is_a_failure(fle
     assert await fleet.stop(node) == 0
     status, found = doctor(store=str(tmp_path / "prod"))
     assert (status, found["archive"]["status"], found["store"]["status"]) == (1, "fail", "ok")
+    assert found["store"]["text"].endswith("; it holds no archive yet")
     assert "they would be missing here" in found["archive"]["text"] or "NATS knows manifest" in found["archive"]["text"]
 
 

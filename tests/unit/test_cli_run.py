@@ -3,7 +3,7 @@ import sys
 import pytest
 import typer
 
-from natty.cli.run import run
+from natty.cli.run import log_first, run
 from natty.errors import NattyError
 
 
@@ -29,3 +29,17 @@ def test_a_fault_of_ours_in_a_task_group_is_not_hidden(monkeypatch):
     group = ExceptionGroup("outer", [NattyError("no stream S"), ZeroDivisionError("a fault")])
     with pytest.raises(ExceptionGroup):
         run(ended_by(group, monkeypatch), "natty", (NattyError,))
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("run --log-level info --store s", "--log-level info run --store s"),
+        ("--log-level error run --log-format=json", "--log-level error --log-format=json run"),
+        ("leader run n -- program --log-level x", "leader run n -- program --log-level x"),
+        ("stream ls --log-level", "stream ls --log-level"),
+        ("", ""),
+    ],
+)
+def test_the_options_of_the_log_may_stand_behind_the_command(written, read):
+    assert log_first(written.split()) == read.split()
