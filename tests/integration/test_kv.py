@@ -160,12 +160,20 @@ async def test_a_bucket_whose_markers_are_shortened_takes_shorter_ttls_at_once(n
     with pytest.raises(UnsupportedError):
         await bucket.put("k", b"1", ttl=1)
     await natty.ensure_stream(bucket.stream, subject_delete_marker_ttl=1.0, allow_destructive=True)
-    await bucket.put("k", b"1", ttl=1)
+    await bucket.put("k", b"1", ttl=0.5)  # rounded up to what it may be
     await expired(bucket, "k")
     with pytest.raises(StreamExistsError, match="subject_delete_marker_ttl is 1 s, wanted 30 s"):
         await natty.create_bucket(bucket.name, marker_ttl=30)
     with pytest.raises(ValueError, match=r"a marker_ttl of 0.5 s is not possible"):
         await natty.create_bucket(bucket.name, marker_ttl=0.5)
+
+
+@pytest.mark.parametrize(("history", "markers"), [(1, 60), (2, 1), (64, 1)])
+async def test_a_bucket_with_any_history_takes_ttls_of_whole_seconds(natty, natty_name, history, markers):
+    bucket = await natty.create_bucket(natty_name("kv"), history=history)
+    await bucket.put("k", b"1", ttl=1)
+    assert (await bucket.get("k")).ttl == 1
+    assert (await bucket.status())["marker_ttl"] == markers
 
 
 async def test_ttls_may_be_text_in_units(natty, natty_name):
