@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from copy import copy
 from typing import Any, NoReturn
 
 from pyarrow import NativeFile, PythonFile
 from pyarrow.fs import FileInfo, FileSystemHandler, FileType
 
+from capture.errors import CaptureError
 from capture.stores.ranges import Ranges, StoredFile
 
 
 class StoreFiles(FileSystemHandler):  # type: ignore[misc] # pyarrow has no types
-    """Objects of these sizes, by their paths. They are read on the event loop that made this, which must be free."""
+    """Objects of these sizes, by their paths. They are read on the event loop that made this, which must be free.
+
+    `failed` is the first error of a read, which whoever reads by C++ gets as a text with a traceback.
+    """
+
+    failed: CaptureError | None = None
 
     def __init__(self, store: Ranges, sizes: Mapping[str, int]) -> None:
         self._store = store
@@ -33,7 +40,7 @@ class StoreFiles(FileSystemHandler):  # type: ignore[misc] # pyarrow has no type
 
     def open_input_file(self, path: str) -> NativeFile:
         """Return an object, to be read at any place."""
-        return PythonFile(StoredFile(self._store, path, self._sizes[path], self._loop), mode="r")
+        return PythonFile(_Noting(self, self._store, path, self._sizes[path], self._loop), mode="r")
 
     def open_input_stream(self, path: str) -> NativeFile:
         """Return an object, to be read from its beginning."""
@@ -53,3 +60,18 @@ class StoreFiles(FileSystemHandler):  # type: ignore[misc] # pyarrow has no type
         return self is other
 
     __hash__ = object.__hash__
+
+
+class _Noting(StoredFile):
+    """Keeps the first error for whoever made the file system."""
+
+    def __init__(self, files: StoreFiles, *of: Any) -> None:
+        super().__init__(*of)
+        self._files = files
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            return super().readinto(buffer)
+        except CaptureError as error:
+            self._files.failed = self._files.failed or copy(error)  # not its traceback: C++ keeps that one
+            raise

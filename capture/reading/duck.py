@@ -69,14 +69,20 @@ async def query(
 
     `payload_schema` gives the payload's fields as columns (`capture.reading.ddl`): null where a payload does not have
     them. They hide columns of the envelope. Plain Parquet is read from `contents`, if they are given. QueryError if
-    DuckDB refuses the query; else it raises as `reading.merged` does.
+    DuckDB refuses the query; else it raises as `reading.merged` and the store do.
     """
     plan = planned(objects)
     as_they_are = [share for share in plan if _is_readable(share)]
     with tempfile.TemporaryDirectory(prefix="capture-") as folder:
         rest = await _brought(store, [share for share in plan if not _is_readable(share)], Path(folder), keys)
-        tables = {"_as_they_are": _dataset(contents or store, [share.stored for share in as_they_are]), "_rest": rest}
-        return await to_thread(_answer, tables, sql, payload_schema, folder, limit)
+        plain = [share.stored for share in as_they_are]
+        files = StoreFiles(contents or store, {one.path: one.bytes for one in plain})
+        tables = {"_as_they_are": _dataset(files, plain), "_rest": rest}
+        try:
+            return await to_thread(_answer, tables, sql, payload_schema, folder, limit)
+        except QueryError as error:
+            failed, files.failed = files.failed, None
+            raise failed or error from None
 
 
 def _is_readable(share: Share) -> bool:
@@ -98,14 +104,13 @@ async def _brought(store: Store, plan: Sequence[Share], folder: Path, keys: Keys
     return ds.dataset(files, schema=SCHEMA, format="parquet") if files else _nothing()
 
 
-def _dataset(contents: Ranges, objects: Sequence[Stored]) -> ds.Dataset:
+def _dataset(files: StoreFiles, objects: Sequence[Stored]) -> ds.Dataset:
     if not objects:
         return _nothing()
-    files = PyFileSystem(StoreFiles(contents, {one.path: one.bytes for one in objects}))
     options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
     parquet = ds.ParquetFileFormat(default_fragment_scan_options=options)
     return ds.FileSystemDataset.from_paths(
-        [one.path for one in objects], schema=SCHEMA, format=parquet, filesystem=files
+        [one.path for one in objects], schema=SCHEMA, format=parquet, filesystem=PyFileSystem(files)
     )
 
 

@@ -386,7 +386,6 @@ async def test_keys_that_can_not_be_read_are_named_and_logged_once_and_the_other
 
 async def test_of_very_many_nodes_some_are_read_and_the_rest_is_counted(natty, archive, monkeypatch):
     monkeypatch.setattr(state_of_archives, "MOST_NODES", 25)
-    monkeypatch.setattr(state_of_archives, "READ_AT_ONCE", 10)
     board = Board(natty, archive)
     for number in range(30):
         await board.announce(NodeState(node=f"n{number:02}", version="", since=0.0, every=1.0))

@@ -1,13 +1,16 @@
 import math
+import subprocess
+import sys
 from uuid import uuid4
 
 import pytest
 from archived import GRACE, STREAM, Archived, Settled, records, store_block
+from msgspec.structs import replace
 
 from capture.block import SealedBlock
 from capture.cipher import Keys
 from capture.commit import Committer
-from capture.errors import ConfigError, FormatError, QueryError
+from capture.errors import ConfigError, FormatError, NotStored, QueryError
 from capture.reading.ddl import fields
 from capture.reading.duck import query
 from capture.reading.merge import looking
@@ -181,3 +184,22 @@ async def test_an_object_that_can_t_be_read_is_named(store):
         assert "\n" not in str(caught.value)
         await store.put(one.path, data, if_absent=False)
     assert (await ask(store, "SELECT count(*) FROM messages")).rows == [[3]]
+
+
+async def test_what_the_store_says_of_an_object_is_the_error_and_no_traceback(store):
+    one = await store_block(store, [1, 2, 3])
+    with pytest.raises(NotStored, match=f"^there is no blocks/gone in {store.url}$"):
+        await query(store, [replace(one, path="blocks/gone")], "SELECT count(*) FROM messages")
+
+
+async def test_the_command_says_one_sentence_of_an_object_that_is_gone(tmp_path):
+    archived = await Archived(folder=tmp_path / "lake").make()
+    [table] = (tmp_path / "lake" / "table").rglob("*.parquet")
+    table.unlink()
+    words = ["sql", "SELECT sum(time_ns) FROM messages", "--store", archived.store.url, "--stream", STREAM]
+    done = subprocess.run(
+        [sys.executable, "-m", "capture", *words], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("capture: there is no table/")
+    assert done.stderr.count("\n") == 1
