@@ -126,6 +126,12 @@ def restore(
     """Make a stream out of its archive, exactly as it was; an existing stream is never touched."""
     if replay_to is None and pace is not None:
         raise typer.BadParameter("--pace is of a --replay")
+    if to_sequence is not None and (start or {}).get("start", 0) > to_sequence:
+        raise typer.BadParameter(
+            f"--from {start['start']} comes after --to-sequence {to_sequence}: nothing is between them"
+        )
+    if at is not None and (start or {}).get("start_ns", at) > at:
+        raise typer.BadParameter("--from is after --at: nothing is between them")
     flags = {"stream": stream, "store": archive or store, "public_key_file": public_key and str(public_key)}
     wanted = _Wanted(
         config=settings.archive(config, flags, nats, needs=("store",)),
