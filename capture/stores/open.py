@@ -31,6 +31,8 @@ def open_store(url: str | Path | Store) -> Store:
     if not url:
         raise ConfigError(f"no store was named; known are {KNOWN}")
     if "://" not in url:
+        if ":" in url.partition("/")[0]:  # `s3:bucket`, or `module:function` as other settings take it
+            raise ConfigError(f"{url!r} is no store; known are {KNOWN}. Write ./{url} for a folder of that name")
         return FileStore(url)
     if url.partition("://")[0] in SCHEMES:
         try:

@@ -271,10 +271,15 @@ async def test_memory_stores_are_shared_by_name():
         await open_store("memory://shared-by-name").put("a", b"2")
 
 
-@pytest.mark.parametrize("url", ["ftp://bucket", "", "file://host/x", "file://relative"])
+@pytest.mark.parametrize("url", ["ftp://bucket", "", "file://host/x", "file://relative", "module:Store", "s3:bucket"])
 def test_an_unknown_kind_of_store_is_refused_with_the_known_ones(url):
     with pytest.raises(ConfigError, match="file:///"):
         open_store(url)
+
+
+@pytest.mark.parametrize("path", ["./a:b", "/srv/a:b", "lake/date=1:2", Path("a:b")])
+def test_a_folder_may_have_a_colon_in_its_name(path):
+    assert open_store(open_store(path).url).folder == Path(path).absolute()
 
 
 @pytest.mark.parametrize(
