@@ -42,6 +42,8 @@ from natty.errors import ConsumerNotFoundError, StreamNotFoundError
 from natty.leader import default_node_name
 from natty.stream import check_name
 
+LONGEST_TROUBLE = 1000  # characters of a sentence about what fails, in what the node says of itself
+
 log = logging.getLogger(__name__)
 life = logging.getLogger("capture.run")
 """Says that a node captures, and what it did: the command line shows both at any level but `error`."""
@@ -159,7 +161,7 @@ class Node:
             pending=self._blocks.pending + self._under_way.messages,
             oldest=max((age for age in (open_for, self._under_way.longest) if age is not None), default=None),
             location=self._duty.location if self._duty and self._duty.can_compact else "",
-            troubles=list(self._duty.failing.values()) if self._duty else [],
+            troubles=[text[:LONGEST_TROUBLE] for text in self._duty.failing.values()] if self._duty else [],
         )
 
     async def _claim(self, natty: Natty) -> list[Durable]:

@@ -18,7 +18,7 @@ from capture.snapshots import TableState
 from natty import Bucket, BucketNotFoundError, KeyNotFoundError, Natty, NattyError
 from natty.at_once import answers
 from natty.background import keep_up
-from natty.decoding import Faults, Seconds, UnixTime, Whole, decode
+from natty.decoding import Faults, Seconds, Text, UnixTime, Whole, decode
 from natty.errors import BadRecordError
 from natty.kv import BadKeyError
 from natty.units import parse_time
@@ -126,8 +126,8 @@ class ArchiveState(msgspec.Struct, frozen=True, kw_only=True):
     retention has removed so far. `store` is the URL of the store that was swept ("" of versions that did not say it).
     """
 
-    archive: str
-    leader: str
+    archive: Text
+    leader: Text
     token: Whole
     term: Whole
     since: UnixTime
@@ -150,12 +150,12 @@ class ArchiveState(msgspec.Struct, frozen=True, kw_only=True):
     rows: Whole = 0
     table_bytes: Whole = 0
     compacted: UnixTime | None = None
-    compactor: str = ""
+    compactor: Text = ""
     removed_objects: Whole = 0
     removed_bytes: Whole = 0
     streams: list[StreamState] = []
     tables: list[TableState] = []
-    store: str = ""
+    store: Text = ""
     format: Whole = FORMAT
 
 
@@ -167,15 +167,15 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     metadata; "" if it can't lead the compaction. `troubles` are sentences about what fails in the node at the moment.
     """
 
-    node: str
-    version: str
+    node: Text
+    version: Text
     since: UnixTime
     every: Seconds
     stored: dict[str, Whole] = {}
     pending: Whole = 0
     oldest: Seconds | None = None
-    location: str = ""
-    troubles: list[str] = []
+    location: Text = ""
+    troubles: list[Text] = []
     format: Whole = FORMAT
 
 

@@ -5,6 +5,8 @@ import pytest
 
 from capture.cli.status import _age, _size
 from capture.state import MOST_SAID, ArchiveState, Heard, NodeState, StreamState, View
+from natty.decoding import decode
+from natty.errors import BadRecordError
 
 STATE = ArchiveState(
     archive="A",
@@ -112,3 +114,12 @@ def test_ages_and_sizes_are_for_people():
         "2.5 MB",
         "30.0 TB",
     ]
+
+
+@pytest.mark.parametrize("setting", ["node", "version", "location", "troubles"])
+def test_what_a_node_says_of_itself_is_as_long_as_people_can_read(setting):
+    said = msgspec.to_builtins(FAILING)
+    assert decode(msgspec.json.encode(said), NodeState) == FAILING
+    long = "x" * 5000
+    with pytest.raises(BadRecordError, match=f"length <= 4096.*{setting}"):
+        decode(msgspec.json.encode(said | {setting: [long] if setting == "troubles" else long}), NodeState)
