@@ -279,7 +279,7 @@ def test_an_unknown_kind_of_store_is_refused_with_the_known_ones(url):
 
 @pytest.mark.parametrize("path", ["./a:b", "/srv/a:b", "lake/date=1:2", Path("a:b")])
 def test_a_folder_may_have_a_colon_in_its_name(path):
-    assert open_store(open_store(path).url).folder == Path(path).absolute()
+    assert open_store(open_store(path).url).root == Path(path).absolute()
 
 
 @pytest.mark.parametrize(
