@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 def _is_ours(record: logging.LogRecord) -> bool:
     """Tell whether aiohttp has logged a fault of the program: a request that is none is answered 400, and no news."""
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, HttpProcessingError)
+    return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
 
 
 log.addFilter(_is_ours)

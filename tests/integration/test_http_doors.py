@@ -1,8 +1,10 @@
 """Every HTTP server of ours against hostile clients: the pages of natty's own server, and capture's on aiohttp."""
 
 import asyncio
+import gzip
 import logging
 import ssl
+import tracemalloc
 from base64 import b64encode
 from contextlib import asynccontextmanager, suppress
 
@@ -21,6 +23,7 @@ from natty.errors import TLSError
 from natty.testing import DevCA
 
 TOKEN = "a token that nobody guesses"
+BOMB = gzip.compress(bytes(200 << 20), 1)
 REQUEST = "GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
 
 
@@ -231,6 +234,36 @@ async def test_a_malformed_head_is_answered_and_not_logged(serving, head, caplog
         async with asyncio.timeout(PATIENCE):
             assert b" 400 " in (await reader.read()).partition(b"\r\n")[0]
         writer.close()
+        assert (await ask(port, "/livez"))[0] == 200
+    assert caplog.records == []
+
+
+@servers
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"Content-Encoding: gzip\r\nContent-Length: 5\r\n\r\nxxxxx",
+        b"Content-Encoding: deflate\r\nContent-Length: 5\r\n\r\nxxxxx",
+        b"Transfer-Encoding: chunked\r\n\r\nno number\r\nxxxxx",
+        b"Transfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFFFFFF\r\n" + bytes(100_000),
+        b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%b" % (len(BOMB), BOMB),
+    ],
+    ids=["gzip", "deflate", "chunks", "long chunk", "bomb"],
+)
+async def test_a_body_that_nobody_asked_for_is_not_read_into_memory_nor_logged(serving, body, caplog):
+    caplog.set_level(logging.INFO)
+    async with serving() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        tracemalloc.start()
+        try:
+            writer.write(b"POST /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + body)
+            async with asyncio.timeout(PATIENCE):
+                with suppress(ConnectionResetError):
+                    assert (await reader.read()).split(b" ")[1] in (b"400", b"405")
+            assert tracemalloc.get_traced_memory()[1] < 20 << 20
+        finally:
+            tracemalloc.stop()
+            writer.close()
         assert (await ask(port, "/livez"))[0] == 200
     assert caplog.records == []
 
