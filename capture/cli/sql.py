@@ -39,7 +39,7 @@ def sql(
     store: settings.Store = None,
     schema: Annotated[str | None, typer.Option(help="The payload's fields as columns: 'carrier STRING, …'.")] = None,
     engine: Annotated[
-        Engine | None, typer.Option(help="Who answers; DuckDB where it is installed, else Spark.")
+        Engine | None, typer.Option(help="Who answers: DuckDB, or Spark where only that is installed.")
     ] = None,
     public_key: settings.PublicKey = None,
     encrypted_only: settings.EncryptedOnly = False,
@@ -48,7 +48,7 @@ def sql(
     """Ask about the archive, blocks and table as one: the view `messages`, one row a message. Needs no server."""
     flags = {"stream": stream, "store": store, **settings.checks(public_key, encrypted_only)}
     wanted = settings.archive(config, flags, {}, needs=("store",))
-    answer = run_async(_asked(wanted, query, schema, engine or _best()))
+    answer = run_async(_asked(wanted, query, schema, engine or best_engine()))
     if as_json:
         print_document([dict(zip(answer.columns, row, strict=True)) for row in answer.rows])
     else:
@@ -57,8 +57,9 @@ def sql(
         print(f"capture: only the first {len(answer.rows):,} rows are shown", file=sys.stderr)
 
 
-def _best() -> Engine:
-    return Engine.DUCKDB if find_spec("duckdb") else Engine.SPARK
+def best_engine() -> Engine:
+    """Return DuckDB, unless only Spark is installed: where neither is, DuckDB is what to install."""
+    return Engine.SPARK if find_spec("pyspark") and not find_spec("duckdb") else Engine.DUCKDB
 
 
 async def _asked(config: CaptureConfig, query: str, schema: str | None, engine: Engine) -> Any:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from capture.block import SealedBlock
 from capture.cipher import Keys
+from capture.cli.sql import Engine, best_engine
 from capture.commit import Committer
 from capture.errors import ConfigError, FormatError, NotStored, QueryError
 from capture.reading.ddl import fields
@@ -203,3 +204,17 @@ async def test_the_command_says_one_sentence_of_an_object_that_is_gone(tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("capture: there is no table/")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("installed", "engine"),
+    [
+        ({"duckdb", "pyspark"}, Engine.DUCKDB),
+        ({"duckdb"}, Engine.DUCKDB),
+        ({"pyspark"}, Engine.SPARK),
+        (set(), Engine.DUCKDB),  # what to install: the smaller one
+    ],
+)
+def test_spark_answers_only_where_duckdb_is_not_installed_and_spark_is(monkeypatch, installed, engine):
+    monkeypatch.setattr("capture.cli.sql.find_spec", lambda name: name if name in installed else None)
+    assert best_engine() is engine
