@@ -334,21 +334,29 @@ class _Recorder:
     async def _process_pong(self) -> None: ...
 
 
+_METHODS = (
+    "_connect_command",
+    "_select_next_server",
+    "_connect_to_server",
+    "_read_loop",
+    "_ping_interval",
+    "_flusher",
+)
+_ATTRIBUTES = ("_server_info", "_server_pool", "_current_server", "_transport", "_status", "_reading_task")
+
+
 async def sink_path_fault() -> str:
     """Return why the sink path can't be trusted with the installed nats-py; "" if it agrees with the stock path.
 
     The same bytes, cut in odd places, go through the stock parser and through ours; what ours stands on must be there.
     """
-    for name in (
-        "_connect_command",
-        "_select_next_server",
-        "_connect_to_server",
-        "_read_loop",
-        "_ping_interval",
-        "_flusher",
-    ):
+    for name in _METHODS:
         if not callable(getattr(Client, name, None)):
             return f"nats-py's client has no {name}() any more"
+    client, transport = Client(), TcpTransport()  # type: ignore[no-untyped-call]
+    for owner, name in [(client, name) for name in _ATTRIBUTES] + [(transport, "_io_writer")]:
+        if not hasattr(owner, name):
+            return f"nats-py's {type(owner).__name__} has no {name} any more"
     stock, ours = _Recorder(), _Recorder()
     parser = Parser(lambda sid, batch: ours.seen.extend((int(sid), *raw) for raw in batch), lambda line: None)
     try:

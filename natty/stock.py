@@ -54,7 +54,8 @@ class StockLink:
         }
         if self._config.tls_required and not self._config.tls_first:
             raise TLSRequiredError(
-                "nats-py's own path can enforce TLS only with tls_first (and handshake_first on the server)"
+                "this nats-py is another than natty knows, and its own path can enforce TLS only with tls_first (and"
+                " handshake_first on the server): install nats-py 2.16, or use tls_first"
             )
         try:
             async with asyncio.timeout(self._config.connect_timeout):

@@ -20,6 +20,17 @@ async def test_a_method_that_a_later_nats_py_has_no_more_is_named(monkeypatch):
     assert await sink_path_fault() == "nats-py's client has no _connect_command() any more"
 
 
+@pytest.mark.parametrize("name", ["_server_info", "_server_pool", "_current_server", "_transport", "_reading_task"])
+async def test_a_client_of_which_an_attribute_has_another_name_is_not_trusted(name, monkeypatch):
+    class Renamed(Client):
+        def __init__(self):
+            super().__init__()
+            delattr(self, name)
+
+    monkeypatch.setattr("natty.sinklink.Client", Renamed)
+    assert await sink_path_fault() == f"nats-py's Renamed has no {name} any more"
+
+
 async def test_a_stock_parser_that_reads_other_messages_is_noticed(monkeypatch):
     class Other(sinklink.StockParser):
         async def parse(self, data=b""):
