@@ -22,10 +22,13 @@ from capture.manifest import (
 )
 from capture.retention import EVERYTHING, Expired, Retention, recorded, removed_sequences, summed_up
 from capture.sequences import Sequences
-from capture.stores.contract import Listing, Store
+from capture.stores.contract import Listing, ObjectInfo, Store
 from capture.table import Table
 from capture.trust import NO_CHECKS, Trust
 
+MOST_ENTRY_BYTES = 64 << 20
+"""Of an entry; its largest part is the set of its block's sequences, of which a block of millions takes some MB."""
+MOST_SAID = 20  # entries that can't be read, in the log
 GRACE = 900.0
 """Seconds before a block that nothing names is deleted, and one that the table has consumed.
 
@@ -302,10 +305,10 @@ async def _overtaken(store: Store, entries: Iterable[Stored], objects: Listing) 
     return found
 
 
-def _unknown(manifest: Manifest, objects: Listing) -> list[str]:
+def _unknown(manifest: Manifest, objects: Listing) -> Listing:
     """Return the listed entries whose block the manifest doesn't know: only these are read."""
     known = _known(manifest)
-    return [one.path for one in objects if one.path.startswith(ENTRIES) and entry_block(one.path) not in known]
+    return [one for one in objects if one.path.startswith(ENTRIES) and entry_block(one.path) not in known]
 
 
 async def read_entries(store: Store) -> tuple[list[Stored], list[str]]:
@@ -313,16 +316,19 @@ async def read_entries(store: Store) -> tuple[list[Stored], list[str]]:
 
     For readers: call it before `read_picture`, and take `Picture.unadopted` of it.
     """
-    return await _read(store, [one.path for one in await store.list(ENTRIES)])
+    return await _read(store, await store.list(ENTRIES))
 
 
-async def _read(store: Store, paths: Iterable[str]) -> tuple[list[Stored], list[str]]:
+async def _read(store: Store, listed: Iterable[ObjectInfo]) -> tuple[list[Stored], list[str]]:
     """Return the entries that can be read, and what is wrong with the others: one bad entry stops nobody."""
     entries: list[Stored] = []
     unreadable: list[str] = []
 
-    async def read(path: str) -> None:
+    async def read(one: ObjectInfo) -> None:
+        path = one.path
         try:
+            if one.bytes > MOST_ENTRY_BYTES:
+                raise ManifestError(f"{path} has {one.bytes:,} bytes, and no entry has more than {MOST_ENTRY_BYTES:,}")
             entry = decode_entry(await store.get(path), path)
             if entry_path(entry.path) != path:
                 raise ManifestError(f"{path} is the entry of another block, {entry.path}")
@@ -330,10 +336,13 @@ async def _read(store: Store, paths: Iterable[str]) -> tuple[list[Stored], list[
         except NotStored:  # another sweep adopted it
             pass
         except ManifestError as error:
-            log.error("%s", error, extra={"action": "read_entry", "path": path})
+            if len(unreadable) < MOST_SAID:
+                log.error("%s", error, extra={"action": "read_entry", "path": path})
             unreadable.append(str(error))
 
-    await each(paths, read)
+    await each(listed, read)
+    if len(unreadable) > MOST_SAID:
+        log.error("%d entries can't be read, more than are named", len(unreadable), extra={"action": "read_entry"})
     return entries, sorted(unreadable)
 
 

@@ -7,7 +7,7 @@ from capture.errors import Fenced
 from capture.manifest import Manifest, encode, entry_path
 from capture.retention import recorded
 from capture.stores import MemoryStore
-from capture.sweep import plan_sweep
+from capture.sweep import MOST_SAID, plan_sweep, read_entries
 from capture.table import Table
 from capture.testing import HeadState, MemoryHead
 
@@ -180,3 +180,18 @@ async def test_an_archive_whose_head_was_lost_keeps_its_blocks():
     assert report.removed_objects == 0
     assert (await chain.read(store, report.head, Manifest)).blocks == [block(1)]
     assert await store.get(block(1).path)
+
+
+async def test_thousands_of_bad_entries_are_counted_and_one_that_is_too_large_is_not_read(monkeypatch, caplog):
+    monkeypatch.setattr("capture.sweep.MOST_ENTRY_BYTES", 1000)
+    store = MemoryStore()
+    for number in range(300):
+        await store.put(f"_entries/{number}.json", b"no JSON")
+    await store.put("_entries/large.json", b" " * 1001)
+    entries, unreadable = await read_entries(store)
+    assert entries == []
+    assert len(unreadable) == 301
+    assert "_entries/large.json has 1,001 bytes, and no entry has more than 1,000" in unreadable
+    said = [one.getMessage() for one in caplog.records]
+    assert len(said) == MOST_SAID + 1
+    assert said[-1] == "301 entries can't be read, more than are named"
