@@ -32,6 +32,7 @@ NONCE_BYTES = 12
 TAG_BYTES = 16
 CHUNK_BYTES = 1 << 20
 """So much of a file is in memory at a time, when it is encrypted or its tag is checked."""
+HEADER_BYTES = 1 << 20  # at most: names, and what the object holds
 VARIABLE = "CAPTURE_KEYS"
 LENGTH = struct.Struct(">I")
 FIRST_COUNTER = 2
@@ -200,7 +201,10 @@ def _begin(file: IO[bytes]) -> bytes:
     file.seek(0)
     begin = file.read(len(MAGIC) + LENGTH.size)
     if begin.startswith(MAGIC) and len(begin) == len(MAGIC) + LENGTH.size:
-        begin += file.read(LENGTH.unpack_from(begin, len(MAGIC))[0])
+        (length,) = LENGTH.unpack_from(begin, len(MAGIC))
+        if length > HEADER_BYTES:
+            raise CipherError(f"its header is damaged: it has {length:,} bytes")
+        begin += file.read(length)
     return begin
 
 

@@ -15,6 +15,7 @@ import google_crc32c
 from capture.errors import FormatError
 
 LARGEST_BLOCK = 4 << 20  # bytes of a block when it is decompressed
+LONGEST_SIZE = 35  # bits
 PADDING, IDENTIFIER = 0xFE, 0xFF
 _COMPRESSED, _PLAIN = 0x00, 0x01
 _SKIPPED = range(0x80, 0xFF)
@@ -78,6 +79,8 @@ def _size(block: bytes) -> tuple[int, int]:
         at, shift = at + 1, shift + 7
         if byte < 0x80:
             return size, at
+        if shift > LONGEST_SIZE:
+            raise FormatError("a block in it is damaged")
 
 
 def _step_by_step(block: bytes, at: int) -> bytes:

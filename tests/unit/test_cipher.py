@@ -204,3 +204,9 @@ def test_encryption_without_a_key_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("CAPTURE_KEYS", raising=False)
     with pytest.raises(ConfigError, match="encrypt is on and there is no key: name a key_file, or set CAPTURE_KEYS"):
         load(None, {**SETTINGS, "encrypt": "true"}, environment={}).keys()
+
+
+def test_a_header_that_claims_gigabytes_is_not_read() -> None:
+    claimed = MAGIC + (2**32 - 1).to_bytes(4, "big")
+    with pytest.raises(CipherError, match="its header is damaged: it has 4,294,967,295 bytes"):
+        Keys({"k": bytes(32)}).opened(BytesIO(claimed + bytes(100)), None)

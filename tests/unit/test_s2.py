@@ -145,3 +145,8 @@ def test_streams_in_a_row_padding_and_an_index_are_read():
 def test_what_is_damaged_is_refused(data, said):
     with pytest.raises(FormatError, match=said):
         read(data)
+
+
+def test_a_size_without_an_end_is_refused_at_once():
+    with pytest.raises(FormatError, match="a block in it is damaged"):
+        decompressed(b"\xff" * (16 << 20))
