@@ -1,4 +1,4 @@
-"""Joins, leaves, kills, stops, restarts and edits under a group of real processes over TLS; `group_judge` judges.
+"""Joins, leaves, kills, stops, restarts, edits and purges under a group of real processes; `group_judge` judges.
 
 python tests/support/group_chaos.py --messages 1000000 --keys 1000 [--auto] [--every 1.5] [--folder DIR]
 """
@@ -21,12 +21,13 @@ from group_members import start_instance
 from patient import FILLING, PATIENCE, PATIENT
 
 from natty import Natty, NattyError
-from natty.groups import PartitioningFilter
+from natty.groups import PartitioningFilter, key_of, partition_of
 from natty.testing import NatsServer
 
 ROOT = Path(__file__).parents[2]
-WEIGHTS = {"join": 3, "leave": 3, "kill": 3, "stop": 2, "edit": 3, "restart": 0.4}
+WEIGHTS = {"join": 3, "leave": 3, "kill": 3, "stop": 2, "edit": 3, "purge": 2, "restart": 0.4}
 MEMBERS = ("m1", "m2", "m3", "m4", "m5")
+PURGED = "purged"  # a key that nobody judges
 GONE_WITHIN = 120.0  # seconds until a process must have left
 
 
@@ -89,8 +90,8 @@ class Chaos:
         options = self.options
         async with Natty(**self.server.connect_options(), **PATIENT) as natty:
             await natty.create_stream(self.name, subjects=[f"{self.name}.*"], allow_batched=True)
-            group = natty.group(self.name, "g")
-            await group.create(options.partitions, [PartitioningFilter(f"{self.name}.*", (1,))])
+            self.natty, group = natty, natty.group(self.name, "g")
+            await group.create(options.partitions, [self._filter()])
             if not options.auto:
                 self.listed = list(MEMBERS[:3])
                 await group.add(*self.listed)
@@ -128,7 +129,7 @@ class Chaos:
         while not published.done() or sum(self.faults.values()) < self.options.faults:
             await asyncio.sleep(self.random.expovariate(1 / self.options.every))
             kind = self.random.choices(list(weights), list(weights.values()))[0]
-            await getattr(self, kind)(*([group] if kind == "edit" else []))
+            await getattr(self, kind)(*([group] if kind in ("edit", "purge") else []))
             self.faults[kind] += 1
         await published
 
@@ -183,6 +184,19 @@ class Chaos:
             self.listed.remove(member)
         await self._write(group)
 
+    async def purge(self, group):
+        """Purge, by subject, messages that members may hold: the server may forget others that they hold."""
+        subject = f"{self.name}.{PURGED}"
+        partition = partition_of(key_of(subject, self._filter()), self.options.partitions)
+        with contextlib.suppress(NattyError):
+            for number in range(10):
+                await self.natty.publish(subject, b"%s %d" % (PURGED.encode(), number))
+                await asyncio.sleep(self.random.uniform(0, 0.05))
+            await self.natty.purge_stream(group.consumed_stream, subject=f"{partition}.{subject}", allow_pending=True)
+
+    def _filter(self):
+        return PartitioningFilter(f"{self.name}.*", (1,))
+
     async def _write(self, group):
         async with asyncio.timeout(PATIENCE):
             while True:
@@ -230,6 +244,10 @@ class Chaos:
                 process.kill()
             process.wait()
 
+    def healed(self):
+        """Return how often a member made its consumer again, as its server had forgotten messages."""
+        return sum(path.read_text().count("nats-server forgot") for path in self.folder.glob("*.err"))
+
     def said(self):
         """Return what processes complained about."""
         return "\n".join(text for path in self.folder.glob("*.err") if "Traceback" in (text := path.read_text()))
@@ -254,7 +272,7 @@ def main():
         chaos = Chaos(server, folder, "CHAOS", Options(**given), seed)
         began = time.monotonic()
         verdict = asyncio.run(chaos.run())
-    print(f"{verdict}\n{dict(chaos.faults)} in {time.monotonic() - began:.0f} s")
+    print(f"{verdict}\n{dict(chaos.faults)}, {chaos.healed()} consumers made again in {time.monotonic() - began:.0f} s")
     print(*verdict.wrongs[:20], chaos.said(), sep="\n")
     if verdict.wrongs:
         print(f"logs in {folder}")
