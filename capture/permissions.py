@@ -77,8 +77,11 @@ def _restore(config: CaptureConfig) -> Permissions:
     verbs = ("CREATE", "DELETE", "INFO", "PURGE", "RESTORE", "UPDATE")
     whole = _api("INFO", "STREAM.LIST", *(f"STREAM.{verb}.{stream}" for verb in verbs))
     consumers = _api(*(f"CONSUMER.{verb}.{stream}.>" for verb in ("CREATE", "DELETE", "INFO")))
-    upload = f"$JS.SNAPSHOT.RESTORE.{stream}.*"
-    return _HEADS + Permissions((*whole, *consumers, upload), own_inbox_only=False)
+    upload = (
+        f"$JS.SNAPSHOT.RESTORE.{stream}.*",
+        "_capture.restore.>",
+    )  # before 2.15 the latter
+    return _HEADS + Permissions((*whole, *consumers, *upload), own_inbox_only=False)
 
 
 def _api(*requests: str) -> tuple[str, ...]:

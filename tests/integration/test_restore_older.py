@@ -17,11 +17,12 @@ from restoring import (
 from servers import old_server
 
 from capture.errors import RestoreError
+from capture.permissions import Role, permissions
 from capture.restoring import replay as replay_module
 from capture.restoring.replay import Pace, replay, told
 from natty import Natty, PublishError, WrongLastSequenceError
 from natty.message import parse_headers
-from natty.testing import NatsServer
+from natty.testing import NatsServer, ServerOptions
 from natty.units import parse_time
 
 ROLLUP = b"NATS/1.0\r\nNats-Rollup: all\r\nColour: red\r\nColour: \r\nNats-TTL: 1h\r\n\r\n"
@@ -89,6 +90,19 @@ async def test_an_older_server_gets_every_sequence_and_the_rest_in_headers(natty
     assert "the header Capture-Time says when it was" in said
     old = older.connection.server_version < (2, 11)
     assert ("settings that this server does not know: allow_msg_ttl" in said) == old
+
+
+async def test_who_may_restore_by_the_printed_permissions_may_do_so_on_an_older_server(captured, natty_tls, tmp_path):
+    block = permissions(Role.RESTORE, captured.config).block()
+    users = f"authorization {{ users: [{{user: owner, password: x}}, {{user: restore, password: x, {block}}}] }}"
+    options = ServerOptions(authorization=users)
+    with NatsServer(options, folder=tmp_path / "nats", tls_files=natty_tls, binary=old_server("2.14.6")) as server:
+        async with Natty(**server.connect_options(), **PATIENT, user="owner", password="x") as owner:
+            await owner.election("any").prepare()
+            async with Natty(**server.connect_options(), **PATIENT, user="restore", password="x") as natty:
+                await restored(natty, captured)
+            assert list((await dumped(owner, captured.stream))[1]) == [3, 4, 5, 8, 9, 10, 11]
+        assert "Violation" not in server.log()
 
 
 async def test_what_an_older_server_refuses_leaves_nothing(older, captured, monkeypatch):
