@@ -256,6 +256,7 @@ class _Publishing:
         self._heard = asyncio.Event()
         self._fault: NattyError | RestoreError | None = None
         natty.connection.listeners.append(self._event)
+        natty.connection.refusals.append(self._refused)
         self.messages = 0
 
     async def __aenter__(self) -> _Publishing:
@@ -264,6 +265,7 @@ class _Publishing:
     async def __aexit__(self, *_: object) -> None:
         self._subscription.close()
         self._connection.listeners.remove(self._event)
+        self._connection.refusals.remove(self._refused)
 
     async def send(self, batch: list[Sendable]) -> None:
         """Send messages; wait while too many have no ack."""
@@ -313,6 +315,15 @@ class _Publishing:
         ack = read_ack(payload, subject)
         if sequence and ack.seq != sequence:
             raise RestoreError(f"the server stored message {sequence} at sequence {ack.seq}")
+
+    def _refused(self, text: str) -> None:
+        """Fail where a message may not be published: the server names its subject and drops it."""
+        subjects = {subject for subject, _, _ in self._waiting.values()}
+        for subject in subjects:
+            if b'to "%b"' % subject in text.encode():
+                name = subject.decode("utf-8", "replace")
+                self._fault = self._fault or PublishError(f"not permitted: {text}", subject=name)
+                self._heard.set()
 
     def _event(self, event: str) -> None:
         if event != "connected":

@@ -101,8 +101,11 @@ async def test_who_may_restore_by_the_printed_permissions_may_do_so_on_an_older_
             await owner.election("any").prepare()
             async with Natty(**server.connect_options(), **PATIENT, user="restore", password="x") as natty:
                 await restored(natty, captured)
+                assert "Violation" not in server.log()
+                plan = await planned(natty, captured)
+                with pytest.raises(PublishError, match=f'not permitted: .*to "other.{captured.stream}'):
+                    await replay(natty, plan, captured.store, "other")
             assert list((await dumped(owner, captured.stream))[1]) == [3, 4, 5, 8, 9, 10, 11]
-        assert "Violation" not in server.log()
 
 
 async def test_what_an_older_server_refuses_leaves_nothing(older, captured, monkeypatch):
