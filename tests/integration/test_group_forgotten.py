@@ -177,14 +177,20 @@ async def test_dead_messages_in_the_queue_keep_nobody_from_beginning(
     async def buried():
         return [letter.original_sequence async for letter in box.ls()] == [1]
 
+    async def settled():
+        state = await consumer(natty, static, "m1")
+        return state["ack_floor"]["stream_seq"] == 3 and await messages_in(natty, static.stream) == 1
+
     async with static.join("m1", refuse, **options):
         await publish(natty, static.stream, range(2), keys=1)
         await until(buried)
+        await publish(natty, static.stream, range(2, 3), keys=1)  # its ack moves the floor past the dead one
+        await until(settled)
     async with static.join("m1", notes.handler(), **options) as membership:
-        await publish(natty, static.stream, range(2, 3), keys=1)
+        await publish(natty, static.stream, range(3, 4), keys=1)
         await notes.have(1)
         assert membership.handed_over == 0
-    assert notes.done == {f"{static.stream}.k0": [2]}
+    assert notes.done == {f"{static.stream}.k0": [3]}
     command = f"natty stream rm-msg {static.stream} 1 --force"
     assert f"`{command}`" in caplog.text
     assert (await asyncio.to_thread(natty_commands, *command.split()[1:])).status == 0
