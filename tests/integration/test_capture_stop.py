@@ -62,13 +62,13 @@ capture.source.END_TIMEOUT = natty.connection.CLOSE_TIMEOUT = natty.supply.DRAIN
 capture.cli.node.THREADS_END_WITHIN = 0.5
 store = FileStore._put
 
-def put(self, path, target, data, if_absent):
+def put(self, path, data, if_absent):
     if fault == "hangs" and path.startswith("blocks/"):
         print("the store hangs", flush=True)
         threading.Event().wait()
     if fault and path.startswith("blocks/") and Path(fault).exists():
         raise StoreError("the store is away")
-    store(self, path, target, data, if_absent)
+    store(self, path, data, if_absent)
 
 FileStore._put = put
 sys.argv = ["capture", "run", "--config", config, "--node-name", node, *options]

@@ -125,7 +125,7 @@ async def test_a_bucket_that_lacks_what_is_needed_is_refused_with_the_difference
     ("options", "text"),
     [
         ({"lease": 1.0, "bucket_ttl": 2.0}, "two names of one setting"),
-        ({"lease": float("nan")}, "too short"),
+        ({"lease": float("nan")}, "lease is nan; write a number of seconds"),
         ({"max_stall": 0.1}, r"max_stall of 0\.1 s is less than two signs of life"),
         ({"grace": 0.0}, "tell the work to stop when it is too late"),
         ({"priority": 101}, "not between 0, the first, and 100"),
