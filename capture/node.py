@@ -161,8 +161,16 @@ class Node:
             pending=self._blocks.pending + self._under_way.messages,
             oldest=max((age for age in (open_for, self._under_way.longest) if age is not None), default=None),
             location=self._duty.location if self._duty and self._duty.can_compact else "",
-            troubles=[text[:LONGEST_TROUBLE] for text in self._duty.failing.values()] if self._duty else [],
+            troubles=[
+                text[:LONGEST_TROUBLE]
+                for text in (*(self._duty.failing.values() if self._duty else ()), *self._refused())
+            ],
         )
+
+    def _refused(self) -> list[str]:
+        """Return what the server refuses this node at the moment, in sentences."""
+        refused = self.natty.connection.refused.now() if self.natty else []
+        return [f"the server refused: {one}: give the node's user that permission" for one in refused]
 
     async def _claim(self, natty: Natty) -> list[Durable]:
         """Make what is missing, and return the consumers to read. It may be done again."""

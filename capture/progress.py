@@ -15,11 +15,12 @@ from capture.state import StreamState, server_time
 from capture.stores import Store
 from capture.summary import Backlog, read_backlog
 from natty import Natty, NattyError
+from natty.repeated import Repeated
 from natty.stream import NANOSECONDS, stream_state
 
 LONGEST_SET = 64 << 10  # bytes of a set of sequences that is published: a key's value is a message
 
-log = logging.getLogger(__name__)
+_repeated = Repeated(logging.getLogger(__name__))
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ class Progress:
         try:
             state = await stream_state(natty.jetstream, self.stream, deleted=True)
         except NattyError as error:
-            log.info("it can't be told what of %s is missing: %s", self.stream, error, extra={"action": "no_progress"})
+            text = f"it can't be told what of {self.stream} is missing: {error}"
+            _repeated.info(text, text, extra={"action": "no_progress"})
             return None
         there = Sequences.from_range(max(1, state["first_seq"]), min(state["last_seq"], self.backlog.acked))
         return there - Sequences.from_iterable(state.get("deleted") or ())
@@ -124,7 +126,8 @@ async def read_progress(natty: Natty, store: Store, stream: str, config: Capture
         backlog = await read_backlog(natty, config, stream)
         info: dict[str, Any] = await natty.jetstream.request(f"STREAM.INFO.{stream}")
     except NattyError as error:
-        log.info("it can't be told how far %s is captured: %s", stream, error, extra={"action": "no_progress"})
+        text = f"it can't be told how far {stream} is captured: {error}"
+        _repeated.info(text, text, extra={"action": "no_progress"})
         return None
     state = info["state"]
     return Progress(

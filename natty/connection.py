@@ -25,6 +25,8 @@ from natty.link import Link, Outgoing, Sink, checked
 from natty.message import RawMessage, as_payload, status_of, wire_word
 from natty.observed import Observed
 from natty.reasons import connect_error
+from natty.refusals import Refusals
+from natty.repeated import Repeated
 from natty.sinklink import SinkLink, sink_path_fault
 from natty.stock import StockLink
 from natty.text import decode
@@ -68,8 +70,9 @@ class Connection:
         self.lifetime = Lifetime()
         self.listeners: list[Callable[[str], None]] = []
         self.leaving: list[Callable[[], Awaitable[None]]] = []  # awaited, all at once, before the connection is closed
-        self._refused: set[str] = set()  # what was logged of it
+        self.refused = Refusals(logger)
         self.refusals: list[Callable[[str], None]] = []  # told what the server does not permit, in its words
+        self._repeated = Repeated(logger)
         self.observed = Observed()  # what pulls, publishers and elections have counted
         self.reconnects = 0
         self._link: Link | None = None
@@ -177,7 +180,7 @@ class Connection:
             link.abort()
             raise ConnectionClosedError("the client was closed while it connected")
         self._ended.clear()
-        self._refused.clear()
+        self.refused.begin()
         self._link, self._url, self.state = link, url, "connected"
         self._max_payload = int(link.info.get("max_payload", DEFAULT_MAX_PAYLOAD))
         self._discover()
@@ -212,7 +215,8 @@ class Connection:
                     await self._connect_any()
                 except NattyError as error:
                     self._last_error = error
-                    logger.warning("still not connected: %s", error, extra={"action": "reconnect"})
+                    text = f"still not connected: {error}"
+                    self._repeated.warning(text, text, extra={"action": "reconnect"})
                     await asyncio.sleep(delay * random.uniform(0.5, 1.0))
                     delay = min(2 * delay, RECONNECT_DELAY_MAX)
             self.reconnects += 1
@@ -243,12 +247,7 @@ class Connection:
                 logger.exception("a listener failed on %r", event, extra={"action": "listener_failed"})
 
     def _notice(self, text: str) -> None:
-        if text not in self._refused and len(self._refused) < MOST_REFUSED:  # each once a session
-            self._refused.add(text)
-            logger.error("the server refused: %s", text, extra={"action": "refused"})
-            if len(self._refused) == MOST_REFUSED:
-                more = "the server refused %d different things: others of this session are not logged"
-                logger.error(more, MOST_REFUSED, extra={"action": "refused"})
+        self.refused.add(text, MOST_REFUSED)
         self._requests.refuse(text)
         for refused in list(self.refusals):
             refused(text)

@@ -40,6 +40,10 @@ class Repeated:
         """Log `text`, or count it as one more of this `state`, that concerns so many messages."""
         self._say(logging.WARNING, state, text, messages, extra)
 
+    def info(self, state: str, text: str, *, messages: int = 0, extra: Mapping[str, object] | None = None) -> None:
+        """Do the same at level info."""
+        self._say(logging.INFO, state, text, messages, extra)
+
     def error(self, state: str, text: str, *, messages: int = 0, extra: Mapping[str, object] | None = None) -> None:
         """Do the same at level error."""
         self._say(logging.ERROR, state, text, messages, extra)

@@ -31,7 +31,7 @@ LAYERS = {
         }
         | {"at_once", "background", "decoding", "lifetime", "private", "text", "units", "servers"},
         {"access", "config", "contexts", "tls"},
-        {"reasons", "sinklink", "answers"},
+        {"reasons", "refusals", "sinklink", "answers"},
         {"stock"},
         {"connection"},
         {"outgoing"},

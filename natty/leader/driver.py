@@ -20,6 +20,7 @@ from natty.leader.options import ElectionOptions
 from natty.leader.record import ABSENT, Sight, Subjects, sight_of
 from natty.leader.tenure import Tenure
 from natty.message import RawMessage, encode_headers
+from natty.repeated import Repeated
 from natty.units import clock
 
 log = logging.getLogger("natty.leader")
@@ -65,6 +66,7 @@ class Driver:
         self._tenure: Tenure | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._damaged = Faults(log, "the lease %s can't be read and counts as deleted: %s")
+        self._repeated = Repeated(log)
         self._forbidden = Faults(log, "this node may not write %s: %s", action="may_not_write")
         self._not_made = Faults(log, "bucket %s was deleted and could not be made again: %s", action="not_made_again")
         self._timer: asyncio.TimerHandle | None = None
@@ -184,7 +186,8 @@ class Driver:
         except AuthorizationError:
             self.input("forbidden", nonce)
         except NattyError as error:
-            log.info("a write of %s is in doubt: %s", subject, error, extra={"action": "doubt"})
+            text = f"a write of {subject} is in doubt: {error}"
+            self._repeated.info(text, text, extra={"action": "doubt"})
             self.input("doubt", nonce)
         else:
             self.writes += 1
@@ -224,7 +227,8 @@ class Driver:
             await self._make_bucket()
             self.input("unread", read.number)
         except NattyError as error:
-            log.info("%s could not be read: %s", self.subjects.lease, error, extra={"action": "unread"})
+            text = f"{self.subjects.lease} could not be read: {error}"
+            self._repeated.info(text, text, extra={"action": "unread"})
             self.input("unread", read.number)
         else:
             self.input("read", read.number, sight)

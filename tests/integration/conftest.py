@@ -63,9 +63,9 @@ class Fleet:
         path = self.folder / name
         return write_secret(path, toml(given))
 
-    def start(self, node, config, *, script=None, arguments=()):
+    def start(self, node, config, *, script=None, arguments=(), options=()):
         """Start a node: `capture run`, or a script of the test's that is given the configuration's path."""
-        options = ["--log-level", "info", "run", "--config", str(config), "--node-name", node]
+        options = ["--log-level", "info", "run", "--config", str(config), "--node-name", node, *options]
         command = ["-m", "capture", *options] if script is None else ["-c", script, str(config), *map(str, arguments)]
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("CAPTURE_", "NATS_"))}
         with self.log(node).open("ab") as output:
