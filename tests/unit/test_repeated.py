@@ -60,7 +60,7 @@ def test_a_single_line_is_followed_by_no_count(repeated, clock, caplog):
 
 
 async def test_in_an_event_loop_the_count_comes_when_the_state_is_over(caplog):
-    repeated = Repeated(logging.getLogger("natty.test"), every=0.01)
+    repeated = Repeated(logging.getLogger("natty.test"), every=0.3)
     for _ in range(3):
         repeated.warning("away", "the server is away")
     async with asyncio.timeout(60):
