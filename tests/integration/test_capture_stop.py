@@ -200,8 +200,10 @@ async def test_a_node_that_is_connecting_when_it_is_told_to_stop_ends_well(fleet
 
     async def say_nothing(reader, writer):
         connected.set()
-        await reader.read()
-        writer.close()
+        try:
+            await reader.read()
+        finally:  # also where the test ends before the connection does
+            writer.transport.abort()
 
     async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]

@@ -246,10 +246,12 @@ class EchoServer:
         await self.server.wait_closed()
 
     async def echo(self, reader, writer):
-        while data := await reader.read(1000):
-            self.received += data
-            writer.write(data)
-        writer.close()
+        try:
+            while data := await reader.read(1000):
+                self.received += data
+                writer.write(data)
+        finally:  # also where the test ends before the connection does
+            writer.close()
 
 
 @pytest.fixture
