@@ -19,9 +19,19 @@ from capture.restoring.archive import ArchiveWriter
 from capture.restoring.past import held_then, read_past
 from capture.restoring.pick import chosen, fit, rows_of
 from capture.restoring.plan import Options, Plan, Target, plan_restore
-from capture.restoring.uptake import consumers_there, give_up, in_making, remove_leftover, stream_there, upload
+from capture.restoring.uptake import (
+    POLL,
+    consumers_there,
+    give_up,
+    in_making,
+    remove_leftover,
+    stream_there,
+    try_replicas,
+    upload,
+)
 from capture.stores import Store
-from natty import Natty
+from natty import JetStreamError, Natty
+from natty.errors import RequestTimeoutError
 from natty.stream.listing import all_streams
 from natty.stream.names import check_name
 
@@ -95,8 +105,10 @@ async def restore_exactly(
             on_progress(sent, plan.messages)
 
     try:
+        making = in_making(plan.config, token)
+        await try_replicas(natty, making)
         async with aclosing(_pieces(plan, store, keys, count)) as pieces:
-            await upload(natty, in_making(plan.config, token), plan.state(), pieces)
+            await upload(natty, making | {"num_replicas": 1}, plan.state(), pieces)
         state = (await natty.jetstream.request(f"STREAM.INFO.{plan.name}"))["state"]
         goes_on = bool(plan.config.get("mirror")) and state["last_seq"] > plan.last
         if plan.config.get("retention", "limits") == "limits" and state["last_seq"] != plan.last and not goes_on:
@@ -108,13 +120,33 @@ async def restore_exactly(
         await give_up(natty, plan.name, token)
         raise
     await stream_there(natty, plan.name, state["last_seq"], THERE_WITHIN)
+    fewer = [text async for text in _replicate_consumers(natty, plan)]
     return Restored(
         plan=plan,
         messages=sent,
         kept=state["messages"],
         seconds=time.monotonic() - began,
-        not_kept=(*_left_out(plan, sent, state), *plan.not_kept),
+        not_kept=(*_left_out(plan, sent, state), *fewer, *plan.not_kept),
     )
+
+
+async def _replicate_consumers(natty: Natty, plan: Plan) -> AsyncGenerator[str, None]:
+    """Give consumers the replicas that they had of their own; the others have as many as the stream. Yield failures.
+
+    The server that leads the stream may not know yet that the stream has replicas, and refuses them until it does.
+    """
+    for config in (one["config"] for one in plan.consumers if one["config"].get("num_replicas", 0) > 1):
+        request = {"stream_name": plan.name, "config": config, "action": "update"}
+        until = time.monotonic() + THERE_WITHIN
+        while True:
+            try:
+                await natty.jetstream.request(f"CONSUMER.CREATE.{plan.name}.{config['name']}", request)
+                break
+            except (JetStreamError, RequestTimeoutError) as error:
+                if time.monotonic() > until:
+                    yield f"consumer {config['name']} does not have its {config['num_replicas']} replicas: {error}"
+                    break
+                await asyncio.sleep(POLL)
 
 
 async def _pieces(
@@ -122,7 +154,7 @@ async def _pieces(
 ) -> AsyncGenerator[bytes, None]:
     """Yield the archive's bytes. RestoreError if the objects hold other messages than their records say."""
     writer, seen = ArchiveWriter(now_ns=time.time_ns()), 0
-    yield writer.begin(plan.state(), plan.consumers)
+    yield writer.begin(plan.state(), [_on_one_server(consumer) for consumer in plan.consumers])
     with ThreadPoolExecutor(1) as thread:
         async with aclosing(rows_of(store, plan.objects, plan.wanted, keys=keys)) as tables:
             async for rows in tables:
@@ -132,6 +164,12 @@ async def _pieces(
     if seen != plan.messages:
         raise RestoreError(f"the archive's objects hold {seen:,} of {plan.messages:,} messages that their records name")
     yield writer.end()
+
+
+def _on_one_server(consumer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a consumer as it comes in: the stream has one replica then."""
+    config = consumer["config"]
+    return {**consumer, "config": config | {"num_replicas": min(config.get("num_replicas", 0), 1)}}
 
 
 def _left_out(plan: Plan, sent: int, state: Mapping[str, Any]) -> Iterable[str]:

@@ -1,13 +1,14 @@
 """A stream of one server is restored as three replicas, and the other way round; the server's disk is lost for good."""
 
+import asyncio
 import shutil
 
 import pytest
-from patient import NEVER, PATIENT
+from patient import NEVER, PATIENCE, PATIENT
 from restoring import Capturing, configured, dumped, planned, positions, read_some, restored, send
 
 from capture.errors import RestoreError
-from natty import Natty
+from natty import Natty, StreamNotFoundError
 from natty.testing import NatsServer
 
 COUNT = 300
@@ -21,6 +22,16 @@ async def filled(natty, name, **settings):
         )
     await natty.ensure_consumer(name, "reader", ack_wait=NEVER)
     assert await read_some(natty, name, "reader", 7) == list(range(1, 8))
+
+
+async def until_it_has(natty, stream, durable, count):
+    """Wait until a consumer is on so many servers, one of which leads it."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            cluster = (await natty.jetstream.request(f"CONSUMER.INFO.{stream}.{durable}"))["cluster"]
+            if cluster.get("leader") and 1 + len(cluster.get("replicas", ())) == count:
+                return
+            await asyncio.sleep(0.05)
 
 
 async def test_a_stream_whose_server_lost_its_disk_is_restored_as_three_replicas(
@@ -57,6 +68,59 @@ async def test_a_stream_whose_server_lost_its_disk_is_restored_as_three_replicas
             }
             assert await read_some(natty, name, "reader", 2) == [8, 9]
             await natty.delete_stream(name)
+
+
+@pytest.mark.long
+async def test_consumers_of_three_replicas_are_where_they_were_time_after_time(
+    nats_cluster, natty, natty_name, tmp_path
+):
+    """One of 50 streams lost its consumers' places before, and one of 50 was not taken in at all."""
+    name = natty_name("again")
+    await filled(natty, name)
+    await natty.ensure_consumer(name, "three", ack_wait=NEVER)
+    captured = Capturing(natty, name, tmp_path)
+    await captured.capture()
+    places = await positions(natty, name)
+    async with Natty(**nats_cluster.connect_options(), **PATIENT) as many:
+        for _ in range(20):
+            await restored(many, captured, replicas=3)
+            assert await positions(many, name) == places
+            await many.delete_stream(name)
+
+
+async def test_a_consumer_has_the_replicas_that_it_had(nats_cluster, natty_name, tmp_path):
+    name = natty_name("own")
+    async with Natty(**nats_cluster.connect_options(), **PATIENT) as many:
+        await filled(many, name, num_replicas=3)
+        for durable, replicas in (("one", 1), ("three", 3)):
+            await many.ensure_consumer(name, durable, ack_wait=NEVER, num_replicas=replicas)
+            assert await read_some(many, name, durable, 7) == list(range(1, 8))
+        captured = Capturing(many, name, tmp_path)
+        await captured.capture()
+        await many.delete_stream(name)
+        done = await restored(many, captured)
+        assert not [text for text in done.not_kept if "replicas" in text]
+        for durable, replicas in (("one", 1), ("three", 3), ("reader", 0)):
+            await until_it_has(many, name, durable, replicas or 3)
+            info = await many.jetstream.request(f"CONSUMER.INFO.{name}.{durable}")
+            assert info["config"]["num_replicas"] == replicas
+            assert await read_some(many, name, durable, 1) == [8]
+        await many.delete_stream(name)
+
+
+async def test_replicas_that_can_not_be_had_are_refused_before_a_message_is_sent(nats_cluster, natty_name, tmp_path):
+    name = natty_name("five")
+    sent = []
+    async with Natty(**nats_cluster.connect_options(), **PATIENT) as many:
+        await filled(many, name)
+        captured = Capturing(many, name, tmp_path)
+        await captured.capture()
+        await many.delete_stream(name)
+        with pytest.raises(RestoreError, match="does not take stream"):
+            await restored(many, captured, replicas=5, on_progress=lambda *_: sent.append(1))
+        assert not sent
+        with pytest.raises(StreamNotFoundError):
+            await many.jetstream.request(f"STREAM.INFO.{name}")
 
 
 async def test_a_replicated_stream_is_restored_on_one_server_with_replicas_1(nats_cluster, natty, natty_name, tmp_path):
