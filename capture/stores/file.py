@@ -290,9 +290,9 @@ def _opened_below(root: Path, path: str, _: str, flags: int) -> int:
         file = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)
     finally:
         os.close(at)
-    if stat.S_ISFIFO(os.fstat(file).st_mode):
+    if not (stat.S_ISREG(mode := os.fstat(file).st_mode) or stat.S_ISDIR(mode)):  # opening a folder fails as it should
         os.close(file)
-        raise OSError(errno.EPERM, "It is a pipe, not a file")
+        raise OSError(errno.EPERM, "It is a pipe or a device, not a file")
     return file
 
 

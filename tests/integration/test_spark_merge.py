@@ -1,13 +1,13 @@
 """Spark makes of any blocks what pyarrow's engine does: the same rows in the same order, counts and columns."""
 
 import asyncio
-import os
 from pathlib import Path
 
 import msgspec
 import pyarrow as pa
 import pytest
 import pytest_asyncio
+from held_opens import hold, let_go, prepared
 from merging import KEY_LINE, KEYS, block, every_format, evolving, group, table_of
 from patient import until
 from secret import write_secret
@@ -27,8 +27,17 @@ from natty.leader.guard import members
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
 
+@pytest.fixture(scope="module")
+def gates(tmp_path_factory):
+    """A folder of pipes at which Spark's workers wait, see `held_opens`."""
+    with pytest.MonkeyPatch.context() as changed:
+        folder = prepared(tmp_path_factory.mktemp("gates"))
+        changed.setenv("PYTHONPATH", str(folder))
+        yield folder
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def driver(tmp_path_factory):
+async def driver(tmp_path_factory, gates):
     folder = tmp_path_factory.mktemp("spark")
     write_secret(folder / "keys", KEY_LINE)
     options = SparkOptions(properties=QUICK)
@@ -124,20 +133,16 @@ async def test_many_small_groups_are_merged_in_one_job(driver, store):
 
 
 @pytest.mark.parametrize("quick_ones", ["alone", "together"])
-async def test_groups_are_merged_side_by_side_so_that_none_waits_for_a_slow_one(driver, store, quick_ones):
+async def test_groups_are_merged_side_by_side_so_that_none_waits_for_a_slow_one(driver, gates, store, quick_ones):
     slow = await block(store, range(1000), format="ndjson")
     quick = group([await block(store, [1001, 1002], format="ndjson")])
-    pipe = store.root / slow.path
-    pipe.unlink()
-    os.mkfifo(pipe)  # whoever opens it waits until it is written to
+    pipe = hold(gates, slow.path)
     small_bytes = 0 if quick_ones == "alone" else quick.bytes
     merging = asyncio.create_task(driver.merge(store.url, [group([slow]), quick], small_bytes=small_bytes))
     await until(lambda: (store.root / quick.output).exists() or merging.done())
     assert not merging.done()
-    await asyncio.to_thread(pipe.write_bytes, b"")
-    stuck, done = await merging
-    assert stuck.failed
-    assert [one.path for one in done.outputs] == [quick.output]
+    await until(lambda: let_go(pipe))
+    assert [(one.rows_in, one.failed) for one in await merging] == [(1000, ""), (2, "")]
 
 
 async def test_a_group_that_is_small_in_the_store_only_is_sorted_through_the_disk(driver, store):

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import msgspec
+from held_opens import hold, let_go, prepared
 from merging import block, group
 from patient import PATIENCE
 
@@ -42,14 +43,10 @@ class Heard(Answers):
         raise AssertionError(f"{number}: {reason}")
 
 
-async def large(store):
-    """Return a group of many parts, and the pipe that each has in the place of its input: a task waits at it."""
+async def large(store, gates):
+    """Return a group of many parts, and the pipes at which the tasks that read their inputs wait."""
     inputs = [await block(store, range(100 * n + 1, 100 * n + 101), format="ndjson") for n in range(TASKS)]
-    pipes = [store.root / one.path for one in inputs]
-    for pipe in pipes:
-        pipe.unlink()
-        os.mkfifo(pipe)
-    return group(inputs, bounds=[100 * n + 1 for n in range(1, TASKS)]), pipes
+    return group(inputs, bounds=[100 * n + 1 for n in range(1, TASKS)]), [hold(gates, one.path) for one in inputs]
 
 
 def until(condition):
@@ -67,16 +64,12 @@ class Stuck:
 
     def release(self):
         """Let one of those go on that wait, and end; tell whether there was one."""
-        for pipe in self.pipes:
-            try:
-                end = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-            except OSError:  # nobody waits there
-                continue
-            os.close(end)
-            self.pipes.remove(pipe)
-            self.let_go += 1
-            return True
-        return False
+        pipe = next(filter(let_go, self.pipes), None)
+        if pipe is None:
+            return False
+        self.pipes.remove(pipe)
+        self.let_go += 1
+        return True
 
     def is_over(self):
         """Tell whether Spark has heard of the end of each that was let go: their cores are given to others by then."""
@@ -93,8 +86,9 @@ class Stuck:
 
 
 def main(folder):
-    store = FileStore(Path(folder))
-    wanted, pipes = asyncio.run(large(store))
+    store, gates = FileStore(Path(folder) / "store"), prepared(Path(folder) / "gates")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(gates), os.environ["PYTHONPATH"]])
+    wanted, pipes = asyncio.run(large(store, gates))
     small, asked = [asyncio.run(block(store, [number])) for number in (9001, 9002)]
     others = [
         Merge(id=SMALL, store=store.url, groups=[group([small])], small_bytes=0),

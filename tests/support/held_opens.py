@@ -1,0 +1,52 @@
+"""Tasks of Spark that wait: who opens an object of a name for which there is a pipe waits until it is let go.
+
+    monkeypatch.setenv("PYTHONPATH", str(prepared(folder)))
+    pipe = hold(folder, path)
+    ...
+    while not let_go(pipe): ...
+
+The objects are regular files: a store opens nothing else. The file is the processes' `sitecustomize`, too.
+"""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+
+def prepared(folder):
+    """Return a folder, made for this: processes that have it in PYTHONPATH wait at its pipes."""
+    folder.mkdir(exist_ok=True)
+    shutil.copyfile(__file__, folder / "sitecustomize.py")
+    return folder
+
+
+def hold(folder, path):
+    """Let whoever opens an object next wait; return the pipe."""
+    pipe = folder / Path(path).name
+    os.mkfifo(pipe)
+    return pipe
+
+
+def let_go(pipe):
+    """Let those go on that wait; tell whether there was one."""
+    try:
+        end = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:  # nobody waits there
+        return False
+    os.close(end)
+    return True
+
+
+def wait(event, arguments, folder=Path(__file__).parent):
+    if event != "open" or not isinstance(arguments[0], str):
+        return
+    pipe = folder / Path(arguments[0]).name
+    if arguments[0] == str(pipe) or not pipe.is_fifo():
+        return
+    os.close(os.open(str(pipe), os.O_RDONLY))
+    pipe.unlink(missing_ok=True)
+
+
+if __name__ == "sitecustomize":
+    sys.addaudithook(wait)
