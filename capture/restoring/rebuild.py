@@ -119,7 +119,8 @@ async def restore_exactly(
     except BaseException:
         await give_up(natty, plan.name, token)
         raise
-    await stream_there(natty, plan.name, state["last_seq"], THERE_WITHIN)
+    replicas = plan.config.get("num_replicas", 1)
+    await stream_there(natty, plan.name, state["last_seq"], THERE_WITHIN, replicas=replicas)
     fewer = [text async for text in _replicate_consumers(natty, plan)]
     return Restored(
         plan=plan,

@@ -269,20 +269,23 @@ async def consumers_there(natty: Natty, stream: str, wanted: Mapping[str, Mappin
         ) from None
 
 
-async def stream_there(natty: Natty, stream: str, last: int, within: float) -> None:
-    """Wait until the server says that a stream is filled up to this sequence. RestoreError.
+async def stream_there(natty: Natty, stream: str, last: int, within: float, *, replicas: int = 1) -> None:
+    """Wait until the server says that a stream is filled up to this sequence, and who leads its replicas. RestoreError.
 
-    Right after its update another replica may lead it, which answers before it has all.
+    Right after its update another replica may lead it, which answers before it has all. Until one is elected nobody
+    answers those who publish.
     """
     said = "nothing"
     try:
         async with asyncio.timeout(within):
             while True:
                 with contextlib.suppress(JetStreamError, RequestTimeoutError):
-                    state = (await natty.jetstream.request(f"STREAM.INFO.{stream}"))["state"]
-                    if state["last_seq"] >= last and (state["first_seq"] or not last):
+                    told = await natty.jetstream.request(f"STREAM.INFO.{stream}")
+                    state, cluster = told["state"], told.get("cluster", {})
+                    led = replicas == 1 or (cluster.get("leader") and len(cluster.get("replicas", ())) == replicas - 1)
+                    if led and state["last_seq"] >= last and (state["first_seq"] or not last):
                         return
-                    said = f"sequences {state['first_seq']} to {state['last_seq']}"
+                    said = f"sequences {state['first_seq']} to {state['last_seq']}{'' if led else ', without a leader'}"
                 await asyncio.sleep(POLL)
     except TimeoutError:
         raise RestoreError(

@@ -15,11 +15,6 @@ from natty.testing import NatsServer
 DIES = {
     "what is to be made is decided, and nothing is made": """
 from natty.templates import maker
-@pytest.fixture
-def shell(quick_shell):
-    return quick_shell
-
-
 async def die(*given): os.kill(os.getpid(), signal.SIGKILL)
 maker.create_document = die""",
     "the stream is made, and nobody has noted it": """

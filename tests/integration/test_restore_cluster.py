@@ -85,6 +85,7 @@ async def test_consumers_of_three_replicas_are_where_they_were_time_after_time(
         for _ in range(20):
             await restored(many, captured, replicas=3)
             assert await positions(many, name) == places
+            assert (await many.publish(f"{name}.new", b"after", timeout=5.0)).seq == COUNT + 1
             await many.delete_stream(name)
 
 
