@@ -1,3 +1,4 @@
+import gc
 import logging
 import os
 from importlib.metadata import entry_points
@@ -25,3 +26,10 @@ def logging_as_it_was():
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_left_open():
+    """What a file's tests leave open is told there, as a ResourceWarning, and not in a file that comes later."""
+    yield
+    gc.collect()

@@ -10,6 +10,7 @@ from natty.testing.process import free_ports
 
 CHUNK_BYTES = 64 * 1024
 CLOSE_WITHIN = 20.0  # seconds to flush what was read before a side ended
+TURNS = 5  # of the loop, in which what was accepted becomes a connection
 CHUNKS_HELD = 64  # a direction of a link holds this many chunks at most; then the sender has to wait
 
 
@@ -95,6 +96,8 @@ class Proxy:
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.close()
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
         await self._drop(list(self._links))
         if listener is not None:
             await listener.wait_closed()
@@ -140,24 +143,31 @@ class Proxy:
             if self._listener is None:
                 self._listener = await asyncio.start_server(self._accept, self.host, self.port, limit=CHUNK_BYTES)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """No coroutine function: one that is cancelled before it begins would leave the connection open."""
         link = _Link(self._gate, reader, writer)
         link.dead = self._dead
-        link.task = asyncio.current_task()
         self._links.add(link)
+        link.task = asyncio.ensure_future(self._run(link))
+
+    async def _run(self, link: "_Link") -> None:
         try:
-            # A cancelled link must not be reported as a failure of the listener's callback.
-            with contextlib.suppress(OSError, asyncio.CancelledError):
+            with contextlib.suppress(OSError):
                 await link.run(*self._target)
         finally:
-            link.abort()
-            self._links.discard(link)
+            self._end(link)
+
+    def _end(self, link: "_Link") -> None:
+        link.abort()
+        self._links.discard(link)
 
     async def _drop(self, links: "list[_Link]") -> None:
         tasks = [link.task for link in links if link.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for link in links:
+            self._end(link)
 
 
 @dataclass

@@ -6,6 +6,7 @@ import struct
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from listening import listening
 from patient import NEVER, PATIENCE, PATIENT, until
 from secret import write_secret
 
@@ -41,10 +42,8 @@ async def fake(greeting, *, answers=()):
     """
     heard = bytearray()
     replies = list(answers)
-    tasks = []
 
     async def serve(reader, writer):
-        tasks.append(asyncio.current_task())
         writer.write(greeting)
         with contextlib.suppress(OSError):
             while data := await reader.read(65536):
@@ -53,13 +52,8 @@ async def fake(greeting, *, answers=()):
                     writer.write(replies.pop(0) if replies else b"PONG\r\n")
         writer.transport.abort()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    try:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", heard
-    finally:
-        server.close()
-        async with asyncio.timeout(PATIENCE):
-            await asyncio.gather(*tasks)
+    async with listening(serve, drain=True) as port:
+        yield f"127.0.0.1:{port}", heard
 
 
 def reset(reader, writer):
@@ -128,8 +122,8 @@ async def test_a_server_that_ends_the_session_with_its_first_answer():
 
 async def test_a_listener_that_resets_the_connection_before_tls_is_up(natty_tls):
     """As a load balancer does, or a container's port, while nothing is behind it yet."""
-    async with await asyncio.start_server(reset, "127.0.0.1", 0) as server:
-        url = f"tls://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with listening(reset) as port:
+        url = f"tls://127.0.0.1:{port}"
         text = await told(ConnectError, servers=url, tls_ca=str(natty_tls.ca))
     assert "it closed the connection before TLS was up" in text
 
@@ -147,8 +141,8 @@ async def test_a_connection_that_was_reset_before_tls_begins_is_not_waited_for(n
     monkeypatch.setattr(asyncio, "open_connection", late)
     if falls_back:
         fall_back(monkeypatch)
-    async with await asyncio.start_server(reset, "127.0.0.1", 0) as server:
-        url = f"tls://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with listening(reset) as port:
+        url = f"tls://127.0.0.1:{port}"
         text = await told((ConnectError, TLSClosedError), servers=url, tls_ca=str(natty_tls.ca), tls_first=True)
     assert "it closed the connection" in text
 
@@ -194,12 +188,11 @@ async def test_a_server_that_takes_tls_back_at_the_reconnect_is_not_spoken_to(na
 
     async with Natty(**natty_proxy.options, **PATIENT, user="ann", password="hunter2") as client:
         await natty_proxy.cut()
-        impostor = await asyncio.start_server(serve, "127.0.0.1", natty_proxy.port)
-        await until(lambda: heard)
-        await until(lambda: "offers no TLS" in str(client.connection._last_error))
-        with pytest.raises(NattyError, match="offers no TLS"):
-            await client.connection.ready(0.1)
-        impostor.close()
+        async with listening(serve, port=natty_proxy.port):
+            await until(lambda: heard)
+            await until(lambda: "offers no TLS" in str(client.connection._last_error))
+            with pytest.raises(NattyError, match="offers no TLS"):
+                await client.connection.ready(0.1)
         assert set(heard) == {b""}
 
 
@@ -399,8 +392,8 @@ async def test_the_fall_back_gives_up_closing_what_the_server_has_closed(natty_t
         await reader.read(10)
         reset(reader, writer)
 
-    async with await asyncio.start_server(cut_off, "127.0.0.1", 0) as server:
-        url = f"tls://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with listening(cut_off) as port:
+        url = f"tls://127.0.0.1:{port}"
         await told((ConnectError, TLSClosedError), servers=url, tls_ca=str(natty_tls.ca), tls_first=True)
         assert closing()
         await until(lambda: not closing())

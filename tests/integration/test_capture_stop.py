@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from urllib.request import urlopen
 
+from listening import listening
 from patient import NEVER, PATIENCE, until
 
 from capture.config import load
@@ -200,13 +201,9 @@ async def test_a_node_that_is_connecting_when_it_is_told_to_stop_ends_well(fleet
 
     async def say_nothing(reader, writer):
         connected.set()
-        try:
-            await reader.read()
-        finally:  # also where the test ends before the connection does
-            writer.transport.abort()
+        await reader.read()
 
-    async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
+    async with listening(say_nothing) as port:
         node = Node(load(fleet.configure(nats__servers=[f"tls://127.0.0.1:{port}"], nats__connect_timeout=10 * NEVER)))
         run = asyncio.create_task(node.run())
         async with asyncio.timeout(PATIENCE):

@@ -1,38 +1,17 @@
 """Servers, and those between them and us, that lie: what they say is not believed, and ends a session at most."""
 
 import asyncio
-import contextlib
 import json
 import ssl
 
 import pytest
+from listening import listening
 from patient import NEVER, PATIENCE, PATIENT, until
 
 from natty import ConnectError, Natty
 from natty.parser import MAX_LINE_BYTES, MAX_MESSAGE_BYTES
 
 PLAIN = {"servers": None, "connect_timeout": PATIENCE, "timeout": PATIENCE, "ping_interval": NEVER}
-
-
-@contextlib.asynccontextmanager
-async def listening(handle):
-    """Listen on a port of the loopback; yield the port. What `handle` raises when its client goes is of no matter."""
-    tasks = set()
-
-    async def quietly(reader, writer):
-        tasks.add(asyncio.current_task())
-        try:
-            with contextlib.suppress(OSError):
-                await handle(reader, writer)
-        finally:
-            writer.transport.abort()
-
-    server = await asyncio.start_server(quietly, "localhost", 0, limit=2**20)
-    yield server.sockets[0].getsockname()[1]
-    server.close()
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Forger:
@@ -70,9 +49,9 @@ async def test_what_is_said_before_tls_is_up_adds_no_server(nats_server):
     async def visit(reader, writer):
         visits.append(writer.get_extra_info("peername"))
 
-    async with listening(visit) as foreign:
+    async with listening(visit, "localhost", limit=2**20) as foreign:
         forger = Forger(nats_server, f"localhost:{foreign}")
-        async with listening(forger) as port:
+        async with listening(forger, "localhost", limit=2**20) as port:
             options = nats_server.connect_options() | {"servers": [f"tls://localhost:{port}"]}
             async with Natty(**PATIENT | options, user="ann", password="secret") as natty:
                 for session in (2, 3):
@@ -94,7 +73,7 @@ async def test_other_servers_are_learnt_over_tls_from_a_server_that_says_them_la
         writers.append(writer)
         await speak(reader, writer, info % b"late:1", greeting=b"")
 
-    async with listening(handle) as port:
+    async with listening(handle, "localhost", limit=2**20) as port:
         url = f"tls://localhost:{port}"
         async with Natty(**PATIENT, servers=url, tls_ca=str(natty_tls.ca)) as natty:
             await natty.connection.flush()
@@ -139,7 +118,7 @@ async def test_what_no_server_says_ends_the_session_with_a_sentence_and_another_
         sessions.append(writer)
         await speak(reader, writer, *([said] if len(sessions) == 1 else []))
 
-    async with listening(handle) as port:
+    async with listening(handle, "localhost", limit=2**20) as port:
         options = PLAIN | {"servers": f"nats://localhost:{port}"}
         async with Natty(**options) as natty:
             await natty.connection.flush()
@@ -156,6 +135,6 @@ async def test_a_greeting_without_an_end_is_given_up(caplog):
         writer.write(b"INFO " + b"x" * 2**22)
         await reader.read()
 
-    async with listening(handle) as port:
+    async with listening(handle, "localhost", limit=2**20) as port:
         with pytest.raises(ConnectError, match=f"nats://localhost:{port}"):
             await Natty(**PLAIN | {"servers": f"nats://localhost:{port}"}).connection.open()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import nats
 import pytest
+from listening import listening
 from patient import PATIENCE
 
 from natty.errors import NattyError
@@ -236,27 +237,17 @@ class EchoServer:
     def __init__(self):
         self.received = b""
 
-    async def __aenter__(self):
-        self.server = await asyncio.start_server(self.echo, "127.0.0.1", 0)
-        self.port = self.server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(self, *_):
-        self.server.close()
-        await self.server.wait_closed()
-
     async def echo(self, reader, writer):
-        try:
-            while data := await reader.read(1000):
-                self.received += data
-                writer.write(data)
-        finally:  # also where the test ends before the connection does
-            writer.close()
+        while data := await reader.read(1000):
+            self.received += data
+            writer.write(data)
+        writer.close()
 
 
 @pytest.fixture
 async def echo():
-    async with EchoServer() as server:
+    server = EchoServer()
+    async with listening(server.echo) as server.port:
         yield server
 
 

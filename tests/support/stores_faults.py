@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
+from listening import listening
 
 from natty.testing import free_ports
 
@@ -54,31 +55,20 @@ class FaultyHTTP:
         self.fault: Fault = lambda request: None
         self.requests: list[Request] = []
         self._target, self._context = port, context
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> FaultyHTTP:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port, ssl=self._context)
+        self._listening = listening(self._serve, port=self.port, ssl=self._context)
+        await self._listening.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._server.wait_closed()
+        await self._listening.__aexit__(None, None, None)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            # A cancelled connection must not be reported as a failure of the server's callback.
-            with contextlib.suppress(OSError, EOFError, asyncio.CancelledError):
-                while await self._exchange(reader, writer):
-                    pass
-        finally:
-            self._tasks.discard(task)
-            writer.transport.abort()
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(EOFError):
+            while await self._exchange(reader, writer):
+                pass
+        writer.transport.abort()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = await reader.readuntil(b"\r\n\r\n")

@@ -1,0 +1,41 @@
+"""A listener on the loopback whose connections all end with it."""
+
+import asyncio
+import contextlib
+
+from patient import PATIENCE
+
+
+@contextlib.asynccontextmanager
+async def listening(handle, host="127.0.0.1", port=0, *, drain=False, **options):
+    """Serve with a function or a coroutine function of (reader, writer); yield the port.
+
+    When the block is left every connection is aborted, those too whose handler has not begun; with `drain` their ends
+    are waited for first. What handlers raise when their clients go is of no matter.
+    """
+    tasks, writers = set(), set()
+
+    async def served(handling):
+        with contextlib.suppress(OSError):
+            await handling
+
+    def accepted(reader, writer):  # called as soon as there is a connection; a coroutine may be cancelled unbegun
+        writers.add(writer)
+        if asyncio.iscoroutine(handling := handle(reader, writer)):
+            tasks.add(asyncio.ensure_future(served(handling)))
+
+    server = await asyncio.start_server(accepted, host, port, **options)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for _ in range(5):  # what was accepted in this turn of the loop becomes a connection in one of the next
+            await asyncio.sleep(0)
+        if drain:
+            await asyncio.wait(tasks, timeout=PATIENCE) if tasks else None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for writer in writers:
+            writer.transport.abort()
+        await asyncio.sleep(0)
