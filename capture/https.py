@@ -105,7 +105,11 @@ async def serving(
             server.close()
     finally:
         door.close()
+        left = [one.transport for one in runner.server.connections if one.transport is not None]
         await runner.cleanup()
+        for transport in left:  # TLS would wait for the other side's end, 30 s
+            transport.abort()
+        await asyncio.sleep(0)
 
 
 class _Door:

@@ -93,12 +93,12 @@ async def serving(address: str, pages: Pages, guard: Guard | None = None) -> Asy
     """
     place = _place(address)
     guard = guard_of(address) if guard is None else guard
-    open_ones: set[asyncio.Task[None]] = set()
+    open_ones: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(_converse(reader, writer, pages, guard))
-        open_ones.add(task)
-        task.add_done_callback(open_ones.discard)
+        open_ones[task] = writer
+        task.add_done_callback(open_ones.pop)
 
     try:
         server = await _listen(accept, *place, guard.certificate)
@@ -108,9 +108,13 @@ async def serving(address: str, pages: Pages, guard: Guard | None = None) -> Asy
         yield int(server.sockets[0].getsockname()[1])
     finally:
         server.close()
-        for task in open_ones:
+        left = dict(open_ones)
+        for task in left:
             task.cancel()
-        await asyncio.gather(*open_ones, return_exceptions=True)
+        await asyncio.gather(*left, return_exceptions=True)
+        for writer in left.values():  # also of those that were cancelled before they began
+            writer.transport.abort()
+        await asyncio.sleep(0)
 
 
 Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]

@@ -116,6 +116,14 @@ async def only_one_stays(fleet):
     await fleet.natty.ensure_stream(fleet.stream, max_msgs=1, allow_destructive=True)
 
 
+async def is_removed(fleet):
+    """Wait until the stream has none of the forgotten messages: what is still there is healed, and not gone."""
+    async with asyncio.timeout(PATIENCE):
+        for sequence in FORGOTTEN:
+            while await fleet.natty.jetstream.read(fleet.stream, sequence=sequence):
+                await asyncio.sleep(0.05)
+
+
 @pytest.mark.parametrize(
     ("retention", "removal", "reason"),
     [
@@ -134,6 +142,7 @@ async def test_what_the_stream_removes_before_it_is_healed_is_accounted_as_gone_
         await fleet.natty.ensure_consumer(fleet.stream, "other")
     await is_awaited(fleet, path, start_beside)
     await removal(fleet)
+    await is_removed(fleet)
     await forgets(fleet)
     state = await is_published(fleet, lambda one: one.gone == len(FORGOTTEN))
     assert (state.gone_are, state.missing, state.awaited, state.healed) == ("1–9", 0, 0, 0)
