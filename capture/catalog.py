@@ -33,7 +33,7 @@ READS = (
 )
 """What clients are told that they may ask for."""
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("capture.catalog")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -24,7 +24,7 @@ KEPT = 20
 
 _NAME = re.compile(r"(\d{10,})-(\d+)(?:-(\d+))?\.json")  # the third part is format 1's, of several attempts of a term
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("capture.chain")
 
 
 class Retired(msgspec.Struct, frozen=True):

@@ -38,7 +38,7 @@ The sweep takes a block that is older than its grace, and has no entry, for the 
 REDELIVER_AFTER = (1.0, 5.0, 15.0, 60.0)
 """Seconds until messages that could not be stored are delivered again, by how often they were delivered so far."""
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("capture.commit")
 
 
 class Acknowledger(Protocol):

@@ -19,7 +19,7 @@ from natty.groups.partitions import balanced
 from natty.groups.roster import Roster
 from natty.message import Acks
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("capture.grouped")
 
 TTL = 5.0  # seconds after which a node that gives no sign of life is taken for gone
 TOGETHER = 0.05  # seconds in which several nodes that come or go make one change

@@ -37,7 +37,7 @@ AT_ONCE = 32  # messages that are read at once
 DELIVERED = 0  # how often the consumer has delivered a healed message to the node that stores it
 REPLACED = "\ufffd"  # what the server writes for bytes of a subject that are not UTF-8
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("capture.heal")
 
 StoreMessages = Callable[[AsyncIterable[Batch], Acknowledger], Awaitable[None]]
 """Stores messages as a node stores what it reads, and settles them after that; StoreError."""

@@ -18,7 +18,7 @@ END_WITHIN = 5.0  # seconds that a hook has, when capture ends, for what it was 
 
 _TOO_SLOW = {"action": "hook_too_slow"}
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("capture.hooks")
 
 
 @dataclass(frozen=True, kw_only=True)

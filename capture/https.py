@@ -23,7 +23,7 @@ HEAD_TIMEOUT = 10.0
 IDLE_TIMEOUT = 30.0
 """Seconds that a connection has for each further one."""
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("capture.https")
 
 
 def _is_ours(record: logging.LogRecord) -> bool:

@@ -17,7 +17,7 @@ LONGEST_FOLDER = 600
 LONGEST_PART = 255
 """Bytes of a part of it, which is what file systems take."""
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("capture.layout")
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from natty import LeadershipLost, Natty, NattyError, Term
 
 Result = TypeVar("Result")
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("capture.lead")
 
 RETRY = 300.0  # seconds after which a compaction that failed is tried again, if the next slot does not begin before
 SWEPT_WITHIN = 1.0  # seconds between two looks whether the sweep's leader has made a manifest

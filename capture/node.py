@@ -44,7 +44,7 @@ from natty.stream import check_name
 
 LONGEST_TROUBLE = 1000  # characters of a sentence about what fails, in what the node says of itself
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("capture.node")
 life = logging.getLogger("capture.run")
 """Says that a node captures, and what it did: the command line shows both at any level but `error`."""
 

@@ -19,7 +19,7 @@ from natty.pin import Pin
 from natty.pull import PullOptions
 from natty.repeated import Repeated
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("capture.pinned")
 
 PIN_TTL = 5.0  # seconds after which another node takes the place of one that gives no sign of life
 KEEP_EVERY = 1.0  # seconds between two of them

@@ -20,7 +20,7 @@ from natty.stream import NANOSECONDS, stream_state
 
 LONGEST_SET = 64 << 10  # bytes of a set of sequences that is published: a key's value is a message
 
-_repeated = Repeated(logging.getLogger(__name__))
+_repeated = Repeated(logging.getLogger("capture.progress"))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ TITLE_BYTES = 200
 
 _TITLE = re.compile(rb"# [^\n]*\(description (\d+) of a capture archive\)")
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("capture.readme")
 
 
 def text() -> bytes:

@@ -17,7 +17,7 @@ from capture.monitoring import labels, metric
 from capture.status import Status
 from natty import NattyError
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("capture.serve")
 
 FRESH = 1.0  # seconds that a look serves everybody who asks
 LOOK_TIMEOUT = 8.0  # seconds that a look may take

@@ -14,7 +14,7 @@ from capture.starting import Start
 from capture.stopping import Stopping, reloading
 from natty import Natty, NattyError
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("capture.several")
 
 RETRY_STREAM = 10.0  # seconds until a stream that failed is taken up again
 LEAVE_WITHIN = 10.0  # seconds that nodes have to leave when their own time to drain is over

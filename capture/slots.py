@@ -9,7 +9,7 @@ SLOTS = 4  # blocks that are stored at once
 WRITING = 7  # times its content that a writer needs beside a block, measured: 1 (raw) to 7 (csv)
 CALM = 0.5  # of max_pending: what has to be fallen below before the next warning
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("capture.slots")
 
 
 class Slots:

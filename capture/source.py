@@ -17,7 +17,7 @@ from natty.message import RawMessage
 from natty.repeated import Repeated
 from natty.stream import check_name
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("capture.source")
 
 TICK = 0.25  # seconds: how often a quiet stream is looked at, so that blocks come of age
 ENOUGH = 1000  # messages that are worth a batch of their own

@@ -31,7 +31,7 @@ CLOSED_TRIES = 3  # connections in a row that end without a reason as TLS comes 
 _MAY_PASS = (ConnectError, NotConnectedError, RequestTimeoutError, NoRespondersError, PublishError, StoreError)
 _STAY = (AuthorizationError, ConnectionClosedError, StoreUnreadableError, StoreUnfitError)
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("capture.starting")
 
 T = TypeVar("T")
 

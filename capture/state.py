@@ -35,7 +35,7 @@ AHEAD = 86_400_000  # by so much at most a later leader's term is beyond ours, o
 LATE = 3.0  # times that something is said in: then it is late
 ALLOWANCE = 5.0  # seconds that it may be late besides
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("capture.state")
 
 T = TypeVar("T")
 Sequence = Annotated[int, msgspec.Meta(ge=0)]  # of a stream, which may begin anywhere

@@ -15,7 +15,7 @@ from natty import ConsumerNotFoundError, Natty, NattyError
 from natty.stream import NANOSECONDS
 from natty.units import parse_time
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("capture.summary")
 
 
 @dataclass(frozen=True, kw_only=True)

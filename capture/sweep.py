@@ -38,7 +38,7 @@ gives up, without an ack, if its entry was not durable within half of this.
 NOWHERE: Mapping[str, int] = {}
 """Of no stream it is known where it begins."""
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("capture.sweep")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,7 @@ READABLE = "parquet"
 AT_ONCE = 16
 """Objects that are read at once."""
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("capture.iceberg.exposer")
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -35,7 +35,7 @@ UNUSED_FOR = 30 * 86_400.0
 Record = Callable[[list[str]], None]
 """Runs and ends one session with these options of Java, doing what sessions do."""
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("capture.spark.class_data")
 
 
 def archive_of(java: Java) -> tuple[Path, int | None]:

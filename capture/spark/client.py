@@ -32,7 +32,7 @@ from capture.spark.protocol import (
 FIRST_START = "Spark starts for the first time here: an archive of its classes is made first, which takes a minute"
 NOT_INSTALLED = 'Spark is not installed here; run: pip install "natty-nats[spark]"'
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("capture.spark.client")
 
 
 class SparkDriver:

@@ -30,7 +30,7 @@ WORKERS_END_TIMEOUT = 5  # seconds
 CLUSTERS = ("spark.authenticate", "spark.ssl.", "spark.kubernetes.")
 """How settings begin that are about other machines."""
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("capture.spark.session")
 
 ENCRYPTED = {ENCRYPTS: "true", "spark.io.encryption.keySizeBits": "256"}
 

@@ -22,7 +22,7 @@ from capture.writers.shape import schema_of
 from capture.writers.typed import Typed, typed_columns
 from capture.writers.values import values_of
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("capture.writers.parquet")
 
 COMPRESSIONS = ("none", "gzip", "snappy", "zstd")
 COMPRESSION_LEVEL = 1  # of zstd and gzip: the compaction writes the lasting file
