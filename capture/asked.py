@@ -20,8 +20,8 @@ from capture.sequences import Sequences
 from capture.stores import Store
 from natty import Batch, Natty
 from natty.decoding import UNREADABLE
-from natty.ordered import CaughtUp, Ordered, OrderedOptions
-from natty.subjects import covers
+from natty.pulling.ordered import CaughtUp, Ordered, OrderedOptions
+from natty.wire.subjects import covers
 
 ASKED = "_asked/"
 READ_AHEAD = 8192  # messages, of which only subjects come

@@ -21,7 +21,7 @@ from capture.manifest import Stored, block_path, encode, entry_path
 from capture.sequences import Sequences
 from capture.stores.contract import Store
 from capture.sweep import GRACE
-from natty.repeated import Repeated
+from natty.wire.repeated import Repeated
 
 if TYPE_CHECKING:
     from capture.writers.contract import Writer

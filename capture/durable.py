@@ -11,9 +11,9 @@ from capture.asked import Asked, read_record, write_record
 from capture.errors import ConfigError, NotStored
 from capture.stores import Store
 from natty import JetStreamError, Natty
+from natty.config.units import parse_time, show_time
 from natty.groups.names import PRIORITY_GROUP
-from natty.stream.listing import all_consumers
-from natty.units import parse_time, show_time
+from natty.streams.listing import all_consumers
 
 ALL, NEW = "all", "new"
 STARTS = 'start must be "all", "new", a sequence from 1 on, or a time with its zone as in "2026-11-21T06:00:00Z"'

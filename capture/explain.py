@@ -15,7 +15,7 @@ from capture.state import ALLOWANCE, LATE, Board, StreamState
 from capture.stores import Store
 from capture.sweep import read_entries
 from natty import Natty, NattyError
-from natty.servers import NEEDS, Version, text_of
+from natty.wire.servers import NEEDS, Version, text_of
 
 LOOK = 0.2  # seconds between two looks at what is published
 

@@ -13,7 +13,7 @@ from capture.coverage import Coverage
 from capture.progress import Progress
 from capture.sequences import Sequences
 from natty import Natty, NattyError
-from natty.subjects import covers
+from natty.wire.subjects import covers
 
 PROBES = 200  # questions of one search, at most; the next one goes on
 SPAN = 64  # sequences that are looked at one by one

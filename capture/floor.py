@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from capture.sequences import Sequences
-from natty.message import Acks, Batch, ack_tokens
+from natty.wire.message import Acks, Batch, ack_tokens
 
 
 class DeliveryGap(Exception):

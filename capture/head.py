@@ -14,8 +14,8 @@ from capture.signing import Signer
 from capture.table import Table
 from natty import LeadershipLost, Natty, Term
 from natty.decoding import decode
+from natty.elections import ElectionOptions
 from natty.errors import BadRecordError, BucketNotFoundError
-from natty.leader import ElectionOptions
 
 
 @dataclass(frozen=True)

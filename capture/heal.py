@@ -26,10 +26,10 @@ from capture.progress import Missing, Progress
 from capture.sequences import Sequences
 from capture.state import Board, StreamState
 from natty import Batch, LeadershipLost, Natty, NattyError, NotConnectedError
+from natty.config.units import parse_time
 from natty.jetstream import StoredMessage
-from natty.message import RawMessage
-from natty.stream.listing import all_consumers
-from natty.units import parse_time
+from natty.streams.listing import all_consumers
+from natty.wire.message import RawMessage
 
 PORTION = 5000  # messages that one sweep stores
 PORTION_BYTES = 32 << 20  # after so many bytes of them it leaves the rest to the next one

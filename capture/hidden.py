@@ -12,7 +12,7 @@ import msgspec
 from capture.errors import ConfigError
 from capture.origins import Given, Place, Setting
 from capture.spark.properties import PLACE, SECRET
-from natty.private import exposure
+from natty.config.secret_files import exposure
 
 HIDDEN = "***"
 

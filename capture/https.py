@@ -13,10 +13,10 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
 from capture.errors import ConfigError
-from natty import access
-from natty.access import REFUSED_HOST, Certificate, Hosts, is_loopback, warn_if_open
 from natty.errors import NattyError
-from natty.httpd import unserved
+from natty.metrics import access
+from natty.metrics.access import REFUSED_HOST, Certificate, Hosts, is_loopback, warn_if_open
+from natty.metrics.http import unserved
 
 HEAD_TIMEOUT = 10.0
 """Seconds that a connection has to be made, with its TLS, and to send the head of a first request."""

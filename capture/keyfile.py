@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from capture.errors import ConfigError
-from natty.private import exposure
+from natty.config.secret_files import exposure
 
 KEY_BYTES = 32
 HOW_TO_MAKE = "capture keys new NAME"

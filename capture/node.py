@@ -37,10 +37,10 @@ from capture.summary import read_backlog, summarise
 from capture.underway import UnderWay
 from capture.writers import writer
 from natty import Batch, Election, JetStreamError, Natty, NattyError, Term, UnsupportedError
-from natty.background import keep_up
+from natty.elections import default_node_name
 from natty.errors import ConsumerNotFoundError, StreamNotFoundError
-from natty.leader import default_node_name
-from natty.stream import check_name
+from natty.streams import check_name
+from natty.wire.background import keep_up
 
 LONGEST_TROUBLE = 1000  # characters of a sentence about what fails, in what the node says of itself
 

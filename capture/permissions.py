@@ -10,10 +10,10 @@ from enum import StrEnum
 from capture.config import CaptureConfig
 from capture.head import COMPACTION, SWEEP
 from capture.state import BUCKET as STATE
+from natty.elections.options import BUCKET as ELECTIONS
+from natty.elections.permissions import Permissions, bucket_reader, candidate, consumer
 from natty.groups.names import STATIC_BUCKET as GROUPS
 from natty.jetstream import OWN_API
-from natty.leader.options import BUCKET as ELECTIONS
-from natty.permissions import Permissions, bucket_reader, candidate, consumer
 
 
 class Role(StrEnum):

@@ -8,16 +8,16 @@ from contextlib import aclosing, suppress
 from capture.floor import DeliveryGap, Floor
 from capture.source import BEATS, TICK, UNAVAILABLE, Unsettled
 from natty import Batch, JetStreamError, Natty, NattyError, NotConnectedError, Pull
-from natty.background import keep_up
+from natty.elections import clock
 from natty.errors import ConnectionClosedError
 from natty.groups.keeping import FLUSH_TIMEOUT, keep_pin
 from natty.groups.names import PRIORITY_GROUP
 from natty.groups.place import seen
-from natty.leader import clock
-from natty.message import RawMessage
-from natty.pin import Pin
-from natty.pull import PullOptions
-from natty.repeated import Repeated
+from natty.pulling.pin import Pin
+from natty.pulling.pull import PullOptions
+from natty.wire.background import keep_up
+from natty.wire.message import RawMessage
+from natty.wire.repeated import Repeated
 
 log = logging.getLogger("capture.pinned")
 

@@ -13,7 +13,7 @@ from capture.decoders.contract import Decoder
 from capture.record import Records, V
 from capture.slots import SLOTS, Slots
 from capture.spill import CHUNK_BYTES
-from natty.message import Batch
+from natty.wire.message import Batch
 
 
 async def capture(

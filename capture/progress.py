@@ -15,8 +15,8 @@ from capture.state import StreamState, server_time
 from capture.stores import Store
 from capture.summary import Backlog, read_backlog
 from natty import Natty, NattyError
-from natty.repeated import Repeated
-from natty.stream import NANOSECONDS, stream_state
+from natty.streams import NANOSECONDS, stream_state
+from natty.wire.repeated import Repeated
 
 LONGEST_SET = 64 << 10  # bytes of a set of sequences that is published: a key's value is a message
 

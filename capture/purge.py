@@ -17,13 +17,13 @@ from capture.sequences import Sequences
 from capture.source import stream_info
 from capture.stores import Store
 from natty import Batch, JetStreamError, Natty
+from natty.config.units import parse_time
 from natty.jetstream import NO_MESSAGE
-from natty.ordered import CaughtUp, Ordered, OrderedOptions
-from natty.stream import stream_state
-from natty.stream.admin import check_purge
-from natty.stream.listing import all_consumers, all_streams
-from natty.subjects import covers
-from natty.units import parse_time
+from natty.pulling.ordered import CaughtUp, Ordered, OrderedOptions
+from natty.streams import stream_state
+from natty.streams.admin import check_purge
+from natty.streams.listing import all_consumers, all_streams
+from natty.wire.subjects import covers
 
 READ_AHEAD = 8192  # messages, of which only headers come
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from natty.message import Batch, RawMessage, ack_tokens, parse_headers
+from natty.wire.message import Batch, RawMessage, ack_tokens, parse_headers
 
 V = TypeVar("V")
 

@@ -25,7 +25,7 @@ from capture.readme import VERSION
 from capture.sequences import MAXIMUM, Sequences
 from capture.stores.contract import Store
 from natty import Natty, StreamNotFoundError
-from natty.stream.listing import Listing, all_consumers
+from natty.streams.listing import Listing, all_consumers
 
 HISTORY = "_history/"
 HOUR = 3600.0

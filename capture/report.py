@@ -31,8 +31,8 @@ from capture.table import Table
 from capture.verdict import Holdings, StreamView, Verdict, compare
 from capture.verify import Progress, read_archive
 from natty import Natty, StreamNotFoundError
-from natty.servers import Version
-from natty.stream import stream_state
+from natty.streams import stream_state
+from natty.wire.servers import Version
 
 JSON_VERSION = 1
 """Of `Check.as_dict`. It grows when a field gets another meaning or goes, not when one is added."""

@@ -11,11 +11,11 @@ from typing import Any, Self
 from capture.errors import NotAlone
 from capture.floor import DeliveryGap, Floor
 from natty import Batch, JetStreamError, Natty, NotConnectedError, Pull, RequestTimeoutError, StreamNotFoundError
-from natty.background import keep_up
 from natty.errors import ConnectionClosedError
-from natty.message import RawMessage
-from natty.repeated import Repeated
-from natty.stream import check_name
+from natty.streams import check_name
+from natty.wire.background import keep_up
+from natty.wire.message import RawMessage
+from natty.wire.repeated import Repeated
 
 log = logging.getLogger("capture.source")
 

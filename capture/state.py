@@ -16,12 +16,12 @@ import msgspec
 
 from capture.snapshots import TableState
 from natty import Bucket, BucketNotFoundError, KeyNotFoundError, Natty, NattyError
-from natty.at_once import answers
-from natty.background import keep_up
+from natty.config.units import parse_time
 from natty.decoding import Faults, Seconds, Text, UnixTime, Whole, decode
 from natty.errors import BadRecordError
 from natty.kv import BadKeyError
-from natty.units import parse_time
+from natty.streams.concurrency import answers
+from natty.wire.background import keep_up
 
 BUCKET = "capture_state"
 DESCRIPTION = "what capture's nodes say of themselves"

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from capture.config import CaptureConfig
 from capture.group import Position, consumer_states
 from natty import ConsumerNotFoundError, Natty, NattyError
-from natty.stream import NANOSECONDS
-from natty.units import parse_time
+from natty.config.units import parse_time
+from natty.streams import NANOSECONDS
 
 log = logging.getLogger("capture.summary")
 

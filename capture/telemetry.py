@@ -11,7 +11,8 @@ from prometheus_client.registry import Collector
 from capture.node import Node
 from capture.partitioners import UNDECODABLE
 from capture.several import Several
-from natty import Natty, httpd, telemetry
+from natty import Natty
+from natty.metrics import http, telemetry
 
 
 class NodeCollector(Collector):
@@ -45,12 +46,12 @@ class NodeCollector(Collector):
             yield from telemetry.collector(natty).collect()
 
 
-def serve(running: Node | Several, address: str, guard: httpd.Guard | None = None) -> AbstractAsyncContextManager[int]:
+def serve(running: Node | Several, address: str, guard: http.Guard | None = None) -> AbstractAsyncContextManager[int]:
     """Meanwhile, serve `/metrics`, `/livez` and `/readyz` on "host:port" (":9100" is every address).
 
     natty's ConfigError if the address is none, or can't be had.
     """
-    return httpd.serving(address, telemetry.pages(lambda: _not_ready(running), NodeCollector(running)), guard)
+    return http.serving(address, telemetry.pages(lambda: _not_ready(running), NodeCollector(running)), guard)
 
 
 def _nodes(running: Node | Several) -> list[Node]:

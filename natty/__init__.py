@@ -1,11 +1,18 @@
 """An opinionated NATS JetStream client: durable consume and publish, key-value, leader election, TLS end to end."""
 
-import natty.nats_py  # noqa: F401  # before the rest, which imports nats-py
-from natty.atomic import AtomicMessage
+import natty.wire.nats_py  # noqa: F401  # before the rest, which imports nats-py
 from natty.client import Natty, as_leader
-from natty.config import Config
-from natty.consume import ConsumeOptions, Consumption
-from natty.deadletter import DeadLetterOptions, DeadLetters, Letter, LetterBox, LetterFilter, LetterNotFoundError
+from natty.config.settings import Config
+from natty.consuming.consume import ConsumeOptions, Consumption
+from natty.consuming.dead_letters import (
+    DeadLetterOptions,
+    DeadLetters,
+    Letter,
+    LetterBox,
+    LetterFilter,
+    LetterNotFoundError,
+)
+from natty.elections import Election, ElectionOptions, Leadership, Term
 from natty.errors import (
     AuthorizationError,
     BadGroupError,
@@ -36,12 +43,12 @@ from natty.errors import (
 )
 from natty.jetstream import JetStream, PubAck
 from natty.kv import Bucket, Entry, Gone, PictureComplete, Watch
-from natty.leader import Election, ElectionOptions, Leadership, Term
-from natty.message import Batch, Message
-from natty.outbox import Outbox, OutboxOptions
-from natty.publish import Publisher
-from natty.pull import Pull, PullOptions
-from natty.window import PublisherOptions
+from natty.publishing.atomic import AtomicMessage
+from natty.publishing.outbox import Outbox, OutboxOptions
+from natty.publishing.publisher import Publisher
+from natty.publishing.window import PublisherOptions
+from natty.pulling.pull import Pull, PullOptions
+from natty.wire.message import Batch, Message
 
 __all__ = [
     "AtomicMessage",

@@ -6,25 +6,28 @@ from functools import cached_property, partial, wraps
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from natty import atomic, closing, kv, stream, tracing
-from natty.atomic import AtomicMessage
-from natty.awaited import Awaited
-from natty.config import Config, resolve
-from natty.connection import Connection
-from natty.consume import ConsumeOptions, Consumption
-from natty.deadletter import LETTERS, LetterBox
+from natty import kv, streams
+from natty.config.settings import Config, resolve
+from natty.consuming import closing
+from natty.consuming.consume import ConsumeOptions, Consumption
+from natty.consuming.dead_letters import LETTERS, LetterBox
+from natty.consuming.handler import Handler
+from natty.elections import Election, ElectionOptions, Leadership, Lease, Term, ask_to_step_down, observe
 from natty.errors import PublishError
 from natty.groups import ElasticGroup, StaticGroup
-from natty.handler import Handler
 from natty.jetstream import JetStream, PubAck, StoredMessage
 from natty.kv import Bucket, Entry, Gone, Handles, Watch
-from natty.leader import Election, ElectionOptions, Leadership, Lease, Term, ask_to_step_down, observe
-from natty.outbox import Callback, Outbox
-from natty.outgoing import publish_headers
-from natty.publish import Publisher
-from natty.pull import Pull, PullOptions
+from natty.publishing import atomic
+from natty.publishing.atomic import AtomicMessage
+from natty.publishing.awaited import Awaited
+from natty.publishing.outbox import Callback, Outbox
+from natty.publishing.publisher import Publisher
+from natty.publishing.window import PublisherOptions
+from natty.pulling.pull import Pull, PullOptions
 from natty.templates import Templates
-from natty.window import PublisherOptions
+from natty.wire import tracing
+from natty.wire.connection import Connection
+from natty.wire.headers import publish_headers
 
 T = TypeVar("T")
 Work = Callable[[Term], Awaitable[T]]
@@ -187,18 +190,18 @@ class Natty:
 
     async def create_stream(self, name: str, **settings: Any) -> dict[str, Any]:
         """Make the stream if there is none; StreamExistsError if it has other settings. See `stream.create_stream`."""
-        return await stream.create_stream(self.jetstream, name, settings)
+        return await streams.create_stream(self.jetstream, name, settings)
 
     async def ensure_stream(self, name: str, *, allow_destructive: bool = False, **settings: Any) -> dict[str, Any]:
         """Make the stream, or change what is safe to change; StreamExistsError for the rest.
 
         Settings that are not named stay as they are. See `stream.ensure_stream` and docs/streams.md.
         """
-        return await stream.ensure_stream(self.jetstream, name, settings, allow_destructive=allow_destructive)
+        return await streams.ensure_stream(self.jetstream, name, settings, allow_destructive=allow_destructive)
 
     async def delete_stream(self, name: str) -> None:
         """Delete the stream with its messages and consumers; a missing one is no error."""
-        await stream.delete_stream(self.jetstream, name)
+        await streams.delete_stream(self.jetstream, name)
 
     async def purge_stream(
         self, name: str, *, subject: str = "", below: int = 0, keep: int = 0, allow_pending: bool = False
@@ -207,41 +210,41 @@ class Natty:
 
         `stream.PurgeRefused`, unless `allow_pending`: by subject, while consumers hold other unacknowledged messages.
         """
-        return await stream.purge(
+        return await streams.purge(
             self.jetstream, name, subject=subject, below=below, keep=keep, allow_pending=allow_pending
         )
 
     async def get_message(self, stream_name: str, *, sequence: int = 0, last_for: str = "") -> StoredMessage:
         """Return the message at a sequence, or the last one on a subject; `stream.MessageNotFoundError`."""
-        return await stream.message(self.jetstream, stream_name, sequence=sequence, last_for=last_for)
+        return await streams.message(self.jetstream, stream_name, sequence=sequence, last_for=last_for)
 
     async def delete_message(self, stream_name: str, sequence: int, *, erase: bool = True) -> bool:
         """Delete one message, overwriting it on the disk unless told not to; False if there is none."""
-        return await stream.delete_message(self.jetstream, stream_name, sequence, erase=erase)
+        return await streams.delete_message(self.jetstream, stream_name, sequence, erase=erase)
 
     async def create_consumer(self, stream_name: str, durable: str, **settings: Any) -> dict[str, Any]:
         """Make the durable pull consumer if there is none; ConsumerExistsError if it has other settings."""
-        return await stream.create_consumer(self.jetstream, stream_name, durable, settings)
+        return await streams.create_consumer(self.jetstream, stream_name, durable, settings)
 
     async def ensure_consumer(
         self, stream_name: str, durable: str, *, allow_destructive: bool = False, **settings: Any
     ) -> dict[str, Any]:
         """Make the durable pull consumer, or change what is safe to change; ConsumerExistsError for the rest."""
-        return await stream.ensure_consumer(
+        return await streams.ensure_consumer(
             self.jetstream, stream_name, durable, settings, allow_destructive=allow_destructive
         )
 
     async def delete_consumer(self, stream_name: str, durable: str) -> None:
         """Delete the consumer; a missing one, or a missing stream, is no error."""
-        await stream.delete_consumer(self.jetstream, stream_name, durable)
+        await streams.delete_consumer(self.jetstream, stream_name, durable)
 
     async def pause_consumer(self, stream_name: str, durable: str, until: datetime) -> dict[str, Any]:
         """Let the consumer deliver nothing until a moment; it keeps its place. See `stream.pause_consumer`."""
-        return await stream.pause_consumer(self.jetstream, stream_name, durable, until)
+        return await streams.pause_consumer(self.jetstream, stream_name, durable, until)
 
     async def resume_consumer(self, stream_name: str, durable: str) -> None:
         """Let a paused consumer deliver again at once; one that is not paused is no error."""
-        await stream.resume_consumer(self.jetstream, stream_name, durable)
+        await streams.resume_consumer(self.jetstream, stream_name, durable)
 
     def templates(self) -> Templates:
         """Return the templates of this account, which make streams on demand; asks nothing yet. docs/templates.md"""

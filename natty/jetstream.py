@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from natty.connection import Connection
+from natty.config.units import check_seconds
 from natty.decoding import UNREADABLE
 from natty.errors import (
     BadSubjectError,
@@ -25,11 +25,11 @@ from natty.errors import (
     UnsupportedError,
     WrongLastSequenceError,
 )
-from natty.message import Headers, check_subject, delivered_subject, encode_headers, parse_headers
-from natty.outgoing import MESSAGE_ID, TTL
-from natty.servers import NEEDS, Need, text_of
 from natty.text import legible
-from natty.units import check_seconds
+from natty.wire.connection import Connection
+from natty.wire.headers import MESSAGE_ID, TTL
+from natty.wire.message import Headers, check_subject, delivered_subject, encode_headers, parse_headers
+from natty.wire.servers import NEEDS, Need, text_of
 
 OWN_API = "$JS.API"  # of the domain and account that we are connected to
 LARGEST = 2**63 - 1  # the largest integer of the server's documents

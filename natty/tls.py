@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.utils import CryptographyDeprecationWarning
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from natty.config.secret_files import check_key_file
 from natty.errors import TLSError
-from natty.private import check_key_file
 
 DEV_DAYS = 30  # a development certificate is short-lived: days
 DEV_HOSTS = ("localhost", "127.0.0.1", "::1")

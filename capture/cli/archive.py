@@ -26,7 +26,7 @@ from natty.cli import connect
 from natty.cli.run import run_async
 from natty.cli.tables import print_document, print_table
 from natty.cli.terminal import say
-from natty.leader import default_node_name
+from natty.elections import default_node_name
 
 Offline = Annotated[bool, typer.Option("--offline", help="Without NATS: what the store holds last.")]
 Wait = Annotated[float, typer.Option(help="Seconds to wait for the leadership: more than its lease.")]

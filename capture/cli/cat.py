@@ -27,7 +27,7 @@ from natty.cli import connect
 from natty.cli.ask import seconds
 from natty.cli.run import run_async
 from natty.cli.terminal import write
-from natty.units import parse_time, show_time
+from natty.config.units import parse_time, show_time
 
 
 class Form(StrEnum):

@@ -9,7 +9,7 @@ from pathlib import Path
 from capture.spark.client import FIRST_START, NOT_INSTALLED
 from capture.spark.java import OLDEST, SETTING, Candidate
 from natty.cli.checks import Finding, Status
-from natty.servers import NEEDS, Version, text_of
+from natty.wire.servers import NEEDS, Version, text_of
 
 PACKAGES = {
     "pyspark": "compaction, `capture sql`, the data source",

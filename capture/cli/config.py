@@ -30,9 +30,9 @@ from capture.stores import Address, open_store
 from capture.writers import writer
 from natty.cli import connect
 from natty.cli.tables import print_document
-from natty.config import Config, redact, resolve
+from natty.config.settings import Config, redact, resolve
 from natty.errors import NattyError
-from natty.stream import check_name
+from natty.streams import check_name
 from natty.tls import client_context
 
 HIDDEN = "***"

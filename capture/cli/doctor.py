@@ -25,9 +25,9 @@ from natty.cli import connect, server_checks
 from natty.cli.checks import Finding, Status
 from natty.cli.doctor import tell
 from natty.cli.run import run_async
+from natty.elections import ElectionOptions
 from natty.errors import NattyError
-from natty.leader import ElectionOptions
-from natty.stream.listing import all_consumers
+from natty.streams.listing import all_consumers
 
 MEMORY = Path("/proc/meminfo")
 LIMIT = Path("/sys/fs/cgroup/memory.max")

@@ -20,7 +20,7 @@ from capture.stopping import STOPS
 from natty import NattyError
 from natty.cli import connect
 from natty.cli.run import EXIT_ERROR, complaint, run_async
-from natty.httpd import Guard, guard_of
+from natty.metrics.http import Guard, guard_of
 
 COLLECT_AFTER = 500_000, 50, 100
 """When the collector of cycles runs (`gc.set_threshold`): messages are many, in no cycle, and it looks at them all."""

@@ -9,7 +9,7 @@ import typer
 from capture.cli import settings
 from capture.permissions import Role
 from capture.permissions import permissions as permissions_of
-from natty.permissions import INBOX
+from natty.elections.permissions import INBOX
 
 
 def permissions(

@@ -27,7 +27,7 @@ from natty import Natty
 from natty.cli import connect, terminal
 from natty.cli.run import run_async
 from natty.cli.tables import print_document
-from natty.units import parse_time
+from natty.config.units import parse_time
 
 JSON_VERSION = 1
 SHOWN = 5  # runs of gaps

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from capture.record import Records, V
-from natty.message import Batch, Message
+from natty.wire.message import Batch, Message
 
 Decoder = Callable[[Batch], Records[V]]
 """Columns in, columns out. It never raises: what it can't decode is an entry of `errors`, and is stored raw."""

@@ -7,7 +7,7 @@ import msgspec
 from capture.decoders.contract import Decoder, Decoding, by_batch, reason
 from capture.errors import ConfigError
 from capture.record import Records, V
-from natty.message import Batch
+from natty.wire.message import Batch
 
 
 def json_as(kind: type[V]) -> Decoding[V]:

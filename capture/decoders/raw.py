@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from capture.record import Records
-from natty.message import Batch
+from natty.wire.message import Batch
 
 
 def decode(batch: Batch) -> Records[None]:

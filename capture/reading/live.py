@@ -15,10 +15,10 @@ from capture.record import Records
 from capture.source import stream_info
 from capture.writers.envelope import to_table
 from natty import Batch, Natty, StreamNotFoundError
+from natty.config.units import parse_time
 from natty.errors import ConnectionClosedError
 from natty.jetstream import StoredMessage
-from natty.ordered import Began, CaughtUp, Ordered, OrderedOptions, Vanished
-from natty.units import parse_time
+from natty.pulling.ordered import Began, CaughtUp, Ordered, OrderedOptions, Vanished
 
 READ_AHEAD = 8192  # messages
 AT_ONCE = 64  # messages that are asked for together where a stream lets nobody read along

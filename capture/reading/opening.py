@@ -19,7 +19,7 @@ from capture.sequences import MAXIMUM
 from capture.stores import Store, open_store
 from capture.trust import Trust
 from capture.writers.envelope import SCHEMA
-from natty.units import nanoseconds_of, parse_time
+from natty.config.units import nanoseconds_of, parse_time
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,7 +10,7 @@ import msgspec
 from capture.errors import FormatError
 from capture.recording import Consumer, Position, Unacked
 from capture.sequences import MAXIMUM, WIDEST
-from natty.stream.names import BadNameError, check_name
+from natty.streams.names import BadNameError, check_name
 
 LONGEST_NAME = 255  # bytes of a stream's or a consumer's name, of servers
 

@@ -27,8 +27,8 @@ from capture.sequences import Sequences
 from capture.stores import Store
 from natty import Natty, NattyError, PublishError
 from natty.jetstream import read_ack
-from natty.link import Outgoing
-from natty.message import RawMessage, status_of
+from natty.wire.link import Outgoing
+from natty.wire.message import RawMessage, status_of
 
 WINDOW = 4096  # messages without an ack
 WINDOW_BYTES = 8 << 20

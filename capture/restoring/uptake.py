@@ -21,7 +21,7 @@ from capture.restoring.archive import KEEP_ALIVE
 from natty import JetStreamError, Natty, NattyError, StreamNotFoundError
 from natty.decoding import UNREADABLE
 from natty.errors import RequestTimeoutError
-from natty.message import RawMessage, status_of
+from natty.wire.message import RawMessage, status_of
 
 MARK = "capture.restore"
 """In the metadata of a stream that is not whole yet: a token of the restore that makes it."""

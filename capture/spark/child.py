@@ -18,7 +18,7 @@ from capture.spark.environment import needed
 from capture.spark.options import SparkOptions
 from capture.spark.protocol import Answer, Pong, Request, Start
 from capture.spark.scratch import Scratch
-from natty.leader import Program, run_guarded
+from natty.elections import Program, run_guarded
 
 LONGEST_ANSWER_BYTES = 256 * 1024 * 1024
 END_TIMEOUT = 15.0

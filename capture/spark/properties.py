@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from capture.errors import SparkError
-from natty.private import exposure
+from natty.config.secret_files import exposure
 
 SECRET = re.compile("secret|password|token|access.?key|credential", re.IGNORECASE)
 """What a setting's name has in it when others must not read its value; much as Spark itself tells them."""

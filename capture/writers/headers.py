@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from capture.record import SOURCED, origin_of
-from natty.message import parse_headers
+from natty.wire.message import parse_headers
 
 MESSAGE_ID = "Nats-Msg-Id"
 TYPE = pa.map_(pa.string(), pa.list_(pa.string()))

@@ -6,7 +6,7 @@ from typing import Any
 
 from capture.decoders.contract import Decoding, guarded
 from capture.record import Records
-from natty.message import Batch
+from natty.wire.message import Batch
 
 
 def values_of(records: Records[Any], decoding: Decoding[Any]) -> list[Any]:

@@ -11,8 +11,8 @@ from natty import Natty
 from natty.cli import connect
 from natty.cli.run import run_async
 from natty.cli.tables import print_document, print_facts, print_table
-from natty.stream.account import Account, account_info, usage
-from natty.units import show_size
+from natty.config.units import show_size
+from natty.streams.account import Account, account_info, usage
 
 app = typer.Typer(help="The account.", no_args_is_help=True)
 

@@ -11,9 +11,9 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from natty.config.units import parse_duration, parse_size
 from natty.errors import ConfigError, NattyError
-from natty.outgoing import check_header_name
-from natty.units import parse_duration, parse_size
+from natty.wire.headers import check_header_name
 
 T = TypeVar("T")
 Force = Annotated[bool, typer.Option("--force", "-f", help="Do not ask.")]

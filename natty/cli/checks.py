@@ -8,8 +8,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from natty.servers import NEEDS, text_of
-from natty.stream import NANOSECONDS
+from natty.streams import NANOSECONDS
+from natty.wire.servers import NEEDS, text_of
 
 SKEW_WARN, SKEW_FAIL = 1.0, 30.0  # seconds between two clocks
 SILENT = 5.0  # seconds without a word from a replica; its leader hears from it every second

@@ -10,9 +10,9 @@ from natty import Natty
 from natty.cli.ask import ask, needed, on_terminal
 from natty.cli.run import run_async
 from natty.errors import ConfigError
-from natty.stream import check_name
-from natty.stream.listing import consumer_names, stream_names
-from natty.stream.nearest import naming_nearest
+from natty.streams import check_name
+from natty.streams.listing import consumer_names, stream_names
+from natty.streams.nearest import naming_nearest
 
 StreamName = Annotated[
     str | None, typer.Argument(metavar="STREAM", help="The stream's name; without it, it is asked for.")

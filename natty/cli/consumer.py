@@ -18,11 +18,11 @@ from natty.cli.consumer_show import facts_of, list_rows, report_rows
 from natty.cli.run import run_async
 from natty.cli.tables import print_document, print_facts, print_table
 from natty.cli.terminal import say
+from natty.config.units import show_duration
 from natty.errors import ConfigError
-from natty.stream import NANOSECONDS
-from natty.stream.listing import Listing, all_consumers, consumer_names
-from natty.stream.nearest import naming_nearest
-from natty.units import show_duration
+from natty.streams import NANOSECONDS
+from natty.streams.listing import Listing, all_consumers, consumer_names
+from natty.streams.nearest import naming_nearest
 
 app = typer.Typer(help="Consumers.", no_args_is_help=True)
 

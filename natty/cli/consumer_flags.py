@@ -10,7 +10,7 @@ import typer
 
 from natty.cli.ask import one_of, seconds, size
 from natty.cli.stream_flags import pair, subjects_of
-from natty.stream.consumer import linear_backoff, on_wire, priority, start_at, time_of
+from natty.streams.consumer import linear_backoff, on_wire, priority, start_at, time_of
 
 T = TypeVar("T")
 

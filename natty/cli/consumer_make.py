@@ -21,11 +21,11 @@ from natty.cli.stream_code import EXIT_PENDING, SIGNS
 from natty.cli.tables import print_document, print_facts
 from natty.cli.terminal import say
 from natty.errors import ConfigError, ConsumerExistsError
-from natty.stream import NANOSECONDS, Plan, Risk, check_name, plan_consumer
-from natty.stream.consumer import check_consumer, settings_from
-from natty.stream.document import load_document
-from natty.stream.file import ONLY_DURABLE
-from natty.stream.nearest import naming_nearest
+from natty.streams import NANOSECONDS, Plan, Risk, check_name, plan_consumer
+from natty.streams.consumer import check_consumer, settings_from
+from natty.streams.document import load_document
+from natty.streams.file import ONLY_DURABLE
+from natty.streams.nearest import naming_nearest
 
 Stream = Annotated[str | None, typer.Argument(help="The stream's name.")]
 Name = Annotated[str | None, typer.Argument(help="The durable consumer's name.")]

@@ -18,8 +18,8 @@ from natty.cli.ask import seconds
 from natty.cli.run import run_async
 from natty.cli.show import Form, form_of, show_message
 from natty.errors import RequestTimeoutError
-from natty.stream import check_name
-from natty.stream.take import take, why_silent
+from natty.pulling.take import take, why_silent
+from natty.streams import check_name
 
 Answer = Callable[[Message], None]
 

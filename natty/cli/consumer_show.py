@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from natty.stream import NANOSECONDS
-from natty.stream.listing import Listing
-from natty.units import nanoseconds_of, parse_time, show_duration, show_size
+from natty.config.units import nanoseconds_of, parse_time, show_duration, show_size
+from natty.streams import NANOSECONDS
+from natty.streams.listing import Listing
 
 Rows = tuple[tuple[str, ...], list[tuple[Any, ...]]]
 

@@ -14,7 +14,7 @@ from natty.cli import connect
 from natty.cli.run import run_async
 from natty.cli.tables import PlainConsole, print_document, print_table
 from natty.cli.terminal import printable, say
-from natty.deadletter import LETTERS, Retried
+from natty.consuming.dead_letters import LETTERS, Retried
 
 app = typer.Typer(help="Dead letters.", no_args_is_help=True)
 

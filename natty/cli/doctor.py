@@ -16,10 +16,10 @@ from natty.cli.checks import Finding, Status
 from natty.cli.run import EXIT_ERROR, run_async
 from natty.cli.tables import print_document
 from natty.cli.terminal import printable
+from natty.config.units import parse_time
 from natty.errors import ConsumerNotFoundError, NattyError, StreamNotFoundError
-from natty.stream.listing import all_consumers, all_streams
-from natty.stream.stranded import stranded
-from natty.units import parse_time
+from natty.streams.listing import all_consumers, all_streams
+from natty.streams.stranded import stranded
 
 LOOK_AGAIN = 2.0  # seconds between two looks at what seems stranded
 _STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold red"}

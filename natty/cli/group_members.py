@@ -17,12 +17,12 @@ from natty.cli.ask import seconds
 from natty.cli.group_shared import Group, Json, Member, Stream, admin_of, named
 from natty.cli.run import run_async
 from natty.cli.tables import PlainConsole, Rows, print_document, print_table
+from natty.consuming.shutdown import stopped_by_signals
 from natty.errors import NattyError
 from natty.groups.admin import Kind, MemberState
 from natty.groups.lag import lag
 from natty.groups.member import Membership
 from natty.groups.roster import TTL
-from natty.shutdown import stopped_by_signals
 
 Sleep = Annotated[str, typer.Option("--sleep", help="Work on each message for so long.")]
 AckWait = Annotated[str, typer.Option("--ack-wait", help="When a dead instance's messages go to another one.")]

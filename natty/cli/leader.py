@@ -14,15 +14,15 @@ import msgspec
 import typer
 
 from natty import ConfigError, Election, LeadershipLost, Natty
-from natty.at_once import answers
 from natty.cli import connect
 from natty.cli.run import run_async
 from natty.cli.tables import print_document, print_table
 from natty.cli.terminal import json_text, say
-from natty.leader import BUCKET, TermNote, elections, leadership, trail
-from natty.leader.options import LEASE
-from natty.leader.process import Program
-from natty.stream.nearest import missing_sentence
+from natty.elections import BUCKET, TermNote, elections, leadership, trail
+from natty.elections.options import LEASE
+from natty.elections.process import Program
+from natty.streams.concurrency import answers
+from natty.streams.nearest import missing_sentence
 
 EXIT_LOST = 75  # EX_TEMPFAIL: the term ended before the program did
 SIGNALED = 128

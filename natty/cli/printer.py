@@ -13,7 +13,7 @@ from typing import Self
 
 from natty.cli.show import Form, message_text
 from natty.cli.terminal import escaped
-from natty.message import RawMessage
+from natty.wire.message import RawMessage
 
 BUFFER_BYTES = 32 * 1024 * 1024  # of messages that wait to be printed
 MESSAGE_BYTES = 512  # that a message takes in Python besides its own: 65 536 of them wait at most

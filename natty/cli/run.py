@@ -16,7 +16,7 @@ import typer
 
 from natty.cli.interrupts import Interrupts
 from natty.cli.terminal import json_text, printable
-from natty.tracing import log_fields
+from natty.wire.tracing import log_fields
 from natty_start import VALUED
 
 logger = logging.getLogger("natty.cli")

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from natty.cli.checks import Finding, Status
-from natty.leader.bucket import counted, is_election_bucket
-from natty.servers import FAULTS, Version, faults_of, text_of
-from natty.stream.origins import origins_of, takes_part_of_queue
+from natty.elections.bucket import counted, is_election_bucket
+from natty.streams.origins import origins_of, takes_part_of_queue
+from natty.wire.servers import FAULTS, Version, faults_of, text_of
 
 _EVERY_CALL = "persist_mode is async: the server acknowledges messages before it writes them, so a crash of its process"
 

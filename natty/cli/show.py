@@ -9,8 +9,8 @@ from typing import Any
 
 from natty.cli.terminal import json_text, write
 from natty.jetstream import StoredMessage
-from natty.message import Message, RawMessage, parse_headers
 from natty.text import decode, encode
+from natty.wire.message import Message, RawMessage, parse_headers
 
 
 class Form(StrEnum):

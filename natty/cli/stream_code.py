@@ -15,7 +15,7 @@ from natty.cli.run import run_async
 from natty.cli.tables import print_document
 from natty.cli.terminal import say
 from natty.errors import StreamExistsError
-from natty.stream import Declared, Plan, Risk, load_streams, plan_consumer, plan_stream
+from natty.streams import Declared, Plan, Risk, load_streams, plan_consumer, plan_stream
 
 EXIT_PENDING = 3
 SIGNS = {Risk.SAFE: "~", Risk.DESTRUCTIVE: "!", Risk.FIXED: "x"}

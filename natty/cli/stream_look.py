@@ -15,11 +15,11 @@ from natty.cli.choose import StreamName, stream_of
 from natty.cli.run import run_async
 from natty.cli.tables import Json, print_document, print_facts, print_table
 from natty.cli.terminal import say
-from natty.stream import NANOSECONDS
-from natty.stream.listing import Listing, all_streams, stream_names
-from natty.stream.nearest import naming_nearest
-from natty.stream.report import Order, Replication, Row, leaders_of, replications_of, rows_of, total
-from natty.units import show_duration, show_size
+from natty.config.units import show_duration, show_size
+from natty.streams import NANOSECONDS
+from natty.streams.listing import Listing, all_streams, stream_names
+from natty.streams.nearest import naming_nearest
+from natty.streams.report import Order, Replication, Row, leaders_of, replications_of, rows_of, total
 
 Subject = Annotated[str, typer.Option("--subject", help="Only streams whose subjects overlap with this one.")]
 

@@ -21,11 +21,11 @@ from natty.cli.stream_look import read_info, show_info
 from natty.cli.tables import Json, print_document
 from natty.cli.terminal import say
 from natty.errors import ConfigError, StreamExistsError
-from natty.stream import Plan, Risk, check_name
-from natty.stream.document import check, complaints, copied, load_document
-from natty.stream.ensure import change_document, create_document, plan_document
-from natty.stream.nearest import naming_nearest
-from natty.stream.refusal import explaining_refusal
+from natty.streams import Plan, Risk, check_name
+from natty.streams.document import check, complaints, copied, load_document
+from natty.streams.ensure import change_document, create_document, plan_document
+from natty.streams.nearest import naming_nearest
+from natty.streams.refusal import explaining_refusal
 
 _QUESTIONS: tuple[tuple[str, str, Any, str], ...] = (
     ("storage", "Storage, file or memory", storage, "file"),

@@ -15,10 +15,10 @@ from natty.cli.run import run_async
 from natty.cli.stream_flags import settings
 from natty.cli.tables import print_document, print_facts, print_table
 from natty.cli.terminal import say
+from natty.config.units import show_duration
 from natty.errors import ConfigError
-from natty.stream.mirror import Copying, Origin, copies, copying, create_mirror, create_sourced, promote
-from natty.stream.nearest import naming_nearest
-from natty.units import show_duration
+from natty.streams.mirror import Copying, Origin, copies, copying, create_mirror, create_sourced, promote
+from natty.streams.nearest import naming_nearest
 
 app = typer.Typer(help="Mirrors of streams, and disaster recovery.", no_args_is_help=True)
 

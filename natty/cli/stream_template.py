@@ -15,9 +15,9 @@ from natty.cli.run import run_async
 from natty.cli.stream_flags import settings
 from natty.cli.tables import print_document, print_facts, print_table
 from natty.cli.terminal import say
+from natty.consuming.shutdown import stopped_by_signals
+from natty.elections.options import LEASE
 from natty.errors import ConfigError
-from natty.leader.options import LEASE
-from natty.shutdown import stopped_by_signals
 from natty.templates import Standing, Template
 from natty.templates.template import MAX_STREAMS
 

@@ -15,8 +15,8 @@ from natty.cli.printer import Printer
 from natty.cli.run import run_async
 from natty.cli.show import Form, form_of, show_message
 from natty.errors import BadSubjectError
-from natty.message import RawMessage
-from natty.stream import NANOSECONDS, check_name
+from natty.streams import NANOSECONDS, check_name
+from natty.wire.message import RawMessage
 
 _IDLE = 60.0  # seconds after which the server removes the reader of a stream, should we not be able to
 

@@ -22,7 +22,7 @@ from natty.groups.records import Record
 from natty.groups.settings import bucket_settings
 from natty.jetstream import JetStream
 from natty.kv import Bucket
-from natty.stream import BadNameError, create_replicated
+from natty.streams import BadNameError, create_replicated
 
 Kind = Literal["static", "elastic"]
 R = TypeVar("R", bound=Record)

@@ -13,7 +13,8 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self
 
-from natty.background import keep_up
+from natty.consuming.handler import Handler
+from natty.elections import Election, ElectionOptions, Term
 from natty.errors import ConnectionClosedError, NattyError
 from natty.groups.elastic import ElasticAdmin
 from natty.groups.joining import JoinOptions
@@ -21,10 +22,9 @@ from natty.groups.member import Membership
 from natty.groups.place import Place
 from natty.groups.roster import Roster
 from natty.groups.shares import AUTOMATIC, planned
-from natty.handler import Handler
 from natty.jetstream import JetStream
 from natty.kv import Entry
-from natty.leader import Election, ElectionOptions, Term
+from natty.wire.background import keep_up
 
 logger = logging.getLogger("natty.groups")
 

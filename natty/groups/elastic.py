@@ -20,8 +20,8 @@ from natty.groups.partitions import MemberMapping, PartitioningFilter
 from natty.groups.records import ElasticRecord
 from natty.groups.settings import transforms, work_queue_settings
 from natty.jetstream import STREAM_EXISTS
-from natty.stream import delete_stream
-from natty.stream.origins import refuse_lossy_sources
+from natty.streams import delete_stream
+from natty.streams.origins import refuse_lossy_sources
 
 _BAD_TRANSFORM = (10146, 10147)  # one that it can't read, two that take the same subjects
 

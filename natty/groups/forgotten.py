@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from natty.deadletter import DeadLetters
+from natty.consuming.dead_letters import DeadLetters
 from natty.errors import AuthorizationError, DomainUnreachableError, JetStreamNotEnabledError, NattyError
 from natty.jetstream import JetStream
-from natty.stream.stranded import LOOK_EVERY, Outcome, QueueMender, first_below_floor
+from natty.streams.stranded import LOOK_EVERY, Outcome, QueueMender, first_below_floor
 
 logger = logging.getLogger("natty.groups")
 

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from natty.consuming.handler import Handler
 from natty.groups.autojoin import AutoMembership
 from natty.groups.elastic import ElasticAdmin
 from natty.groups.joining import JoinOptions
 from natty.groups.member import Membership
 from natty.groups.roster import TTL
 from natty.groups.static import StaticAdmin
-from natty.handler import Handler
 
 
 class ElasticGroup(ElasticAdmin):

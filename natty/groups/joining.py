@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from natty.config.units import check_timings
 from natty.groups.settings import ACK_WAIT
 from natty.groups.work import WorkOptions
-from natty.stream.file import check_consumer_settings
-from natty.units import check_timings
+from natty.streams.file import check_consumer_settings
 
 LAG_EVERY = 30.0  # seconds
 MAX_ACK_PENDING = 500  # Go's `cg` uses 1: an instance beside it must be given the same

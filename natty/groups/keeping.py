@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from natty.elections import clock
 from natty.groups.place import seen
 from natty.jetstream import JetStream
-from natty.leader import clock
-from natty.message import status_of
-from natty.pin import PIN_REFUSED, Pin
-from natty.stream import NANOSECONDS
+from natty.pulling.pin import PIN_REFUSED, Pin
+from natty.streams import NANOSECONDS
+from natty.wire.message import status_of
 
 ANSWER = 0.05  # seconds within which the server answers to a request that keeps the pin
 DRIFT = 0.02  # how far the server's clock and ours may differ in rate

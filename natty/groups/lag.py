@@ -15,8 +15,8 @@ from natty.groups.elastic import ElasticAdmin
 from natty.groups.partitions import partition_filters
 from natty.groups.records import Record
 from natty.jetstream import JetStream
-from natty.observed import LAG
-from natty.stream import NANOSECONDS
+from natty.streams import NANOSECONDS
+from natty.wire.counters import LAG
 
 logger = logging.getLogger("natty.groups")
 

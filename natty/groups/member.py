@@ -8,6 +8,7 @@ from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Any, Self
 
+from natty.consuming.handler import Handler
 from natty.errors import (
     BadGroupError,
     BucketNotFoundError,
@@ -27,12 +28,11 @@ from natty.groups.records import ElasticRecord, Record, StaticRecord
 from natty.groups.settings import Timings
 from natty.groups.static import StaticAdmin
 from natty.groups.work import Work
-from natty.handler import Handler
 from natty.jetstream import JetStream
 from natty.kv import Bucket, Entry, Event, Gone, PictureComplete
-from natty.lifetime import Running
-from natty.observed import GROUP, HANDLER
-from natty.stream import NANOSECONDS
+from natty.streams import NANOSECONDS
+from natty.wire.counters import GROUP, HANDLER
+from natty.wire.lifetime import Running
 
 logger = logging.getLogger("natty.groups")
 

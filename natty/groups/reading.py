@@ -7,8 +7,7 @@ from contextlib import aclosing, suppress
 from itertools import count
 from typing import Any
 
-from natty.background import keep_up
-from natty.credit import size_of
+from natty.consuming.receipts import Receipts
 from natty.errors import ConsumerNotFoundError, NattyError, NoRespondersError, NotConnectedError
 from natty.groups.forgotten import Forgotten
 from natty.groups.keeping import ANSWER, FLUSH_TIMEOUT, keep_pin
@@ -17,11 +16,12 @@ from natty.groups.settings import Timings
 from natty.groups.stint import Stint
 from natty.groups.work import Work, by_sequence, delivery_of, identity_of, sequence_of
 from natty.jetstream import JetStream
-from natty.message import Batch
-from natty.pin import Pin
-from natty.pull import Pull, PullOptions
-from natty.receipts import Receipts
+from natty.pulling.credit import size_of
+from natty.pulling.pin import Pin
+from natty.pulling.pull import Pull, PullOptions
 from natty.text import decode
+from natty.wire.background import keep_up
+from natty.wire.message import Batch
 
 logger = logging.getLogger("natty.groups")
 

@@ -6,11 +6,11 @@ import asyncio
 import logging
 from contextlib import aclosing, suppress
 
+from natty.elections import clock
 from natty.errors import KeyNotFoundError, NattyError, RevisionConflictError
 from natty.groups.keeping import DRIFT
 from natty.jetstream import JetStream
 from natty.kv import Bucket, Entry, Gone, PictureComplete, create_bucket
-from natty.leader import clock
 
 logger = logging.getLogger("natty.groups")
 

@@ -13,7 +13,7 @@ from natty.errors import BadGroupError
 from natty.groups.names import PRIORITY_GROUP, static_consumer, work_queue
 from natty.groups.partitions import destination
 from natty.groups.records import ElasticRecord
-from natty.stream import to_wire
+from natty.streams import to_wire
 
 ACK_WAIT = 5.0  # seconds, where none is given
 SHORTEST_PIN = 1.0  # seconds, and the shortest time that a pull is open

@@ -11,7 +11,7 @@ from natty.groups.admin import GroupAdmin
 from natty.groups.names import PRIORITY_GROUP, check_member, static_consumer
 from natty.groups.partitions import MemberMapping
 from natty.groups.records import StaticRecord
-from natty.stream import delete_consumer
+from natty.streams import delete_consumer
 
 
 class StaticAdmin(GroupAdmin[StaticRecord]):

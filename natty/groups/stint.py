@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import asyncio
 
-from natty.leader import clock
-from natty.message import RawMessage
-from natty.receipts import Receipts
+from natty.consuming.receipts import Receipts
+from natty.elections import clock
+from natty.wire.message import RawMessage
 
 
 class Stint:

@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, cast
 
-from natty import tracing
-from natty.bodies import BodyError
-from natty.connection import Connection
-from natty.deadletter import BURIED, DeadLetterOptions, DeadLetters
-from natty.deadletter.box import RETRY_FOR
-from natty.deadletter.letter import reason_of
+from natty.config.units import check_timings
+from natty.consuming.bodies import BodyError
+from natty.consuming.dead_letters import BURIED, DeadLetterOptions, DeadLetters
+from natty.consuming.dead_letters.box import RETRY_FOR
+from natty.consuming.dead_letters.letter import reason_of
+from natty.consuming.handler import FromThreads, Handler, caller, is_async
+from natty.consuming.lanes import Lanes, OrderedBy, Turn, key_by
+from natty.consuming.workers import Workers
 from natty.errors import NattyError
 from natty.groups.stint import Stint
-from natty.handler import FromThreads, Handler, caller, is_async
 from natty.jetstream import JetStream
-from natty.lanes import Lanes, OrderedBy, Turn, key_by
-from natty.message import Message, RawMessage
 from natty.text import decode
-from natty.units import check_timings
-from natty.workers import Workers
+from natty.wire import tracing
+from natty.wire.connection import Connection
+from natty.wire.message import Message, RawMessage
 
 logger = logging.getLogger("natty.groups")
 

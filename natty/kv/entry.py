@@ -3,9 +3,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import ceil, floor
 
+from natty.config.units import clock, parse_duration, parse_time
 from natty.jetstream import StoredMessage
-from natty.message import parse_headers
-from natty.units import clock, parse_duration, parse_time
+from natty.wire.message import parse_headers
 
 _OF_ONE_WRITE = ("Natty-Nonce", "Nats-Expected-", "Nats-Msg-")  # headers that must not be written a second time
 _WITHOUT_VALUE = "Nats-Msg-Size"  # the server's, on what it delivers without payload

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from natty.config.units import seconds_of
 from natty.errors import BucketNotFoundError
 from natty.jetstream import JetStream
 from natty.kv.bucket import Bucket
 from natty.kv.names import check_bucket
-from natty.stream import create_replicated, create_stream
-from natty.units import seconds_of
+from natty.streams import create_replicated, create_stream
 
 MARKER_TTL = 60.0  # seconds that the marker of an expired key stays
 MARKER_TTL_OF_HISTORY = 1.0  # the server keeps no key for less than this where there is history; the least it takes

@@ -9,8 +9,8 @@ from natty.errors import NattyError
 from natty.jetstream import JetStream
 from natty.kv.entry import Entry, Gone, PictureComplete, read_entry, stored_entry
 from natty.kv.names import is_key, read_key
-from natty.message import Batch
-from natty.ordered import Began, CaughtUp, Ordered, OrderedOptions, Vanished
+from natty.pulling.ordered import Began, CaughtUp, Ordered, OrderedOptions, Vanished
+from natty.wire.message import Batch
 
 Event = Entry | Gone | PictureComplete
 

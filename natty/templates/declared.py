@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from natty.decoding import decode
+from natty.elections import Election, ElectionOptions, Term
 from natty.errors import (
     BadRecordError,
     BucketNotFoundError,
@@ -20,12 +21,11 @@ from natty.errors import (
 from natty.jetstream import JetStream
 from natty.kv import Bucket
 from natty.kv.settings import create_bucket
-from natty.leader import Election, ElectionOptions, Term
-from natty.stream import create_replicated, delete_stream
-from natty.stream.ensure import change_document
-from natty.stream.mirror import OVERLAP, take_over, who_takes
-from natty.stream.nearest import missing_sentence
-from natty.stream.settings import from_wire
+from natty.streams import create_replicated, delete_stream
+from natty.streams.ensure import change_document
+from natty.streams.mirror import OVERLAP, take_over, who_takes
+from natty.streams.nearest import missing_sentence
+from natty.streams.settings import from_wire
 from natty.templates.maker import Maker, read_template, report_of, streams_of, templates_in, waiting_in
 from natty.templates.template import MAX_STREAMS, Template
 

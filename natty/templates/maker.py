@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from natty.at_once import answers
 from natty.decoding import Faults, decode
+from natty.elections import Term
 from natty.errors import (
     BadRecordError,
     ConfigError,
@@ -26,9 +26,9 @@ from natty.errors import (
 )
 from natty.jetstream import JetStream
 from natty.kv import BadKeyError, Bucket, Entry
-from natty.leader import Term
-from natty.stream.ensure import create_document
-from natty.stream.listing import all_streams, stream_names
+from natty.streams.concurrency import answers
+from natty.streams.ensure import create_document
+from natty.streams.listing import all_streams, stream_names
 from natty.templates.template import OWNER, Template, decide
 
 logger = logging.getLogger("natty.templates")

@@ -10,7 +10,7 @@ import pytest
 from patient import PATIENCE
 
 from natty import DeadLetterOptions, DeadLetters
-from natty.deadletter.letter import Original
+from natty.consuming.dead_letters.letter import Original
 
 
 @pytest.fixture

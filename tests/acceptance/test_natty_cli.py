@@ -43,7 +43,7 @@ def test_the_doctor_speaks_to_people_too(shell, nats_server):
 
 
 def test_who_leads_is_shown_and_that_nobody_does(shell, natty_name, served, monkeypatch):
-    monkeypatch.setattr("natty.leader.candidacy.LEAVE_WITHIN", PATIENCE)
+    monkeypatch.setattr("natty.elections.candidacy.LEAVE_WITHIN", PATIENCE)
     name = natty_name("election")
     shown = []
 

@@ -15,7 +15,7 @@ from patient import PATIENCE, PATIENT
 from secret import write_secret
 
 from natty import Natty, NattyError
-from natty.stream.listing import all_streams
+from natty.streams.listing import all_streams
 from natty.testing import NatsCluster, NatsServer, ServerOptions, free_ports
 
 

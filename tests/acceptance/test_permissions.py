@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from capture.cli.app import make_app as make_capture_app
 from natty import Natty
 from natty.cli.app import make_app as make_natty_app
-from natty.deadletter import DeadLetters
-from natty.deadletter.streams import DeadLetterOptions, ensure_streams
+from natty.consuming.dead_letters import DeadLetters
+from natty.consuming.dead_letters.streams import DeadLetterOptions, ensure_streams
 from natty.errors import NattyError
 from natty.testing import NatsServer, ServerOptions
 

@@ -10,7 +10,7 @@ from patient import PATIENCE
 from restoring import Capturing, dumped, send
 
 from capture.restoring.uptake import MARK
-from natty.units import parse_time, show_time
+from natty.config.units import parse_time, show_time
 
 COUNT = 20
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from bench_table import print_machine, print_table
 
 from natty import Natty, tls
-from natty.stream.listing import all_streams, stream_names
-from natty.stream.take import take
+from natty.pulling.take import take
+from natty.streams.listing import all_streams, stream_names
 from natty.testing import NatsServer, find_server
 
 STREAMS = 1000

@@ -25,7 +25,7 @@ from capture.partitioners import grouped, partitioner
 from capture.spill import Spill
 from capture.writers import reader, writer
 from capture.writers.layers import BlockWriter
-from natty.message import Batch, RawMessage
+from natty.wire.message import Batch, RawMessage
 
 BATCH = 500  # messages that one read of the socket brings
 PAYLOAD_BYTES = 128

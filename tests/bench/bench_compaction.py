@@ -31,7 +31,7 @@ from capture.record import Records
 from capture.sequences import Sequences
 from capture.spark import SparkDriver, SparkOptions
 from capture.writers import writer
-from natty.leader.guard import members
+from natty.elections.guard import members
 
 ROWS = 10_000  # of a block
 REDELIVERED = 0.02

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from natty import Natty  # noqa: E402 - the benchmark runs from a checkout
-from natty.leader import clock  # noqa: E402
+from natty.elections import clock  # noqa: E402
 from natty.testing import NatsCluster, NatsServer  # noqa: E402
 
 NODE = ROOT / "tests" / "support" / "election_node.py"

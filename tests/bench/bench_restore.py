@@ -27,7 +27,7 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 from piled import NOW, STREAM, chunks, measured, pile
 
 from natty import Batch, Natty
-from natty.ordered import Ordered, OrderedOptions
+from natty.pulling.ordered import Ordered, OrderedOptions
 from natty.testing import NatsServer, find_server, server_version
 
 MESSAGES = 1_000_000

@@ -16,9 +16,9 @@ from secret import write_secret
 from stores import azure, azurite, bare_environment, careless_s3, rclone, s3, seaweedfs  # noqa: F401
 from stores_faults import faulty  # noqa: F401
 
-from natty.leader import candidacy
-from natty.leader import options as election_options
-from natty.leader.options import Rules
+from natty.elections import candidacy
+from natty.elections import options as election_options
+from natty.elections.options import Rules
 
 SETTINGS = {
     "decoder": "json",

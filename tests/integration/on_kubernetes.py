@@ -24,7 +24,7 @@ from capture.spark import SparkDriver, SparkOptions
 from capture.stores import open_store
 from capture.writers import read_object
 from natty import Natty
-from natty.leader.guard import kill, members
+from natty.elections.guard import kill, members
 from natty.testing import DevCA
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]

@@ -4,8 +4,9 @@ import contextlib
 import pytest
 from patient import NEVER, PATIENCE, PATIENT, until
 
-from natty import AtomicMessage, Natty, PublishError, WrongLastSequenceError, atomic
+from natty import AtomicMessage, Natty, PublishError, WrongLastSequenceError
 from natty.errors import AuthorizationError, BadSubjectError, PayloadTooLargeError, UnsupportedError
+from natty.publishing import atomic
 from natty.testing import NatsServer, ServerOptions
 
 

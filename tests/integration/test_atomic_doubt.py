@@ -5,7 +5,8 @@ import asyncio
 import pytest
 from patient import NEVER, PATIENCE, PATIENT, jump
 
-from natty import AtomicMessage, Natty, PublishError, WrongLastSequenceError, atomic
+from natty import AtomicMessage, Natty, PublishError, WrongLastSequenceError
+from natty.publishing import atomic
 
 
 @pytest.fixture

@@ -17,13 +17,14 @@ from capture.config import load
 from capture.node import Node
 from capture.source import Source
 from capture.state import Board
-from natty import Natty, background
-from natty.connection import Connection
-from natty.consume import Consumption
+from natty import Natty
+from natty.consuming.consume import Consumption
+from natty.elections.renewer import Renewer
 from natty.groups import autojoin, reading
 from natty.groups.roster import MEMBERS_BUCKET, Roster
-from natty.leader.renewer import Renewer
-from natty.stream.stranded import QueueMender
+from natty.streams.stranded import QueueMender
+from natty.wire import background
+from natty.wire.connection import Connection
 
 
 @pytest.fixture(autouse=True)

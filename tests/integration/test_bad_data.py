@@ -7,8 +7,8 @@ from patient import PATIENCE, PATIENT, until
 from publishing import UNHURRIED, make_stream, payloads
 
 from natty import Natty, NotConnectedError, PubAck
-from natty.atomic import AtomicMessage
 from natty.errors import BadSubjectError, ConnectionClosedError, PayloadTooLargeError
+from natty.publishing.atomic import AtomicMessage
 from natty.testing import NatsServer, ServerOptions
 
 PATHS = pytest.mark.parametrize("path", ["fast", "window"])
@@ -187,7 +187,7 @@ async def test_what_the_fall_back_can_not_send_is_dropped_alone(natty_tls, nats_
     async def fault():
         return "for this test"
 
-    monkeypatch.setattr("natty.connection.sink_path_fault", fault)
+    monkeypatch.setattr("natty.wire.connection.sink_path_fault", fault)
     options = ServerOptions(jetstream=False, handshake_first=True)
     with NatsServer(options, tls_files=natty_tls, binary=nats_server_binary) as server:
         async with Natty(**server.connect_options(), **PATIENT) as natty:

@@ -10,11 +10,12 @@ from listening import listening
 from patient import NEVER, PATIENCE, PATIENT, until
 from secret import write_secret
 
-import natty.connection
-from natty import AuthorizationError, ConnectError, JetStreamNotEnabledError, Natty, PublishError, TLSError, sinklink
+import natty.wire.connection
+from natty import AuthorizationError, ConnectError, JetStreamNotEnabledError, Natty, PublishError, TLSError
 from natty.errors import ConfigError, NattyError, NotConnectedError, TLSClosedError, TLSHandshakeError, TLSRequiredError
 from natty.testing import DevCA, NatsServer, ServerOptions, free_ports
 from natty.tls import TLSFiles
+from natty.wire import session
 
 REFUSED = (TLSHandshakeError, TLSClosedError)  # a reset may overtake the reason
 SILENCE = 0.3  # seconds: how long to wait for those who say nothing
@@ -68,7 +69,7 @@ def fall_back(monkeypatch, why="x"):
     async def fault():
         return why
 
-    monkeypatch.setattr(natty.connection, "sink_path_fault", fault)
+    monkeypatch.setattr(natty.wire.connection, "sink_path_fault", fault)
 
 
 def info(**fields):
@@ -287,7 +288,7 @@ async def test_a_file_that_is_missing(nats_server, setting):
 
 @pytest.mark.parametrize("setting", ["creds", "nkey"])
 async def test_credentials_without_the_package_that_reads_them(nats_server, setting, tmp_path, monkeypatch):
-    monkeypatch.setattr(sinklink, "find_spec", lambda name: None)
+    monkeypatch.setattr(session, "find_spec", lambda name: None)
     write_secret(tmp_path / "login", "secret")
     text = await told(ConfigError, **nats_server.connect_options(), **{setting: str(tmp_path / "login")})
     assert "pip install 'natty-nats[nkeys]'" in text

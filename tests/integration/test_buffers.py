@@ -38,7 +38,7 @@ asyncio.run(node.run())
 
 SMALL_DISK = """
 import resource, signal, sys
-import capture.source, natty.connection, natty.supply
+import capture.source, natty.wire.connection, natty.pulling.supply
 capture.source.END_TIMEOUT = natty.connection.CLOSE_TIMEOUT = natty.supply.DRAIN_TIMEOUT = 60.0
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))

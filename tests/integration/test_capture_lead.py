@@ -23,7 +23,7 @@ from capture.stores import FileStore
 from capture.sweep import sweep
 from capture.writers import writer
 from natty import Natty
-from natty.leader import BUCKET, elections
+from natty.elections import BUCKET, elections
 
 LEASE = 0.6  # seconds, of those who sleep through its end
 OFFICE = 10.0  # seconds, of those who stay awake

@@ -51,7 +51,7 @@ main()
 SMALL_FILES = """
 import resource, signal, sys
 from functools import partial
-import capture.node, capture.source, natty.connection, natty.supply
+import capture.node, capture.source, natty.wire.connection, natty.pulling.supply
 capture.node.CommitOptions = partial(capture.node.CommitOptions, backoff=0.01)
 capture.source.END_TIMEOUT = natty.connection.CLOSE_TIMEOUT = natty.supply.DRAIN_TIMEOUT = 60.0
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

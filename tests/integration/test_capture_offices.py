@@ -12,7 +12,7 @@ from patient import PATIENCE
 from capture.head import COMPACTION, SWEEP
 from capture.picture import read_picture
 from capture.stores import open_store
-from natty.leader import BUCKET, elections
+from natty.elections import BUCKET, elections
 
 WITHOUT_SPARK = """
 import sys

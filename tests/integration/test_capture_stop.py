@@ -53,7 +53,7 @@ main()
 RUNS = """
 import sys, threading
 from pathlib import Path
-import capture.cli.node, capture.source, natty.connection, natty.supply
+import capture.cli.node, capture.source, natty.wire.connection, natty.pulling.supply
 from capture.cli import main
 from capture.errors import StoreError
 from capture.stores import FileStore

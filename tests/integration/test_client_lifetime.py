@@ -9,10 +9,12 @@ from consuming import fill
 from electing import LONG, Work, forever, vacated
 from patient import NEVER, PATIENCE, PATIENT, until
 
-from natty import LeadershipLost, Natty, NattyError, NotConnectedError, PublishError, connection, supply
-from natty.connection import Connection
+from natty import LeadershipLost, Natty, NattyError, NotConnectedError, PublishError
 from natty.errors import ConnectionClosedError
-from natty.ordered import Ordered
+from natty.pulling import supply
+from natty.pulling.ordered import Ordered
+from natty.wire import connection
+from natty.wire.connection import Connection
 
 pytestmark = pytest.mark.usefixtures("released_without_hurry")
 
@@ -330,8 +332,8 @@ async def test_a_leader_that_closes_its_own_client_is_cancelled_and_the_lease_is
 async def test_work_that_ignores_its_cancellation_keeps_the_lease_and_not_the_client(
     natty, client, name, monkeypatch, caplog
 ):
-    monkeypatch.setattr("natty.closing.SPARE", 0.1)
-    monkeypatch.setattr("natty.leader.candidacy.LEAVE_WITHIN", 0.1)
+    monkeypatch.setattr("natty.consuming.closing.SPARE", 0.1)
+    monkeypatch.setattr("natty.elections.candidacy.LEAVE_WITHIN", 0.1)
     work = Work(stubborn=True)
     election = client.election(name, lease=1.0, **BUCKET)
     task = asyncio.create_task(election.run(work))

@@ -7,8 +7,11 @@ import pytest
 from consuming import HANDED_BACK, Handler, fill, info
 from patient import NEVER, PATIENCE, PATIENT, until
 
-from natty import Natty, NotConnectedError, closing, connection, supply
+from natty import Natty, NotConnectedError
+from natty.consuming import closing
 from natty.groups import PartitioningFilter
+from natty.pulling import supply
+from natty.wire import connection
 
 LADDER_LESS = {"dead_letters": False, "consumer": HANDED_BACK}
 

@@ -5,9 +5,10 @@ import socket
 import pytest
 from patient import NEVER, PATIENCE, PATIENT, jump, reconfigure, turns, until
 
-from natty import AuthorizationError, Natty, NotConnectedError, RequestTimeoutError, connection
+from natty import AuthorizationError, Natty, NotConnectedError, RequestTimeoutError
 from natty.errors import BadSubjectError, ConnectionClosedError, NoRespondersError, PayloadTooLargeError
 from natty.testing import NatsServer, Proxy, ServerOptions
+from natty.wire import connection
 
 PING = 0.3  # seconds: a client that is to notice a silent link
 

@@ -6,8 +6,10 @@ import time
 import pytest
 from patient import FILLING, NEVER, PATIENCE, PATIENT, until
 
-from natty import Natty, connection, supply
+from natty import Natty
 from natty.errors import ConnectionClosedError
+from natty.pulling import supply
+from natty.wire import connection
 
 COUNT = 60
 

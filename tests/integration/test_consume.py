@@ -19,8 +19,8 @@ from consuming import (
 from patient import NEVER, PATIENCE, PATIENT
 
 from natty import ConsumerExistsError, Natty, StreamNotFoundError, UnsupportedError
-from natty.consume import ConsumeOptions
-from natty.observed import PULL
+from natty.consuming.consume import ConsumeOptions
+from natty.wire.counters import PULL
 
 
 @pytest.fixture
@@ -185,8 +185,8 @@ async def test_a_handler_that_does_not_finish_in_time_is_cancelled_and_its_messa
 async def test_a_second_cancellation_ends_it_at_once_and_leaves_no_handler_behind(
     natty_proxy, stream, start, monkeypatch, silent
 ):
-    monkeypatch.setattr("natty.supply.DRAIN_TIMEOUT", NEVER)
-    monkeypatch.setattr("natty.consume.FLUSH_TIMEOUT", 0.1)
+    monkeypatch.setattr("natty.pulling.supply.DRAIN_TIMEOUT", NEVER)
+    monkeypatch.setattr("natty.consuming.consume.FLUSH_TIMEOUT", 0.1)
     handler = Handler()
     handler.gate.clear()
     async with Natty(**natty_proxy.options, **PATIENT) as far:

@@ -97,7 +97,7 @@ async def test_functions_run_in_threads_and_leave_the_event_loop_free(natty, str
 
 
 async def test_a_function_may_settle_its_message_from_its_thread(natty, stream, start, monkeypatch):
-    monkeypatch.setattr("natty.handler.SEND_TIMEOUT", PATIENCE)
+    monkeypatch.setattr("natty.consuming.handler.SEND_TIMEOUT", PATIENCE)
     seen = []
 
     def handle(message: Message):

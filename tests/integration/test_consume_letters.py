@@ -12,7 +12,7 @@ from consuming import fill, info, until, until_settled
 from patient import NEVER, PATIENCE
 
 from natty import DeadLetterOptions, NattyError, StreamNotFoundError
-from natty.consume import SPARE_DELIVERIES
+from natty.consuming.consume import SPARE_DELIVERIES
 
 
 class Order(msgspec.Struct):

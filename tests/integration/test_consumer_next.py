@@ -9,7 +9,7 @@ from patient import FILLING, NEVER, PATIENCE, until
 
 from natty import Natty
 from natty.errors import ConsumerNotFoundError, JetStreamError, NotConnectedError
-from natty.stream.take import LOT, take
+from natty.pulling.take import LOT, take
 from natty.testing import NatsServer, ServerOptions, free_ports
 
 

@@ -10,7 +10,7 @@ from burying import Scene, broken
 from patient import PATIENCE, PATIENT, until
 
 from natty import DeadLetters, Natty
-from natty.deadletter import BURIED
+from natty.consuming.dead_letters import BURIED
 from natty.testing import NatsServer
 
 

@@ -5,9 +5,9 @@ import pytest
 from patient import NEVER, PATIENCE
 
 from natty import DeadLetterOptions, DeadLetters, JetStreamError, LetterFilter, LetterNotFoundError, StreamNotFoundError
-from natty.deadletter.box import headers_again
-from natty.deadletter.letter import Original
-from natty.units import parse_time
+from natty.config.units import parse_time
+from natty.consuming.dead_letters.box import headers_again
+from natty.consuming.dead_letters.letter import Original
 
 
 class Box:

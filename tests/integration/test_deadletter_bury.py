@@ -6,9 +6,9 @@ from burying import Scene, broken
 from patient import PATIENT
 
 from natty import DeadLetters, Natty, PublishError, StreamExistsError
-from natty.deadletter.watch import Watch
+from natty.config.units import parse_time
+from natty.consuming.dead_letters.watch import Watch
 from natty.testing import NatsServer
-from natty.units import parse_time
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from group_members import LONG, Notes, has_state, make, publish
 from prometheus_client import CollectorRegistry, generate_latest
 
 from natty.groups.lag import lag
-from natty.telemetry import collector
+from natty.metrics.telemetry import collector
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from patient import PATIENT
 
 from natty import BadGroupError, GroupExistsError, GroupNotFoundError, Natty, StreamNotFoundError, UnsupportedError
 from natty.groups import ElasticAdmin, PartitioningFilter, list_groups
-from natty.stream import stream_state
+from natty.streams import stream_state
 from natty.testing import NatsServer
 
 FOO = PartitioningFilter("foo.*", (1,))

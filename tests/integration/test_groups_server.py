@@ -11,7 +11,7 @@ from natty import BadGroupError, ConsumerNotFoundError
 from natty.groups import ElasticAdmin, PartitioningFilter, StaticAdmin
 from natty.groups.partitions import key_of, partition_of
 from natty.groups.settings import elastic_consumer, static_member_consumer
-from natty.pin import PIN_HEADER
+from natty.pulling.pin import PIN_HEADER
 
 
 @pytest.fixture

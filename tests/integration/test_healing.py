@@ -11,7 +11,8 @@ import pytest
 from accounts import Operator
 from patient import PATIENCE, PATIENT, reconfigure, until
 
-from natty import Natty, NattyError, Pull, PullOptions, supply
+from natty import Natty, NattyError, Pull, PullOptions
+from natty.pulling import supply
 from natty.testing import NatsServer, Proxy, ServerOptions
 
 ACK_WAIT = 1.0  # seconds

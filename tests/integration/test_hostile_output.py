@@ -11,7 +11,7 @@ from hostile import HEADERS, TAILS, publish_raw
 from patient import NEVER
 
 from natty import DeadLetterOptions, DeadLetters
-from natty.deadletter.letter import Original
+from natty.consuming.dead_letters.letter import Original
 from natty.text import decode
 
 PAYLOAD = b"\x1b[2J\x1b]0;pwned\x07\xc2\x9b31m\xff[red]x\ty\n"

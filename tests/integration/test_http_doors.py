@@ -17,9 +17,9 @@ from capture import https
 from capture.errors import ConfigError
 from capture.serve import StatusPage
 from natty import ConfigError as NattyConfigError
-from natty import httpd
-from natty.access import Certificate, Hosts, Tokens
 from natty.errors import TLSError
+from natty.metrics import http
+from natty.metrics.access import Certificate, Hosts, Tokens
 from natty.testing import DevCA
 
 TOKEN = "a token that nobody guesses"
@@ -30,11 +30,11 @@ REQUEST = "GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
 @asynccontextmanager
 async def natty_page(tls=None, tokens=(), hosts=(), slow=PATIENCE):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(httpd, "TIMEOUT", slow)
+        patch.setattr(http, "TIMEOUT", slow)
         files = {"cert": tls.server_cert, "key": tls.server_key} if tls else {}
-        guard = httpd.guard_of("127.0.0.1:0", tokens=tokens, hosts=hosts, **files)
-        pages = {"/metrics": lambda: httpd.Answer(b"figures"), "/livez": lambda: httpd.Answer(b"alive\n")}
-        async with httpd.serving("127.0.0.1:0", pages, guard) as port:
+        guard = http.guard_of("127.0.0.1:0", tokens=tokens, hosts=hosts, **files)
+        pages = {"/metrics": lambda: http.Answer(b"figures"), "/livez": lambda: http.Answer(b"alive\n")}
+        async with http.serving("127.0.0.1:0", pages, guard) as port:
             yield port
 
 
@@ -187,7 +187,7 @@ async def test_what_everybody_can_reach_and_no_token_protects_is_warned_of(natty
         caplog.clear()
         return told
 
-    async with httpd.serving(":0", {}):
+    async with http.serving(":0", {}):
         assert warnings() == ["the metrics page on every address answers everybody who can reach it: give a token file"]
     certificate = Certificate(natty_tls.server_cert, natty_tls.server_key)
     for has_tokens in (True, False):
@@ -199,17 +199,17 @@ async def test_what_everybody_can_reach_and_no_token_protects_is_warned_of(natty
 
 def test_tokens_and_keys_that_can_t_be_used_are_refused(natty_tls, tmp_path):
     with pytest.raises(NattyConfigError, match=r"tokens are sent in plain text to 0\.0\.0\.0:9100: give a certificate"):
-        httpd.guard_of("0.0.0.0:9100", tokens=[TOKEN])
+        http.guard_of("0.0.0.0:9100", tokens=[TOKEN])
     with pytest.raises(NattyConfigError, match="16 characters"):
-        httpd.guard_of("127.0.0.1:9100", tokens=["short"])
+        http.guard_of("127.0.0.1:9100", tokens=["short"])
     with pytest.raises(NattyConfigError, match="give both, or neither"):
-        httpd.guard_of("127.0.0.1:9100", cert=natty_tls.server_cert)
+        http.guard_of("127.0.0.1:9100", cert=natty_tls.server_cert)
     with pytest.raises(NattyConfigError, match="no certificate with its key"):
-        httpd.guard_of("127.0.0.1:9100", cert=natty_tls.server_cert, key=natty_tls.client_key)
+        http.guard_of("127.0.0.1:9100", cert=natty_tls.server_cert, key=natty_tls.client_key)
     key = write_secret(tmp_path / "key.pem", natty_tls.server_key.read_bytes())
     key.chmod(0o644)
     with pytest.raises(TLSError, match="is private, and others may read"):
-        httpd.guard_of("127.0.0.1:9100", cert=natty_tls.server_cert, key=key)
+        http.guard_of("127.0.0.1:9100", cert=natty_tls.server_cert, key=key)
     with pytest.raises(ConfigError, match="is private, and others may read"):
         https.server_context(natty_tls.server_cert, key)
     assert repr(Tokens([TOKEN])) == "Tokens(1)"

@@ -17,7 +17,7 @@ from natty import (
 )
 from natty.errors import PayloadTooLargeError
 from natty.kv import BadKeyError, Gone, bucket_settings
-from natty.stream import create_stream
+from natty.streams import create_stream
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from natty import (
     RequestTimeoutError,
     RevisionConflictError,
 )
-from natty.units import clock
+from natty.config.units import clock
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from electing import LONG, Work, outlasting, renewals, vacated
 from patient import PATIENCE, PATIENT, until
 
 from natty import KeyNotFoundError, LeadershipLost, Natty, StaleToken, UnsupportedError
-from natty.leader import clock
+from natty.elections import clock
 
 pytestmark = pytest.mark.usefixtures("released_without_hurry")
 
@@ -258,7 +258,7 @@ async def test_a_commit_in_doubt_can_be_repeated(nodes):
 async def test_a_commit_waits_for_a_server_that_is_silent_for_longer_than_one_question(nodes, natty_proxy, monkeypatch):
     work = Work()
     one, _ = await node_leading(nodes, work, natty_proxy)
-    monkeypatch.setattr("natty.leader.term.READ_TIMEOUT", 0.05)
+    monkeypatch.setattr("natty.elections.term.READ_TIMEOUT", 0.05)
     natty_proxy.hold()
     writing = asyncio.create_task(work.terms[0].commit("head", b"1"))
     await asyncio.wait({writing}, timeout=0.3)

@@ -9,9 +9,9 @@ from electing import LONG, Work, committed, vacated
 from patient import PATIENT, until
 
 from natty import Natty
-from natty.leader import clock
-from natty.leader.actions import Mark
-from natty.leader.record import hinted_revision, sight_of
+from natty.elections import clock
+from natty.elections.actions import Mark
+from natty.elections.record import hinted_revision, sight_of
 
 pytestmark = pytest.mark.usefixtures("released_without_hurry")
 

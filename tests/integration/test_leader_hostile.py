@@ -11,11 +11,11 @@ from patient import PATIENCE, PATIENT, until
 from capture import node as node_of_capture
 from capture.node import Node
 from natty import Election, Natty
-from natty.leader import leadership, trail
-from natty.leader.driver import Driver
-from natty.leader.record import Lease
-from natty.message import encode_headers
+from natty.elections import leadership, trail
+from natty.elections.driver import Driver
+from natty.elections.record import Lease
 from natty.testing import NatsServer, ServerOptions
+from natty.wire.message import encode_headers
 
 pytestmark = pytest.mark.usefixtures("released_without_hurry")
 
@@ -214,7 +214,7 @@ async def token_of(term):
 
 
 async def test_a_candidate_that_may_not_write_says_so_once(shared_server, name, running, monkeypatch, caplog):
-    monkeypatch.setattr("natty.leader.machine.FORBIDDEN_PAUSE", 0.05)
+    monkeypatch.setattr("natty.elections.machine.FORBIDDEN_PAUSE", 0.05)
     async with user(shared_server, "barred") as barred:
         election = barred.election(name, lease=0.3, **BUCKET)
         running(election.run(forever([])))

@@ -8,8 +8,8 @@ from electing import LONG, forever, vacated
 from patient import PATIENCE, PATIENT, until
 
 from natty import Leadership, Natty
-from natty.leader import trail
-from natty.leader.candidacy import Candidacy
+from natty.elections import trail
+from natty.elections.candidacy import Candidacy
 
 pytestmark = pytest.mark.usefixtures("released_without_hurry")
 

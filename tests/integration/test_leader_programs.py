@@ -13,7 +13,7 @@ import pytest
 from electing import vacated
 
 from natty import Natty
-from natty.leader import guard, run_guarded
+from natty.elections import guard, run_guarded
 
 ROOT = Path(__file__).parents[2]
 FAMILY = """
@@ -27,7 +27,7 @@ signal.pause()
 """
 PARENT = """
 import asyncio, sys
-from natty.leader import run_guarded
+from natty.elections import run_guarded
 
 asyncio.run(run_guarded(None, [sys.executable, "-c", sys.argv[1]], on_start=lambda it: print(it.pid, flush=True)))
 """

@@ -9,9 +9,9 @@ from electing import LONG, forever, renewals, vacated
 from patient import PATIENCE, PATIENT, until
 
 from natty import LeadershipLost, Natty
-from natty.leader import renewer
-from natty.leader.driver import Driver
-from natty.leader.renewer import renewer_of
+from natty.elections import renewer
+from natty.elections.driver import Driver
+from natty.elections.renewer import renewer_of
 
 pytestmark = pytest.mark.usefixtures("released_without_hurry")
 

@@ -8,11 +8,11 @@ from electing import LONG, Work, renewals, vacated
 from patient import PATIENCE, PATIENT, until
 
 from natty import Natty, NattyError
-from natty.leader import driver
-from natty.leader.driver import Call
-from natty.leader.record import Lease
-from natty.message import encode_headers
+from natty.elections import driver
+from natty.elections.driver import Call
+from natty.elections.record import Lease
 from natty.testing import NatsServer, ServerOptions
+from natty.wire.message import encode_headers
 
 pytestmark = pytest.mark.usefixtures("released_without_hurry")
 

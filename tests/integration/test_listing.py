@@ -6,7 +6,7 @@ import pytest
 
 from natty import Natty
 from natty.errors import StreamNotFoundError
-from natty.stream.listing import all_consumers, all_streams, consumer_names, stream_names
+from natty.streams.listing import all_consumers, all_streams, consumer_names, stream_names
 from natty.testing import NatsServer
 
 STREAMS = 600  # three pages of 256

@@ -9,7 +9,7 @@ from servers import old_server
 from two_clusters import two_clusters
 
 from natty import ConfigError, Natty, StreamNotFoundError, UnsupportedError
-from natty.stream.mirror import Origin, PromotionRefused, copies, create_mirror, create_sourced, promote
+from natty.streams.mirror import Origin, PromotionRefused, copies, create_mirror, create_sourced, promote
 from natty.testing import NatsServer
 
 

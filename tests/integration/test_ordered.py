@@ -8,9 +8,9 @@ from consuming import fill
 from patient import PATIENCE
 
 from natty import AuthorizationError, JetStreamError, Natty
-from natty.message import Batch
-from natty.ordered import Began, CaughtUp, Ordered, OrderedOptions
+from natty.pulling.ordered import Began, CaughtUp, Ordered, OrderedOptions
 from natty.testing import NatsServer, ServerOptions
+from natty.wire.message import Batch
 
 
 @pytest.fixture

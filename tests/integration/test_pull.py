@@ -5,8 +5,9 @@ import time
 import pytest
 from patient import FILLING, NEVER, PATIENCE, PATIENT, reconfigure, turns, until
 
-from natty import ConsumerNotFoundError, Natty, NotConnectedError, StreamNotFoundError, UnsupportedError, supply
-from natty.pull import PullOptions
+from natty import ConsumerNotFoundError, Natty, NotConnectedError, StreamNotFoundError, UnsupportedError
+from natty.pulling import supply
+from natty.pulling.pull import PullOptions
 from natty.testing import NatsServer, ServerOptions
 
 QUICK = {"heartbeat": 0.3, "expires": 1.0}

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from patient import FILLING, NEVER, PATIENCE, PATIENT, until
 
-from natty import Natty, supply
-from natty.credit import size_of
+from natty import Natty
+from natty.pulling import supply
+from natty.pulling.credit import size_of
 
 MIB = 1024 * 1024
 SLOW = {"heartbeat": NEVER, "expires": 2 * NEVER}  # no session is given up, however long the machine stands still

@@ -6,7 +6,8 @@ import time
 import pytest
 from patient import PATIENCE, PATIENT, until
 
-from natty import ConsumerNotFoundError, Natty, Pull, PullOptions, RequestTimeoutError, supply
+from natty import ConsumerNotFoundError, Natty, Pull, PullOptions, RequestTimeoutError
+from natty.pulling import supply
 from natty.testing import NatsServer, ServerOptions
 
 HEARTBEAT = 0.4  # seconds

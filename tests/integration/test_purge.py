@@ -9,7 +9,7 @@ from capture.errors import PurgeRefused
 from capture.purge import Margin, plan_purge, purge, take_stock
 from capture.report import check
 from capture.stores import open_store
-from natty.units import parse_time
+from natty.config.units import parse_time
 
 
 class World:

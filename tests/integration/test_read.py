@@ -12,7 +12,7 @@ from capture.errors import CaptureError, ConfigError, DataLossError
 from capture.reading import seam
 from capture.stores import open_store
 from natty import StreamNotFoundError
-from natty.units import parse_time
+from natty.config.units import parse_time
 
 
 @pytest.fixture

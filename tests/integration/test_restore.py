@@ -32,8 +32,8 @@ from capture.errors import ConfigError, RestoreError, RestoreRefused
 from capture.restoring.archive import COLUMNS, ArchiveWriter
 from capture.restoring.uptake import stream_there, upload
 from natty import Natty
+from natty.config.units import parse_time, show_time
 from natty.testing import NatsServer
-from natty.units import parse_time, show_time
 
 
 @pytest.fixture(scope="module")

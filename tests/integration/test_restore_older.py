@@ -21,9 +21,9 @@ from capture.permissions import Role, permissions
 from capture.restoring import replay as replay_module
 from capture.restoring.replay import Pace, replay, told
 from natty import Natty, PublishError, WrongLastSequenceError
-from natty.message import parse_headers
+from natty.config.units import parse_time
 from natty.testing import NatsServer, ServerOptions
-from natty.units import parse_time
+from natty.wire.message import parse_headers
 
 ROLLUP = b"NATS/1.0\r\nNats-Rollup: all\r\nColour: red\r\nColour: \r\nNats-TTL: 1h\r\n\r\n"
 

@@ -13,7 +13,7 @@ from stores import SECRET, seaweedfs  # noqa: F401
 
 from capture.spark import SparkDriver, SparkOptions
 from capture.stores import FileStore, open_store
-from natty.leader.guard import members
+from natty.elections.guard import members
 from natty.testing import DevCA
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]

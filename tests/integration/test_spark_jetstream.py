@@ -15,7 +15,7 @@ from patient import FILLING, PATIENCE, until
 from spark_blocks import QUICK
 
 from natty import Natty
-from natty.leader.guard import kill, members
+from natty.elections.guard import kill, members
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 

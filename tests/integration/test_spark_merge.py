@@ -22,7 +22,7 @@ from capture.stores import FileStore
 from capture.testing import ArrowEngine
 from capture.writers import read_object
 from capture.writers.evolution import write_columns
-from natty.leader.guard import members
+from natty.elections.guard import members
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 

@@ -19,7 +19,7 @@ from spark_blocks import QUICK, group, parquet_block, row
 from capture.errors import SparkError
 from capture.spark import SparkDriver, SparkOptions, class_data, scratch
 from capture.spark.java import choose
-from natty.leader.guard import kill, members
+from natty.elections.guard import kill, members
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 

@@ -19,8 +19,8 @@ from capture.errors import CaptureError
 from capture.head import SWEEP
 from capture.serve import metrics
 from capture.state import BUCKET, Board, StreamState
-from natty.leader import BUCKET as ELECTIONS
-from natty.leader import Lease
+from natty.elections import BUCKET as ELECTIONS
+from natty.elections import Lease
 
 
 @pytest.fixture

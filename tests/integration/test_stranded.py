@@ -14,11 +14,11 @@ from natty import AuthorizationError, DeadLetterOptions, DeadLetters, LetterFilt
 from natty.cli import doctor
 from natty.cli.checks import Status
 from natty.cli.server_checks import check_stranded
-from natty.deadletter.letter import Original
-from natty.stream import PurgeRefused
-from natty.stream import stranded as module
-from natty.stream.listing import Listing, all_consumers, all_streams
-from natty.stream.stranded import QueueMender, stranded
+from natty.consuming.dead_letters.letter import Original
+from natty.streams import PurgeRefused
+from natty.streams import stranded as module
+from natty.streams.listing import Listing, all_consumers, all_streams
+from natty.streams.stranded import QueueMender, stranded
 
 
 async def test_a_service_handles_what_the_server_forgot_of_a_work_queue(natty, natty_name, monkeypatch, caplog):

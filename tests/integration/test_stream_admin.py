@@ -6,8 +6,8 @@ import pytest
 
 from natty import NattyError
 from natty.errors import ConfigError, JetStreamError, StreamNotFoundError
-from natty.stream import MessageNotFoundError
-from natty.stream.ensure import change_document
+from natty.streams import MessageNotFoundError
+from natty.streams.ensure import change_document
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from patient import PATIENCE
 
 from natty import ConsumerExistsError, StreamExistsError, StreamNotFoundError, UnsupportedError
 from natty.errors import JetStreamError, WrongLastSequenceError
-from natty.stream import BadNameError, stream_state
+from natty.streams import BadNameError, stream_state
 
 
 @pytest.fixture

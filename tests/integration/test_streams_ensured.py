@@ -15,9 +15,9 @@ from natty import (
     UnsupportedError,
 )
 from natty.errors import StreamNotFoundError
-from natty.stream import Risk, plan_consumer, plan_stream
-from natty.stream import ensure as module
-from natty.stream.listing import all_consumers, all_streams
+from natty.streams import Risk, plan_consumer, plan_stream
+from natty.streams import ensure as module
+from natty.streams.listing import all_consumers, all_streams
 from natty.testing import NatsServer
 
 

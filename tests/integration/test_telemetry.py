@@ -10,8 +10,9 @@ from electing import LONG, vacated
 from patient import NEVER, PATIENCE, PATIENT
 from prometheus_client.parser import text_string_to_metric_families
 
-from natty import ConfigError, Natty, httpd, telemetry
-from natty.httpd import Answer, serving
+from natty import ConfigError, Natty
+from natty.metrics import http, telemetry
+from natty.metrics.http import Answer, serving
 
 QUICK = {"heartbeat": 0.4, "expires": 1.0}  # seconds: a stall shows after two heartbeats
 ANY = "127.0.0.1:0"
@@ -67,7 +68,7 @@ async def until(condition):
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     """Clients that come late are no slow clients, unless a test says so."""
-    monkeypatch.setattr(httpd, "TIMEOUT", NEVER)
+    monkeypatch.setattr(http, "TIMEOUT", NEVER)
 
 
 @pytest.fixture
@@ -128,12 +129,12 @@ async def test_a_client_that_sends_half_a_request_is_answered_when_it_ends(port)
 
 
 async def test_a_slow_client_is_not_waited_for(port, monkeypatch):
-    monkeypatch.setattr(httpd, "TIMEOUT", 0.1)
+    monkeypatch.setattr(http, "TIMEOUT", 0.1)
     assert (await talk(port, b"GET /page HTTP/1.1\r\nHost: he"))[0] == 408
 
 
 async def test_a_client_that_never_reads_is_cut_off(monkeypatch):
-    monkeypatch.setattr(httpd, "TIMEOUT", 0.2)
+    monkeypatch.setattr(http, "TIMEOUT", 0.2)
     async with serving(ANY, {"/large": lambda: Answer(bytes(LARGE))}) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
         writer.write(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 from patient import PATIENCE, PATIENT, until
 
-from natty import Natty, PublishError, WrongLastSequenceError, telemetry
+from natty import Natty, PublishError, WrongLastSequenceError
+from natty.metrics import telemetry
 
 
 @pytest.fixture

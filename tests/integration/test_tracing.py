@@ -13,8 +13,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from patient import NEVER, PATIENCE
 
-from natty import AtomicMessage, PublishError, tracing
+from natty import AtomicMessage, PublishError
 from natty.cli.run import LogFormat, configure_logging
+from natty.wire import tracing
 
 OWN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

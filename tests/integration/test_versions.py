@@ -22,10 +22,10 @@ from natty import ConsumerNotFoundError, Natty, UnsupportedError
 from natty.cli.server_checks import check_faults
 from natty.groups import PartitioningFilter
 from natty.groups import forgotten as members_forgotten
-from natty.servers import FAULTS, NEEDS, text_of
-from natty.stream.mirror import Origin, create_sourced
-from natty.stream.stranded import stranded
+from natty.streams.mirror import Origin, create_sourced
+from natty.streams.stranded import stranded
 from natty.testing import NatsServer, find_server, server_version
+from natty.wire.servers import FAULTS, NEEDS, text_of
 
 pytestmark = [pytest.mark.versions, pytest.mark.long]
 

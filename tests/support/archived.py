@@ -26,7 +26,7 @@ from capture.sweep import sweep
 from capture.table import Table
 from capture.testing import ArrowEngine, HeadState, MemoryHead
 from capture.writers import writer
-from natty.stream.listing import Listing
+from natty.streams.listing import Listing
 
 ARCHIVE, STREAM, CREATED = "orders", "ORDERS", "2026-11-21T03:00:00.123456789Z"
 NOW, GRACE = 1_795_230_000.0, 900.0

@@ -15,7 +15,7 @@ from stores_faults import HANG, LIE, LOSE_ANSWER, Say
 
 from capture.head import SWEEP
 from natty import JetStreamError, NattyError, NotConnectedError, PublishError, RequestTimeoutError
-from natty.units import parse_time
+from natty.config.units import parse_time
 
 KILLS = {"folder": {"kill": 8, "kill_sweep": 2}, "s3": {"kill": 5, "kill_put": 3, "kill_sweep": 2}}
 OTHERS = {"stop": 4, "term": 3, "cut": 2, "half_open": 2, "mute": 2, "server": 2, "fail": 2, "full": 2}

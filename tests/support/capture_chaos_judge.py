@@ -15,8 +15,8 @@ from capture.stores import open_store
 from capture.sweep import read_entries
 from capture.verify import UNDECODABLE_KEY
 from capture.writers.choose import read_object
-from natty.message import Batch, parse_headers
-from natty.ordered import CaughtUp, Ordered
+from natty.pulling.ordered import CaughtUp, Ordered
+from natty.wire.message import Batch, parse_headers
 
 ONLY_NOW = "Nats-Expected-Stream"  # a publisher's condition; the server keeps it in the message
 SHOWN = 5  # wrongs of a kind

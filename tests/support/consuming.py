@@ -6,7 +6,7 @@ import secrets
 from patient import NEVER, PATIENCE
 
 from natty import ConsumerNotFoundError
-from natty.observed import PULL
+from natty.wire.counters import PULL
 
 ACK_WAIT = 0.5  # seconds: what is not kept alive comes again while a test looks on
 HANDED_BACK = {"ack_wait": NEVER}  # settings of a consumer: what comes again was handed back and did not run out

@@ -3,8 +3,8 @@
 import math
 
 from natty import Election, Term
-from natty.leader.candidacy import Candidacy
-from natty.leader.tenure import Tenure
+from natty.elections.candidacy import Candidacy
+from natty.elections.tenure import Tenure
 
 
 def believing(term: Term) -> Term:

@@ -8,10 +8,10 @@ from patient import until
 
 from capture.head import COMPACTION, SWEEP
 from natty import BucketNotFoundError, LeadershipLost
-from natty.leader import BUCKET, clock
-from natty.leader.bucket import make_bucket
-from natty.leader.options import ElectionOptions
-from natty.leader.record import Lease
+from natty.elections import BUCKET, clock
+from natty.elections.bucket import make_bucket
+from natty.elections.options import ElectionOptions
+from natty.elections.record import Lease
 
 LONG = 600.0  # seconds: a lease that no stall ends, and for whose end nobody in a test can have waited
 

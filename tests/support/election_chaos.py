@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from natty import Natty, NattyError
-from natty.leader import clock
-from natty.leader.record import observed
-from natty.message import parse_headers
+from natty.elections import clock
+from natty.elections.record import observed
 from natty.testing import NatsCluster, NatsServer, Proxy
+from natty.wire.message import parse_headers
 
 NODE = Path(__file__).with_name("election_node.py")
 ROOT = NODE.parents[2]

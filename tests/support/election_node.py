@@ -19,7 +19,7 @@ import sys
 import time
 
 from natty import KeyExistsError, KeyNotFoundError, LeadershipLost, Natty, NattyError
-from natty.leader import clock
+from natty.elections import clock
 
 STEP = 0.02  # seconds between two effects
 HANG = 1.0  # seconds

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from natty.leader.actions import Write
-from natty.leader.record import ABSENT, Sight
+from natty.elections.actions import Write
+from natty.elections.record import ABSENT, Sight
 
 if TYPE_CHECKING:
     from election_world import World

@@ -2,10 +2,10 @@
 
 import random
 
-from natty.leader.actions import Read, Write
-from natty.leader.machine import Candidate
-from natty.leader.options import Rules
-from natty.leader.record import Lease, Sight
+from natty.elections.actions import Read, Write
+from natty.elections.machine import Candidate
+from natty.elections.options import Rules
+from natty.elections.record import Lease, Sight
 
 HELD = {"id": "n", "inc": "i", "term": 7, "state": "held", "L": 2.0, "nonce": "i-1"}
 

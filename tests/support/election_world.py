@@ -13,10 +13,10 @@ from random import Random
 
 from election_stream import LEASE, ROUGH, Stream, Weather
 
-from natty.leader.actions import HOLDING, Elected, Left, Lost, Mark, Phase, Read, Stop, WentBack, Write
-from natty.leader.machine import Candidate
-from natty.leader.options import PULSE, Rules
-from natty.leader.record import Lease, Sight
+from natty.elections.actions import HOLDING, Elected, Left, Lost, Mark, Phase, Read, Stop, WentBack, Write
+from natty.elections.machine import Candidate
+from natty.elections.options import PULSE, Rules
+from natty.elections.record import Lease, Sight
 
 EPOCH_2026 = 1_767_225_600.0
 

@@ -2,8 +2,8 @@
 
 import json
 
-from natty.message import encode_headers, parse_headers
-from natty.pin import PIN_HEADER
+from natty.pulling.pin import PIN_HEADER
+from natty.wire.message import encode_headers, parse_headers
 
 STATIC, ELASTIC = "static-consumer-groups", "elastic-consumer-groups"
 SECOND = 1_000_000_000

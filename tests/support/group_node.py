@@ -18,7 +18,7 @@ import sys
 import time
 
 from natty import Natty, NattyError
-from natty.shutdown import stopped_by_signals
+from natty.consuming.shutdown import stopped_by_signals
 
 BEAT = 0.05  # seconds
 CONFIRM = 0.05  # seconds between two looks whether the server has our acks

@@ -19,7 +19,7 @@ from capture.stores import open_store
 from capture.sweep import read_entries
 from capture.writers import writer
 from capture.writers.choose import read_object
-from natty.units import parse_time
+from natty.config.units import parse_time
 
 LONG, SHORT = 120.0, 1.0  # seconds of `ack_wait`: while something must not come again, and when it may
 COUNT = 20

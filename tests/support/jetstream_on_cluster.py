@@ -12,7 +12,7 @@ import spark_jetstream
 from patient import FILLING
 
 from natty import Natty
-from natty.leader.guard import kill
+from natty.elections.guard import kill
 
 MESSAGES = 2000
 

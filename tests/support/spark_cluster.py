@@ -16,7 +16,7 @@ from spark_sealed import HOST, sealed
 from capture.spark.gateway import module_options
 from capture.spark.java import choose
 from capture.spark.properties import as_properties
-from natty.leader.guard import kill, members
+from natty.elections.guard import kill, members
 from natty.testing import DevCA, free_ports
 from natty.testing.process import spawn
 

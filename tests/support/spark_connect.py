@@ -23,7 +23,7 @@ from spark_sealed import HOST
 from capture.spark.gateway import module_options
 from capture.spark.java import choose
 from capture.spark.properties import as_properties
-from natty.leader.guard import kill
+from natty.elections.guard import kill
 from natty.testing import free_ports
 from natty.testing.process import spawn
 

@@ -16,8 +16,8 @@ from template_streams import drained
 from capture import read
 from natty import WrongLastSequenceError
 from natty.groups import PartitioningFilter
-from natty.stream import stranded as stranded_module
-from natty.stream.mirror import Origin, create_mirror, promote
+from natty.streams import stranded as stranded_module
+from natty.streams.mirror import Origin, create_mirror, promote
 
 TOKENS, BURSTS, EACH = 4, 2, 600
 

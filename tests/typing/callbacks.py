@@ -15,7 +15,7 @@ from capture.layout import Partition, resolved_by
 from capture.partitioners import grouped, per_record
 from capture.pipeline import capture
 from capture.record import Record
-from natty.message import Batch, Message
+from natty.wire.message import Batch, Message
 
 
 class Order(msgspec.Struct):

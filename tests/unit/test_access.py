@@ -5,8 +5,8 @@ import logging
 
 import pytest
 
-from natty.access import Certificate, Hosts, Tokens
 from natty.errors import ConfigError
+from natty.metrics.access import Certificate, Hosts, Tokens
 from natty.tls import DevCA
 
 TOKEN = "0123456789abcdef"

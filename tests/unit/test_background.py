@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from natty.background import AGAIN_AFTER, LONGEST_PAUSE, keep_up
+from natty.wire.background import AGAIN_AFTER, LONGEST_PAUSE, keep_up
 
 
 class World:

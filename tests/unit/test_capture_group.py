@@ -14,10 +14,10 @@ from capture import pinned
 from capture.group import Position
 from capture.grouped import by_consumer, roster_key
 from capture.pinned import PinnedReader
+from natty.elections import clock
 from natty.groups.keeping import Kept
-from natty.leader import clock
-from natty.message import Batch, RawMessage
-from natty.pin import Pin
+from natty.pulling.pin import Pin
+from natty.wire.message import Batch, RawMessage
 
 PIN = "mFhCRrmSCFbMXMkDYWtnVn"
 

@@ -29,7 +29,7 @@ from capture.sweep import sweep
 from capture.testing import ArrowEngine, HeadState, MemoryHead
 from capture.verify import read_archive
 from capture.writers import parquet, writer
-from natty.message import Batch, RawMessage, ack_tokens
+from natty.wire.message import Batch, RawMessage, ack_tokens
 
 MESSAGES = range(1, 25)
 GRACE = 900.0

@@ -3,7 +3,7 @@ import json
 import pytest
 from secret import write_secret
 
-from natty.config import Config, beside, redact, resolve
+from natty.config.settings import Config, beside, redact, resolve
 from natty.errors import ConfigError
 
 

@@ -3,7 +3,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from natty.errors import BadSubjectError, ConfigError
-from natty.stream.consumer import check_consumer, linear_backoff, on_wire, priority, start_at, time_of
+from natty.streams.consumer import check_consumer, linear_backoff, on_wire, priority, start_at, time_of
 
 NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 STREAM = {"name": "ORDERS", "subjects": ["orders.*", "returns.>"]}

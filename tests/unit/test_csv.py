@@ -14,7 +14,7 @@ from capture.record import Records
 from capture.writers import writer
 from capture.writers.csv import ENVELOPE, FLATTEN, MOST_COLUMNS, CsvWriter
 from capture.writers.layers import BlockWriter
-from natty.message import Batch, Message
+from natty.wire.message import Batch, Message
 
 
 def test_csv_has_a_header_and_a_column_a_field() -> None:

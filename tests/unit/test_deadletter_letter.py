@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from natty.deadletter.box import headers_again
-from natty.deadletter.letter import (
+from natty.config.units import parse_time
+from natty.consuming.dead_letters.box import headers_again
+from natty.consuming.dead_letters.letter import (
     MAX_HEADER_BYTES,
     BadLetterError,
     LetterFilter,
@@ -21,9 +22,8 @@ from natty.deadletter.letter import (
     subject_of,
 )
 from natty.jetstream import StoredMessage
-from natty.message import encode_headers, parse_headers
-from natty.stream import BadNameError
-from natty.units import parse_time
+from natty.streams import BadNameError
+from natty.wire.message import encode_headers, parse_headers
 
 PREFIX = prefix_of("DEAD_LETTERS")
 ORDER = Original(

@@ -1,7 +1,14 @@
 import msgspec
 import pytest
 
-from natty.deadletter.watch import RETRY_DELAY_MAX, Advisory, BadAdvisoryError, delay_of, durable_of, read_advisory
+from natty.consuming.dead_letters.watch import (
+    RETRY_DELAY_MAX,
+    Advisory,
+    BadAdvisoryError,
+    delay_of,
+    durable_of,
+    read_advisory,
+)
 from natty.jetstream import StoredMessage
 
 GAVE_UP = b"""{"type":"io.nats.jetstream.advisory.v1.max_deliver","id":"LhQvGeG2lLVLQehfpOhZPu",

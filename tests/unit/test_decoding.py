@@ -9,14 +9,14 @@ from capture.asked import read_record
 from capture.errors import ManifestError
 from capture.identity import Archive, read_claim
 from capture.stores import MemoryStore
-from natty.at_once import answers
-from natty.contexts import read_context
+from natty.config.contexts import read_context
 from natty.decoding import MOST_FAULTS, Faults, decode
 from natty.errors import BadRecordError, ConfigError, PublishError
 from natty.jetstream import read_ack
-from natty.parser import ProtocolError
-from natty.sinklink import decode_info
-from natty.stream.document import load_document
+from natty.streams.concurrency import answers
+from natty.streams.document import load_document
+from natty.wire.parser import ProtocolError
+from natty.wire.session import decode_info
 
 BYTES = {
     "nothing": b"",

@@ -3,10 +3,10 @@
 import pytest
 from election_walk import Walk, due, lease
 
-from natty.leader.actions import Elected, Left, Lost, Mark, Phase, Read, Write
-from natty.leader.machine import FORBIDDEN_PAUSE
-from natty.leader.options import silence
-from natty.leader.record import ABSENT, Sight
+from natty.elections.actions import Elected, Left, Lost, Mark, Phase, Read, Write
+from natty.elections.machine import FORBIDDEN_PAUSE
+from natty.elections.options import silence
+from natty.elections.record import ABSENT, Sight
 
 FORGED = [
     Sight(10**15, "held", lease(inc="stranger", L=1e12)),

@@ -9,10 +9,10 @@ from election_world import Node, World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from natty.leader.actions import Phase, Write
-from natty.leader.machine import Candidate
-from natty.leader.options import Rules, silence
-from natty.leader.record import Sight
+from natty.elections.actions import Phase, Write
+from natty.elections.machine import Candidate
+from natty.elections.options import Rules, silence
+from natty.elections.record import Sight
 
 SEEDS = int(os.environ.get("ELECTION_SEEDS", "1000"))
 CHUNK = SEEDS // 10
@@ -205,7 +205,7 @@ def test_waiting_for_a_lease_is_not_enough_where_nothing_is_there():
 
 
 def test_giving_up_a_write_that_lands_yet_breaks_no_property(monkeypatch):
-    monkeypatch.setattr("natty.leader.machine.FORBIDDEN_PAUSE", LEASE / 2)
+    monkeypatch.setattr("natty.elections.machine.FORBIDDEN_PAUSE", LEASE / 2)
     assert list(wrongs_of(most=CHUNK, candidate=ToldItMayNot)) == []
 
 

@@ -9,12 +9,12 @@ from election_walk import HELD, Walk, due, lease
 from hypothesis import given
 from hypothesis import strategies as st
 
-from natty.leader.actions import Phase, Write
-from natty.leader.driver import Driver
-from natty.leader.machine import Candidate
-from natty.leader.options import LONGEST_LEASE, ElectionOptions, silence
-from natty.leader.record import ABSENT, Sight, hinted_revision, sight_of
-from natty.message import encode_headers
+from natty.elections.actions import Phase, Write
+from natty.elections.driver import Driver
+from natty.elections.machine import Candidate
+from natty.elections.options import LONGEST_LEASE, ElectionOptions, silence
+from natty.elections.record import ABSENT, Sight, hinted_revision, sight_of
+from natty.wire.message import encode_headers
 
 DAMAGED = [
     b'{"id":"\xff"}',

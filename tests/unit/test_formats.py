@@ -43,7 +43,7 @@ from capture.verify import read_archive
 from capture.writers import read_object, reader, writer
 from capture.writers.contract import sample_blocks
 from capture.writers.envelope import SCHEMA, to_table
-from natty.message import Batch
+from natty.wire.message import Batch
 
 KEYS = Keys({"2026": bytes(range(32))})
 CHOICES = [

@@ -5,13 +5,13 @@ import asyncio
 import pytest
 from patient import PATIENCE, until
 
-from natty.config import Config
-from natty.connection import Connection
+from natty.config.settings import Config
+from natty.consuming.receipts import Receipts
+from natty.elections import clock
 from natty.groups.stint import Stint
 from natty.groups.work import Work, WorkOptions
 from natty.jetstream import JetStream
-from natty.leader import clock
-from natty.receipts import Receipts
+from natty.wire.connection import Connection
 
 REPLY = b"$JS.ACK.S.m.1.7.7.1700000000000000000.0"
 

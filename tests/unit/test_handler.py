@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from natty.bodies import BodyError
-from natty.handler import HandlerTimeoutError, caller, is_async, within
-from natty.message import Batch, Message
+from natty.consuming.bodies import BodyError
+from natty.consuming.handler import HandlerTimeoutError, caller, is_async, within
+from natty.wire.message import Batch, Message
 
 if TYPE_CHECKING:
     from natty.nowhere import Unknown

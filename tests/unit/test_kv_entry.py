@@ -3,7 +3,7 @@ import pytest
 from natty.jetstream import StoredMessage
 from natty.kv.entry import Entry, Gone, headers_to_keep, read_entry, stored_entry, ttl_header
 from natty.kv.watch import WatchOptions
-from natty.message import encode_headers
+from natty.wire.message import encode_headers
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from natty.lanes import Lanes, Turn, key_by
-from natty.message import Message
+from natty.consuming.lanes import Lanes, Turn, key_by
+from natty.wire.message import Message
 
 
 def message(number=0, subject=b"orders.eu", headers=b""):

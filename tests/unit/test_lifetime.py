@@ -2,7 +2,7 @@
 
 import asyncio
 
-from natty.lifetime import Lifetime, Running
+from natty.wire.lifetime import Lifetime, Running
 
 
 async def test_what_has_ended_is_not_known_any_more_and_may_end_again():

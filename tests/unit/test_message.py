@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from natty.errors import BadSubjectError
-from natty.message import (
+from natty.wire.message import (
     Acks,
     Batch,
     Message,

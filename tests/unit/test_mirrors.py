@@ -3,7 +3,7 @@
 import pytest
 
 from natty import NattyError
-from natty.stream.mirror import Copying, Origin, PromotionRefused, copying, refuse_promotion
+from natty.streams.mirror import Copying, Origin, PromotionRefused, copying, refuse_promotion
 
 
 def told(**mirror):

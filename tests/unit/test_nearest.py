@@ -1,4 +1,4 @@
-from natty.stream.nearest import missing_sentence, nearest
+from natty.streams.nearest import missing_sentence, nearest
 
 
 def test_the_nearest_names_come_first_whatever_their_case():

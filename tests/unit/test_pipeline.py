@@ -19,7 +19,7 @@ from capture.partitioners import grouped, partitioner
 from capture.pipeline import capture
 from capture.stores.memory import MemoryStore
 from capture.writers import parquet
-from natty.message import Batch, RawMessage, ack_tokens
+from natty.wire.message import Batch, RawMessage, ack_tokens
 
 EVERYTHING = range(1, 25)
 LIMITS = Limits(max_messages=3, max_pending=100)

@@ -1,7 +1,7 @@
 import pytest
 
-from natty.message import encode_headers, parse_headers
-from natty.outgoing import expecting, publish_headers
+from natty.wire.headers import expecting, publish_headers
+from natty.wire.message import encode_headers, parse_headers
 
 
 def test_an_expected_stream_is_added_to_a_header_block_once():

@@ -4,7 +4,7 @@ import contextlib
 import pytest
 
 from natty import PublishError
-from natty.outbox import OutboxOptions, PublishErrors, _Routes, _Sender
+from natty.publishing.outbox import OutboxOptions, PublishErrors, _Routes, _Sender
 
 
 def sender(name):

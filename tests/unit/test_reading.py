@@ -20,7 +20,7 @@ from capture.reading.shares import Selection, held, shares, widest
 from capture.sequences import Sequences
 from capture.stores import MemoryStore
 from capture.writers import writer
-from natty.units import parse_time
+from natty.config.units import parse_time
 
 KEYS = Keys({"k": bytes(32)})
 FORMATS = {

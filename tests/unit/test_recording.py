@@ -22,7 +22,7 @@ from capture.recording import (
     updated,
 )
 from capture.sequences import Sequences
-from natty.stream.listing import Listing
+from natty.streams.listing import Listing
 
 STATE = {"messages": 3, "first_seq": 1, "last_seq": 5, "num_deleted": 2, "of_a_newer_server": [1]}
 EMPTY = StreamRecord(created=CREATED)

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from natty.refusals import COUNTED_FOR, LASTS, Refusals
+from natty.wire.refusals import COUNTED_FOR, LASTS, Refusals
 
 ACK = 'Permissions Violation for Publish to "$JS.ACK.ORDERS.capture.1.{0}.{0}.1795386947164339497.{1}"'
 ACKS = 'Permissions Violation for Publish to "$JS.ACK.ORDERS.capture.>"'

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from natty.repeated import Repeated
+from natty.wire.repeated import Repeated
 
 
 class Clock:

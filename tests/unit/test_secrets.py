@@ -18,15 +18,15 @@ from capture.signing import PublicKeys, SigningKeys
 from capture.spark.properties import read_properties
 from capture.stores import check_store, open_store
 from capture.stores.file import FileStore
-from natty import private
 from natty.cli import app as natty_app
-from natty.config import Config
+from natty.config import secret_files
+from natty.config.secret_files import exposure
+from natty.config.settings import Config
 from natty.errors import ConfigError as NattyConfigError
 from natty.errors import TLSError
-from natty.private import exposure
-from natty.sinklink import _check_login
 from natty.testing import DevCA
 from natty.tls import client_context
+from natty.wire.session import _check_login
 
 KEY = f"k:{'A' * 43}="
 ROOT = os.getuid() == 0  # as whom this runs, and whose the files are
@@ -124,7 +124,7 @@ def test_a_folder_that_only_has_such_a_name_is_no_volume(tmp_path, name):
 def test_a_mounted_secret_is_the_file_that_is_meant_not_a_path_that_begins_so(tmp_path, monkeypatch):
     mounted = tmp_path / "run" / "secrets"
     mounted.mkdir(parents=True)
-    monkeypatch.setattr(private, "ORCHESTRATOR", mounted)
+    monkeypatch.setattr(secret_files, "ORCHESTRATOR", mounted)
     for path in (mounted / "key", mounted.parent / "key"):
         write_secret(path, KEY).chmod(0o644)
     (mounted.parent / "link").symlink_to(mounted / "key")

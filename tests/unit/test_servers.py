@@ -7,13 +7,13 @@ import pytest
 
 from natty.cli import server_checks
 from natty.cli.checks import Status
-from natty.leader.record import observed
-from natty.servers import FAULTS, NEEDS, faults_of, text_of
-from natty.stream.admin import purge_hazard, purge_hazards
-from natty.stream.listing import Listing
-from natty.stream.origins import takes_part_of_queue
+from natty.elections.record import observed
+from natty.streams.admin import purge_hazard, purge_hazards
+from natty.streams.listing import Listing
+from natty.streams.origins import takes_part_of_queue
 from natty.testing import ServerOptions
 from natty.testing.options import render
+from natty.wire.servers import FAULTS, NEEDS, faults_of, text_of
 
 ROOT = Path(__file__).parents[2]
 OLDEST = min(need.minimum for need in NEEDS.values())
@@ -79,9 +79,9 @@ def test_no_minimum_version_has_a_fault_that_breaks_its_feature():
 def test_the_code_names_minimum_versions_in_one_place():
     version = re.compile(r"server_version\s*[<>]=?|\(2, ?1\d[,)]")
     files = [path for package in ("natty", "capture") for path in (ROOT / package).rglob("*.py")]
-    own = {ROOT / "natty/servers.py", ROOT / "natty/jetstream.py"}
+    own = {ROOT / "natty/wire/servers.py", ROOT / "natty/jetstream.py"}
     data = {ROOT / "capture/restoring/plan.py", ROOT / "capture/restoring/replay.py"}  # what a restore can keep
-    data |= {ROOT / "natty/connection.py"}  # a docstring
+    data |= {ROOT / "natty/wire/connection.py"}  # a docstring
     assert [path.name for path in files if path not in own | data and version.search(path.read_text())] == []
 
 

@@ -4,11 +4,11 @@ import ssl
 import pytest
 from nats.aio.client import Client
 
-from natty import sinklink
-from natty.config import Config
+from natty.config.settings import Config
 from natty.errors import AuthorizationError, SessionEndedError, TLSError
-from natty.parser import ProtocolError
-from natty.sinklink import SinkLink, decode_info, sink_path_fault, stock_options
+from natty.wire import session
+from natty.wire.parser import ProtocolError
+from natty.wire.session import SinkLink, decode_info, sink_path_fault, stock_options
 
 
 async def test_the_sink_path_agrees_with_the_installed_nats_py():
@@ -27,18 +27,18 @@ async def test_a_client_of_which_an_attribute_has_another_name_is_not_trusted(na
             super().__init__()
             delattr(self, name)
 
-    monkeypatch.setattr("natty.sinklink.Client", Renamed)
+    monkeypatch.setattr("natty.wire.session.Client", Renamed)
     assert await sink_path_fault() == f"nats-py's Renamed has no {name} any more"
 
 
 async def test_a_stock_parser_that_reads_other_messages_is_noticed(monkeypatch):
-    class Other(sinklink.StockParser):
+    class Other(session.StockParser):
         async def parse(self, data=b""):
             await super().parse(data.replace(b"hello", b"HELLO"))
 
-    monkeypatch.setattr(sinklink, "StockParser", Other)
+    monkeypatch.setattr(session, "StockParser", Other)
     same_count = b"MSG a 1 5\r\nhello\r\n" * 5
-    monkeypatch.setattr(sinklink, "_SELF_TEST", same_count)
+    monkeypatch.setattr(session, "_SELF_TEST", same_count)
     assert "different messages" in await sink_path_fault()
 
 
@@ -46,7 +46,7 @@ async def test_a_stock_parser_that_fails_is_noticed(monkeypatch):
     def fails(recorder):
         raise TypeError("Parser() takes no arguments")
 
-    monkeypatch.setattr(sinklink, "StockParser", fails)
+    monkeypatch.setattr(session, "StockParser", fails)
     assert "the self-test failed: TypeError" in await sink_path_fault()
 
 

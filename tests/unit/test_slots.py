@@ -16,7 +16,7 @@ from capture.pipeline import capture
 from capture.record import Records
 from capture.slots import WRITING, Slots
 from capture.spill import Spill
-from natty.message import Batch, RawMessage
+from natty.wire.message import Batch, RawMessage
 
 MiB = 1 << 20
 

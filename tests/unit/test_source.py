@@ -13,7 +13,7 @@ from capture import source as source_module
 from capture.errors import NotAlone
 from capture.floor import DeliveryGap, Floor
 from capture.source import Source, Unsettled
-from natty.message import Batch
+from natty.wire.message import Batch
 
 
 def test_a_message_is_told_of_from_its_second_beat_on_until_it_is_settled() -> None:

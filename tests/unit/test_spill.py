@@ -19,7 +19,7 @@ from capture.errors import SpillError
 from capture.record import Records
 from capture.spill import Spill
 from capture.writers import writer
-from natty.message import Batch
+from natty.wire.message import Batch
 
 ROOT = Path(__file__).parents[2]
 SIZE = 100  # bytes of a payload

@@ -1,4 +1,4 @@
-from natty.stream.report import Order, leaders_of, replications_of, rows_of, total
+from natty.streams.report import Order, leaders_of, replications_of, rows_of, total
 
 
 def info(name, *, size=0, messages=0, consumers=0, storage="file", cluster=None, **more):

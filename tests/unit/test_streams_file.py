@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from natty.errors import ConfigError
-from natty.stream import load_streams
-from natty.stream.file import _ConsumerSettings, _StreamSettings
-from natty.stream.plan import CONSUMER, STREAM
+from natty.streams import load_streams
+from natty.streams.file import _ConsumerSettings, _StreamSettings
+from natty.streams.plan import CONSUMER, STREAM
 
 DOCS = (Path(__file__).parents[2] / "docs" / "streams.md").read_text()
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from natty.stream.plan import CONSUMER, STREAM, Plan, Risk, plan
+from natty.streams.plan import CONSUMER, STREAM, Plan, Risk, plan
 
 S, D, F = Risk.SAFE, Risk.DESTRUCTIVE, Risk.FIXED
 DOCS = (Path(__file__).parents[2] / "docs" / "streams.md").read_text()

@@ -7,8 +7,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from natty import ConfigError, Natty
-from natty.observed import HANDLER, PUBLISHER, Observed
-from natty.telemetry import collector, not_ready, pages
+from natty.metrics.telemetry import collector, not_ready, pages
+from natty.wire.counters import HANDLER, PUBLISHER, Observed
 
 
 class Counting:
@@ -139,6 +139,6 @@ def test_without_prometheus_client_readiness_works():
 
 
 def test_importing_it_does_not_import_prometheus_client_or_opentelemetry():
-    code = "import sys, natty.telemetry; print(*sys.modules)"
+    code = "import sys, natty.metrics.telemetry; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"prometheus_client", "opentelemetry"} & set(loaded)

@@ -32,7 +32,7 @@ from capture.writers.evolution import conformed, unified
 from capture.writers.parquet import ParquetWriter
 from capture.writers.shape import CONFLICTS, schema_of
 from capture.writers.typed import WHOLE, typed_columns
-from natty.message import Batch, Message
+from natty.wire.message import Batch, Message
 
 FLIGHT = pa.schema([("origin", pa.string()), ("delay", pa.int64()), ("time", pa.timestamp("us", "UTC"))])
 

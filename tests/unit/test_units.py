@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 import capture
 import natty
 from natty import ConfigError, ConsumeOptions, ElectionOptions, PublisherOptions
-from natty.config import resolve
-from natty.groups import JoinOptions
-from natty.outgoing import publish_headers
-from natty.units import (
+from natty.config.settings import resolve
+from natty.config.units import (
     nanoseconds_of,
     parse_duration,
     parse_size,
@@ -24,6 +22,8 @@ from natty.units import (
     show_size,
     show_time,
 )
+from natty.groups import JoinOptions
+from natty.wire.headers import publish_headers
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_time_without_a_zone_is_read_in_the_one_that_is_given():
 def test_one_function_reads_times_since_those_of_datetime_cut_nanoseconds():
     roots = [Path(package.__file__).parent for package in (natty, capture)]
     others = [file for root in roots for file in root.rglob("*.py") if "fromisoformat" in file.read_text()]
-    assert others == [roots[0] / "units.py"]
+    assert others == [roots[0] / "config" / "units.py"]
 
 
 @pytest.mark.parametrize(

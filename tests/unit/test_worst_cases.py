@@ -3,11 +3,11 @@
 import pytest
 
 from capture.spark.failure import sentence
-from natty.config import redact
+from natty.config.settings import redact
+from natty.config.units import parse_duration
 from natty.errors import BadGroupError
 from natty.groups.rules import check_partitioned
-from natty.httpd import Request, read_head
-from natty.units import parse_duration
+from natty.metrics.http import Request, read_head
 
 SIZE = 16 * 1024  # twice what a server takes
 TIMES = 100

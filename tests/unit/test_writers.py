@@ -21,7 +21,7 @@ from capture.writers.headers import header_columns
 from capture.writers.ndjson import NdjsonWriter
 from capture.writers.parquet import PAGE_BYTES, ParquetWriter, _page_rows
 from capture.writers.raw import RawWriter
-from natty.message import encode_headers, parse_headers
+from natty.wire.message import encode_headers, parse_headers
 
 FORMATS: dict[str, Format] = {
     one.format: one for one in (ParquetWriter(), NdjsonWriter(), RawWriter(), CsvWriter(decoder("raw")))

@@ -9,7 +9,7 @@ import pytest
 from capture.block import SealedBlock
 from capture.record import Records
 from capture.writers import writer
-from natty.message import Batch
+from natty.wire.message import Batch
 
 PAYLOAD = random.Random(1).randbytes(10_000)
 MESSAGES = 20

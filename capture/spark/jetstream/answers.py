@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from capture.record import Records
 from natty import Batch
-from natty.message import RawMessage
+from natty.wire.message import RawMessage
 
 _MARK = b"\r\nNats-Stream: "
 """Begins what the server appends to a message's own headers; the last one is the server's."""

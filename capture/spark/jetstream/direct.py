@@ -12,7 +12,7 @@ import msgspec
 from capture.errors import SparkError
 from capture.spark.jetstream.answers import Broken, Messages, is_message, of_answer
 from natty import Natty, NotConnectedError
-from natty.message import RawMessage, parse_headers, status_of
+from natty.wire.message import RawMessage, parse_headers, status_of
 
 REQUEST_MESSAGES = 8192
 REQUEST_BYTES = 8 * 1024 * 1024

@@ -9,10 +9,10 @@ from difflib import get_close_matches
 from typing import Any
 
 from capture.errors import ConfigError
-from natty.config import redact
+from natty.config.settings import redact
+from natty.config.units import parse_time, show_time
 from natty.errors import NattyError
-from natty.stream import check_name
-from natty.units import parse_time, show_time
+from natty.streams import check_name
 
 SECRET = ("password", "token", "user")
 SPARKS_OWN = ("checkpointlocation", "queryname")

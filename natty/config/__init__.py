@@ -1,0 +1,1 @@
+"""What a client is told: servers, TLS, credentials, timings; contexts of the `nats` tool."""

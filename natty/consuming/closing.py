@@ -1,0 +1,55 @@
+"""How a client is closed: what runs on it ends first, then what it publishes, then the connection."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from contextvars import Context
+
+from natty.publishing.outbox import Outbox
+from natty.wire.connection import Connection
+from natty.wire.lifetime import Lifetime
+
+logger = logging.getLogger("natty.closing")
+
+SPARE = 5.0  # seconds beyond the handlers' own that it may take to hand back the rest and to send the last acks
+
+
+async def close(connection: Connection, outbox: Outbox, *, tell: bool) -> None:
+    """Close a client, see `Natty.close`. Without `tell`, what could not be published is logged and not raised.
+
+    Within a handler, or a leader's work, it returns at once, and the client is closed when that has returned: its own
+    ack has to be sent, its lease to be released before. Cancelled, it closes at once.
+    """
+    lifetime = connection.lifetime
+    if lifetime.is_ended_by_its_own:
+        task = asyncio.create_task(_close(connection, outbox, tell=False), name="natty close", context=Context())
+        lifetime.closing.add(task)
+        task.add_done_callback(lifetime.closing.discard)
+    else:
+        await _close(connection, outbox, tell=tell)
+
+
+async def _close(connection: Connection, outbox: Outbox, *, tell: bool) -> None:
+    async with AsyncExitStack() as last:
+        last.push_async_callback(connection.close)
+        try:
+            await _stop_all(connection.lifetime)
+        except BaseException:
+            outbox.abandon()
+            raise
+        await outbox.close(tell=tell)
+
+
+async def _stop_all(lifetime: Lifetime) -> None:
+    """Stop what runs on a connection, and return when it has ended, the last acks sent, or has had its time."""
+    running = list(lifetime.running)
+    for one in running:
+        one.stop()
+    if waited_for := [one for one in running if not one.waits_for_caller]:
+        timeout = max(one.shutdown_timeout for one in waited_for) + SPARE
+        _, late = await asyncio.wait([one.over for one in waited_for], timeout=timeout)
+        if late:
+            text = "closing although %d of what runs on the client have not ended within %g s"
+            logger.warning(text, len(late), timeout)

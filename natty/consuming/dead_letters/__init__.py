@@ -1,0 +1,19 @@
+"""Dead letters: what no consumer could handle, kept in a stream of its own until somebody decides."""
+
+from natty.consuming.dead_letters.box import LetterBox, LetterNotFoundError, Retried
+from natty.consuming.dead_letters.bury import DeadLetters
+from natty.consuming.dead_letters.letter import Letter, LetterFilter
+from natty.consuming.dead_letters.streams import LETTERS, DeadLetterOptions
+from natty.consuming.dead_letters.watch import BURIED
+
+__all__ = [
+    "BURIED",
+    "LETTERS",
+    "DeadLetterOptions",
+    "DeadLetters",
+    "Letter",
+    "LetterBox",
+    "LetterFilter",
+    "LetterNotFoundError",
+    "Retried",
+]

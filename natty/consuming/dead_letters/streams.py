@@ -1,0 +1,82 @@
+"""The two streams of dead letters: the letters, and the server's advisories that nobody has looked at yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from natty.consuming.dead_letters.letter import prefix_of
+from natty.errors import JetStreamError, StreamExistsError
+from natty.jetstream import JetStream
+from natty.streams import create_replicated
+from natty.wire.subjects import covers
+
+LETTERS = "DEAD_LETTERS"
+ADVISORIES = "NATTY_ADVISORIES"
+GAVE_UP = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"
+TERMINATED = "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED"
+ADVISORIES_AGE = 30 * 24 * 3600.0  # seconds that an advisory waits for somebody to look at it
+ADVISORIES_WAITING = 100_000  # at most, of one consumer and kind: what nobody watches must not fill the disk
+SUBJECTS_OVERLAP = 10065
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadLetterOptions:
+    """Which streams hold letters and advisories; the others are what a missing one is made with."""
+
+    letters: str = LETTERS
+    advisories: str = ADVISORIES
+    replicas: int | None = None  # None: 3 on a cluster, else 1
+    max_age: float = 0.0  # seconds that a letter is kept; 0: until it is retried or purged
+    max_bytes: int = -1  # of all letters; when they are full, `bury` fails and the message stays where it is
+
+
+async def ensure_streams(jetstream: JetStream, options: DeadLetterOptions) -> None:
+    """Make the streams that are missing; one that exists and can serve stays as it is.
+
+    StreamExistsError if one can't serve, or if another stream holds its subjects.
+    """
+    replicas = {"num_replicas": options.replicas} if options.replicas else {}
+    prefix = prefix_of(options.letters)
+    letters = {
+        "subjects": [f"{prefix}.*.*.*", f"{prefix}.*.*.*.>"],
+        **replicas,
+        "max_age": options.max_age,
+        "max_bytes": options.max_bytes,
+        "discard": "new",
+    }
+    if await _ensure(jetstream, options.letters, letters) != "limits":
+        raise StreamExistsError(f"stream {options.letters} is not of the limits kind: letters would vanish when read")
+    advisories = {
+        "subjects": [f"{GAVE_UP}.*.*", f"{TERMINATED}.*.*"],
+        "retention": "workqueue",
+        **replicas,
+        "max_age": ADVISORIES_AGE,
+        "max_msgs_per_subject": ADVISORIES_WAITING,
+    }
+    await _ensure(jetstream, options.advisories, advisories)
+
+
+async def _ensure(jetstream: JetStream, name: str, settings: dict[str, Any]) -> str:
+    """Make the stream if it is missing, and see that it takes the subjects; return its kind of retention."""
+    subjects: list[str] = settings["subjects"]
+    try:
+        config = await create_replicated(jetstream, name, settings)
+    except StreamExistsError:  # with settings of its own, which are the operator's business
+        config = (await jetstream.request(f"STREAM.INFO.{name}"))["config"]
+    except JetStreamError as error:
+        if error.err_code != SUBJECTS_OVERLAP:
+            raise
+        other = await _holders(jetstream, subjects)
+        raise StreamExistsError(
+            f"stream {name} can't be made: {other} takes {' and '.join(subjects)} already, and a subject can be in one"
+            " stream only. Take them off there, or name that stream in DeadLetterOptions"
+        ) from error
+    if missing := [subject for subject in subjects if not covers(config["subjects"], subject)]:
+        raise StreamExistsError(f"stream {name} exists and does not take {' and '.join(missing)}: add that to it")
+    return str(config["retention"])
+
+
+async def _holders(jetstream: JetStream, subjects: list[str]) -> str:
+    answers = [await jetstream.request("STREAM.NAMES", {"subject": subject}) for subject in subjects]
+    return " or ".join(sorted({name for answer in answers for name in answer.get("streams") or []}))

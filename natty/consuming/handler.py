@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Executor
+from contextvars import copy_context
+from functools import partial
+from typing import Any
+
+from natty.consuming.bodies import decoder
+from natty.errors import NattyError
+from natty.wire.connection import Connection
+from natty.wire.message import Batch, Message
+
+SEND_TIMEOUT = 5.0  # seconds that a thread waits for the event loop to send what it settled
+
+Handler = Callable[..., Any]
+"""What handles messages: `async def` on the event loop, `def` in a thread.
+
+Its first parameter is the message, or its body if it is annotated with a type of body (see `bodies.decoder`); the
+message may then come second. With `batch`: a `list[Message]`, or a `Batch`.
+"""
+
+Call = Callable[[list[Message]], Awaitable[object]]
+"""A handler in the one shape that consuming knows: one message, or a batch."""
+
+
+class HandlerTimeoutError(NattyError, TimeoutError):
+    """A handler took longer than its timeout."""
+
+
+def is_async(handler: Handler) -> bool:
+    """Return whether calling it gives a coroutine."""
+    if isinstance(handler, partial):
+        return is_async(handler.func)
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
+
+
+def caller(handler: Handler, *, batch: bool, threads: Executor) -> Call:
+    """Return how to call a handler with messages. TypeError says what is wrong with its parameters.
+
+    One that is no coroutine function is called in `threads`, with the caller's context variables.
+    """
+    kinds = _kinds(handler)
+    call = handler if is_async(handler) else partial(_in_thread, threads, handler)
+    if batch:
+        return _batch_caller(call, kinds)
+    if kinds == [Message]:
+        return lambda messages: call(messages[0])
+    if kinds[1:] not in ([], [Message]) or kinds[0] is Message:
+        raise TypeError(f"{_name(handler)} takes {_list(kinds)}; what it is given is a Message, a body, or both")
+    decode = decoder(kinds[0])
+    if len(kinds) == 1:
+        return lambda messages: call(decode(messages[0].data))
+    return lambda messages: call(decode(messages[0].data), messages[0])
+
+
+def within(seconds: float, call: Call) -> Call:
+    """Return the same call, cancelled after so many seconds; it then raises HandlerTimeoutError."""
+
+    async def limited(messages: list[Message]) -> None:
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                await call(messages)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise HandlerTimeoutError(f"the handler took longer than {seconds:g} s") from error
+
+    return limited
+
+
+def _batch_caller(call: Handler, kinds: list[Any]) -> Call:
+    if kinds == [Batch]:
+        return lambda messages: call(_Lot(messages))
+    if kinds in ([Message], [list], [list[Message]]):  # no annotation reads as Message
+        return lambda messages: call(messages)
+    raise TypeError(f"a handler of batches takes a list[Message] or a Batch, not {_list(kinds)}")
+
+
+def _kinds(handler: Handler) -> list[Any]:
+    """Return the types of the parameters to be given; Message where there is no annotation."""
+    function = inspect.unwrap(handler.func if isinstance(handler, partial) else handler)
+    if not hasattr(function, "__globals__"):
+        function = getattr(function, "__func__", type(function).__call__)
+    known = {"Message": Message, "Batch": Batch} | getattr(function, "__globals__", {})
+    kinds: list[Any] = []
+    for parameter in inspect.signature(handler).parameters.values():
+        kind: Any = parameter.annotation
+        positional = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        if not positional or (kinds and parameter.default is not parameter.empty):
+            continue
+        if isinstance(kind, str):
+            try:
+                kind = eval(kind, known)
+            except NameError as error:
+                raise TypeError(f"{_name(handler)}: {error}; its annotation is not known in its module") from error
+        kinds.append(Message if kind is parameter.empty else kind)
+    if not kinds:
+        raise TypeError(f"{_name(handler)} takes no parameter: it can't be given a message")
+    return kinds
+
+
+def _name(handler: Handler) -> str:
+    return getattr(handler, "__qualname__", repr(handler))
+
+
+def _list(kinds: list[Any]) -> str:
+    return ", ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
+
+
+async def _in_thread(threads: Executor, handler: Handler, *arguments: Any) -> None:
+    run = partial(copy_context().run, handler, *arguments)
+    answer = await asyncio.get_running_loop().run_in_executor(threads, run)
+    if inspect.isawaitable(answer):  # a plain function that gives a coroutine
+        await answer
+
+
+class _Lot(Batch):
+    """A batch of which single messages may be settled: iterating gives the same ones each time."""
+
+    def __init__(self, messages: list[Message]) -> None:
+        super().__init__([message.raw for message in messages])
+        self._messages = messages
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self._messages)
+
+
+class FromThreads:
+    """What messages are settled by when their handler runs in a thread: the event loop sends for it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._loop = asyncio.get_running_loop()
+
+    def send(self, subject: bytes, data: bytes) -> None:
+        """Send from any thread; as `Connection.send`."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            asyncio.run_coroutine_threadsafe(self._send(subject, data), self._loop).result(SEND_TIMEOUT)
+        else:
+            self._connection.send(subject, data)
+
+    async def _send(self, subject: bytes, data: bytes) -> None:
+        self._connection.send(subject, data)

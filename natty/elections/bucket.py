@@ -1,0 +1,72 @@
+"""The bucket that elections stand on: made with what the guarantees need, and refused where it lacks that."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from natty.elections.options import DESCRIPTION, ElectionOptions
+from natty.elections.record import observed
+from natty.errors import BucketNotFoundError, StreamExistsError
+from natty.jetstream import JetStream
+from natty.kv.settings import bucket_settings
+from natty.streams import create_replicated, create_stream
+
+log = logging.getLogger("natty.leader")
+_told: set[tuple[tuple[str, ...], str]] = set()  # (servers, bucket): once a process, which has several connections
+
+
+async def make_bucket(jetstream: JetStream, options: ElectionOptions) -> None:
+    """Make the bucket if there is none.
+
+    Sequences start at the Unix time in milliseconds, so that a bucket made again goes on above the old one's tokens.
+    StreamExistsError with the difference if it has other settings; UnsupportedError on a server before 2.12.14, or
+    2.14.0 to 2.14.3, whose conditional publishes can't be trusted.
+    """
+    jetstream.require("leader election")
+    name, wanted = f"KV_{options.bucket}", _needed(options)
+    clustered, made = bool(jetstream.connection.server_info.get("cluster")), False
+    try:
+        await jetstream.request(f"STREAM.INFO.{name}")
+    except BucketNotFoundError:
+        new = bucket_settings(options.bucket, None) | wanted
+        new |= {"first_seq": int(time.time() * 1000), "description": options.description or DESCRIPTION}
+        with suppress(StreamExistsError):  # somebody was faster, a millisecond or so apart: what counts is compared
+            await create_replicated(jetstream, name, new)
+            made = True
+    replicas = (await create_stream(jetstream, name, wanted))["num_replicas"]
+    bucket = jetstream.connection.config.servers, options.bucket
+    if replicas < 3 and bucket not in _told:
+        _told.add(bucket)
+        level = logging.WARNING if made or clustered else logging.INFO
+        text = (
+            "the elections of bucket %s have %s: while its server is down nobody is elected, and if its disk is lost,"
+        )
+        log.log(level, text + " so are its tokens; use three", options.bucket, counted(replicas))
+
+
+def counted(replicas: int) -> str:
+    """Return "1 replica", "2 replicas"."""
+    return f"{replicas} replica{'s' * (replicas != 1)}"
+
+
+def is_election_bucket(config: Mapping[str, Any]) -> bool:
+    """Return whether a stream's configuration is that of a bucket that elections made."""
+    name = config["name"]
+    republished = (config.get("republish") or {}).get("dest")
+    return name.startswith("KV_") and republished == observed(name.removeprefix("KV_"))
+
+
+def _needed(options: ElectionOptions) -> dict[str, Any]:
+    needed = {
+        "max_age": 0.0,  # the lease's time-to-live is its own
+        "max_msgs_per_subject": 1,
+        "storage": "file",
+        "allow_msg_ttl": True,
+        "allow_atomic": True,
+        "republish": {"src": f"$KV.{options.bucket}.>", "dest": observed(options.bucket)},
+    }
+    return needed | ({"num_replicas": options.copies} if options.copies is not None else {})

@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, TypeVar, overload
+
+from natty.config.units import parse_time
+from natty.consuming.handler import is_async
+from natty.elections.bucket import make_bucket
+from natty.elections.candidacy import Candidacy, call_hook
+from natty.elections.driver import Driver
+from natty.elections.options import ElectionOptions, default_node_name
+from natty.elections.record import Lease, Subjects, sight_of
+from natty.elections.term import Term
+from natty.errors import BucketNotFoundError, LeadershipLost
+from natty.jetstream import JetStream, StoredMessage
+
+log = logging.getLogger("natty.leader")
+
+T = TypeVar("T")
+OVERRUN = 1.0  # seconds after which work that goes on is told to stop again, and reported
+
+
+class Election:
+    """One node's part in an election: `await run(work)`, or `async with election as term`."""
+
+    def __init__(self, jetstream: JetStream, options: ElectionOptions) -> None:
+        self.jetstream = jetstream
+        self.options = options
+        self.node = options.node_name or default_node_name()
+        self.subjects = Subjects(options.bucket, options.lease_key)
+        self.term: Term | None = None
+        self.losses: dict[str, int] = {}
+        self.elected = 0
+        self.driver: Driver | None = None
+        self._scope: _Scope | None = None
+
+    def __repr__(self) -> str:
+        return f"Election({self.options.name!r}, {self.node}, {self.term or 'not leading'})"
+
+    @property
+    def stream(self) -> str:
+        """The bucket's stream."""
+        return self.subjects.stream
+
+    def commit_subject(self, commit: str) -> str:
+        """Where the commits of this name stand."""
+        return self.subjects.commit(commit)
+
+    async def prepare(self) -> None:
+        """Make the bucket if there is none; raises as `make_bucket` does."""
+        await make_bucket(self.jetstream, self.options)
+
+    def is_leader(self) -> bool:
+        """Whether this node may act as the leader now: its own deadline has not passed."""
+        return self.term is not None and self.term.remaining() > 0
+
+    def step_down(self, to: str = "") -> None:
+        """Leave office and stay a candidate; others go first. Nothing happens on a node that does not lead."""
+        if self.term is not None:
+            self.term.step_down(to)
+
+    def transfer(self, to: str) -> None:
+        """Hand the office over to this node; as `step_down`."""
+        if self.term is not None:
+            self.term.transfer(to)
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """What to watch: `leading`, `token`, `elected` and `losses` (how often, and why).
+
+        Of the present candidacy `writes` stored and `failures` (tries refused or unanswered), and the worst seconds:
+        `slowest` from a write's send to its ack, `least_left` of the lease when it was renewed, `latest` that a timer
+        of the renewer came late, `longest_silence` between two sights of the lease.
+        """
+        driver = self.driver
+        return {
+            "leading": self.is_leader(),
+            "token": self.term.token if self.term is not None else 0,
+            "elected": self.elected,
+            "losses": dict(self.losses),
+            "writes": driver.writes if driver is not None else 0,
+            "failures": driver.failures if driver is not None else 0,
+            "slowest": driver.slowest if driver is not None else 0.0,
+            "least_left": driver.least_left if driver is not None else float("inf"),
+            "latest": driver.latest if driver is not None else 0.0,
+            "longest_silence": driver.longest_silence if driver is not None else 0.0,
+        }
+
+    async def last_commit(self, commit: str) -> StoredMessage | None:
+        """Return the last commit of this name: a hint, `Term.read` makes sure. BucketNotFoundError."""
+        return await self.jetstream.read(self.stream, subject=self.subjects.commit(commit))
+
+    async def leader(self) -> Lease | None:
+        """Return the lease as it was last written, if it is held: a hint for people and dashboards."""
+        try:
+            last = await self.jetstream.read(self.stream, subject=self.subjects.lease)
+        except BucketNotFoundError:  # nobody has ever been a candidate
+            return None
+        return _held(last)
+
+    async def holder(self, allowance: float = 0.0) -> Lease | None:
+        """Return the lease if it is held, and was renewed in time: a hint for people and dashboards.
+
+        It is overdue when nobody renewed it for its own length and `allowance` seconds, by the server's clock.
+        """
+        try:
+            now = parse_time((await self.jetstream.request(f"STREAM.INFO.{self.stream}"))["ts"])
+            last = await self.jetstream.read(self.stream, subject=self.subjects.lease)
+        except BucketNotFoundError:
+            return None
+        lease = _held(last)
+        if lease is None or last is None or now - parse_time(last.time) > (lease.lasts + allowance) * 1e9:
+            return None
+        return lease
+
+    @overload
+    async def run(self, work: Callable[[Term], Awaitable[T]]) -> T: ...
+
+    @overload
+    async def run(self, work: Callable[[Term], T]) -> T: ...
+
+    async def run(self, work: Callable[[Term], Any]) -> Any:
+        """Campaign, run `work(term)` while elected, campaign again when office was lost; return what `work` returns.
+
+        Work that is not a coroutine function runs in a thread, whatever kind of callable it is. It is cancelled before
+        the deadline, and joined before the lease is released. An error of the work releases the lease and is raised.
+        ConnectionClosedError: the client was closed, which cancels the work and releases the lease like any other end.
+        """
+        await self.prepare()
+        async with Candidacy(self) as candidacy:
+            while True:
+                term = await candidacy.elected()
+                try:
+                    outcome = await self._serve(candidacy, term, work)
+                finally:
+                    await candidacy.left_office()
+                if outcome is not None:
+                    return outcome[0]
+
+    async def _serve(self, candidacy: Candidacy, term: Term, work: Callable[[Term], Any]) -> tuple[Any] | None:
+        """Run the work until it ends or the term does; None if office was lost meanwhile."""
+        body = candidacy.running.around(lambda: asyncio.create_task(_called(work, term)))
+        told = asyncio.create_task(candidacy.told_to_stop.wait())
+        try:
+            await asyncio.wait([body, told], return_when=asyncio.FIRST_COMPLETED)
+            if body.done() and not body.cancelled():
+                return (body.result(),)
+        except LeadershipLost as error:
+            log.info("the work of %s noticed: %s", self.node, error)
+        finally:
+            told.cancel()
+            await _stopped(body, self._overran)
+        return None
+
+    def _overran(self) -> None:
+        log.error("the leader's work has been told to stop and goes on", extra={"action": "overrun"})
+        call_hook(self.options.on_stop_overrun)
+
+    # The block form.
+
+    async def __aenter__(self) -> Term:
+        """Campaign until elected. The block is cancelled when the term ends, and LeadershipLost raised at its end."""
+        if self._scope is not None:
+            raise RuntimeError("this election is in use: make another one for another block")
+        await self.prepare()
+        self._scope = _Scope(self)
+        try:
+            return await self._scope.enter()
+        except BaseException:
+            self._scope = None
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        scope, self._scope = self._scope, None
+        assert scope is not None
+        await scope.exit(error)
+
+
+class _Scope:
+    """`async with election`: the block's own task is cancelled, as `asyncio.timeout` does it."""
+
+    def __init__(self, election: Election) -> None:
+        self._election = election
+        self._stack = contextlib.AsyncExitStack()
+        self._cancelled = False
+
+    async def enter(self) -> Term:
+        async with contextlib.AsyncExitStack() as stack:
+            candidacy = await stack.enter_async_context(Candidacy(self._election))
+            term = await candidacy.elected()
+            stack.push_async_callback(candidacy.left_office)
+            self._stack = stack.pop_all()
+        self._term, self._candidacy = term, candidacy
+        task = asyncio.current_task()
+        assert task is not None
+        self._task, self._cancelling = task, task.cancelling()
+        candidacy.running.reader, candidacy.running.cancels = task, True
+        self._watch = asyncio.create_task(self._cancel())
+        return term
+
+    async def _cancel(self) -> None:
+        await self._candidacy.told_to_stop.wait()
+        self._cancelled = True
+        self._task.cancel()
+
+    async def exit(self, error: BaseException | None) -> None:
+        self._watch.cancel()
+        ours = self._cancelled and self._task.uncancel() <= self._cancelling
+        reason = self._candidacy.reason
+        await self._stack.aclose()
+        if ours and (error is None or isinstance(error, asyncio.CancelledError)):
+            election = self._election
+            text = f"{election.node} does not lead {election.options.name!r} any more: {reason}"
+            raise LeadershipLost(text) from error
+
+
+async def _called(work: Callable[[Term], Any], term: Term) -> Any:
+    result = work(term) if is_async(work) else await term.to_thread(work, term)  # a plain callable may block
+    return await result if inspect.isawaitable(result) else result
+
+
+async def _stopped(body: asyncio.Future[Any], overran: Callable[[], None]) -> None:
+    """Cancel the work and wait until it has stopped, however often it swallows that or we are cancelled ourselves."""
+    cancelled = False
+    while not body.done():
+        body.cancel()
+        try:
+            await asyncio.wait({body}, timeout=OVERRUN)
+        except asyncio.CancelledError:
+            cancelled = True
+            continue
+        if not body.done():
+            overran()
+    if not body.cancelled():
+        body.exception()  # seen: whoever stopped it has a reason of its own
+    if cancelled:
+        raise asyncio.CancelledError
+
+
+def _held(last: StoredMessage | None) -> Lease | None:
+    sight = None if last is None else sight_of(last.sequence, last.header_block, last.data)
+    return sight.lease if sight is not None and sight.kind == "held" else None

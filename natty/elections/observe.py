@@ -1,0 +1,168 @@
+"""Who leads: for dashboards, and for those who talk to the leader. A hint, never a base for decisions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+
+from natty.config.units import clock
+from natty.decoding import decode
+from natty.elections.driver import Call
+from natty.elections.options import LEASE_KEY, ElectionOptions, silence
+from natty.elections.record import ABSENT, Epoch, Sight, Subjects, hinted_revision, observed, sight_of
+from natty.errors import (
+    BadRecordError,
+    BucketNotFoundError,
+    ConnectionClosedError,
+    NattyError,
+    NoRespondersError,
+)
+from natty.jetstream import JetStream
+from natty.wire.message import RawMessage
+
+READ_AGAIN = 1.0  # seconds until a read that failed is tried again
+NO_NEWS = 0.1  # seconds after a read that showed nothing new
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """Who leads as far as can be seen: nobody if `node` is empty."""
+
+    node: str = ""
+    token: int = 0
+    term: int = 0
+    since: str = ""  # the server's time stamp of the term's beginning
+    lease: float = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self.node)
+
+
+async def leadership(jetstream: JetStream, subjects: Subjects) -> Leadership:
+    """Return who leads, as last written. A bucket that is missing means nobody."""
+    return await _known(jetstream, subjects, await _sight(jetstream, subjects))
+
+
+async def _sight(jetstream: JetStream, subjects: Subjects) -> Sight:
+    try:
+        last = await jetstream.read(subjects.stream, subject=subjects.lease)
+    except BucketNotFoundError:
+        return ABSENT
+    return ABSENT if last is None else sight_of(last.sequence, last.header_block, last.data)
+
+
+async def _known(jetstream: JetStream, subjects: Subjects, sight: Sight) -> Leadership:
+    if sight.lease is None or sight.kind != "held":
+        return Leadership()
+    stored = await jetstream.read(subjects.stream, subject=subjects.epoch)
+    lease = sight.lease
+    nobody_yet = Leadership(lease.id, 0, lease.term, "", lease.lasts)
+    try:
+        epoch: Epoch | None = None if stored is None else decode(stored.data, Epoch)
+    except BadRecordError:  # the term has no token that could be told
+        return nobody_yet
+    if stored is None or epoch is None or (epoch.inc, epoch.term) != (lease.inc, lease.term):
+        return nobody_yet
+    return Leadership(lease.id, stored.sequence, lease.term, stored.time, lease.lasts)
+
+
+async def observe(jetstream: JetStream, options: ElectionOptions) -> AsyncGenerator[Leadership, None]:
+    """Yield who leads, now and whenever that changes. Nobody, too, after a lease of silence.
+
+    What is republished only says when to look: all that is yielded was read from the bucket. Ends when the
+    client is closed. NotConnectedError for a client that was not opened, or was closed before.
+    """
+    if not jetstream.connection.supervised:
+        raise jetstream.connection.no_session()
+    subjects, news = Subjects(options.bucket, options.lease_key), asyncio.Event()
+    seen: Sight | None = None
+    seen_at, now = clock(), Leadership()
+
+    def heard(messages: list[RawMessage]) -> None:
+        if max(map(hinted_revision, messages)) > (seen.revision if seen is not None else 0):
+            news.set()
+
+    def fenced(messages: list[RawMessage]) -> None:
+        if not now.token:
+            news.set()
+
+    def on_event(event: str) -> None:
+        news.set()
+
+    subscriptions = [
+        jetstream.connection.subscribe(observed(options.bucket, options.lease_key), heard),
+        jetstream.connection.subscribe(observed(options.bucket, f"{options.lease_key}.epoch"), fenced),
+    ]
+    jetstream.connection.listeners.append(on_event)
+    try:
+        shown: Leadership | None = None
+        while True:
+            news.clear()
+            try:
+                sight = await _sight(jetstream, subjects)
+                if seen is None or sight.revision != seen.revision:
+                    now = await _known(jetstream, subjects, sight)
+                    seen, seen_at = sight, clock()
+                elif now and clock() - seen_at >= silence(now.lease):
+                    now = Leadership()
+                elif now and not now.token:
+                    now = await _known(jetstream, subjects, sight)
+                else:
+                    await asyncio.sleep(NO_NEWS)  # so often at most is a hint followed that is wrong
+            except ConnectionClosedError:
+                return
+            except NattyError:
+                await asyncio.sleep(READ_AGAIN)
+                continue
+            if now != shown and (now.token or not now):
+                shown = now
+                yield now
+            wait = max(0.0, silence(now.lease) - (clock() - seen_at)) if now else None
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await news.wait()
+    finally:
+        jetstream.connection.listeners.remove(on_event)
+        for subscription in subscriptions:
+            subscription.close()
+
+
+async def ask_to_step_down(jetstream: JetStream, options: ElectionOptions, to: str = "") -> str:
+    """Ask the leader, wherever it runs, to leave office; return its name, "" if nobody leads.
+
+    NattyError if it does not answer.
+    """
+    subjects = Subjects(options.bucket, options.lease_key)
+    sight = await _sight(jetstream, subjects)
+    if sight.kind != "held" or sight.lease is None:
+        return ""
+    if not jetstream.connection.is_inbox(sight.lease.addr.encode()):
+        raise NattyError(
+            f"{sight.lease.id} can't be asked: its address {sight.lease.addr!r} is not below our inbox prefix"
+            f" {jetstream.connection.config.inbox_prefix}; set inbox_prefix to that of its candidates"
+        )
+    call = msgspec.json.encode(Call(do="step_down", id=to))
+    try:
+        answer = await jetstream.connection.request(sight.lease.addr, call)
+    except (NoRespondersError, TimeoutError) as error:
+        raise NattyError(
+            f"{sight.lease.id} does not answer: it is gone or frozen, and others take over within"
+            f" {sight.lease.lasts:g} s"
+        ) from error
+    return sight.lease.id if b"true" in answer[3] else ""
+
+
+async def elections(jetstream: JetStream, bucket: str) -> list[str]:
+    """Return the names of the elections in a bucket that ever had a leader, sorted."""
+    try:
+        answer = await jetstream.request(f"STREAM.INFO.KV_{bucket}", {"subjects_filter": f"$KV.{bucket}.>"})
+    except BucketNotFoundError:
+        return []
+    prefix = f"$KV.{bucket}."
+    found = answer["state"].get("subjects") or {}
+    names = (name[len(prefix) : -len(".epoch")] for name in found if name.endswith(".epoch"))
+    return sorted(name for name in names if LEASE_KEY.fullmatch(name))

@@ -1,0 +1,131 @@
+"""What an election writes: the lease, the epoch, and what a look at the lease can show. Names of subjects, too."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import msgspec
+
+from natty.decoding import Text, Whole, decode
+from natty.elections.options import LONGEST_LEASE
+from natty.errors import BadRecordError
+from natty.wire.message import RawMessage, parse_headers
+
+MOST_BYTES = 64 * 1024  # of a record
+LAST_TERM = 2**52  # terms from here on are nobody's: they are numbered by Unix milliseconds
+
+Address = Annotated[str, msgspec.Meta(max_length=512, pattern=r"^[^\s\x00-\x1f\x7f*>]*\Z")]
+"""A subject to publish on, or none."""
+
+_SEQUENCE = re.compile(rb"\r\nNats-Sequence:[ \t]*([0-9]{1,20})[ \t]*\r\n")
+
+Kind = Literal["held", "released", "expired", "deleted", "absent"]
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The record on the lease's key: who holds office, for how long, and the nonce of the write."""
+
+    v: Whole = 1
+    id: Text
+    inc: Text
+    term: Whole = 0
+    state: Literal["held", "released"]
+    L: Annotated[float, msgspec.Meta(gt=0)]
+    nonce: Text
+    to: Text = ""
+    prio: Whole = 0
+    addr: Address = ""
+
+    @property
+    def lasts(self) -> float:
+        """How long the holder may act without renewing: `L`, which no honest record has beyond the longest lease."""
+        return min(self.L, LONGEST_LEASE)
+
+
+class Epoch(msgspec.Struct, frozen=True, kw_only=True):
+    """The record that begins a term; its sequence is the term's fencing token."""
+
+    v: Whole = 1
+    id: Text
+    inc: Text
+    term: Whole
+    lease: Whole
+    nonce: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What was seen on the lease's key: `deleted` is all that no holder writes. `damage`: why it can't be read."""
+
+    revision: int
+    kind: Kind
+    lease: Lease | None = None
+    damage: str = ""
+
+
+ABSENT = Sight(0, "absent")
+
+
+def sight_of(revision: int, header_block: bytes, data: bytes) -> Sight:
+    """Return what this message on the lease's key says. One that can't be read counts as deleted."""
+    headers = parse_headers(header_block) if header_block else {}
+    if headers.get("Nats-Marker-Reason") == ["MaxAge"]:
+        return Sight(revision, "expired")
+    try:
+        lease: Lease = decode(data, Lease, most_bytes=MOST_BYTES)
+    except BadRecordError as error:  # a delete, a purge or a blind write
+        return Sight(revision, "deleted", damage=str(error) if data else "")
+    return Sight(revision, lease.state, lease)
+
+
+def hinted_revision(raw: RawMessage) -> int:
+    """Return the revision that a republished message has on the lease's key, 0 for what no server republished.
+
+    Anybody who may publish there can have sent it: the key must be read before anything is done about it. Cheap, since
+    they can send many: what else it says is looked at only where this revision is news.
+    """
+    found = _SEQUENCE.search(raw[2]) if len(raw[2]) <= MOST_BYTES else None
+    return int(found[1]) if found else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Subjects:
+    """Where an election's records stand."""
+
+    bucket: str
+    key: str
+
+    @property
+    def stream(self) -> str:
+        """The bucket's stream."""
+        return f"KV_{self.bucket}"
+
+    @property
+    def lease(self) -> str:
+        """The lease's."""
+        return f"$KV.{self.bucket}.{self.key}"
+
+    @property
+    def epoch(self) -> str:
+        """The epoch's."""
+        return f"{self.lease}.epoch"
+
+    @property
+    def fence(self) -> str:
+        """What every commit writes beside itself, on condition that the epoch is still its own."""
+        return f"{self.lease}.fence"
+
+    def commit(self, name: str) -> str:
+        """The commits' of this name."""
+        return f"{self.lease}.commit.{name}"
+
+    def term(self, number: int | str) -> str:
+        """The note of a term, for the audit trail."""
+        return f"{self.lease}.terms.{number}"
+
+
+def observed(bucket: str, key: str = ">") -> str:
+    """Where the server republishes what was stored under a key."""
+    return f"el.obs.{bucket}.{key}"

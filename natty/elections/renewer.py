@@ -1,0 +1,239 @@
+"""The thread that keeps all elections of one connection alive, whatever the event loop of the work is busy with.
+
+It has an event loop and a connection of its own, and one subscription a bucket. A main side that gives no sign of life
+is not kept in office: see `max_stall`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+
+from natty.config.settings import Config
+from natty.config.units import clock
+from natty.decoding import decode
+from natty.elections.driver import Call, Driver, Tell
+from natty.elections.machine import Candidate
+from natty.elections.options import PULSE, ElectionOptions
+from natty.elections.record import hinted_revision, observed
+from natty.errors import BadRecordError, NattyError
+from natty.jetstream import JetStream
+from natty.wire.background import keep_up
+from natty.wire.connection import Connection, Subscription
+from natty.wire.message import RawMessage
+
+log = logging.getLogger("natty.leader")
+
+OPEN_AGAIN = 0.25  # seconds between two rounds of trying to connect
+PING_AT_LEAST = 0.5  # seconds
+CLOSE_WITHIN = 3.0  # seconds that the thread's end is waited for
+
+_renewers: weakref.WeakKeyDictionary[Connection, Renewer] = weakref.WeakKeyDictionary()
+
+
+def renewer_of(connection: Connection) -> Renewer:
+    """Return the renewer of this connection's elections: one, however many there are."""
+    if connection not in _renewers:
+        _renewers[connection] = Renewer(connection)
+    return _renewers[connection]
+
+
+class Renewer:
+    """Started by the first candidacy, ended by the last. Its public methods are for the main side's loop."""
+
+    def __init__(self, main: Connection) -> None:
+        self._config = main.config
+        self._members = 0
+        self._turn = asyncio.Lock()
+        self._pulse_at = 0.0
+        self._pulse: asyncio.Task[None] | None = None
+        self._checks: list[Callable[[], None]] = []
+        self._thread: RenewerThread | None = None
+
+    def __repr__(self) -> str:
+        return f"Renewer({self._members} candidacies)"
+
+    async def join(self, options: ElectionOptions, node: str, tell: Tell, check: Callable[[], None]) -> Driver:
+        """Begin a candidacy. `tell` is called in the renewer's thread, `check` at every pulse of this loop."""
+        async with self._turn:
+            thread = await self._started()
+            self._members += 1
+        self._checks.append(check)  # no await from here on: a candidacy that nobody knows of would hold its office
+        return thread.begin(options, node, pulse=lambda: self._pulse_at, tell=tell)
+
+    async def leave(self, driver: Driver, check: Callable[[], None]) -> None:
+        """End a candidacy, without another write; the last one ends the thread."""
+        assert self._thread is not None
+        self._checks.remove(check)
+        self._members -= 1
+        self._thread.forget(driver)
+        await self._end_unused()
+
+    async def _started(self) -> RenewerThread:
+        if self._thread is None:
+            self._pulse_at = clock()
+            self._pulse = asyncio.create_task(keep_up("the pulse of elections", self._beat), name="natty pulse")
+            self._thread = RenewerThread(self._config)
+        try:
+            await self._thread.started.wait()
+        except asyncio.CancelledError:
+            self._ending = asyncio.create_task(self._end_unused())
+            raise
+        return self._thread
+
+    async def _end_unused(self) -> None:
+        async with self._turn:
+            if self._members == 0 and self._thread is not None:
+                await self._thread.started.wait()
+                await self._end()
+
+    async def _end(self) -> None:
+        thread, self._thread = self._thread, None
+        assert thread is not None
+        assert self._pulse is not None
+        self._pulse.cancel()
+        await thread.end()
+
+    async def _beat(self) -> None:
+        """Stamp the time, as long as the event loop gets to it."""
+        while True:
+            self._pulse_at = clock()
+            for check in list(self._checks):
+                try:
+                    check()
+                except Exception:
+                    log.exception("a candidacy could not be checked", extra={"action": "election_failed"})
+            await asyncio.sleep(PULSE)
+
+
+class RenewerThread:
+    """One life of the thread. Nothing in it is shared with the next one, which may begin before it has ended."""
+
+    def __init__(self, config: Config) -> None:
+        self.started, self._ended = asyncio.Event(), asyncio.Event()
+        self._config = config
+        self._home = asyncio.get_running_loop()
+        self._drivers: dict[bytes, list[Driver]] = {}  # by where their lease is republished
+        self._addresses: dict[bytes, Driver] = {}
+        self._subscriptions: dict[str, Subscription] = {}
+        self._thread = threading.Thread(target=self._run, name="natty renewer", daemon=True)
+        self._thread.start()
+
+    def begin(self, options: ElectionOptions, node: str, *, pulse: Callable[[], float], tell: Tell) -> Driver:
+        """Begin a candidacy."""
+        address = f"{self._inbox}.{uuid.uuid4().hex}"
+        candidate = Candidate(
+            options.rules, node, uuid.uuid4().hex, random.Random(), wall=time.time() - clock(), addr=address
+        )
+        driver = Driver(self._jetstream, options, candidate, loop=self._loop, pulse=pulse, tell=tell)
+        self._loop.call_soon_threadsafe(self._begin, driver, options)
+        return driver
+
+    def forget(self, driver: Driver) -> None:
+        """End a candidacy."""
+        self._loop.call_soon_threadsafe(self._forget, driver)
+
+    async def end(self) -> None:
+        """End the thread, and wait for that, but not for ever."""
+        self._loop.call_soon_threadsafe(self._over.set)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_WITHIN):
+                await self._ended.wait()
+            self._thread.join(CLOSE_WITHIN)  # it has nothing left to do
+
+    # From here on: in the thread.
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except Exception:
+            log.exception("the elections' thread failed", extra={"action": "election_failed"})
+        with contextlib.suppress(RuntimeError):  # nobody waits any more: that loop is closed
+            self._home.call_soon_threadsafe(self._ended.set)
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._over = asyncio.Event()
+        self.connection = Connection(replace(self._config, name=f"{self._config.name} elections"))
+        self._jetstream = JetStream(self.connection)
+        self.connection.listeners.append(self._on_event)
+        self._inbox = self.connection.new_inbox().decode()
+        self.connection.subscribe(f"{self._inbox}.*", self._called)
+        opening = asyncio.create_task(keep_up("the connection of elections", self._open))
+        self._home.call_soon_threadsafe(self.started.set)
+        await self._over.wait()
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
+        for drivers in self._drivers.values():
+            for driver in drivers:
+                driver.close()
+        await self.connection.close()
+
+    async def _open(self) -> None:
+        while True:
+            try:
+                await self.connection.open()
+                return self._on_event("connected")
+            except NattyError as error:
+                log.warning("elections wait for a server: %s", error, extra={"action": "no_server"})
+            except Exception:
+                log.exception("the elections' connection failed", extra={"action": "election_failed"})
+            await asyncio.sleep(OPEN_AGAIN)
+
+    def _begin(self, driver: Driver, options: ElectionOptions) -> None:
+        config = self.connection.config
+        ping = max(PING_AT_LEAST, min(config.ping_interval, options.rules.lease / 3))
+        self.connection.config = replace(config, ping_interval=min(ping, config.ping_interval))
+        self._addresses[driver.candidate.addr.encode()] = driver
+        self._drivers.setdefault(observed(options.bucket, options.lease_key).encode(), []).append(driver)
+        if options.bucket not in self._subscriptions:
+            subject = observed(options.bucket)
+            self._subscriptions[options.bucket] = self.connection.subscribe(subject, self._heard)
+        driver.input("campaign")
+
+    def _forget(self, driver: Driver) -> None:
+        driver.close()
+        self._addresses.pop(driver.candidate.addr.encode(), None)
+        for drivers in self._drivers.values():
+            if driver in drivers:
+                drivers.remove(driver)
+
+    def _on_event(self, event: str) -> None:
+        if event == "connected":
+            for drivers in self._drivers.values():
+                for driver in drivers:
+                    driver.input("connected")
+
+    def _heard(self, messages: list[RawMessage]) -> None:
+        newest: dict[bytes, tuple[int, RawMessage]] = {}
+        for raw in messages:
+            if raw[0] in self._drivers and (revision := hinted_revision(raw)):
+                before = newest.get(raw[0])
+                if before is None or revision > before[0]:
+                    newest[raw[0]] = revision, raw
+        for subject, (revision, raw) in newest.items():
+            for driver in self._drivers[subject]:
+                driver.heard(revision, raw)
+
+    def _called(self, messages: list[RawMessage]) -> None:
+        for subject, reply, _, data in messages:
+            if reply and not self.connection.is_inbox(reply):
+                continue  # the answer would be a write of ours on a subject that somebody else chose
+            driver = self._addresses.get(subject)
+            try:
+                call: Call = decode(data, Call)
+            except BadRecordError:
+                continue
+            leading = driver is not None and driver.called(call)
+            if reply:
+                self.connection.send(reply, msgspec.json.encode({"leading": leading}))

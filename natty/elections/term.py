@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar, copy_context
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+import msgspec
+
+from natty.elections.process import run_guarded
+from natty.elections.record import Subjects
+from natty.elections.tenure import Tenure
+from natty.errors import (
+    ConnectionClosedError,
+    LeadershipLost,
+    NotConnectedError,
+    PublishError,
+    RequestTimeoutError,
+    StaleToken,
+    WrongLastSequenceError,
+)
+from natty.jetstream import IN_FLIGHT, JetStream, StoredMessage
+from natty.publishing.atomic import AtomicMessage, publish_atomic
+
+READ_TIMEOUT = 1.0  # seconds: a stream without a leader does not answer, and is asked again
+COMMIT_RETRY = 0.025  # seconds between two tries of a commit that stays in doubt
+TOKEN, NONCE = "Natty-Token", "Natty-Nonce"
+_told: ContextVar[threading.Event | None] = ContextVar(
+    "told to stop", default=None
+)  # set for the thread that runs in it
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Term:
+    """One stay in office. Work checks it before each step, and commits through it."""
+
+    def __init__(
+        self,
+        jetstream: JetStream,
+        subjects: Subjects,
+        tenure: Tenure,
+        *,
+        name: str,
+        node: str,
+        leave: Callable[..., None],
+    ) -> None:
+        self.name = name
+        self.node = node
+        self.lost = asyncio.Event()  # set when the work has to stop
+        self._jetstream = jetstream
+        self._subjects = subjects
+        self._tenure = tenure
+        self._leave = leave
+        self._chain: dict[str, int] = {}
+        self._committing = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        state = "over" if self._tenure.ended else f"{self.remaining():.2f} s left"
+        return f"Term({self.name!r}, {self.node}, token={self.token}, {state})"
+
+    @property
+    def token(self) -> int:
+        """The fencing token: it grows from term to term, and the server knows it."""
+        return self._tenure.token
+
+    @property
+    def number(self) -> int:
+        """The term's number, for commit points outside NATS: they keep the highest seen and refuse lower ones."""
+        return self._tenure.term
+
+    def remaining(self) -> float:
+        """Seconds until the deadline, as things stand; renewals move it. Safe to call from any thread."""
+        return self._tenure.remaining()
+
+    def check(self) -> None:
+        """LeadershipLost if the deadline has passed, or the work was told to stop or, in `to_thread`, cancelled.
+
+        Call it before every step; safe to call from any thread.
+        """
+        told = _told.get()
+        if told is not None and told.is_set():
+            raise LeadershipLost(f"{self.name!r}: the work of {self.node} was cancelled (token {self.token})")
+        self._tenure.check(f"{self.node} does not lead {self.name!r}")
+
+    def step_down(self, to: str = "") -> None:
+        """Leave office once this work has ended, which is cancelled now; the node `to` goes first then."""
+        self._leave("step_down", to)
+
+    def transfer(self, to: str) -> None:
+        """Hand over to this node: it needs not wait, the others leave it 50 ms."""
+        self._leave("transfer", to)
+
+    # Work that is no coroutine.
+
+    async def to_thread(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a function in a thread. It can't be stopped: it calls `check` between its steps, and is waited for."""
+        told, context = threading.Event(), copy_context()
+        context.run(_told.set, told)
+        running = _in_thread(partial(context.run, function, *args, **kwargs))
+        cancelled = False
+        while not running.done():
+            try:
+                await asyncio.wait({running})
+            except asyncio.CancelledError:
+                cancelled = True
+                told.set()
+        if cancelled:
+            running.exception()  # seen
+            raise asyncio.CancelledError
+        return running.result()
+
+    async def run_process(self, command: Sequence[str], **options: Any) -> int:
+        """Run a program for as long as the term lasts and return its exit status, negative for a signal.
+
+        It has a process group of its own. SIGTERM when the work is to stop; SIGKILL a quarter of the grace before the
+        deadline, to all that it has started, by a guard beside it: also when this process is frozen, hung or dead.
+        Options: `on_start(program)`, called with what has `send_signal`, `kill`, and the pipes; else those of
+        `asyncio.create_subprocess_exec`, as `env`, `cwd`, `stdin`, `stdout`, `stderr`, `limit`.
+        """
+        return await run_guarded(self._tenure, command, **options)
+
+    # Commits.
+
+    async def read(self, commit: str) -> bytes | None:
+        """Return the last commit of this name and take it over.
+
+        The read is confirmed by writing it again under this term's token, so that a stale answer can't be built upon.
+        StaleToken if a later term has begun; LeadershipLost past the deadline.
+        """
+        async with self._committing:
+            return await self._read(commit)
+
+    async def commit(self, commit: str, data: bytes) -> None:
+        """Store `data` as the last commit of this name, if this term still holds. The server decides, not a clock.
+
+        StaleToken if another term has begun; LeadershipLost past the deadline. `data` must not be empty.
+        """
+        await self.batch({commit: data})
+
+    async def batch(self, commits: Mapping[str, bytes]) -> None:
+        """Store several commits, all or none; as `commit`."""
+        if not commits or not all(commits.values()):
+            raise ValueError("an empty commit would read as none")
+        async with self._committing:
+            for name in commits:
+                if name not in self._chain:
+                    await self._read(name)
+            expected = {name: self._chain.pop(name) for name in commits}  # in doubt until answered: then read again
+            self._chain |= await self._write(commits, expected)
+
+    async def _read(self, commit: str) -> bytes | None:
+        while True:
+            self._in_time()
+            last = await self._last(self._subjects.commit(commit))
+            if last is not None and _token_of(last) > self.token:
+                raise self._stale(f"{commit!r} was committed by a later term than {self.token}")
+            value = last.data if last is not None else b""
+            try:
+                self._chain |= await self._write({commit: value}, {commit: last.sequence if last else 0})
+            except _Moved:
+                continue
+            return value or None
+
+    def _in_time(self) -> None:
+        if self.remaining() <= 0:
+            self.check()
+
+    async def _last(self, subject: str) -> StoredMessage | None:
+        """Return the last message on a subject, asked for again until the deadline."""
+        while True:
+            self._in_time()
+            try:
+                return await self._jetstream.read(self._subjects.stream, subject=subject, timeout=READ_TIMEOUT)
+            except ConnectionClosedError:
+                raise
+            except (RequestTimeoutError, NotConnectedError):
+                await asyncio.sleep(COMMIT_RETRY)
+
+    async def _write(self, commits: Mapping[str, bytes], expected: Mapping[str, int]) -> dict[str, int]:
+        """Store the commits in one batch with a fence: on condition of their own last sequences and of the epoch."""
+        nonce = uuid.uuid4().hex
+        marks = {TOKEN: str(self.token), NONCE: nonce}
+        fence = {
+            "Nats-Expected-Last-Subject-Sequence": str(self.token),
+            "Nats-Expected-Last-Subject-Sequence-Subject": self._subjects.epoch,
+        }
+        batch = [
+            AtomicMessage(
+                subject=self._subjects.commit(name),
+                data=data,
+                headers=marks,
+                expect_last_subject_sequence=expected[name],
+            )
+            for name, data in commits.items()
+        ]
+        note = msgspec.json.encode({"token": self.token, "node": self.node, "commits": list(commits)})
+        batch.append(AtomicMessage(subject=self._subjects.fence, data=note, headers=fence | marks))
+        while True:
+            self._in_time()
+            doubt: Exception
+            try:
+                timeout = max(0.05, self.remaining())
+                last = await publish_atomic(self._jetstream, batch, timeout=timeout, settle=False)  # `_landed` does
+                return {name: last.seq - len(commits) + place for place, name in enumerate(commits)}
+            except (WrongLastSequenceError, PublishError, NotConnectedError) as error:
+                if isinstance(error, PublishError) and not error.in_doubt:
+                    raise
+                doubt = error
+            if (found := await self._landed(commits, nonce)) is not None:
+                return found
+            if isinstance(doubt, WrongLastSequenceError) and doubt.err_code != IN_FLIGHT:
+                await self._explain(commits, expected, doubt)
+            await asyncio.sleep(COMMIT_RETRY)
+
+    async def _landed(self, commits: Mapping[str, bytes], nonce: str) -> dict[str, int] | None:
+        found = {}
+        for name in commits:
+            last = await self._last(self._subjects.commit(name))
+            if last is None or last.headers.get(NONCE) != [nonce]:
+                return None
+            found[name] = last.sequence
+        return found
+
+    async def _explain(self, commits: Mapping[str, bytes], expected: Mapping[str, int], error: Exception) -> None:
+        """Raise what a refusal means. None if both still look as they should: that look was stale."""
+        epoch = await self._last(self._subjects.epoch)
+        if epoch is None or epoch.sequence != self.token:
+            raise self._stale(f"{', '.join(map(repr, commits))} was taken over by another term; {self.token} is stale")
+        for name in commits:
+            last = await self._last(self._subjects.commit(name))
+            if (last.sequence if last else 0) != expected[name]:
+                raise _Moved(f"{name!r} was written by somebody else: {error}") from error
+
+    def _stale(self, text: str) -> StaleToken:
+        self._leave("fenced")
+        return StaleToken(text)
+
+
+def _token_of(commit: StoredMessage) -> int:
+    """Return the token under which a commit was stored; 0 for what no leader stored: tokens are earlier sequences."""
+    text = commit.headers.get(TOKEN, [""])[0]
+    token = int(text) if text.isascii() and text.isdecimal() and len(text) <= 20 else 0
+    return token if token < commit.sequence else 0
+
+
+def _in_thread(call: Callable[[], T]) -> asyncio.Future[T]:
+    """Run it in a thread of its own: in a shared pool, work of one election would wait for that of another."""
+    done: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            done.set_result(call())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="natty leader's work", daemon=True).start()
+    return asyncio.wrap_future(done)
+
+
+class _Moved(LeadershipLost):
+    """A commit is not where this term left it."""

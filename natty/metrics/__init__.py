@@ -1,0 +1,1 @@
+"""What goes on, for Prometheus and for probes."""

@@ -1,0 +1,166 @@
+"""Who may ask the pages that a process serves about itself, and by which certificate they know it.
+
+The rules of every HTTP server here: those of natty (`httpd`) and of capture (`capture.https`).
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import ssl
+from base64 import b64decode
+from collections.abc import Iterable
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+from natty.config.secret_files import check_key_file
+from natty.errors import ConfigError
+
+logger = logging.getLogger("natty.access")
+
+SHORTEST_TOKEN = 16
+"""Characters of a token: below that it could be guessed."""
+
+
+class Tokens:
+    """Who may come in: whoever shows one of these. ConfigError if one is too short."""
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        self._tokens = [token.encode() for token in tokens]
+        if any(len(token) < SHORTEST_TOKEN for token in self._tokens):
+            raise ConfigError(f"a token of {SHORTEST_TOKEN} characters is needed at least: shorter ones can be guessed")
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __repr__(self) -> str:
+        return f"Tokens({len(self)})"
+
+    def admit(self, authorization: str, *, basic: bool = False) -> bool:
+        """Return whether this `Authorization` header shows one: as a bearer token or, if so said, as a password.
+
+        Its bytes are given as UTF-8; those that are none, as surrogates. It never raises.
+        """
+        scheme, _, shown = authorization.partition(" ")
+        given = shown.strip().encode("utf-8", "surrogateescape")
+        if basic and scheme.lower() == "basic":
+            try:
+                given = b64decode(given, validate=True).partition(b":")[2]
+            except ValueError:
+                return False
+        elif scheme.lower() != "bearer":
+            return False
+        found = [hmac.compare_digest(given, token) for token in self._tokens]
+        return any(found)
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """By which names a server is asked. Whoever has another name lead to a loopback address (DNS rebinding) is refused.
+
+    An address is no name: nobody can lead it elsewhere.
+    """
+
+    names: frozenset[str]
+
+    @classmethod
+    def of(cls, host: str, names: Iterable[str], *, has_tokens: bool) -> Hosts | None:
+        """Return the names of a server at this address; None if it answers to every name.
+
+        That is so where a token protects it, and where it is public, unless `names` are given.
+        """
+        given = [name.casefold() for name in names]
+        if not given and (has_tokens or not is_loopback(host)):
+            return None
+        return cls(frozenset({"localhost", host.casefold(), *given}))
+
+    def admit(self, header: str) -> bool:
+        """Return whether this `Host` header names the server; "" stands for none, and no browser leaves it out."""
+        name = header.strip().casefold()
+        if not name:
+            return True
+        name = name[: name.rindex(":")] if ":" in name and not name.endswith("]") else name
+        bare = name.removeprefix("[").removesuffix("]").rstrip(".")
+        return bare in self.names or _is_address(bare)
+
+
+REFUSED_HOST = "this server is not known by that name: give --allow-host NAME where it has another one"
+
+
+class Certificate:
+    """A server's certificate chain with its key, PEM files, read again when they have changed: see `refresh`.
+
+    ConfigError if they can't be used, or if others may read the key.
+    """
+
+    def __init__(self, cert: str | Path, key: str | Path) -> None:
+        self._files = Path(cert), Path(key)
+        check_key_file(key)
+        self.context = self._read()
+        self._stamp = self._seen()
+
+    def __repr__(self) -> str:
+        return f"Certificate({self._files[0]})"
+
+    def refresh(self) -> None:
+        """Read the files again if they have changed: call it before each handshake.
+
+        While they don't belong together, or can't be used, the certificate stays what it was, and a warning says so.
+        """
+        stamp = self._seen()
+        if stamp is None or stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._read()  # whole, before anything of it is used
+            self.context.load_cert_chain(*self._files)
+        except (ConfigError, OSError) as error:
+            logger.warning("the certificate stays as it was: %s", error, extra={"action": "certificate"})
+        else:
+            logger.info("%s has changed and is used from now on", self._files[0], extra={"action": "certificate"})
+
+    def _seen(self) -> tuple[tuple[int, int, int], ...] | None:
+        try:
+            facts = [file.stat() for file in self._files]
+        except OSError:
+            return None  # it is being replaced
+        return tuple((one.st_mtime_ns, one.st_ino, one.st_size) for one in facts)
+
+    def _read(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(*self._files, password=lambda: "")  # never ask on the terminal
+        except (OSError, ssl.SSLError) as error:
+            cert, key = self._files
+            raise ConfigError(f"{cert} and {key} are no certificate with its key: {error}") from error
+        return context
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach an address."""
+    try:
+        return host == "localhost" or ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def warn_if_open(what: str, host: str, *, has_tokens: bool) -> None:
+    """Log a warning where everybody is answered who can reach the address."""
+    if not has_tokens and not is_loopback(host):
+        logger.warning(
+            "%s on %s answers everybody who can reach it: give a token file", what, host or "every address",
+            extra={"action": "open_to_all"},
+        )  # fmt: skip
+
+
+def _is_address(name: str) -> bool:
+    """Tell whether it is an IP address without a zone, which no `Host` header has."""
+    if "%" in name or "@" in name:
+        return False
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,195 @@
+"""Metrics in Prometheus' format, and whether the process is alive and ready. See docs/observability.md.
+
+Only the metrics need prometheus-client (the extra `metrics`); it is imported when they are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from natty.client import Natty
+from natty.elections import Term
+from natty.errors import ConfigError
+from natty.metrics.http import Answer, Pages, guard_of, serving
+from natty.wire.counters import ELECTION, GROUP, HANDLER, LAG, PUBLISHER, PULL, Kind, Labels, Observed
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+    from prometheus_client.registry import Collector
+
+NEEDS = 'metrics need prometheus-client; run: pip install "natty-nats[metrics]"'
+
+
+class _Total(NamedTuple):
+    """A counter: what it sums up, by outcome where it has that label."""
+
+    name: str
+    text: str
+    kind: Kind
+    counts: dict[str, str]
+
+
+class _Now(NamedTuple):
+    """A gauge: a sum over the parts that work now."""
+
+    name: str
+    text: str
+    kind: Kind
+    read: Callable[[Any], float]
+
+
+TOTALS = (
+    _Total("natty_pull_messages", "Messages that arrived.", PULL, {"": "counts.delivered"}),
+    _Total("natty_pull_bytes", "Their bytes, as the server counts them.", PULL, {"": "counts.delivered_bytes"}),
+    _Total("natty_pull_redeliveries", "Of them, those delivered before.", PULL, {"": "counts.redelivered"}),
+    _Total("natty_pull_requests", "Requests for messages.", PULL, {"": "counts.requests"}),
+    _Total("natty_pull_renewals", "Times that a pull had to begin anew.", PULL, {"": "counts.renewals"}),
+    _Total(
+        "natty_handler_messages", "Messages given to a handler.", HANDLER, {"handled": "handled", "failed": "failed"}
+    ),
+    _Total("natty_handler_retries", "Failed messages that are tried again.", HANDLER, {"": "retried"}),
+    _Total("natty_handler_dead_letters", "Failed messages that became dead letters.", HANDLER, {"": "buried"}),
+    _Total("natty_publish_messages", "Published messages.", PUBLISHER, {"stored": "stored", "failed": "failed"}),
+    _Total("natty_publish_duplicates", "Of the stored ones, those stored before.", PUBLISHER, {"": "duplicates"}),
+    _Total("natty_group_rebalances", "Changes of a member's partitions.", GROUP, {"": "rebalances"}),
+    _Total("natty_group_hand_overs", "Consumers given up for other partitions.", GROUP, {"": "handed_over"}),
+    _Total("natty_group_hand_over_seconds", "Time in which they were given up.", GROUP, {"": "hand_over_seconds"}),
+    _Total("natty_group_lost", "Consumers and leaders of consumers that were lost.", GROUP, {"": "lost"}),
+    _Total("natty_group_cut_short", "Handlers stopped before their lease ended.", GROUP, {"": "work.cut_short"}),
+    _Total("natty_group_overran", "Handlers still running when it had ended.", GROUP, {"": "work.overran"}),
+    _Total("natty_leader_terms", "Times that this node was elected.", ELECTION, {"": "elected"}),
+)
+NOW = (
+    _Now(
+        "natty_pull_stalled",
+        "Pulls that the server owes a sign of life since two heartbeats.",
+        PULL,
+        lambda p: p.stalled,
+    ),
+    _Now("natty_publish_waiting", "Messages taken and neither stored nor failed.", PUBLISHER, lambda p: p.waiting),
+    _Now("natty_group_pinned", "1 where this instance gets its member's messages.", GROUP, lambda m: m.pinned),
+    _Now("natty_group_partitions", "Partitions of the member.", GROUP, lambda m: len(m.partitions)),
+    _Now("natty_group_lag", "Messages of a partition that nobody has acknowledged.", LAG, lambda part: part.waiting),
+    _Now("natty_leader", "1 while this node is the elected leader.", ELECTION, lambda election: _leads(election.term)),
+)
+
+
+def _leads(term: Term | None) -> bool:
+    return term is not None and term.remaining() > 0
+
+
+def _summed(observed: Observed, total: _Total) -> Iterator[tuple[Labels, int]]:
+    for labels, counted in observed.totals(total.kind).items():
+        for outcome, count in total.counts.items():
+            yield (*labels, outcome) if outcome else labels, counted[count]
+
+
+def _present(observed: Observed, now: _Now) -> Iterator[tuple[Labels, float]]:
+    """Yield the sums, 0 where all parts are done."""
+    sums = dict.fromkeys(observed.totals(now.kind), 0.0)
+    for labels, part in observed.parts(now.kind):
+        sums[labels] = sums.get(labels, 0.0) + now.read(part)
+    yield from sums.items()
+
+
+def collector(natty: Natty) -> Collector:
+    """Return what reads the client's figures when it is scraped: `registry.register(collector(natty))`.
+
+    It may be scraped from any thread. ConfigError without prometheus-client.
+    """
+    try:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+        from prometheus_client.registry import Collector
+    except ImportError as error:
+        raise ConfigError(NEEDS) from error
+
+    connection, observed = natty.connection, natty.connection.observed
+
+    class Figures(Collector):
+        def collect(self) -> Iterator[Metric]:
+            yield GaugeMetricFamily("natty_connected", "1 while a session is up.", value=float(connection.connected))
+            yield CounterMetricFamily("natty_reconnects", "Sessions after the first.", value=connection.reconnects)
+            for total in TOTALS:
+                outcome = [] if "" in total.counts else ["outcome"]
+                counter = CounterMetricFamily(total.name, total.text, labels=[*total.kind.labels, *outcome])
+                for labels, count in _summed(observed, total):
+                    counter.add_metric(labels, count)
+                yield counter
+            for now in NOW:
+                gauge = GaugeMetricFamily(now.name, now.text, labels=now.kind.labels)
+                for labels, value in _present(observed, now):
+                    gauge.add_metric(labels, value)
+                yield gauge
+
+    return Figures()
+
+
+FLOW = '"$JS.ACK.', ".CONSUMER.MSG.NEXT."
+"""Whoever may not publish there gets no messages, or gets them again and again."""
+
+
+def not_ready(natty: Natty) -> list[str]:
+    """Return why the process can't do its work now, in sentences; none: it is ready."""
+    if not natty.connection.connected:
+        return [f"not connected: the connection is {natty.connection.state}"]
+    refused = [one for one in natty.connection.refused.now() if any(word in one for word in FLOW)]
+    stalled = [(*labels, pull.stalled_since) for labels, pull in natty.connection.observed.parts(PULL)]
+    return [f"the server refused: {one}" for one in refused] + [
+        f"pull of {stream}/{consumer} stalled since {datetime.fromtimestamp(since, UTC):%Y-%m-%dT%H:%M:%SZ}"
+        for stream, consumer, since in stalled
+        if since is not None
+    ]
+
+
+def serve(
+    natty: Natty,
+    address: str,
+    *,
+    cert: str | Path = "",
+    key: str | Path = "",
+    tokens: Iterable[str] = (),
+    hosts: Iterable[str] = (),
+) -> AbstractAsyncContextManager[int]:
+    """Serve `/metrics`, `/livez` and `/readyz` on "host:port": `async with serve(natty, "127.0.0.1:9100")`.
+
+    ":9100" is every address, port 0 a free one; the block is given the port. With `cert` and `key`, PEM files that are
+    read again when they have changed, over TLS. With `tokens`, `/metrics` asks for one, as a bearer token or a
+    password. Without, a loopback address answers to its own names and to `hosts`. ConfigError if the address is none,
+    or can't be had, or a file or token can't be used. Without prometheus-client, `/metrics` answers 501 and says what
+    to install.
+    """
+    try:
+        figures = [collector(natty)]
+    except ConfigError:
+        figures = []
+    guard = guard_of(address, cert=cert, key=key, tokens=tokens, hosts=hosts)
+    return serving(address, pages(lambda: not_ready(natty), *figures), guard)
+
+
+def pages(reasons: Callable[[], list[str]], *collectors: Collector) -> Pages:
+    """Return the three pages: `/readyz` is 503 with `reasons` where there are any, `/metrics` is of the collectors."""
+
+    def readyz() -> Answer:
+        told = reasons()
+        body = msgspec.json.encode({"ready": not told, "reasons": told})
+        return Answer(body, HTTPStatus.SERVICE_UNAVAILABLE if told else HTTPStatus.OK, "application/json")
+
+    return {"/metrics": _metrics(*collectors), "/livez": lambda: Answer(b"alive\n"), "/readyz": readyz}
+
+
+def _metrics(*collectors: Collector) -> Callable[[], Answer]:
+    if not collectors:
+        return lambda: Answer(f"{NEEDS}\n".encode(), HTTPStatus.NOT_IMPLEMENTED)
+    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry()
+    for one in collectors:
+        registry.register(one)
+    return lambda: Answer(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,1 @@
+"""Messages into streams, with an outcome for each."""

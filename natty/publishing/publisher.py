@@ -1,0 +1,419 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from itertools import takewhile
+from types import TracebackType
+from typing import Self
+
+from natty.errors import (
+    ConnectionClosedError,
+    JetStreamError,
+    NattyError,
+    NotConnectedError,
+    PublishError,
+    WrongLastSequenceError,
+)
+from natty.jetstream import JetStream, in_process, read_ack
+from natty.publishing.fast import APPEND, BATCH_UNKNOWN, END, START, flow_prefix, place_of, read_answer
+from natty.publishing.window import PublisherOptions, Waiting
+from natty.text import decode
+from natty.wire import tracing
+from natty.wire.connection import Subscription
+from natty.wire.counters import PUBLISHER
+from natty.wire.headers import addresses, expecting, publish_headers
+from natty.wire.message import Headers, RawMessage, as_payload, encode_headers, status_of
+from natty.wire.servers import NEEDS
+
+logger = logging.getLogger("natty.publish")
+
+_WRITE_AHEAD_BYTES = 64 * 1024  # what is written before waiting for the socket: measured, see docs/architecture.md
+_OUTSTANDING = 8  # flow acks that may be missing before the sender waits; the server gives one every 500 at most
+RETRY_DELAY = 0.1  # seconds before a refused message is sent again
+IDLE = 1.0  # seconds without a new message after which a fast batch is ended: the server drops an idle one after ten
+TOO_MANY_REQUESTS = 429  # the server's queue is full: it takes the message later
+
+
+class Publisher:
+    """Publishes many messages to one stream with a bounded window: `async with natty.publisher("ORDERS") as publisher`.
+
+    Every message ends in stored, or in a PublishError that names it: raised by `flush` (and on leaving the block), all
+    of them in `failures`; with `on_failure`, handed to it instead. A message with a `msg_id` that is in doubt (lost
+    ack, lost connection) is sent again and stored once; one without ends in an error, because sending it again might
+    store it twice. No other stream takes them: `Nats-Expected-Stream` is on the first message of a fast batch and on
+    what the stream's subjects did not cover when it was opened.
+    Fast ingest: ADR-50 (nats-server 2.14, a stream with `allow_batched`).
+    """
+
+    def __init__(
+        self,
+        jetstream: JetStream,
+        stream: str,
+        options: PublisherOptions | None = None,
+        *,
+        on_failure: Callable[[PublishError], None] | None = None,
+    ) -> None:
+        self.stream, self.options = stream, options or PublisherOptions()
+        self.stored = self.failed = self.duplicates = 0
+        self.failures: list[PublishError] = []
+        self.subjects: tuple[str, ...] = ()  # of the stream, as it was when this publisher was opened
+        self._on_failure = on_failure or self.failures.append
+        self._traced = tracing.creating(stream)
+        self._jetstream, self._connection = jetstream, jetstream.connection
+        self._offered = self._fast = False
+        self._settling = False  # what was in doubt is sent again, each message with an ack of its own
+        self._waiting: dict[int, Waiting] = {}
+        self._waiting_bytes = self._unwritten = 0
+        self._number = 0  # of the last message taken
+        self._base = 0  # the message number before the current fast batch
+        self._inbox = self._flow_prefix = b""
+        self._subscription: Subscription | None = None
+        self._ended = False  # the fast batch: nothing more may be added to it
+        self._look: asyncio.TimerHandle | None = None
+        self._healing: asyncio.Future[None] | None = None
+        self._progress = asyncio.Event()
+        self._repairing = asyncio.Lock()
+        self._broken = ""
+        self._room = self.options.window  # lowered where the server slows fast ingest down
+        self._most_bytes = self.options.window_bytes
+
+    def __repr__(self) -> str:
+        path = "fast ingest" if self._fast else "window"
+        return f"Publisher({self.stream}, {path}, {self.stored} stored, {len(self._waiting)} waiting)"
+
+    @property
+    def waiting(self) -> int:
+        """How many messages were taken and are neither stored nor failed yet."""
+        return len(self._waiting)
+
+    async def __aenter__(self) -> Self:
+        """Choose the path. StreamNotFoundError; UnsupportedError if fast ingest is forced and not offered."""
+        config = (await self._jetstream.request(f"STREAM.INFO.{self.stream}"))["config"]
+        offered = bool(config.get("allow_batched")) and NEEDS["fast ingest"].met_by(self._connection.server_version)
+        if self.options.path == "fast" and not offered:
+            self._jetstream.require("fast ingest")
+            raise PublishError(f"stream {self.stream} does not offer fast ingest: set allow_batched on it")
+        self._offered = self._fast = offered and self.options.path != "window"
+        self.subjects = tuple(config.get("subjects") or ())
+        self._address = addresses(self.subjects)
+        self._connection.listeners.append(self._on_event)
+        self._connection.refusals.append(self._on_refusal)
+        self._connection.observed.add(self, PUBLISHER, self.stream)
+        self._open_inbox()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                await self.flush()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Stop at once; what has no outcome is reported as an error. Idempotent."""
+        if self._subscription is None:
+            return
+        self._subscription.close()
+        self._subscription = None
+        self._connection.listeners.remove(self._on_event)
+        self._connection.refusals.remove(self._on_refusal)
+        for pending in (self._look, self._healing):
+            if pending is not None:
+                pending.cancel()
+        self._give_up("when its publisher was left", "no ack yet")
+        self._connection.observed.retire(self)
+
+    async def publish(self, subject: str, data: bytes, *, msg_id: str = "", headers: Headers | None = None) -> None:
+        """Take one message; waits while the window is full, or the connection lost. The outcome shows in `flush`.
+
+        TypeError, ValueError, BadSubjectError: it can't be published, and was not taken; nor after the client was
+        closed: ConnectionClosedError.
+        """
+        if type(data) is not bytes:
+            data = as_payload(data)
+        wire_subject, ours = self._address(subject)
+        if self._traced is not None:
+            headers = self._traced(subject, headers)
+        block = encode_headers(publish_headers(headers, msg_id=msg_id)) if headers or msg_id else b""
+        if not ours:
+            block = expecting(self.stream, block)  # it may belong to another stream, which must not take it
+        crowded = len(self._waiting) >= self._room or self._waiting_bytes >= self._most_bytes
+        if crowded or self._broken or self._ended or self._settling:
+            if self._connection.state == "closed":
+                raise ConnectionClosedError("the client is closed: nothing more is published")
+            if not self._may_send():
+                await self._until(self._may_send)
+        self._number += 1
+        message = self._waiting[self._number] = Waiting(wire_subject, block, data, msg_id)
+        self._waiting_bytes += len(data)
+        if self._look is None:
+            self._look = asyncio.get_running_loop().call_later(IDLE, self._look_after, self._number)
+        if self._broken:
+            return
+        self._try_to_send(self._number, message)
+        self._unwritten += len(data) + 64
+        if self._unwritten > _WRITE_AHEAD_BYTES:
+            self._unwritten = 0
+            await self._write()
+
+    def _may_send(self) -> bool:
+        """Whether the next message can go: there is room, and what was sent before is not in question."""
+        full = len(self._waiting) >= self._room or self._waiting_bytes >= self._most_bytes
+        return not (full or self._broken or self._ended or self._settling) or not self._waiting
+
+    async def flush(self) -> None:
+        """Return when every message taken so far is stored. PublishError: some are not; it names the first of them."""
+        await self._until(lambda: not self._waiting, ending=True)
+        self._be_fast_again()
+        if self.failures:
+            first, count = self.failures[0], len(self.failures)
+            text = f"{count} of {count + self.stored} messages were not stored; the first: {first}"
+            raise PublishError(text, subject=first.subject, msg_id=first.msg_id)
+
+    def _be_fast_again(self) -> None:
+        """Use fast ingest again, once the messages that were refused or in doubt are dealt with."""
+        if self._offered and not self._fast and not self._waiting:
+            self._fast, self._settling = True, False
+            self._open_inbox()
+
+    async def _write(self) -> None:
+        try:
+            await self._connection.drained()
+            await asyncio.sleep(0)  # acks are read between two writes
+        except NotConnectedError as error:
+            self._broken = str(error)
+
+    async def _until(self, done: Callable[[], bool], *, ending: bool = False) -> None:
+        """Wait for acks until `done`; send again what got none; give up at last."""
+        loop = asyncio.get_running_loop()
+        last_change, settled = loop.time(), self.stored + self.failed
+        while not done():
+            full = self._waiting_bytes >= self._most_bytes  # the server's next ack may be far off
+            if (ending or full) and self._fast and not self._broken and self._waiting:
+                self._end_batch()
+            self._progress.clear()
+            try:
+                if not self._broken:
+                    async with asyncio.timeout(self.options.ack_timeout):
+                        await self._progress.wait()
+            except TimeoutError:
+                self._broken = f"no ack within {self.options.ack_timeout:g} s"
+            if self.stored + self.failed > settled:
+                last_change, settled = loop.time(), self.stored + self.failed
+            if loop.time() - last_change >= self.options.give_up:
+                self._give_up(f"after {self.options.give_up:g} s", self._broken or "no progress")
+            elif self._broken and not done():
+                await self._repair()
+
+    async def _repair(self) -> None:
+        """Begin anew on a fresh inbox, and send again what is in doubt and has a message id."""
+        async with self._repairing:
+            if not self._broken:
+                return
+            logger.warning("publishing to %s again after: %s", self.stream, self._broken, extra={"action": "resend"})
+            try:
+                await self._connection.ready(self.options.ack_timeout)
+            except NotConnectedError as error:
+                self._broken = str(error)
+                await asyncio.sleep(RETRY_DELAY)
+                return
+            reason, self._broken = self._broken, ""
+            if self._fast and any(message.in_doubt for message in self._waiting.values()):
+                self._fast, self._settling = False, True  # a fast batch takes a message that is being stored for stored
+            self._open_inbox()
+            for number, message in list(self._waiting.items()):
+                if message.in_doubt and not message.msg_id:
+                    self._fail(number, f"in doubt, and it has no message id to send it again safely: {reason}")
+            self._renumber()
+            for number, message in list(self._waiting.items()):
+                if not self._broken:
+                    self._try_to_send(number, message)
+            await self._write()
+            if self._broken:  # a socket may be dead before anybody has read so: let the loop get to it
+                await asyncio.sleep(RETRY_DELAY)
+
+    def _renumber(self) -> None:
+        """Number what waits from here on, so that a fast batch counts from 1 without a gap."""
+        self._base = self._number
+        self._waiting = dict(enumerate(self._waiting.values(), start=self._number + 1))
+        self._number += len(self._waiting)
+
+    def _open_inbox(self) -> None:
+        if self._subscription is not None:
+            self._subscription.close()
+        self._inbox = self._connection.new_inbox()
+        self._base, self._ended = self._number, False
+        sink, inbox = self._fast_answers if self._fast else self._window_answers, self._inbox
+        self._flow_prefix = flow_prefix(inbox, max(1, self.options.window // _OUTSTANDING))
+        self._subscription = self._connection.subscribe(inbox.decode() + ".>", lambda raw: sink(inbox, raw))
+
+    def _try_to_send(self, number: int, message: Waiting) -> None:
+        headers = message.headers
+        if self._fast:
+            if self._ended:  # a batch was ended, and all of it is stored: this message begins the next one
+                self._open_inbox()
+                self._base = number - 1
+            place, operation = number - self._base, APPEND
+            if place == 1:  # the whole batch goes where its first message does
+                headers, operation = expecting(self.stream, headers), START
+            reply = b"%b%d.%d.$FI" % (self._flow_prefix, place, operation)
+        else:
+            reply = b"%b.%d" % (self._inbox, number)
+        try:
+            self._connection.put((message.subject, reply, headers, message.data))
+            message.in_doubt = True
+        except NotConnectedError as error:
+            self._broken = str(error)
+        except NattyError as error:  # too large: what follows takes its place
+            self._fail(number, str(error))
+            self._number -= number == self._number
+
+    def _look_after(self, number: int) -> None:
+        """See to what waits, nobody being in `publish` or `flush`: ask for its acks, send it again, or give it up."""
+        self._look = None
+        if not self._waiting:
+            self._be_fast_again()
+            return
+        self._look = asyncio.get_running_loop().call_later(IDLE, self._look_after, self._number)
+        if self._fast and number == self._number and not self._broken:
+            self._end_batch()
+        if self._healing is None or self._healing.done():
+            self._healing = asyncio.ensure_future(self._until(lambda: not self._waiting))
+
+    def _end_batch(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._send_end(next(reversed(self._waiting.values())).subject, self._number - self._base + 1)
+
+    def _send_end(self, subject: bytes, place: int) -> None:
+        """Ask for the acks of all before this place: end the batch without storing anything more."""
+        try:
+            self._connection.put((subject, b"%b%d.%d.$FI" % (self._flow_prefix, place, END), b"", b""))
+        except NotConnectedError as error:
+            self._broken = str(error)
+
+    def _fast_answers(self, inbox: bytes, messages: list[RawMessage]) -> None:
+        if inbox != self._inbox:
+            return
+        for subject, _, block, payload in messages:
+            place = place_of(inbox, subject)
+            if not payload and status_of(block)[0] == 503:
+                self._refuse(place, "no stream takes this subject at the moment")
+                continue
+            answer = read_answer(payload)
+            if answer.type == "ack":
+                self._room = min(self.options.window, _OUTSTANDING * max(1, answer.msgs))
+                self._stored_up_to(self._base + answer.seq)
+            elif answer.error is not None:
+                unknown = answer.error.get("err_code") == BATCH_UNKNOWN and answer.stream == self.stream
+                self._refuse(answer.seq or place, str(answer.error.get("description", "")), batch_unknown=unknown)
+            elif answer.type == "":
+                self._batch_over(answer.count)
+        self._progress.set()
+
+    def _refuse(self, place: int, reason: str, *, batch_unknown: bool = False) -> None:
+        """Take a refusal into account: with gap `fail`, nothing from this place on can have been stored."""
+        self._ended = True
+        doubtful = b""
+        for number, message in self._waiting.items():
+            if number >= self._base + place:
+                message.in_doubt = False
+            elif message.in_doubt and not doubtful:
+                doubtful = message.subject
+        if self._waiting and (batch_unknown or not doubtful):
+            self._begin_anew(reason, fast=batch_unknown)
+        elif doubtful:  # stored or not: the end of the batch will tell
+            self._send_end(doubtful, place)
+
+    def _batch_over(self, count: int) -> None:
+        """The server has closed the batch: the first `count` are stored, and the others are not."""
+        self._stored_up_to(self._base + count)
+        if self._waiting:
+            for message in self._waiting.values():
+                message.in_doubt = False
+            self._begin_anew(f"the server ended a batch after {count} messages", fast=False)
+
+    def _begin_anew(self, reason: str, *, fast: bool) -> None:
+        """Have what waits sent again; by acks of its own for each message where it must show which one is refused."""
+        self._broken = self._broken or reason
+        self._fast = self._fast and fast
+
+    def _stored_up_to(self, number: int) -> None:
+        done = list(takewhile(number.__ge__, self._waiting))
+        self._waiting_bytes -= sum([len(self._waiting.pop(one).data) for one in done])
+        self.stored += len(done)
+
+    def _window_answers(self, inbox: bytes, messages: list[RawMessage]) -> None:
+        if inbox != self._inbox:
+            return
+        prefix = len(inbox) + 1
+        for subject, _, block, payload in messages:
+            number = int(subject[prefix:])
+            if number in self._waiting:
+                self._window_answer(number, block, payload)
+        if self._settling:
+            self._be_fast_again()
+        self._progress.set()
+
+    def _window_answer(self, number: int, block: bytes, payload: bytes) -> None:
+        if not payload and status_of(block)[0] == 503:  # a leader is being elected, or there is no such subject
+            self._send_later(number, "no stream takes this subject: create one whose subjects cover it")
+            return
+        subject = decode(self._waiting[number].subject)
+        try:
+            ack = read_ack(payload, subject)
+        except (PublishError, WrongLastSequenceError) as error:
+            reason, cause = str(error).removeprefix(f"{subject}: "), error.__cause__
+            doubtful = in_process(error)
+            if doubtful or (isinstance(cause, JetStreamError) and cause.code == TOO_MANY_REQUESTS):
+                self._send_later(number, reason, in_doubt=doubtful)
+            else:
+                self._waiting[number].in_doubt = False
+                self._fail(number, reason)
+            return
+        if ack.stream != self.stream:  # the subject has moved since this publisher was opened
+            self._fail(number, f"it was stored in stream {ack.stream}, which has this subject now")
+            return
+        self._waiting_bytes -= len(self._waiting.pop(number).data)
+        self.stored += 1
+        self.duplicates += ack.duplicate
+
+    def _send_later(self, number: int, reason: str, *, in_doubt: bool = False) -> None:
+        message = self._waiting[number]
+        message.in_doubt, message.refused = in_doubt, reason
+        asyncio.get_running_loop().call_later(RETRY_DELAY, self._send_again, self._inbox, number)
+
+    def _send_again(self, inbox: bytes, number: int) -> None:
+        if inbox == self._inbox and number in self._waiting and not self._broken:
+            self._try_to_send(number, self._waiting[number])
+
+    def _fail(self, number: int, reason: str) -> None:
+        message = self._waiting.pop(number)
+        self._waiting_bytes -= len(message.data)
+        self.failed += 1
+        self._on_failure(message.failed(reason))
+        self._progress.set()
+
+    def _give_up(self, when: str, reason: str) -> None:
+        for number, message in list(self._waiting.items()):
+            self._fail(number, f"given up {when}: {message.refused or reason}")
+
+    def _on_event(self, event: str) -> None:
+        if event == "closed":
+            self._broken = "no ack yet"
+            self._give_up("because the client was closed", self._broken)
+        elif event != "connected" and not self._broken:
+            self._broken = "the connection was lost"
+        self._progress.set()
+
+    def _on_refusal(self, text: str) -> None:
+        """Fail what may not be published: the server names the subject and drops the message, a gap in a fast batch."""
+        refused = [n for n, one in self._waiting.items() if one.in_doubt and b'to "%b"' % one.subject in text.encode()]
+        for number in refused:
+            self._waiting[number].in_doubt = False
+            self._fail(number, f"not permitted: {text}")
+        if refused and self._fast:
+            self._refuse(refused[0] - self._base, text)

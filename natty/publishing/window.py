@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from natty.config.units import check_timings
+from natty.errors import PublishError
+from natty.text import decode
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublisherOptions:
+    """How many messages may be on their way, and how long one may take."""
+
+    window: int = 4096
+    window_bytes: int = 64 * 1024 * 1024  # of payloads; a single message may be larger
+    ack_timeout: float = 5.0  # seconds without any progress before the unacknowledged are sent again
+    give_up: float = 30.0  # seconds without any progress before they are reported as errors
+    path: str = "auto"  # "fast": fast ingest; "window": an ack a message; "auto": what server and stream offer
+
+    def __post_init__(self) -> None:
+        check_timings(self, "ack_timeout", "give_up")
+        if self.path not in ("auto", "fast", "window"):
+            raise ValueError(f"path is {self.path!r}; it is auto, fast or window")
+        if self.window < 1:
+            raise ValueError(f"window is {self.window}; at least one message must be on its way")
+
+
+class Waiting(msgspec.Struct, gc=False):
+    """A message that a publisher has taken, and that is neither stored nor failed."""
+
+    subject: bytes
+    headers: bytes
+    data: bytes
+    msg_id: str
+    in_doubt: bool = False  # sent, and nobody knows whether it is stored
+    refused: str = ""  # why the server did not take it at the last try
+
+    def failed(self, reason: str) -> PublishError:
+        """Return the error that names it."""
+        subject = decode(self.subject)
+        name = f"message {self.msg_id!r}" if self.msg_id else f"a message of {len(self.data)} bytes"
+        return PublishError(
+            f"{name} on {subject}: {reason}",
+            subject=subject,
+            msg_id=self.msg_id,
+            data=self.data,
+            in_doubt=self.in_doubt,
+        )

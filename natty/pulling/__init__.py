@@ -1,0 +1,1 @@
+"""Messages from a durable consumer, as they are asked for."""

@@ -1,0 +1,347 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import uuid
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from natty.errors import (
+    ConnectionClosedError,
+    NattyError,
+    NotConnectedError,
+    RequestTimeoutError,
+    StreamNotFoundError,
+    UnsupportedError,
+)
+from natty.jetstream import JetStream
+from natty.wire.connection import Subscription
+from natty.wire.message import ACKS, Batch, RawMessage, ack_tokens, parse_headers, status_of
+
+logger = logging.getLogger("natty.ordered")
+
+RETRY_DELAY = 0.1  # seconds before a lost session is replaced; doubles up to the next line
+RETRY_DELAY_MAX = 2.0
+RECHECK = 0.25  # seconds between two questions whether the leader's last message is still there
+CONFIRM = 1.0  # seconds after which a leader that knows less than we do is asked again: was the stream rolled back?
+LARGEST_REQUEST = 2**31 - 1  # bytes; no message is larger
+IDLE_CONSUMER = 30.0  # seconds after which the server removes a consumer that nobody asks
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderedOptions:
+    """What to read, from where on, and how much may wait to be read."""
+
+    filters: tuple[str, ...] = ()
+    start: Literal["first", "last_per_subject", "new"] | int = "first"  # or the first sequence
+    headers_only: bool = False
+    max_messages: int = 1024  # that have arrived and are not read yet
+    max_bytes: int = 8 * 1024 * 1024
+    heartbeat: float = 5.0  # seconds; a server that is silent for two of them is taken for lost
+    expires: float = 30.0  # seconds that the server keeps a request
+
+    def __post_init__(self) -> None:
+        if self.heartbeat * 2 > self.expires:
+            raise UnsupportedError(
+                f"a heartbeat of {self.heartbeat:g} s is over half of expires, {self.expires:g} s; servers refuse that"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """What follows is of a stream first seen now: at the start, and when it was deleted and made again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vanished:
+    """There is no such stream any more. The reader waits for it to be made again."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """All that the stream's leader held when this session began has been read. Comes once a session."""
+
+
+Step = Batch | Began | Vanished | CaughtUp
+
+
+class _Session:
+    """One consumer and the inbox that it delivers to. Lost with the first message that is missing."""
+
+    def __init__(self, consumer: str, inbox: bytes) -> None:
+        self.consumer, self.inbox = consumer, inbox
+        self.delivered = 0
+        self.requested = 0
+        self.lost = ""
+        self.subscription: Subscription | None = None
+
+
+class Ordered:
+    """Reads a stream in order, every message at most once and without a gap: `async for step in reader`.
+
+    It stands on a consumer of its own, without acks, which is made again where the last message was whenever something
+    is wrong: a missing message, a lost connection, a silent or restarted server, a consumer that is gone. A stream that
+    was deleted and made again, or rolled back, is told from the one before and read from its beginning.
+    Messages that the stream itself drops before they are read (its limits, newer ones of a subject) are no gap.
+    At most `max_messages` wait here: a slow reader leaves the rest in the stream.
+    Protocol: `$JS.API.CONSUMER.CREATE` and `MSG.NEXT`; the idea of ordered consumers is ADR-17's.
+    """
+
+    def __init__(self, jetstream: JetStream, stream: str, options: OrderedOptions | None = None) -> None:
+        self.stream = stream
+        self.options = options or OrderedOptions()
+        self._jetstream = jetstream
+        self._connection = jetstream.connection
+        self._created: str | None = None  # when the stream was made; "" while there is none
+        self._session: _Session | None = None
+        self._arrived: list[RawMessage] = []
+        self._position = 0  # the last sequence that arrived
+        self._read = 0  # the last one that was yielded
+        self._target: int | None = None  # the one to be read before we have caught up
+        self._max_bytes = self.options.max_bytes
+        self._heard = 0.0
+        self._retry_delay = RETRY_DELAY
+        self._wake = asyncio.Event()
+        self._stopping = self._begun = False
+        self._reading = False  # whether a session has ever begun
+
+    def __repr__(self) -> str:
+        state = "stopped" if self._stopping else "reading" if self._session else "waiting"
+        return f"Ordered({self.stream}, {state}, at {self._read})"
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the session is over: nothing follows, or another session with a `CaughtUp` of its own."""
+        return self._stopping or self._session is None or bool(self._session.lost)
+
+    def stop(self) -> None:
+        """End the iteration; what has arrived and was not read is dropped. Idempotent."""
+        self._stopping = True
+        self._wake.set()
+
+    async def __aiter__(self) -> AsyncGenerator[Step, None]:
+        """Yield what happens until `stop`, or the end of the connection. Once: RuntimeError the second time.
+
+        Raises what prevents the first session: StreamNotFoundError, AuthorizationError, NotConnectedError for a client
+        that was not opened, … While there is only no
+        connection or no answer, and whatever happens after that session began, it tries again.
+        """
+        if self._begun:
+            raise RuntimeError(f"{self!r} was iterated over already, or is: make another one")
+        self._begun = True
+        if not self._connection.supervised:
+            raise self._connection.no_session()
+        self._connection.listeners.append(self._on_event)
+        try:
+            while not self._stopping:
+                if self._session is None:
+                    for step in await self._open():
+                        yield step
+                elif self._target is not None and self._read >= self._target:
+                    self._target = None
+                    yield CaughtUp()
+                elif self._session.lost and not self._arrived:
+                    await self._leave(self._session)
+                else:
+                    await self._wait(self._session)
+                    if self._arrived and not self._stopping:
+                        raw, self._arrived = self._arrived, []
+                        self._read = int(ack_tokens(raw[-1][1])[5])
+                        yield Batch(raw)
+        finally:
+            self._connection.listeners.remove(self._on_event)
+            self._stopping = True
+            if self._session is not None:
+                self._close(self._session)
+
+    async def _open(self) -> list[Step]:
+        """Begin a session; return what it is the beginning of. Where that fails, wait before the next try."""
+        steps: list[Step] = []
+        try:
+            consumer = await self._make_consumer(steps)
+            self._target = await self._last()
+        except NattyError as error:
+            closed = isinstance(error, ConnectionClosedError)
+            if not self._reading and (closed or not isinstance(error, RequestTimeoutError | NotConnectedError)):
+                raise
+            if closed:
+                self._stopping = True
+            elif isinstance(error, StreamNotFoundError):
+                steps += [Vanished()] if self._created else []
+                self._created = ""
+            else:
+                logger.warning("can't read stream %s: %s", self.stream, error, extra={"action": "retry"})
+        else:
+            self._begin(consumer)
+            return steps
+        await self._pause()
+        return steps
+
+    async def _make_consumer(self, steps: list[Step]) -> str:
+        """Make a consumer on the stream that there is now; note where that is another one than before."""
+        while True:
+            info = await self._info()
+            if info["created"] == self._created and info["state"]["last_seq"] < self._position:
+                await asyncio.sleep(CONFIRM)
+                info = await self._info()
+            if info["created"] != self._created or info["state"]["last_seq"] < self._position:
+                start = self.options.start if self._created is None else "first"
+                self._created = info["created"]
+                self._position = self._read = _before(start, info["state"]["last_seq"])
+                steps.append(Began())
+            consumer = await self._create_consumer()
+            if (await self._info())["created"] == self._created:
+                return consumer
+            self._delete(consumer)  # the stream was made again in between: the consumer may be on either
+
+    async def _info(self) -> dict[str, Any]:
+        return await self._jetstream.request(f"STREAM.INFO.{self.stream}")
+
+    async def _create_consumer(self) -> str:
+        name = f"natty_{uuid.uuid4().hex}"
+        config: dict[str, Any] = {
+            "name": name,
+            "ack_policy": "none",
+            "mem_storage": True,
+            "num_replicas": 1,
+            "inactive_threshold": int(IDLE_CONSUMER * 1e9),
+            "headers_only": self.options.headers_only,
+            "filter_subjects": list(self.options.filters),
+            "deliver_policy": "last_per_subject" if self.options.start == "last_per_subject" else "all",
+        }
+        if self._position:
+            config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self._position + 1}
+        body = {"stream_name": self.stream, "config": config, "action": "create"}
+        await self._jetstream.request(f"CONSUMER.CREATE.{self.stream}.{name}", body)
+        return name
+
+    async def _last(self) -> int:
+        """Return the sequence of the last message that we are to read, as the stream's leader has it; 0 for none."""
+        reads = (self._jetstream.read(self.stream, subject=one) for one in self.options.filters or (">",))
+        return max(last.sequence if last else 0 for last in await asyncio.gather(*reads))
+
+    def _begin(self, consumer: str) -> None:
+        self._reading = True
+        session = self._session = _Session(consumer, self._connection.new_inbox())
+        session.subscription = self._connection.subscribe(
+            session.inbox.decode(), lambda raw: self._receive(session, raw)
+        )
+
+    async def _leave(self, session: _Session) -> None:
+        logger.info("%r begins a new session: %s", self, session.lost, extra={"action": "renew"})
+        self._close(session)
+        self._session = None
+        await self._pause()
+
+    def _close(self, session: _Session) -> None:
+        if session.subscription is not None:
+            session.subscription.close()
+        self._delete(session.consumer)
+
+    def _delete(self, consumer: str) -> None:
+        """Ask for its end, without waiting for the answer: the server removes an idle one by itself, too."""
+        with contextlib.suppress(NotConnectedError):
+            subject = f"{self._jetstream.prefix}.CONSUMER.DELETE.{self.stream}.{consumer}"
+            self._connection.send(subject, reply=self._connection.new_inbox())
+
+    async def _pause(self) -> None:
+        delay = self._retry_delay * random.uniform(0.5, 1.0)
+        self._retry_delay = min(2 * self._retry_delay, RETRY_DELAY_MAX)
+        self._wake.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay):
+                while not self._stopping:
+                    await self._wake.wait()
+                    self._wake.clear()
+
+    async def _wait(self, session: _Session) -> None:
+        """Return when something has arrived or happened; every now and then while we wait to have caught up."""
+        loop = asyncio.get_running_loop()
+        while not (self._arrived or self._stopping or session.lost):
+            self._ask(session)
+            silence = max(RETRY_DELAY, self._heard + 2 * self.options.heartbeat - loop.time())
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(silence if self._target is None else min(silence, RECHECK)):
+                    await self._wake.wait()
+            except TimeoutError:
+                if loop.time() >= self._heard + 2 * self.options.heartbeat:
+                    session.lost = "the server was silent for two heartbeats"
+                elif self._target is not None:  # what we wait for may have been dropped before we could read it
+                    with contextlib.suppress(NattyError):
+                        self._target = await self._last()
+                    return
+
+    def _ask(self, session: _Session) -> None:
+        if session.requested or not self._connection.connected:
+            return
+        session.requested = self.options.max_messages
+        request = {
+            "batch": session.requested,
+            "max_bytes": self._max_bytes,
+            "expires": int(self.options.expires * 1e9),
+            "idle_heartbeat": int(self.options.heartbeat * 1e9),
+        }
+        self._heard = asyncio.get_running_loop().time()
+        subject = f"{self._jetstream.prefix}.CONSUMER.MSG.NEXT.{self.stream}.{session.consumer}"
+        self._connection.send(subject, msgspec.json.encode(request), reply=session.inbox)
+
+    def _receive(self, session: _Session, messages: list[RawMessage]) -> None:
+        if session is not self._session or session.lost:
+            return
+        self._heard = asyncio.get_running_loop().time()
+        data = [raw for raw in messages if raw[1].startswith(ACKS)]
+        if data:
+            first, last = ack_tokens(data[0][1]), ack_tokens(data[-1][1])
+            if (int(first[6]), int(last[6])) != (session.delivered + 1, session.delivered + len(data)):
+                self._lose(session, "a message is missing")
+                return
+            session.delivered += len(data)
+            session.requested -= len(data)
+            self._arrived += data
+            self._position = int(last[5])
+            self._wake.set()
+        for raw in messages if len(data) != len(messages) else ():
+            if not raw[1].startswith(ACKS):
+                self._status(session, raw)
+
+    def _status(self, session: _Session, raw: RawMessage) -> None:
+        """Take a status into account: 100 heartbeat, 404/408/409 end of a request, 503 nobody there."""
+        status, text = status_of(raw[2])
+        headers = parse_headers(raw[2])
+        if status == 100:
+            self._retry_delay = RETRY_DELAY
+            if int(headers.get("Nats-Last-Consumer", ["0"])[0]) > session.delivered:
+                self._lose(session, "a message is missing")
+            return
+        if status == 409 and "exceeds max" in text.lower():
+            self._max_bytes = min(2 * self._max_bytes, LARGEST_REQUEST)
+        elif status not in (404, 408) and text != "Batch Completed":
+            self._lose(session, f"{status} {text}")
+            return
+        session.requested -= int(headers.get("Nats-Pending-Messages", ["0"])[0])
+        if session.requested:
+            self._lose(session, "a message is missing")
+        self._wake.set()
+
+    def _lose(self, session: _Session, why: str) -> None:
+        session.lost = why
+        self._wake.set()
+
+    def _on_event(self, event: str) -> None:
+        if event == "connected" and self._session is not None:
+            self._lose(self._session, "connected anew")
+        elif event == "closed":
+            self.stop()
+
+
+def _before(start: str | int, last: int) -> int:
+    """Return the sequence before the first one to read."""
+    if isinstance(start, int):
+        return start - 1
+    return last if start == "new" else 0

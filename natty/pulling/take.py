@@ -1,0 +1,148 @@
+"""The next messages of a durable consumer, for who wants a few and then leaves. Who stays reads with `Pull`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from natty.errors import AuthorizationError, JetStreamError, NattyError, NotConnectedError, RequestTimeoutError
+from natty.jetstream import JetStream
+from natty.streams.nearest import naming_nearest
+from natty.streams.settings import NANOSECONDS
+from natty.wire.connection import Connection
+from natty.wire.message import ACKS, Batch, RawMessage, status_of
+
+LOT = 500  # messages of one request
+TIMED_OUT = 408
+
+
+async def take(
+    jetstream: JetStream, stream: str, consumer: str, count: int, *, wait: float
+) -> AsyncGenerator[Batch, None]:
+    """Yield the next messages as they come, `count` at most; end early when none came for `wait` seconds.
+
+    One request for 500 messages and nothing else goes over the wire (`$JS.API.CONSUMER.MSG.NEXT`, ADR-37); only where
+    it is refused, the server is asked why: StreamNotFoundError and ConsumerNotFoundError name what is nearly meant,
+    JetStreamError tells the rest. AuthorizationError, NotConnectedError, RequestTimeoutError if the server is silent.
+    """
+    subject = f"{jetstream.prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+    with _Inbox(jetstream.connection, subject) as inbox:
+        most, expires, refused, quiet = LOT, wait, False, 0.0
+        while count and quiet < wait:
+            lot = min(count, most)
+            inbox.ask(lot, expires)
+            quiet += expires
+            while lot:
+                messages, status, text = await inbox.arrival(expires)
+                if messages:
+                    yield Batch(messages, jetstream.connection)
+                    lot -= len(messages)
+                    count -= len(messages)
+                    quiet = 0.0
+                if status and status != TIMED_OUT:
+                    limits = await _limits(jetstream, stream, consumer, text, again=refused)
+                    most, expires, refused, quiet = min(most, limits[0]), min(expires, limits[1]), True, 0.0
+                if status:
+                    break
+
+
+async def why_silent(jetstream: JetStream, stream: str, consumer: str) -> str:
+    """Return why a consumer that is there delivers nothing, as the end of a sentence; "" if that is not known."""
+    with suppress(NattyError):
+        told = await jetstream.request(f"CONSUMER.INFO.{stream}.{consumer}")
+        if told.get("paused"):
+            return f"; it is paused until {told['config']['pause_until']}"
+        most, open_ = told["config"].get("max_ack_pending", 0), told["num_ack_pending"]
+        if 0 < most <= open_:
+            return f"; {open_} delivered messages wait for their acknowledgement, and more than {most} may not"
+        if open_:
+            return f"; {open_} delivered messages wait for their acknowledgement"
+    return ""
+
+
+class _Inbox:
+    """Requests and what comes in answer to them. In the end, what nobody took is handed back."""
+
+    def __init__(self, connection: Connection, subject: str) -> None:
+        self._connection, self._subject = connection, subject
+        self._inbox = connection.new_inbox()
+        self._arrived: list[RawMessage] = []
+        self._owed = 0  # messages that were asked for
+        self._wake = asyncio.Event()
+        self._error: NattyError | None = None
+
+    def __enter__(self) -> _Inbox:
+        self._subscription = self._connection.subscribe(self._inbox.decode(), self._receive)
+        self._connection.refusals.append(self._refused)
+        self._connection.listeners.append(self._on_event)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.refusals.remove(self._refused)
+        self._connection.listeners.remove(self._on_event)
+        self._subscription.close(last=self._hand_back if self._owed else None)
+        self._hand_back(self._arrived)
+
+    def ask(self, messages: int, expires: float) -> None:
+        """Send a request."""
+        body = {"batch": messages, "expires": int(expires * NANOSECONDS)}
+        self._owed = messages
+        self._connection.send(self._subject, msgspec.json.encode(body), reply=self._inbox)
+
+    async def arrival(self, expires: float) -> tuple[list[RawMessage], int, str]:
+        """Return the messages that have come, and the status that ended the request or 0 while it goes on."""
+        patience = self._connection.config.timeout
+        try:
+            async with asyncio.timeout(expires + patience):
+                await self._wake.wait()
+        except TimeoutError:
+            text = f"no answer on {self._subject} within {expires + patience:g} s"
+            raise RequestTimeoutError(text) from None
+        if self._error:
+            raise self._error
+        self._wake.clear()
+        arrived, self._arrived = self._arrived, []
+        messages = [raw for raw in arrived if raw[1].startswith(ACKS)]
+        self._owed -= len(messages)
+        for raw in arrived:
+            if not raw[1] and (status := status_of(raw[2]))[0] != 100:
+                self._owed = 0
+                return messages, *status
+        return messages, 0, ""
+
+    def _receive(self, messages: list[RawMessage]) -> None:
+        self._arrived += messages
+        self._wake.set()
+
+    def _hand_back(self, messages: list[RawMessage]) -> None:
+        with suppress(NotConnectedError):
+            self._connection.send_to_each([raw[1] for raw in messages if raw[1].startswith(ACKS)], b"-NAK")
+
+    def _refused(self, text: str) -> None:
+        if f'"{self._subject}"' in text:
+            self._fail(AuthorizationError(f"not permitted: {text}"))
+
+    def _on_event(self, event: str) -> None:
+        if event == "disconnected":
+            self._fail(NotConnectedError("the connection was lost; what was delivered meanwhile comes after ack_wait"))
+
+    def _fail(self, error: NattyError) -> None:
+        self._error = error
+        self._wake.set()
+
+
+async def _limits(jetstream: JetStream, stream: str, consumer: str, text: str, *, again: bool) -> tuple[int, float]:
+    """Find out why a request was refused: raise that, or return the messages and seconds that it may ask for."""
+    async with naming_nearest(jetstream, stream, consumer):
+        config: dict[str, Any] = (await jetstream.request(f"CONSUMER.INFO.{stream}.{consumer}"))["config"]
+    name = f"consumer {consumer} of stream {stream}"
+    if target := config.get("deliver_subject"):
+        raise JetStreamError(f"{name} pushes its messages to {target}: nothing is taken from it; `natty sub` listens")
+    most, longest = max(0, config.get("max_batch", 0)), max(0, config.get("max_expires", 0)) / NANOSECONDS
+    if again or not (most or longest):
+        raise JetStreamError(f"{name} refused the request: {text or 'nobody answers for it; try again'}")
+    return most or LOT, longest or float("inf")

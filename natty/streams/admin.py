@@ -1,0 +1,113 @@
+"""What an administrator does with the messages of a stream: purge, delete one, look at one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from natty.errors import ConfigError, JetStreamError, NattyError
+from natty.jetstream import JetStream, StoredMessage
+from natty.streams.ensure import stream_state
+from natty.streams.listing import Listing, all_consumers
+from natty.streams.names import check_name
+from natty.wire.servers import FAULTS, Version
+from natty.wire.subjects import covers, overlap
+
+_NOT_DELETED = frozenset({10043, 10057})  # there is no such message, or the stream denies deleting
+
+
+class MessageNotFoundError(NattyError):
+    """The stream has no such message."""
+
+
+class PurgeRefused(NattyError):
+    """A purge by subject would make consumers lose messages on other subjects; nothing was deleted."""
+
+
+async def message(jetstream: JetStream, stream: str, *, sequence: int = 0, last_for: str = "") -> StoredMessage:
+    """Return the message at a sequence, or the last one on a subject, wildcards too, read from the stream's leader.
+
+    MessageNotFoundError tells which sequences there are; StreamNotFoundError.
+    """
+    found = await jetstream.read(check_name("stream", stream), sequence=sequence, subject=last_for)
+    if found is not None:
+        return found
+    what = f"on {last_for}" if last_for else f"at sequence {sequence}"
+    state = await stream_state(jetstream, stream)
+    held = f"{state['first_seq']} to {state['last_seq']}" if state["messages"] else "none"
+    raise MessageNotFoundError(f"stream {stream} has no message {what}; it holds {held}")
+
+
+async def purge(
+    jetstream: JetStream, stream: str, *, subject: str = "", below: int = 0, keep: int = 0, allow_pending: bool = False
+) -> int:
+    """Delete messages of a stream at once and return how many: all, or those that every given limit allows.
+
+    `subject` takes only messages on it, wildcards too; `below` those before a sequence, "truncate"; `keep` leaves the
+    newest so many. StreamNotFoundError; JetStreamError where the stream denies it, and where the server refuses both
+    `below` and `keep`: ConfigError, before anything is asked. PurgeRefused, unless `allow_pending`: with a subject, the
+    server would forget other messages that consumers hold; see `check_purge`. Protocol: ADR-10's STREAM.PURGE.
+    """
+    if below and keep:
+        raise ConfigError("a purge is down to a sequence, or keeps a number of messages: not both")
+    if subject and not allow_pending:
+        await check_purge(jetstream, stream, subject)
+    body = {"filter": subject, "seq": below, "keep": keep}
+    answer = await jetstream.request(
+        f"STREAM.PURGE.{check_name('stream', stream)}", {key: value for key, value in body.items() if value}
+    )
+    return int(answer["purged"])
+
+
+async def check_purge(jetstream: JetStream, stream: str, subject: str, *, held: bool = True) -> None:
+    """PurgeRefused if consumers would lose messages that a purge of this subject leaves in the stream.
+
+    nats-server forgets what they hold unacknowledged (looked at if `held`), and, before 2.15, what consumers with
+    several filters have not been delivered yet. A hint: what is delivered between this look and the purge is forgotten.
+    """
+    consumers = await all_consumers(jetstream, check_name("stream", stream))
+    hazards = purge_hazards(consumers, subject, jetstream.connection.server_version, held=held)
+    if hazards:
+        more = f", and {len(hazards) - 3} more" if len(hazards) > 3 else ""
+        raise PurgeRefused(
+            f"stream {stream} was not purged by subject {subject}: {'; '.join(hazards[:3])}{more}. The server would not"
+            " deliver those messages again. Wait until they are acknowledged; `natty stream purge --allow-pending`, or"
+            " allow_pending=True, purges all the same"
+        )
+
+
+def purge_hazards(consumers: Listing, subject: str, version: Version, *, held: bool = True) -> list[str]:
+    """Return what to say of each consumer that would lose something by the purge, or that nobody answers for."""
+    found = {one["name"]: purge_hazard(one, subject, version, held=held) for one in consumers.found}
+    hazards = [f"consumer {name} {why}" for name, why in found.items() if why]
+    return hazards + [f"nobody answers for consumer {name}" for name in consumers.missing]
+
+
+def purge_hazard(consumer: Mapping[str, Any], subject: str, version: Version, *, held: bool = True) -> str:
+    """Return what a consumer, as CONSUMER.INFO shows it, would lose by a purge of a subject; empty: nothing."""
+    config = consumer["config"]
+    filters = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
+    covered = [covers([subject], one) for one in filters]
+    if all(covered) or not any(overlap(subject, one) for one in filters):
+        return ""
+    if held and consumer["num_ack_pending"]:
+        return f"holds {consumer['num_ack_pending']} unacknowledged messages"
+    if FAULTS["purge with several filters"].affects(version) and any(covered) and consumer["num_pending"]:
+        return f"has not been delivered {consumer['num_pending']} messages, some of them on its other subjects"
+    return ""
+
+
+async def delete_message(jetstream: JetStream, stream: str, sequence: int, *, erase: bool = True) -> bool:
+    """Delete one message, by default overwriting it on the disk; return False if there is none at this sequence.
+
+    Without `erase` it is only marked as deleted, which is faster. StreamNotFoundError; JetStreamError where the stream
+    denies deleting.
+    """
+    body: dict[str, Any] = {"seq": sequence} | ({} if erase else {"no_erase": True})
+    try:
+        await jetstream.request(f"STREAM.MSG.DELETE.{check_name('stream', stream)}", body)
+    except JetStreamError as error:
+        if error.err_code in _NOT_DELETED and await jetstream.read(stream, sequence=sequence) is None:
+            return False
+        raise
+    return True

@@ -1,0 +1,162 @@
+"""Durable pull consumers as people ask for them: where to start, how to retry, and what can't be meant. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import combinations
+from typing import Any
+
+from natty.config.units import nanoseconds_of, parse_duration, parse_time, show_duration, show_time
+from natty.errors import ConfigError
+from natty.streams.file import ONLY_DURABLE, check_consumer_settings
+from natty.streams.settings import NANOSECONDS, from_wire
+from natty.wire.subjects import check_pattern, overlap
+
+_STARTS = {
+    "all": "all",
+    "new": "new",
+    "next": "new",
+    "last": "last",
+    "subject": "last_per_subject",
+    "last_per_subject": "last_per_subject",
+}
+_OF_ONE = {"name", "durable_name", "pause_until"}
+_WITHOUT_ACKS = ("ack_wait", "backoff", "max_deliver", "max_ack_pending")
+_GROUPS = {"pinned_groups": "pinned_client", "overflow_groups": "overflow", "prioritized_groups": "prioritized"}
+
+
+def settings_from(document: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the settings in a consumer's configuration as the server writes it; durations become seconds.
+
+    Its names are left out, and until when it is paused. ConfigError for another kind of consumer, and for what no
+    consumer has.
+    """
+    if document.get("deliver_subject"):
+        raise ConfigError(f"{where} is of a push consumer: {ONLY_DURABLE}")
+    settings = from_wire({name: value for name, value in document.items() if name not in _OF_ONE})
+    if waits := settings.get("backoff"):
+        settings["backoff"] = [wait / NANOSECONDS for wait in waits]
+        settings.pop("ack_wait", None)  # the server shows the first of them
+    if only := settings.pop("filter_subject", None):
+        settings["filter_subjects"] = [only]
+    check_consumer_settings(settings, where, units=False)
+    return settings
+
+
+def start_at(text: str, now: datetime) -> dict[str, Any]:
+    """Return the settings for a start as the `nats` tool's `--deliver` names it.
+
+    all, new, last, subject (the last of each), a sequence, a duration back from `now`, or a time. ValueError.
+    """
+    if policy := _STARTS.get(text):
+        return {"deliver_policy": policy}
+    if text.isdecimal():
+        if int(text) < 1:
+            raise ValueError("a stream's first sequence is 1: write 1 or more, or all")
+        return {"deliver_policy": "by_start_sequence", "opt_start_seq": int(text)}
+    try:
+        when_ns = _ns_of(text, now, backwards=True)
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is no start; write all, new, last, subject, a sequence, a duration as 1h, or a time"
+        ) from None
+    return {"deliver_policy": "by_start_time", "opt_start_time": show_time(when_ns)}
+
+
+def time_of(text: str, now: datetime) -> datetime:
+    """Return a moment given as a duration from `now` on, or as a time, in UTC unless it says. ValueError.
+
+    It has microseconds: what is finer is cut.
+    """
+    return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=_ns_of(text, now) // 1000)
+
+
+def _ns_of(text: str, now: datetime, *, backwards: bool = False) -> int:
+    """Return the Unix nanoseconds of a time, or of a duration from `now` on (or back). ValueError."""
+    try:
+        return parse_time(text, UTC)
+    except ValueError:
+        distance = round(parse_duration(text) * 1e9)
+        return nanoseconds_of(now) + (-distance if backwards else distance)
+
+
+def on_wire(when: datetime) -> str:
+    """Return a moment as the server writes it, which leaves out zeros at the end: so it can be compared."""
+    return show_time(nanoseconds_of(when))
+
+
+def linear_backoff(steps: int, shortest: float, longest: float) -> list[float]:
+    """Return so many waits in seconds that grow evenly from the shortest towards the longest, as jsm makes them."""
+    low, high = sorted((shortest, longest))
+    return [round(low + step * (high - low) / steps, 3) for step in range(steps)]
+
+
+def priority(groups: Mapping[str, Sequence[str]], pinned_ttl: float | None = None) -> dict[str, Any]:
+    """Return the settings of a priority policy from pinned_groups, overflow_groups or prioritized_groups (ADR-42).
+
+    ConfigError for more than one of them, and for a `pinned_ttl`, seconds, without pinned groups.
+    """
+    given = [name for name in _GROUPS if groups.get(name)]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)}: a consumer has groups of one kind")
+    if pinned_ttl is not None and given != ["pinned_groups"]:
+        raise ConfigError(f"pinned_ttl {show_duration(pinned_ttl)} is for pinned groups: name them, too")
+    if not given:
+        return {}
+    policy: dict[str, Any] = {"priority_policy": _GROUPS[given[0]], "priority_groups": list(groups[given[0]])}
+    return policy if pinned_ttl is None else policy | {"priority_timeout": pinned_ttl}
+
+
+def check_consumer(settings: Mapping[str, Any], stream: Mapping[str, Any]) -> None:
+    """ConfigError if these settings, seconds, contradict each other or the stream's configuration; BadSubjectError.
+
+    What servers refuse by themselves is left to them; here is what they take without a word, or refuse without the
+    numbers (tried on nats-server 2.15).
+    """
+    _check_acks(settings)
+    _check_backoff(settings)
+    for name in ("max_deliver", "max_ack_pending"):
+        if (value := settings.get(name)) is not None and (value == 0 or value < -1):
+            raise ConfigError(f"{name} {value} can't be meant: 1 or more, or -1 for no limit")
+    _check_filters(settings.get("filter_subjects") or [], stream)
+
+
+def _check_acks(settings: Mapping[str, Any]) -> None:
+    if settings.get("ack_policy") != "none":
+        return
+    if useless := [name for name in _WITHOUT_ACKS if settings.get(name) not in (None, [], -1)]:
+        raise ConfigError(f"with ack_policy none nothing is ever acknowledged: leave out {', '.join(useless)}")
+
+
+def _check_backoff(settings: Mapping[str, Any]) -> None:
+    waits, ack_wait, most = (settings.get(name) for name in ("backoff", "ack_wait", "max_deliver"))
+    if not waits:
+        return
+    if ack_wait is not None and ack_wait != waits[0]:
+        raise ConfigError(
+            f"ack_wait {show_duration(ack_wait)} and a backoff that begins with {show_duration(waits[0])} contradict"
+            " each other: the server would take the backoff's and drop the other; leave ack_wait out"
+        )
+    if most is not None and 0 < most < len(waits):
+        raise ConfigError(
+            f"max_deliver {most} is less than the {len(waits)} waits of backoff: the last ones would never be waited;"
+            f" raise it to {len(waits) + 1} or leave waits out"
+        )
+
+
+def _check_filters(filters: Sequence[str], stream: Mapping[str, Any]) -> None:
+    for one in filters:
+        check_pattern(one)
+    for one, other in combinations(filters, 2):
+        if overlap(one, other):
+            raise ConfigError(f"filters {one} and {other} overlap: leave out the narrower one")
+    subjects = stream.get("subjects") or []
+    if not subjects or any(stream.get(name) for name in ("mirror", "sources", "subject_transform")):
+        return  # what it stores bears other subjects, too
+    for one in filters:
+        if not any(overlap(one, subject) for subject in subjects):
+            raise ConfigError(
+                f"filter {one} matches nothing that stream {stream['name']} stores: its subjects are"
+                f" {', '.join(subjects)}"
+            )

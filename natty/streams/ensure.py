@@ -1,0 +1,344 @@
+"""Make streams and consumers what is wanted. Every request here may be repeated: the result is the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from natty.errors import (
+    ConfigError,
+    ConsumerExistsError,
+    ConsumerNotFoundError,
+    JetStreamError,
+    NotConnectedError,
+    RequestTimeoutError,
+    StreamExistsError,
+    StreamNotFoundError,
+    UnsupportedError,
+)
+from natty.jetstream import OWN_API, STREAM_EXISTS, JetStream
+from natty.streams.file import ONLY_DURABLE, check_consumer_settings, check_stream_settings
+from natty.streams.names import check_name
+from natty.streams.origins import refuse_lossy_sources
+from natty.streams.plan import CONSUMER, STREAM, Judge, Plan, Risk, plan
+from natty.streams.settings import differing, to_wire
+
+WITHIN = 30.0  # seconds in which a request must be answered: so long may it take a cluster to elect a leader
+ONE_TRY = 2.0  # seconds before a request that got no answer is sent again
+ROUNDS = 5  # of reading, comparing and changing, while others change the same
+_CONSUMER_EXISTS = 10148
+_NOT_CLUSTERED = 10074
+_UNAVAILABLE = 10008  # the cluster has no meta leader at the moment
+_UNCHANGED: frozenset[Risk] = frozenset()
+_SAFELY = frozenset({Risk.SAFE})
+_DELIBERATELY = frozenset({Risk.SAFE, Risk.DESTRUCTIVE})
+_STREAM_DEFAULTS = {"storage": "file", "retention": "limits"}
+_CONSUMER_DEFAULTS = {
+    "ack_policy": "explicit",
+    "deliver_policy": "all",
+    "max_ack_pending": 1000,
+    "ack_wait": 30.0,
+    "max_deliver": -1,
+}
+
+
+async def create_stream(jetstream: JetStream, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the stream if there is none, and return its configuration; one that exists is never changed.
+
+    `settings` are the server's own names (`subjects`, `num_replicas`, `max_age`, …); durations are seconds or text as
+    "7d", sizes bytes or text as "1GiB". ConfigError for what no stream has, or can't be meant; StreamExistsError with
+    the difference if it exists with other settings than the ones named.
+    """
+    return await _ensure(_Stream(jetstream, name), _stream(name, settings), _UNCHANGED)
+
+
+async def create_replicated(jetstream: JetStream, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """As `create_stream`, with three replicas on a cluster, else one, unless the settings name `num_replicas`."""
+    if "num_replicas" in settings:
+        return await create_stream(jetstream, name, settings)
+    perhaps_clustered = jetstream.connection.server_info.get("cluster") or jetstream.prefix != OWN_API
+    try:
+        return await create_stream(jetstream, name, {**settings, "num_replicas": 3 if perhaps_clustered else 1})
+    except JetStreamError as error:
+        if error.err_code != _NOT_CLUSTERED:  # a server with leaf nodes calls itself a cluster, too
+            raise
+    return await create_stream(jetstream, name, {**settings, "num_replicas": 1})
+
+
+async def ensure_stream(
+    jetstream: JetStream, name: str, settings: Mapping[str, Any], *, allow_destructive: bool = False
+) -> dict[str, Any]:
+    """Make the stream, or change what differs from the settings named if that is safe; return its configuration.
+
+    Settings that are not named stay as they are. StreamExistsError with the difference, and nothing changed, if a
+    change is not safe (`plan.STREAM` says which are); `allow_destructive` makes those too that the server can make.
+    Unanswered requests, as while a cluster elects leaders, are sent again for 30 seconds: RequestTimeoutError.
+    """
+    return await _ensure(
+        _Stream(jetstream, name), _stream(name, settings), _DELIBERATELY if allow_destructive else _SAFELY
+    )
+
+
+async def plan_stream(jetstream: JetStream, name: str, settings: Mapping[str, Any]) -> Plan:
+    """Return what `ensure_stream` would do, and do nothing."""
+    return await _plan(_Stream(jetstream, name), _stream(name, settings))
+
+
+async def create_document(jetstream: JetStream, config: Mapping[str, Any]) -> dict[str, Any]:
+    """As `create_stream`, of a configuration in the server's own terms: its `name` in it, durations in nanoseconds."""
+    return await _ensure(_Stream(jetstream, config["name"]), _unnamed(config), _UNCHANGED)
+
+
+async def plan_document(jetstream: JetStream, config: Mapping[str, Any]) -> Plan:
+    """As `plan_stream`, of a configuration in the server's own terms."""
+    return await _plan(_Stream(jetstream, config["name"]), _unnamed(config))
+
+
+async def change_document(jetstream: JetStream, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Change what differs from a configuration in the server's own terms, destructive or not; return what it is then.
+
+    What it does not name stays as it is. StreamNotFoundError; StreamExistsError if a change is impossible.
+    """
+    return await _ensure(_Stream(jetstream, config["name"]), _unnamed(config), _DELIBERATELY, make=False)
+
+
+async def create_consumer(
+    jetstream: JetStream, stream: str, durable: str, settings: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Make the durable pull consumer if there is none, and return its configuration; one that exists is never changed.
+
+    Durations (`ack_wait`, …) are seconds or text as "30s". ConfigError for what no consumer has, for the settings of a
+    push consumer, and if there is a push consumer of this name; ConsumerExistsError with the difference if it exists
+    with other settings than the ones named; StreamNotFoundError.
+    """
+    target = _Consumer(jetstream, durable, stream)
+    return await _ensure(target, _consumer(target, settings), _UNCHANGED)
+
+
+async def ensure_consumer(
+    jetstream: JetStream,
+    stream: str,
+    durable: str,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    allow_destructive: bool = False,
+) -> dict[str, Any]:
+    """Make the durable pull consumer, or change what differs from the settings named if that is safe.
+
+    As `ensure_stream`; `plan.CONSUMER` says what is safe. Raises as `create_consumer`.
+    """
+    target, allowed = _Consumer(jetstream, durable, stream), _DELIBERATELY if allow_destructive else _SAFELY
+    return await _ensure(target, _consumer(target, settings), allowed)
+
+
+async def plan_consumer(jetstream: JetStream, stream: str, durable: str, settings: Mapping[str, Any]) -> Plan:
+    """Return what `ensure_consumer` would do, and do nothing; a missing stream has no consumers."""
+    target = _Consumer(jetstream, durable, stream)
+    try:
+        return await _plan(target, _consumer(target, settings))
+    except StreamNotFoundError:
+        return Plan(f"consumer {durable} of stream {stream}", missing=True)
+
+
+async def delete_stream(jetstream: JetStream, name: str) -> None:
+    """Delete the stream with its messages and consumers; a missing one is no error."""
+    try:
+        await _ask(jetstream, f"STREAM.DELETE.{check_name('stream', name)}")
+    except StreamNotFoundError:
+        return
+
+
+async def delete_consumer(jetstream: JetStream, stream: str, durable: str) -> None:
+    """Delete the consumer; a missing one, or a missing stream, is no error."""
+    try:
+        await _ask(jetstream, f"CONSUMER.DELETE.{check_name('stream', stream)}.{check_name('consumer', durable)}")
+    except (ConsumerNotFoundError, StreamNotFoundError):
+        return
+
+
+async def stream_state(jetstream: JetStream, name: str, *, deleted: bool = False) -> dict[str, Any]:
+    """Return the stream's state: messages, first_seq, last_seq, …; with `deleted`, the sequences deleted inside it."""
+    answer = await jetstream.request(f"STREAM.INFO.{name}", {"deleted_details": True} if deleted else None)
+    return dict(answer["state"])
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """A stream on the server."""
+
+    jetstream: JetStream
+    name: str
+    exists_error = StreamExistsError
+    missing_error = StreamNotFoundError
+    exists_code = STREAM_EXISTS
+    judges: ClassVar[Mapping[str, Judge]] = STREAM
+    anew = "make another stream and copy the messages by its `sources`, or delete this one with `natty stream rm`"
+
+    def __post_init__(self) -> None:
+        check_name("stream", self.name)
+
+    def __str__(self) -> str:
+        return f"stream {self.name}"
+
+    async def read(self) -> dict[str, Any] | None:
+        try:
+            return dict((await _ask(self.jetstream, f"STREAM.INFO.{self.name}"))["config"])
+        except StreamNotFoundError:
+            return None
+
+    async def create(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        config = _STREAM_DEFAULTS | dict(wanted) | {"name": self.name}
+        await refuse_lossy_sources(self.jetstream, config)
+        return dict((await _ask(self.jetstream, f"STREAM.CREATE.{self.name}", config))["config"])
+
+    async def update(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        await refuse_lossy_sources(self.jetstream, config)
+        return dict((await _ask(self.jetstream, f"STREAM.UPDATE.{self.name}", config))["config"])
+
+
+@dataclass(frozen=True)
+class _Consumer:
+    """A durable pull consumer on the server. Its configurations here have the filter in the plural."""
+
+    jetstream: JetStream
+    name: str
+    stream: str
+    exists_error = ConsumerExistsError
+    missing_error = ConsumerNotFoundError
+    exists_code = _CONSUMER_EXISTS
+    judges: ClassVar[Mapping[str, Judge]] = CONSUMER
+    anew = "make another consumer, or delete this one: its position is then lost"
+
+    def __post_init__(self) -> None:
+        check_name("stream", self.stream)
+        check_name("consumer", self.name)
+
+    def __str__(self) -> str:
+        return f"consumer {self.name} of stream {self.stream}"
+
+    async def read(self) -> dict[str, Any] | None:
+        try:
+            answer = await _ask(self.jetstream, f"CONSUMER.INFO.{self.stream}.{self.name}")
+        except ConsumerNotFoundError:
+            return None
+        if target := answer["config"].get("deliver_subject"):
+            raise ConfigError(f"{self} is a push consumer, it sends its messages to {target}: {ONLY_DURABLE}")
+        return _plural(answer["config"])
+
+    async def create(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        return await self._write("create", to_wire(_CONSUMER_DEFAULTS) | dict(wanted))
+
+    async def update(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        return await self._write("update", config)
+
+    async def _write(self, action: str, config: Mapping[str, Any]) -> dict[str, Any]:
+        named = _singular(config) | {"durable_name": self.name, "name": self.name}
+        body = {"stream_name": self.stream, "config": named, "action": action}
+        return _plural((await _ask(self.jetstream, f"CONSUMER.CREATE.{self.stream}.{self.name}", body))["config"])
+
+
+async def _plan(target: _Stream | _Consumer, wanted: Mapping[str, Any]) -> Plan:
+    actual = await target.read()
+    return Plan(str(target), missing=True) if actual is None else plan(str(target), wanted, actual, target.judges)
+
+
+async def _ensure(
+    target: _Stream | _Consumer, wanted: Mapping[str, Any], allowed: frozenset[Risk], *, make: bool = True
+) -> dict[str, Any]:
+    """Read, compare and change until nothing differs. The server compares no revisions: what we wrote is read back."""
+    todo = Plan(str(target))
+    for _ in range(ROUNDS):
+        actual = await target.read()
+        if actual is None:
+            if not make:
+                raise target.missing_error(f"there is no {target}")
+            try:
+                actual = await target.create(wanted)
+            except JetStreamError as error:  # somebody was faster: compare with what they made
+                if error.err_code != target.exists_code:
+                    raise
+                continue
+            _check_taken(target, wanted, actual)
+        todo = plan(str(target), wanted, actual, target.judges)
+        if todo.settled:
+            return actual
+        _refuse(target, todo, allowed)
+        _check_taken(target, wanted, await target.update(todo.applied_to(actual)))
+    lines = "; ".join(map(str, todo.changes)) or "it is made and deleted again"
+    raise target.exists_error(f"{target} is being changed by somebody else at the same time: {lines}. Try again")
+
+
+def _check_taken(target: _Stream | _Consumer, wanted: Mapping[str, Any], got: Mapping[str, Any]) -> None:
+    """Raise if the server dropped a setting, as older ones do. Another value than ours was written by somebody else."""
+    if dropped := [name for name in differing(wanted, got) if name not in got]:
+        raise UnsupportedError(f"{target}: this server is too old for what was asked, {', '.join(dropped)}: upgrade it")
+
+
+def _refuse(target: _Stream | _Consumer, todo: Plan, allowed: frozenset[Risk]) -> None:
+    """Raise unless everything that is planned is allowed."""
+    if not (refused := todo.beyond(allowed)):
+        return
+    text = f"{target} exists with another configuration: {'; '.join(map(str, refused))}. Nothing was changed."
+    if any(one.risk is Risk.FIXED for one in refused):
+        text += f" What is fixed: {target.anew}."
+    if any(one.risk is Risk.DESTRUCTIVE for one in refused):
+        text += " To change it all the same: `natty stream apply --allow-destructive`, or allow_destructive=True."
+    if any(one.risk is Risk.SAFE for one in refused):
+        text += (
+            " To change what is safe: `natty stream edit`, `natty consumer edit`, or ensure_stream and ensure_consumer."
+        )
+    raise target.exists_error(text)
+
+
+def _unnamed(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key != "name"}
+
+
+def _stream(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    return to_wire(check_stream_settings(settings, f"stream {name}"))
+
+
+def _consumer(target: _Consumer, settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    given = dict(settings or {})
+    until = given.pop("pause_until", None)  # of a new one; `pause_consumer` is for those that exist
+    if not isinstance(until, str | None):
+        raise ConfigError(f"{target}: pause_until is {until!r}, and must be text, a time as the server writes it")
+    return to_wire(check_consumer_settings(given, str(target)) | {"pause_until": until})
+
+
+def _plural(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a consumer's configuration with its filter as a list: the server keeps the form it was given."""
+    plural = dict(config)
+    if only := plural.pop("filter_subject", None):
+        plural["filter_subjects"] = [only]
+    return plural
+
+
+def _singular(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a consumer's configuration with a filter of one as every server and tool knows it."""
+    singular = dict(config)
+    if len(filters := singular.get("filter_subjects") or []) == 1:
+        singular["filter_subject"] = filters[0]
+        del singular["filter_subjects"]
+    return singular
+
+
+async def _ask(jetstream: JetStream, subject: str, body: Any = None) -> dict[str, Any]:
+    """Send a request that may be repeated, again and again until it is answered.
+
+    A cluster drops requests about what has no leader yet.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + WITHIN
+    while True:
+        try:
+            return await jetstream.request(subject, body, timeout=ONE_TRY)
+        except (RequestTimeoutError, NotConnectedError):
+            if loop.time() >= deadline or not jetstream.connection.supervised:
+                raise
+        except JetStreamError as error:
+            if error.err_code != _UNAVAILABLE or loop.time() >= deadline:
+                raise
+            await asyncio.sleep(ONE_TRY / 4)

@@ -1,0 +1,311 @@
+"""Copies of streams: a mirror is one stream elsewhere, sources gather several; and what becomes of a copy at last.
+
+A mirror keeps the sequences and times of its origin; what is gathered gets new ones. Server: ADR-1 and what its
+2.15 does. A mirror whose origin is lost is made a stream of its own with `promote`: the server takes `mirror` out of a
+configuration and gives it subjects in one step (2.14 does, 2.10 does not; tried).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from natty.config.units import parse_time, show_time
+from natty.decoding import UNREADABLE
+from natty.errors import ConfigError, JetStreamError, NattyError, UnsupportedError
+from natty.jetstream import JetStream
+from natty.streams.ensure import create_replicated
+from natty.streams.listing import all_streams, stream_names
+from natty.streams.names import check_name
+from natty.streams.nearest import naming_nearest
+from natty.streams.settings import NANOSECONDS, from_wire
+from natty.wire.subjects import check_pattern
+
+SILENT_AFTER = 5.0  # seconds: an origin that lives is heard every second
+AFTER_PROMOTION = "natty.promotion"  # metadata of a mirror: what it needs to take its origin's place, JSON
+_LIMITS = (
+    "max_msgs",
+    "max_bytes",
+    "max_age",
+    "max_msgs_per_subject",
+    "max_msg_size",
+    "storage",
+    "discard",
+    "compression",
+    "allow_msg_ttl",
+)
+"""Of the origin: what its mirror has as well, so that both hold the same."""
+_PUBLISHERS = (
+    "subjects",
+    "duplicate_window",
+    "allow_atomic",
+    "allow_batched",
+    "allow_rollup_hdrs",
+    "deny_delete",
+    "deny_purge",
+    "subject_delete_marker_ttl",
+)
+"""Of the origin: what its publishers rely on, and no mirror can have; kept for its promotion."""
+_NO_MIRROR_CHANGE = 10055
+OVERLAP = 10065
+
+
+class PromotionRefused(NattyError):
+    """The mirror can't take its origin's place, or would lose messages by it; nothing was changed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """A stream to copy, and what of it. ConfigError for what contradicts itself.
+
+    It is in another JetStream domain (`domain`), or reached by the prefix of its API (`api`, as `$JS.hub.API`, and
+    `deliver`, the subjects that its messages come on), as an account that imports it has it. `start_time` is RFC 3339.
+    `transforms` are pairs of a filter and the subject under which its messages are kept.
+    """
+
+    stream: str
+    domain: str = ""
+    api: str = ""
+    deliver: str = ""
+    start_sequence: int | None = None
+    start_time: str = ""
+    filter_subject: str = ""
+    transforms: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        check_name("stream", self.stream)
+        if self.domain and (self.api or self.deliver):
+            raise ConfigError("a domain and the prefix of an API are two ways to the same stream: give one of them")
+        if self.deliver and not self.api:
+            raise ConfigError("a subject to deliver to needs the prefix of the origin's API, too")
+        if self.start_sequence is not None and self.start_time:
+            raise ConfigError("a start sequence and a start time contradict each other: give one of them")
+        if self.filter_subject and self.transforms:
+            raise ConfigError("a filter and transforms exclude each other: a transform's first subject is its filter")
+        if self.start_time and not _is_time(self.start_time):
+            raise ConfigError(f"{self.start_time!r} is not a time: write it as in RFC 3339, 2026-01-31T12:00:00Z")
+        for pattern in (self.filter_subject, *(source for source, _ in self.transforms)):
+            check_pattern(pattern or ">")
+
+    @property
+    def external(self) -> str:
+        """The prefix of the API that the origin is behind; empty for our own."""
+        return f"$JS.{self.domain}.API" if self.domain else self.api
+
+    def wire(self) -> dict[str, Any]:
+        """Return it as a stream's configuration has it."""
+        wire: dict[str, Any] = {"name": self.stream}
+        if self.external:
+            wire["external"] = {"api": self.external, "deliver": self.deliver}
+        if self.start_sequence is not None:
+            wire["opt_start_seq"] = self.start_sequence
+        if self.start_time:
+            wire["opt_start_time"] = show_time(parse_time(self.start_time))
+        if self.filter_subject:
+            wire["filter_subject"] = self.filter_subject
+        if self.transforms:
+            wire["subject_transforms"] = [{"src": source, "dest": dest} for source, dest in self.transforms]
+        return wire
+
+
+async def create_mirror(
+    jetstream: JetStream, name: str, origin: Origin, settings: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Make a stream that mirrors another, if there is none, and return its configuration.
+
+    It has the origin's limits, unless `settings` (in the server's terms) name others, and remembers what `promote`
+    needs. Three replicas on a cluster. StreamNotFoundError with the nearest names, or ConfigError, if the origin can't
+    be read, or is a work queue: a mirror would take its messages away. StreamExistsError if there is another stream of
+    the name.
+    """
+    if name == origin.stream and not origin.external:
+        raise ConfigError(f"stream {name} can't mirror itself: give the mirror another name, or name the domain")
+    check_name("stream", name)
+    there = await _read(jetstream, origin)
+    if there["retention"] == "workqueue":
+        raise ConfigError(
+            f"stream {origin.stream} is a work queue: a mirror would take its messages from its workers. Archive it"
+            " with `capture`, or gather from a stream in front of it"
+        )
+    wanted = {setting: there[setting] for setting in _LIMITS if there.get(setting)}
+    if there.get("allow_direct"):
+        wanted["mirror_direct"] = wanted["allow_direct"] = True
+    wanted |= {"mirror": origin.wire()} | dict(settings or {})
+    kept = {setting: there[setting] for setting in _PUBLISHERS if there.get(setting)}
+    if origin.transforms:
+        kept.pop("subjects", None)
+    elif origin.filter_subject:
+        kept["subjects"] = [origin.filter_subject]
+    wanted["metadata"] = {**wanted.get("metadata", {}), AFTER_PROMOTION: msgspec.json.encode(kept).decode()}
+    return await create_replicated(jetstream, name, from_wire(wanted))
+
+
+async def create_sourced(
+    jetstream: JetStream, name: str, origins: Sequence[Origin], settings: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Make a stream that gathers the messages of others, if there is none, and return its configuration.
+
+    Each origin's messages stay in their order; sequences are new ones. Raises as `create_mirror`. A work queue can be
+    gathered from: each message goes to one place.
+    """
+    for origin in origins:
+        await _read(jetstream, origin)
+    wanted = {"sources": [origin.wire() for origin in origins]} | dict(settings or {})
+    return await create_replicated(jetstream, name, from_wire(wanted))
+
+
+class Copying(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a stream has copied one origin. `state`: copying, caught up, silent (the origin is not heard), never."""
+
+    stream: str
+    kind: str  # mirror, source
+    origin: str
+    external: str = ""
+    state: str
+    lag: int  # messages that it knows of and does not have yet
+    heard: float | None  # seconds since the origin was heard; None: never
+    error: str = ""
+
+
+def copying(info: Mapping[str, Any]) -> list[Copying]:
+    """Return how far a stream is with each of its origins, from what STREAM.INFO tells; empty for a plain stream."""
+    config = info["config"]
+    if mirror := config.get("mirror"):
+        told = info.get("mirror") or {"name": mirror["name"]}
+        return [_copying(config["name"], "mirror", told, mirror)]
+    wanted = config.get("sources") or []
+    told = info.get("sources") or [{"name": one["name"]} for one in wanted]
+    return [_copying(config["name"], "source", one, one) for one in told]
+
+
+def _copying(stream: str, kind: str, told: Mapping[str, Any], config: Mapping[str, Any]) -> Copying:
+    active, lag = told.get("active", -1), told.get("lag", 0)
+    heard = active / NANOSECONDS if active >= 0 else None
+    error = (told.get("error") or {}).get("description", "")
+    if heard is None:
+        state = "never heard"
+    elif heard > SILENT_AFTER:
+        state = "silent"
+    else:
+        state = "copying" if lag else "caught up"
+    external = (config.get("external") or {}).get("api", "")
+    return Copying(
+        stream=stream,
+        kind=kind,
+        origin=told["name"],
+        external=external,
+        state=state,
+        lag=lag,
+        heard=heard,
+        error=error,
+    )
+
+
+async def copies(jetstream: JetStream) -> list[Copying]:
+    """Return how far every mirror and every gathering stream of the account is."""
+    return [one for info in (await all_streams(jetstream)).found for one in copying(info)]
+
+
+async def promote(
+    jetstream: JetStream, name: str, subjects: Sequence[str] = (), *, force: bool = False
+) -> dict[str, Any]:
+    """Make a mirror a stream of its own, on its origin's subjects unless others are named; return its configuration.
+
+    Messages and consumers stay as they are, and what is published goes on at the next sequence. PromotionRefused, and
+    nothing changed: it is none; it misses messages that it knows of, or its origin lives elsewhere and takes the same
+    subjects, and not `force`; no subjects are known. UnsupportedError where the server can't.
+    """
+    async with naming_nearest(jetstream, name):
+        info = await jetstream.request(f"STREAM.INFO.{check_name('stream', name)}")
+    config = info["config"]
+    if not config.get("mirror"):
+        raise PromotionRefused(f"stream {name} is no mirror; `natty stream mirror ls` shows them")
+    (state,) = copying(info)
+    kept = _kept(config)
+    wanted = list(subjects) or kept.get("subjects", [])
+    if not wanted:
+        raise PromotionRefused(f"on which subjects {name} shall be published is not known: name them with --subject")
+    for subject in wanted:
+        check_pattern(subject)
+    if not force:
+        refuse_promotion(state)
+    return await take_over(jetstream, config, {**kept, "subjects": wanted})
+
+
+def refuse_promotion(state: Copying) -> None:
+    """PromotionRefused if messages are missing, or the origin lives where the server does not see it."""
+    if state.lag or state.heard is None:
+        missing = f"{state.lag} messages of" if state.lag else "whatever is in"
+        raise PromotionRefused(
+            f"mirror {state.stream} misses {missing} {state.origin} ({state.state}): wait for it, or give --force to"
+            " go on without"
+        )
+    if state.external and state.heard <= SILENT_AFTER:
+        raise PromotionRefused(
+            f"the origin of {state.stream} lives, it was heard {state.heard:.1f} s ago: two streams would store what is"
+            " published. Take the subjects from it first, or give --force"
+        )
+
+
+async def take_over(jetstream: JetStream, config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Make a copy, given its configuration, a stream of its own with these settings (as on the wire), `subjects` too.
+
+    PromotionRefused if other streams take some of the subjects; UnsupportedError where the server can't.
+    """
+    name = config["name"]
+    left = {key: value for key, value in config.items() if key not in ("mirror", "sources", "mirror_direct")}
+    left["metadata"] = {k: v for k, v in (config.get("metadata") or {}).items() if k != AFTER_PROMOTION}
+    try:
+        answer = await jetstream.request(f"STREAM.UPDATE.{name}", {**left, **settings})
+    except JetStreamError as error:
+        if error.err_code == _NO_MIRROR_CHANGE:
+            raise UnsupportedError(
+                f"this server can't promote a mirror (2.14 can): upgrade it, or make another stream that gathers from"
+                f" {name} with `natty stream mirror gather`, and promote its subjects by hand"
+            ) from error
+        if error.err_code == OVERLAP:
+            raise PromotionRefused(await who_takes(jetstream, settings["subjects"], besides=name)) from error
+        raise
+    return dict(answer["config"])
+
+
+async def who_takes(jetstream: JetStream, subjects: Sequence[str], *, besides: str) -> str:
+    """Return the sentence that names the streams, but one, that take some of these subjects."""
+    found = {one for subject in subjects for one in await stream_names(jetstream, subject=subject)} - {besides}
+    who = f"stream {', '.join(sorted(found))}" if found else "another stream"
+    return f"{who} takes {', '.join(subjects)}, or some of it: take the subjects from it first, or delete it"
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return "T" in text and bool(show_time(parse_time(text)))
+    except ValueError:
+        return False
+
+
+def _kept(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the mirror's maker noted for its promotion; nothing if it was made by other tools."""
+    try:
+        return msgspec.json.decode((config.get("metadata") or {}).get(AFTER_PROMOTION, "{}"), type=dict[str, Any])
+    except UNREADABLE:
+        return {}
+
+
+async def _read(jetstream: JetStream, origin: Origin) -> dict[str, Any]:
+    """Return the origin's configuration, from its own side. ConfigError if nobody answers there."""
+    there = copy.copy(jetstream)
+    there.prefix = origin.external or jetstream.prefix
+    try:
+        async with naming_nearest(there, origin.stream):
+            return dict((await there.request(f"STREAM.INFO.{origin.stream}"))["config"])
+    except (TimeoutError, JetStreamError) as error:
+        if not origin.external or (isinstance(error, JetStreamError) and error.err_code):
+            raise
+        raise ConfigError(
+            f"nobody answers on {origin.external}, where stream {origin.stream} should be: check the domain or the"
+            " prefix, and that the leaf node or the import is there"
+        ) from error

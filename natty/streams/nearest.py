@@ -1,0 +1,58 @@
+"""Streams and consumers that are not there: told with the names that are nearly theirs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from difflib import get_close_matches
+
+from natty.errors import ConsumerNotFoundError, NattyError, StreamNotFoundError
+from natty.jetstream import JetStream
+from natty.streams.listing import consumer_names, stream_names
+
+SHOWN = 3  # names
+ALIKE = 0.6  # of 1, as difflib counts
+
+
+@asynccontextmanager
+async def naming_nearest(jetstream: JetStream, stream: str, consumer: str = "") -> AsyncGenerator[None, None]:
+    """Inside it, a missing stream or consumer is told by its name, with the nearest names that there are.
+
+    StreamNotFoundError, ConsumerNotFoundError: as they were, with another text. Names are asked for only then.
+    """
+    try:
+        yield
+    except StreamNotFoundError as error:
+        text = missing_sentence("stream", stream, await _there(jetstream))
+        raise StreamNotFoundError(text, code=error.code, err_code=error.err_code) from error
+    except ConsumerNotFoundError as error:
+        text = f"stream {stream}: {missing_sentence('consumer', consumer, await _there(jetstream, stream))}"
+        raise ConsumerNotFoundError(text, code=error.code, err_code=error.err_code) from error
+
+
+def nearest(name: str, names: Sequence[str]) -> list[str]:
+    """Return the names that are nearly this one, the nearest first, whatever their case."""
+    by_small = {one.lower(): one for one in names}
+    return [by_small[small] for small in get_close_matches(name.lower(), by_small, SHOWN, ALIKE)]
+
+
+def missing_sentence(kind: str, name: str, names: Sequence[str] | None) -> str:
+    """Return the sentence that there is no such stream or consumer; `names` are those that there are, None: unknown."""
+    sentence = f"there is no {kind} {name}"
+    if names is None:
+        return sentence
+    if found := nearest(name, names):
+        return f"{sentence}; did you mean {' or '.join(found)}?"
+    if not names:
+        return f"{sentence}, nor any other"
+    if len(names) > SHOWN:
+        return sentence
+    return f"{sentence}; there {'is' if len(names) == 1 else 'are'} {', '.join(sorted(names))}"
+
+
+async def _there(jetstream: JetStream, stream: str = "") -> list[str] | None:
+    """Return the names of the streams, or of a stream's consumers; None if they may not be seen."""
+    try:
+        return await (consumer_names(jetstream, stream) if stream else stream_names(jetstream))
+    except NattyError:
+        return None

@@ -1,0 +1,65 @@
+"""What the server says when it refuses a stream, in words that help: who is in the way, which number is too large."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from natty.config.units import show_size
+from natty.errors import JetStreamError, NattyError
+from natty.jetstream import JetStream
+from natty.streams.listing import all_streams
+from natty.wire.subjects import overlap
+
+_NO_PEERS = 10005
+_NO_MEMORY = 10028
+_NO_STORAGE = 10047
+_OVERLAP = 10065
+_NOT_CLUSTERED = 10074
+
+
+@asynccontextmanager
+async def explaining_refusal(jetstream: JetStream, config: Mapping[str, Any]) -> AsyncIterator[None]:
+    """Raise a JetStreamError from inside again, with what the configuration has to do with it; others stay."""
+    try:
+        yield
+    except JetStreamError as error:
+        text = await _overlapping(jetstream, config) if error.err_code == _OVERLAP else sentence(error.err_code, config)
+        if not text:
+            raise
+        raise type(error)(f"stream {config['name']}: {text}", code=error.code, err_code=error.err_code) from error
+
+
+def sentence(err_code: int, config: Mapping[str, Any]) -> str:
+    """Return what is to be said about a refused configuration; empty if the server's own words are the best."""
+    size, placement = show_size(max(0, config.get("max_bytes", 0))), config.get("placement") or {}
+    if err_code in (_NO_MEMORY, _NO_STORAGE):
+        kind = "memory" if err_code == _NO_MEMORY else "storage"
+        return f"the server has not the {kind} that max_bytes, {size}, reserves; ask for less, or give it more"
+    if err_code == _NOT_CLUSTERED:
+        return f"num_replicas is {config.get('num_replicas')}, and this server is in no cluster: ask for 1"
+    if err_code == _NO_PEERS:
+        wanted = [f"cluster {placement['cluster']}"] if placement.get("cluster") else []
+        wanted += [f"tag {tag}" for tag in placement.get("tags") or []]
+        where = f" with {', '.join(wanted)}" if wanted else ""
+        return f"there are not {config.get('num_replicas', 1)} servers{where} that could take it"
+    return ""
+
+
+async def _overlapping(jetstream: JetStream, config: Mapping[str, Any]) -> str:
+    """Name the streams in the way; empty where they can't be listed."""
+    wanted = config.get("subjects") or [config["name"]]
+    try:
+        streams = (await all_streams(jetstream)).found
+    except NattyError:
+        return ""
+    clashes = [
+        f"{mine} with {theirs} of stream {one['config']['name']}"
+        for one in streams
+        if one["config"]["name"] != config["name"]
+        for theirs in one["config"].get("subjects") or []
+        for mine in wanted
+        if overlap(mine, theirs)
+    ]
+    return f"its subjects overlap: {'; '.join(clashes)}" if clashes else ""

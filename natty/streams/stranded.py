@@ -1,0 +1,201 @@
+"""Messages of a work queue that the server counts as acknowledged and that are still there: nobody gets them again.
+
+Only acknowledgements take messages out of a work queue, so a message that a consumer's ack floor has passed proves that
+the server forgot it (`servers.FAULTS`, "purge forgets deliveries"), or gave it up at `max_deliver`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
+from enum import Enum, auto
+from itertools import chain
+from typing import Any
+
+from natty.errors import AuthorizationError, NattyError, StreamNotFoundError
+from natty.jetstream import JetStream
+from natty.wire.servers import NEEDS, text_of
+
+logger = logging.getLogger("natty.consume")
+
+LOOK_EVERY = 30.0  # seconds; a message has to be seen at two looks, as a cluster deletes acknowledged ones later
+MOST = 256  # messages that a look names for each filter of a consumer
+AT_ONCE = 16  # filters that are looked at beside each other
+SHOWN = 5  # commands that an error names
+RESET = "resetting a consumer"
+
+Buried = Callable[[str, int, str], Awaitable[int | None]]
+
+
+class Outcome(Enum):
+    """What a look at stranded messages came to."""
+
+    NOTHING = auto()  # there are none
+    UNPROVEN = auto()  # none of them was there at the look before
+    REFUSED = auto()  # they are not delivered again; the log says why, and what to do
+    AGAIN = auto()  # they are delivered again
+
+
+async def stranded(jetstream: JetStream, stream: str, consumer: str) -> list[int]:
+    """Return the first sequences of a work queue below a consumer's ack floor, at most 256, while nothing is in flight.
+
+    Empty if messages are delivered and unacknowledged: they may be among these. Look twice, some seconds apart: in a
+    cluster acknowledged messages are deleted a little later. ConsumerNotFoundError, StreamNotFoundError.
+    """
+    info = await jetstream.request(f"CONSUMER.INFO.{stream}.{consumer}")
+    return [] if info["num_ack_pending"] else await first_below_floor(jetstream, stream, info)
+
+
+async def first_below_floor(
+    jetstream: JetStream, stream: str, info: Mapping[str, Any], but: Container[int] = ()
+) -> list[int]:
+    """Return the first sequences, at most 256, of what a work queue holds below the ack floor of CONSUMER.INFO.
+
+    Those of `but` are left out.
+    """
+    turn = asyncio.Semaphore(AT_ONCE)
+
+    async def first_of(subject: str) -> list[int]:
+        found: list[int] = []
+        async with turn:
+            async for sequence in _below_floor(jetstream, stream, subject, info["ack_floor"]["stream_seq"]):
+                found += [] if sequence in but else [sequence]
+                if len(found) == MOST:
+                    break
+        return found
+
+    return sorted(chain(*await asyncio.gather(*map(first_of, _filters(info["config"])))))[:MOST]
+
+
+def _filters(config: Mapping[str, Any]) -> list[str]:
+    return list(config.get("filter_subjects") or [config.get("filter_subject") or ">"])
+
+
+async def _below_floor(jetstream: JetStream, stream: str, subject: str, floor: int) -> AsyncIterator[int]:
+    sequence = 1
+    while sequence <= floor:
+        message = await jetstream.read(stream, sequence=sequence, subject=subject)
+        if message is None or message.sequence > floor:
+            return
+        yield message.sequence
+        sequence = message.sequence + 1
+
+
+class QueueMender:
+    """Has stranded messages of a work queue delivered again, for one consumer, whenever nothing of it is in flight.
+
+    The consumer is reset to the first of them (nats-server 2.14), or made again by `remake`, as a group's member does.
+    In a work queue that repeats nothing that was acknowledged, as that is deleted. What another process was given in
+    the same moment may come twice. Nothing is done where one of them is dead, which only `max_deliver` brings about:
+    `buried` returns the letter of (stream, sequence, consumer); None: none are made. `named` is what letters call the
+    consumer.
+    """
+
+    def __init__(
+        self,
+        jetstream: JetStream,
+        stream: str,
+        consumer: str,
+        buried: Buried | None,
+        *,
+        named: str = "",
+        remake: Callable[[], None] | None = None,
+    ) -> None:
+        self._jetstream, self._stream, self._consumer = jetstream, stream, consumer
+        self._buried, self._named, self._remake = buried, named or consumer, remake
+        self._before: list[int] = []
+        self._refused = ("", 0)  # why, as it was told last, and the last message that it was told of
+
+    def __repr__(self) -> str:
+        return f"QueueMender({self._stream}/{self._consumer}, {len(self._before)} seen)"
+
+    async def run(self) -> None:
+        """Look until cancelled; return at once for a stream that is not a work queue, or without the permission."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            try:
+                config = (await self._jetstream.request(f"STREAM.INFO.{self._stream}"))["config"]
+                if config["retention"] != "workqueue":
+                    return
+                await self.look()
+            except AuthorizationError as error:
+                logger.info("forgotten messages of %s are not looked for: %s", self._stream, error)
+                return
+            except (NattyError, TimeoutError) as error:
+                logger.debug("%r: again later: %s", self, error)
+
+    async def look(self) -> bool:
+        """Look once; return whether the consumer was reset."""
+        return await self.judge(await stranded(self._jetstream, self._stream, self._consumer)) is Outcome.AGAIN
+
+    async def judge(self, found: Sequence[int]) -> Outcome:
+        """Have the stranded messages that were found delivered again, once some were found twice in a row."""
+        proven = set(found) & set(self._before)
+        self._before = list(found)
+        if not found:
+            self._refused = ("", 0)
+            return Outcome.NOTHING
+        if not proven:
+            return Outcome.UNPROVEN
+        why = await self._refusal()
+        if why:
+            refused, self._refused = self._refused, (why, max(found[-1], self._refused[1]))
+            if refused != self._refused:
+                self._tell("forgot or gave up", found, f"they are not delivered again: {why}")
+            return Outcome.REFUSED
+        if self._remake is None:
+            await self._jetstream.request(f"CONSUMER.RESET.{self._stream}.{self._consumer}", {"seq": found[0]})
+        else:
+            self._remake()
+        done = "reset" if self._remake is None else "made again"
+        self._tell("forgot", found, f"the consumer is {done}, and they are delivered again")
+        self._before, self._refused = [], ("", 0)
+        return Outcome.AGAIN
+
+    async def _refusal(self) -> str:
+        """Return why the consumer must stay as it is, and what to do; empty if nothing speaks against it."""
+        version = self._jetstream.connection.server_version
+        remove = (
+            "Delete the consumer while no worker runs, it is made again:"
+            f" `natty consumer rm {self._stream} {self._consumer} --force`"
+        )
+        if self._remake is None and not NEEDS[RESET].met_by(version):
+            return f"that needs nats-server {NEEDS[RESET]} and this one is {text_of(version)}. {remove}"
+        info = await self._jetstream.request(f"CONSUMER.INFO.{self._stream}.{self._consumer}")
+        most = info["config"].get("max_deliver", -1)
+        if most <= 0:
+            return ""
+        try:
+            dead = None if self._buried is None else await self._dead(info, self._buried)
+        except StreamNotFoundError:  # the letters' stream
+            dead = None
+        if dead is None:
+            return (
+                f"some may have reached max_deliver, {most}, and no dead letters tell which. {remove}; those come, too"
+            )
+        if not dead:
+            return ""
+        commands = ", ".join(f"`natty stream rm-msg {self._stream} {one} --force`" for one in dead[:SHOWN])
+        more = ", and more of them are" if len(dead) > SHOWN else ""
+        return f"these reached max_deliver and are dead letters{more}. Delete them from the work queue: {commands}"
+
+    async def _dead(self, info: Mapping[str, Any], buried: Buried) -> list[int]:
+        """Return stranded messages that have a letter: all, or one more than are shown."""
+        dead: list[int] = []
+        for subject in _filters(info["config"]):
+            async for sequence in _below_floor(self._jetstream, self._stream, subject, info["ack_floor"]["stream_seq"]):
+                if await buried(self._stream, sequence, self._named):
+                    dead.append(sequence)
+                if len(dead) > SHOWN:
+                    return dead
+        return dead
+
+    def _tell(self, verb: str, sequences: Sequence[int], what: str) -> None:
+        logger.error(
+            "nats-server %s %d%s unacknowledged messages of work queue %s, from %d to %d, as it does at a purge by"
+            " subject or a roll-up; consumer %s: %s",
+            verb, len(sequences), " or more" if len(sequences) >= MOST else "", self._stream, sequences[0],
+            sequences[-1], self._consumer, what,
+            extra={"action": "forgotten", "stream": self._stream},
+        )  # fmt: skip

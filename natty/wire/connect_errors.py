@@ -1,0 +1,82 @@
+"""Why no server could be reached, in one sentence for each of them."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+
+import nats.errors
+
+from natty import tls
+from natty.config.settings import redact
+from natty.errors import (
+    AuthorizationError,
+    ConfigError,
+    ConnectError,
+    NattyError,
+    SessionEndedError,
+    TLSClosedError,
+    TLSError,
+    TLSHandshakeError,
+    TLSRequiredError,
+)
+
+
+def connect_error(failures: list[tuple[str, Exception]], *, client_certificate: bool, over_tls: bool) -> NattyError:
+    """Return one error of the most telling kind, whose text names every server and what was wrong with it.
+
+    ConfigError is about no server: a file of our own can't be used.
+    """
+    if ours := [error for _, error in failures if isinstance(error, ConfigError)]:
+        return ConfigError(str(ours[0]))
+    kinds: list[type[ConnectError]] = []
+    texts = []
+    for url, error in failures:
+        kind, text = _reason(error, redact(url), client_certificate=client_certificate, over_tls=over_tls)
+        kinds.append(kind)
+        texts.append(f"{redact(url)}: {text}")
+    for kind in (AuthorizationError, TLSRequiredError, TLSHandshakeError, TLSClosedError):
+        if kind in kinds:
+            return kind("; ".join(texts))
+    return ConnectError("no server could be reached. " + "; ".join(texts))
+
+
+def _reason(error: Exception, url: str, *, client_certificate: bool, over_tls: bool) -> tuple[type[ConnectError], str]:
+    if isinstance(error, TLSRequiredError):
+        return TLSRequiredError, str(error)
+    if isinstance(error, SessionEndedError):
+        return ConnectError, str(error)
+    if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return TLSClosedError, tls.explain(error, url)
+    if isinstance(error, ssl.SSLError):
+        return TLSHandshakeError, tls.explain(error, url)
+    if isinstance(error, TLSError):
+        return TLSHandshakeError, str(error)
+    if isinstance(error, nats.errors.Error | AuthorizationError) and _refuses_login(str(error).lower()):
+        return AuthorizationError, "it refused these credentials; check user, password, token, creds or nkey"
+    if isinstance(error, TimeoutError):
+        return (
+            ConnectError,
+            "no answer in time; check the address, and whether both sides expect TLS at the same moment (tls_first)",
+        )
+    if isinstance(error, ConnectionResetError | BrokenPipeError) and over_tls:
+        hint = (
+            "check that its CA signed it" if client_certificate else "it probably wants one: give tls_cert and tls_key"
+        )
+        return (
+            TLSClosedError,
+            f"it closed the connection after the TLS handshake, without a word about our client certificate; {hint}",
+        )
+    if isinstance(error, ConnectionResetError | BrokenPipeError):
+        return ConnectError, "it closed the connection; it probably requires TLS: use tls:// and name its CA"
+    if isinstance(error, socket.gaierror):
+        return ConnectError, "the host name is not known; check its spelling"
+    if isinstance(error, OSError) and error.errno == errno.ECONNREFUSED:
+        return ConnectError, "nothing listens there; check the port, and that the server runs"
+    return ConnectError, str(error) or type(error).__name__
+
+
+def _refuses_login(said: str) -> bool:
+    """Tell it by the server's words, its only mark: "authorization violation", "user authentication expired", …"""
+    return "auth" in said and "timeout" not in said  # a server that is overrun gives up logins it has not looked at

@@ -1,0 +1,480 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from natty.config.settings import Config, beside, redact
+from natty.config.units import check_seconds
+from natty.errors import (
+    AuthorizationError,
+    ConnectionClosedError,
+    NattyError,
+    NoRespondersError,
+    NotConnectedError,
+    PayloadTooLargeError,
+    RequestTimeoutError,
+)
+from natty.text import decode
+from natty.wire.answers import Answers
+from natty.wire.background import keep_up
+from natty.wire.connect_errors import connect_error
+from natty.wire.counters import Observed
+from natty.wire.lifetime import Lifetime
+from natty.wire.link import Link, Outgoing, Sink, checked
+from natty.wire.message import RawMessage, as_payload, status_of, wire_word
+from natty.wire.refusals import Refusals
+from natty.wire.repeated import Repeated
+from natty.wire.session import SinkLink, sink_path_fault
+from natty.wire.stock import StockLink
+
+logger = logging.getLogger("natty.connection")
+
+DEFAULT_MAX_PAYLOAD = 1024 * 1024  # bytes
+RECONNECT_DELAY = 0.1  # seconds before the second round over the servers; doubles up to the next line
+RECONNECT_DELAY_MAX = 2.0
+MOST_REFUSED = 100  # refusals of a session that are logged
+CLOSE_TIMEOUT = 2.0  # seconds that closing waits for those who leave, and for the server to have taken what was sent
+
+
+class Subscription:
+    """A subject's messages going to a sink. It outlives sessions: a new one subscribes again."""
+
+    def __init__(self, connection: Connection, sid: int, subject: bytes, sink: Sink, queue: bytes) -> None:
+        self._connection = connection
+        self.sid, self.subject, self.sink, self.queue = sid, subject, sink, queue
+
+    def __repr__(self) -> str:
+        return f"Subscription({decode(self.subject)!r})"
+
+    def close(self, *, last: Sink | None = None) -> None:
+        """Stop it. Idempotent. What the server sent before it heard of that still goes to `last`, if given."""
+        self._connection._unsubscribe(self, last)
+
+
+class Connection:
+    """A supervised connection to a NATS cluster.
+
+    It is one session at a time. A session that ends (server gone, half-open socket, any `-ERR`) is replaced:
+    subscriptions are made again, listeners are told, requests in flight fail at once. With TLS asked for, nothing is
+    ever sent in plain text.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.state = "new"  # new, opening, connected, disconnected, closed
+        self.lifetime = Lifetime()
+        self.listeners: list[Callable[[str], None]] = []
+        self.leaving: list[Callable[[], Awaitable[None]]] = []  # awaited, all at once, before the connection is closed
+        self.refused = Refusals(logger)
+        self.refusals: list[Callable[[str], None]] = []  # told what the server does not permit, in its words
+        self._repeated = Repeated(logger)
+        self.observed = Observed()  # what pulls, publishers and elections have counted
+        self.reconnects = 0
+        self._link: Link | None = None
+        self._make_link: Callable[[Config], Link] = SinkLink
+        self._servers = list(config.servers)
+        self._url = ""
+        self._max_payload = DEFAULT_MAX_PAYLOAD
+        self._subscriptions: dict[bytes, Subscription] = {}
+        self._last_of: dict[bytes, Subscription] = {}  # closed ones, until the server has heard of it
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._next_sid = 1
+        self._out: list[Outgoing] = []
+        self._ended, self._connected = asyncio.Event(), asyncio.Event()
+        self._supervisor: asyncio.Task[None] | None = None
+        self._last_error: Exception | None = None
+        self._opening = asyncio.Lock()
+        self._requests = Answers(self.new_inbox())
+
+    def __repr__(self) -> str:
+        return f"Connection({self.state}, {redact(self._url) or 'no server'}, {len(self._subscriptions)} subscriptions)"
+
+    @property
+    def connected(self) -> bool:
+        """Whether a session is up."""
+        return self.state == "connected"
+
+    @property
+    def supervised(self) -> bool:
+        """Whether a session is up or comes again: the connection was opened, or is being opened, and not closed."""
+        return self.state not in ("new", "closed")
+
+    @property
+    def server_info(self) -> dict[str, Any]:
+        """The server's INFO: version, max_payload, jetstream, …"""
+        return self._link.info if self._link else {}
+
+    @property
+    def server_certificate(self) -> dict[str, Any]:
+        """The server's TLS certificate as `ssl` shows it; empty without TLS, or on nats-py's own path."""
+        return self._link.certificate if self._link else {}
+
+    @property
+    def server_version(self) -> tuple[int, ...]:
+        """The server's version, for instance (2, 15, 1)."""
+        text = str(self.server_info.get("version", "0")).split("-")[0]
+        return tuple(int(part) for part in text.split(".") if part.isdigit())
+
+    def new_inbox(self) -> bytes:
+        """Return a subject that nobody else uses or can guess, without a trailing dot."""
+        return b"%b.%b" % (self.config.inbox_prefix.encode(), secrets.token_hex(16).encode())
+
+    def is_inbox(self, subject: bytes) -> bool:
+        """Return whether this is below our inbox prefix. Who lets others name a subject sends to no other one."""
+        return subject.startswith(self.config.inbox_prefix.encode() + b".")
+
+    async def open(self) -> Connection:
+        """Connect to the first server that answers, and stay connected from then on. Once it is open, nothing happens.
+
+        Every server is tried once. ConnectError names each and what was wrong with it; AuthorizationError, ConfigError,
+        TLSRequiredError or TLSHandshakeError where that was the reason. ConnectionClosedError: it was closed.
+        """
+        async with self._opening:
+            if self.state == "closed":
+                raise ConnectionClosedError("this client was closed and can't be opened again: make another one")
+            if self._supervisor is None:
+                self.state = "opening"
+                await self._open()
+        return self
+
+    async def _open(self) -> None:
+        if fault := await sink_path_fault():
+            logger.warning(
+                "falling back to nats-py's own path, several times slower: %s", fault, extra={"action": "fallback"}
+            )
+            self._make_link = StockLink
+        try:
+            await self._connect_any()
+        except NattyError as error:
+            self._last_error = error
+            raise
+        self.subscribe(self._requests.subject, self._requests.deliver)
+        self._supervisor = asyncio.create_task(
+            keep_up("the supervision of a connection", self._supervise), name="natty connection"
+        )
+
+    async def _connect_any(self) -> None:
+        failures: list[tuple[str, Exception]] = []
+        for url in list(self._servers):
+            try:
+                await self._connect(url)
+                return
+            except ConnectionClosedError:
+                raise
+            except Exception as error:  # whatever a driver raises: reasons.py tells the kinds apart
+                failures.append((url, error))
+                self._servers.append(self._servers.pop(self._servers.index(url)))
+        certificate, over_tls = bool(self.config.tls_cert), self.config.tls_required
+        raise connect_error(failures, client_certificate=certificate, over_tls=over_tls) from failures[0][1]
+
+    async def _connect(self, url: str) -> None:
+        link = self._make_link(self.config)
+        link.on_messages, link.on_end, link.on_notice = self._dispatch, self._link_ended, self._notice
+        await link.open(url)
+        if self.state == "closed":  # meanwhile
+            link.abort()
+            raise ConnectionClosedError("the client was closed while it connected")
+        self._ended.clear()
+        self.refused.begin()
+        self._link, self._url, self.state = link, url, "connected"
+        self._max_payload = int(link.info.get("max_payload", DEFAULT_MAX_PAYLOAD))
+        self._discover()
+        for subscription in self._subscriptions.values():
+            link.subscribe(subscription.sid, subscription.subject, subscription.queue)
+        self._connected.set()
+
+    def _discover(self) -> None:
+        """Take the servers that this session has named into the list of those to connect to."""
+        if self._link is not None and not self.config.ignore_discovered_servers:
+            others = (beside(self._url, address) for address in self._link.discovered)
+            self._servers += [other for other in dict.fromkeys(others) if other not in self._servers]
+
+    def _link_ended(self, error: Exception) -> None:
+        if self.state != "connected":
+            return
+        self.state, self._last_error = "disconnected", error
+        self._connected.clear()
+        self._ended.set()
+        self._out.clear()
+        self._requests.fail(NotConnectedError, f"the connection was lost before the answer came: {error}")
+        logger.warning("connection to %s lost: %s", redact(self._url), error, extra={"action": "disconnected"})
+        self._tell("disconnected")
+
+    async def _supervise(self) -> None:
+        while True:
+            await self._watch()
+            self._discover()  # what it has said since it began
+            delay = RECONNECT_DELAY
+            while not self.connected:
+                try:
+                    await self._connect_any()
+                except NattyError as error:
+                    self._last_error = error
+                    text = f"still not connected: {error}"
+                    self._repeated.warning(text, text, extra={"action": "reconnect"})
+                    await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+                    delay = min(2 * delay, RECONNECT_DELAY_MAX)
+            self.reconnects += 1
+            logger.info("connected to %s again", redact(self._url), extra={"action": "reconnected"})
+            self._tell("connected")
+
+    async def _watch(self) -> None:
+        """Return when the session has ended; end it when the server stops answering."""
+        while not self._ended.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.config.ping_interval):
+                    await self._ended.wait()
+                return
+            link = self._link
+            assert link is not None
+            try:
+                async with asyncio.timeout(self.config.ping_interval):
+                    await link.ping()
+            except (OSError, NattyError) as error:  # a time-out is an OSError
+                link.abort()
+                self._link_ended(error if str(error) else ConnectionResetError("the server does not answer"))
+
+    def _tell(self, event: str) -> None:
+        for listener in list(self.listeners):
+            try:
+                listener(event)
+            except Exception:
+                logger.exception("a listener failed on %r", event, extra={"action": "listener_failed"})
+
+    def _notice(self, text: str) -> None:
+        self.refused.add(text, MOST_REFUSED)
+        self._requests.refuse(text)
+        for refused in list(self.refusals):
+            refused(text)
+
+    def _dispatch(self, sid: bytes, messages: list[RawMessage]) -> None:
+        subscription = self._subscriptions.get(sid) or self._last_of.get(sid)
+        if subscription is not None:
+            try:
+                subscription.sink(messages)
+            except Exception:
+                text = "the sink of %s failed; its %d messages are dropped"
+                logger.exception(text, subscription, len(messages), extra={"action": "sink_failed"})
+
+    async def ready(self, timeout: float | None = None) -> None:
+        """Return when a session is up. NotConnectedError after `timeout` seconds (default: the configured one)."""
+        if self.connected:
+            return
+        if self.supervised:
+            try:
+                async with asyncio.timeout(self.config.timeout if timeout is None else timeout):
+                    await self._connected.wait()
+            except TimeoutError:
+                reason = self._last_error or "the first try has not ended yet"
+                raise NotConnectedError(f"no server answers: {reason}") from self._last_error
+        if not self.connected:
+            raise self.no_session()
+
+    def no_session(self) -> NotConnectedError:
+        """Return the error for what needs a session while there is none."""
+        if self.state == "new":
+            return NotConnectedError(
+                "this client was not opened: use `async with Natty(...)` or `await Natty.connect()`"
+            )
+        return ConnectionClosedError() if self.state == "closed" else NotConnectedError()
+
+    def send(self, subject: str | bytes, data: bytes = b"", *, reply: bytes = b"", headers: bytes = b"") -> None:
+        """Publish, joined with all that is sent in this turn of the loop. `headers` is a raw block.
+
+        NotConnectedError when there is no session. Nothing is buffered for later: who needs it stored waits for an ack.
+        TypeError, BadSubjectError, PayloadTooLargeError: this message can't be sent; others are not affected.
+        """
+        self.put(checked((wire_word(subject), reply and wire_word(reply), headers, data)))
+
+    def put(self, message: Outgoing) -> None:
+        """Publish one message that is in the wire's terms already, as `link.checked` makes them; else as `send`.
+
+        This is the hot path, and looks at no types: what is not bytes is dropped, and logged, when it is written.
+        """
+        if self.state != "connected":
+            raise self.no_session()
+        if len(message[2]) + len(message[3]) > self._max_payload:
+            raise self._too_large(message)
+        if not self._out:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._out.append(message)
+
+    def _too_large(self, message: Outgoing) -> PayloadTooLargeError:
+        size, limit = len(message[2]) + len(message[3]), f"the server's max_payload of {self._max_payload}"
+        return PayloadTooLargeError(f"a message of {size} bytes on {decode(message[0])} is over {limit}")
+
+    def send_many(self, messages: list[Outgoing]) -> None:
+        """Publish several, in order; as `send`. If one of them is too large or of a wrong type, none is sent."""
+        if self.state != "connected":
+            raise self.no_session()
+        messages = [checked(message) for message in messages]
+        for message in messages:
+            if len(message[2]) + len(message[3]) > self._max_payload:
+                raise self._too_large(message)
+        if not self._out:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._out += messages
+
+    def send_to_each(self, subjects: list[bytes], data: bytes) -> None:
+        """Publish the same few bytes on many subjects, in order and at once: acks. As `send`."""
+        if self.state != "connected":
+            raise self.no_session()
+        if (link := self._flush()) is not None and subjects:
+            link.publish_to_each(subjects, as_payload(data))
+
+    def _flush(self) -> Link | None:
+        """Write what waits, and return the session it went to; None, and it is lost, where none is up."""
+        out, self._out = self._out, []
+        link = self._link if self.connected else None
+        if out and link is not None:
+            try:
+                link.publish(out)
+            except TypeError:  # nothing is written yet
+                self._write_each(out, link)
+            except Exception as error:
+                link.abort()
+                self._link_ended(error)
+                return None
+        return link
+
+    def _write_each(self, out: list[Outgoing], link: Link) -> None:
+        for message in out:
+            try:
+                link.publish([message])
+            except TypeError:
+                text = "a message on %r is dropped: what goes over the wire must be bytes"
+                logger.exception(text, message[0], extra={"action": "not_bytes"})
+
+    async def drained(self) -> None:
+        """Return when the socket can take more: wait here between large sends. NotConnectedError."""
+        if (link := self._flush()) is None:
+            raise NotConnectedError
+        try:
+            await link.drained()
+        except OSError as error:
+            raise NotConnectedError(f"the connection was lost: {error}") from error
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Return when the server has taken all that was sent. RequestTimeoutError; may be cancelled at any moment."""
+        await self.ready(timeout)
+        link = self._flush()
+        assert link is not None
+        try:
+            async with asyncio.timeout(self.config.timeout if timeout is None else timeout):
+                await link.ping()
+        except TimeoutError:
+            raise RequestTimeoutError("the server did not answer a ping in time") from None
+        except (OSError, AuthorizationError) as error:
+            raise NotConnectedError(f"the connection was lost: {error}") from error
+
+    def subscribe(self, subject: str, sink: Sink, *, queue: str = "") -> Subscription:
+        """Hand every message of a subject to `sink`, in this session and the ones that follow, until closed.
+
+        BadSubjectError if subject or queue are none.
+        """
+        subscription = Subscription(self, self._next_sid, wire_word(subject), sink, wire_word(queue) if queue else b"")
+        self._next_sid += 1
+        self._subscriptions[b"%d" % subscription.sid] = subscription
+        if (link := self._flush()) is not None:
+            link.subscribe(subscription.sid, subscription.subject, subscription.queue)
+        return subscription
+
+    def _unsubscribe(self, subscription: Subscription, last: Sink | None) -> None:
+        known = self._subscriptions.pop(b"%d" % subscription.sid, None)
+        if known and (link := self._flush()) is not None:
+            link.unsubscribe(subscription.sid)
+            if last is not None:
+                task = asyncio.create_task(self._retire(subscription, last, link))
+                self._retiring.add(task)
+                task.add_done_callback(self._retiring.discard)
+
+    async def _retire(self, subscription: Subscription, last: Sink, link: Link) -> None:
+        sid, subscription.sink = b"%d" % subscription.sid, last
+        self._last_of[sid] = subscription
+        try:
+            with contextlib.suppress(OSError, NattyError):
+                async with asyncio.timeout(self.config.timeout):
+                    await link.ping()
+        finally:
+            del self._last_of[sid]
+
+    async def request(
+        self,
+        subject: str,
+        data: bytes = b"",
+        *,
+        headers: bytes = b"",
+        timeout: float | None = None,
+        again: float | None = None,
+    ) -> RawMessage:
+        """Publish and return the answer. With `again`, an unanswered request is sent again every so many seconds.
+
+        RequestTimeoutError, NoRespondersError, NotConnectedError; AuthorizationError if the subject is not permitted;
+        else as `send`.
+        """
+        if timeout is not None:
+            check_seconds(timeout=timeout)
+        word, loop = wire_word(subject), asyncio.get_running_loop()
+        timeout = self.config.timeout if timeout is None else timeout
+        deadline = loop.time() + timeout
+        await self.ready(timeout)
+        reply, future = self.expect_answer(word)
+        try:
+            message = checked((word, reply, headers, data))
+            self.put(message)
+            while again is not None and loop.time() + again < deadline:
+                if (await asyncio.wait({future}, timeout=again))[0]:
+                    break
+                self.put(message)
+            async with asyncio.timeout_at(deadline):
+                answer = await future
+        except TimeoutError:
+            raise RequestTimeoutError(f"no answer on {subject} within {timeout:g} s") from None
+        finally:
+            self._requests.forget(reply)
+        if not answer[3] and status_of(answer[2])[0] == 503:
+            raise NoRespondersError(f"nobody listens on {subject}")
+        return answer
+
+    def expect_answer(self, subject: bytes = b"") -> tuple[bytes, asyncio.Future[RawMessage]]:
+        """Return a reply subject of our own and the future of the answer to it."""
+        return self._requests.expect(subject)
+
+    async def close(self) -> None:
+        """Let pulls hand back what nobody took and the server take what was sent, and end.
+
+        Both together take `CLOSE_TIMEOUT` at most. Idempotent; never hangs.
+        """
+        while self._supervisor is not None and not self._supervisor.done():
+            self._supervisor.cancel()  # again: before Python 3.12 a `wait_for` on the way may swallow it
+            await asyncio.wait({self._supervisor}, timeout=0.1)
+        try:
+            with contextlib.suppress(OSError, NattyError):
+                async with asyncio.timeout(CLOSE_TIMEOUT):
+                    await asyncio.gather(*(leave() for leave in self.leaving), return_exceptions=True)
+                    await self._take_leave()
+        finally:
+            self._close_now()
+
+    async def _take_leave(self) -> None:
+        if (link := self._flush()) is not None:
+            for subscription in self._subscriptions.values():
+                link.unsubscribe(subscription.sid)
+            await self.flush()
+            await self.flush()  # what sinks have answered to the last messages
+
+    def _close_now(self) -> None:
+        for task in self._retiring:
+            task.cancel()
+        self._requests.fail(ConnectionClosedError)
+        self.state = "closed"
+        self._ended.set()
+        self._connected.set()  # for those in `ready`
+        if self._link is not None:
+            self._link.abort()
+        self._tell("closed")

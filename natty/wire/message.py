@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
+
+from natty.errors import BadSubjectError
+from natty.text import decode, encode, legible
+
+if TYPE_CHECKING:
+    from natty.wire.connection import Connection
+
+RawMessage = tuple[bytes, bytes, bytes, bytes]
+"""(subject, reply, header block, payload), as the parser delivers them; the header block is `b""` if there is none."""
+
+Headers = Mapping[str, str | list[str]]
+"""Headers to send: a value, or several for a repeated name."""
+
+
+_TOKEN = re.compile(r"[^\s.\x00-\x1f]+")
+_BREAK = re.compile(rb"[ \t\r\n]")  # ends a word of a protocol line, or the line
+
+
+@lru_cache(maxsize=4096)
+def check_subject(subject: str) -> bytes:
+    """Return the subject as it goes over the wire if it can be published on; BadSubjectError names what is wrong.
+
+    The protocol is lines of words: a blank inside would make the server end the session.
+    """
+    for token in subject.split("."):
+        if not token:
+            raise BadSubjectError(f"subject {subject!r} is empty, or has an empty token: two dots, or one at an end")
+        if token in ("*", ">"):
+            raise BadSubjectError(f"subject {subject!r} has the wildcard {token}: name one subject to publish on")
+        if not _TOKEN.fullmatch(token):
+            raise BadSubjectError(f"subject {subject!r} has a blank or a control character in {token!r}")
+    return wire_word(subject)
+
+
+def delivered_subject(subject: str) -> bytes:
+    """Return the bytes of a subject that the server delivered once, to publish on it again.
+
+    The server takes more than `check_subject` does: control characters and wildcards, too. BadSubjectError for what
+    it can't have delivered.
+    """
+    if not all(subject.split(".")):
+        raise BadSubjectError(f"subject {subject!r} has an empty token: no message can have been delivered on it")
+    return wire_word(subject)
+
+
+def wire_word(text: str | bytes) -> bytes:
+    """Return a subject, with wildcards or without, or the name of a queue as one word of a protocol line.
+
+    BadSubjectError if it is empty, or has a blank or a line break: it would begin another word or line.
+    """
+    try:
+        word = encode(text) if isinstance(text, str) else text
+    except UnicodeEncodeError as error:
+        raise BadSubjectError(f"{text!r} has a character that UTF-8 can't encode") from error
+    if not word or _BREAK.search(word):
+        raise BadSubjectError(f"{text!r} is empty, or has a blank or a line break: no subject or queue can be")
+    return word
+
+
+def as_payload(data: object, what: str = "the data of a message") -> bytes:
+    """Return data to be published as bytes: a bytearray or a memoryview as a copy. TypeError for anything else."""
+    if isinstance(data, bytes):
+        return data
+    if isinstance(data, bytearray | memoryview):
+        return bytes(data)
+    kind = type(data).__name__
+    raise TypeError(f"{what} must be bytes and is of type {kind}: encode it, a text with .encode()")
+
+
+def parse_headers(block: bytes) -> dict[str, list[str]]:
+    """Return the headers of a raw block (`NATS/1.0…`), every value of a repeated name kept in order."""
+    headers: dict[str, list[str]] = {}
+    for line in block.split(b"\r\n")[1:]:
+        name, colon, value = line.partition(b":")
+        if colon:
+            headers.setdefault(decode(name), []).append(decode(value.strip(b" \t")))
+    return headers
+
+
+def status_of(block: bytes) -> tuple[int, str]:
+    """Return (status, description) of a header block's first line; (0, "") if it carries none, of three digits."""
+    code, _, text = block[8 : block.find(b"\r\n")].strip().partition(b" ")
+    if len(code) != 3 or not code.isdigit():
+        return 0, ""
+    return int(code), text.decode("utf-8", "replace").strip()
+
+
+def encode_headers(headers: Headers) -> bytes:
+    """Return the raw block of these headers.
+
+    TypeError for a name or value that is not text; ValueError for a colon in a name, a line break in a name or value.
+    """
+    lines = ["NATS/1.0"]
+    for name, value in headers.items():
+        for one in value if isinstance(value, list | tuple) else [value]:
+            if not (isinstance(name, str) and isinstance(one, str)):
+                kinds = f"{type(name).__name__} and {type(one).__name__}"
+                raise TypeError(f"header {name!r}: its name and its value must be str and are {kinds}")
+            if "\r" in name + one or "\n" in name + one:
+                raise ValueError(f"header {name!r} has a line break in its name or value")
+            if ":" in name:
+                raise ValueError(f"header {name!r} has a colon in its name: what follows would be read as its value")
+            lines.append(f"{name}: {one}")
+    return encode("\r\n".join(lines) + "\r\n\r\n")
+
+
+ACKS = b"$JS.ACK."
+"""How every subject begins on which a stored message is settled."""
+
+
+def ack_tokens(reply: bytes) -> list[bytes]:
+    """Return the nine tokens `$JS.ACK.stream.consumer.deliveries.seq.consumer_seq.time.pending` of an ack subject.
+
+    Newer servers put a domain and an account hash behind `$JS.ACK` (ADR-15); those two are cut out.
+    """
+    tokens = reply.split(b".")
+    return tokens[:9] if len(tokens) < 11 else tokens[:2] + tokens[4:11]
+
+
+class Acks:
+    """The ack subjects of many messages as columns; tokens are counted as in `ack_tokens`."""
+
+    __slots__ = ("_shift", "_tokens", "_width")
+
+    def __init__(self, replies: list[bytes]) -> None:
+        count = len(replies)
+        self._tokens = b".".join(replies).split(b".") if replies else []
+        self._width = len(self._tokens) // count if count else 9
+        self._shift = 0 if self._width < 11 else 2
+        if not all(self._tokens[at :: self._width].count(word) == count for at, word in enumerate((b"$JS", b"ACK"))):
+            rows = [ack_tokens(reply) for reply in replies]  # not all of one form
+            self._tokens = [row[index] for row in rows for index in range(9)]
+            self._width, self._shift = 9, 0
+
+    def column(self, index: int) -> list[bytes]:
+        """Return the token at this index, from 2 on, of every ack subject."""
+        return self._tokens[index + self._shift :: self._width]
+
+
+class Batch:
+    """Messages that one read of the socket brought, in order of delivery; columns for those who work by batches."""
+
+    def __init__(self, raw: list[RawMessage], connection: Connection | None = None) -> None:
+        self.raw = raw
+        self._connection = connection
+
+    def __len__(self) -> int:
+        return len(self.raw)
+
+    def __iter__(self) -> Iterator[Message]:
+        return (Message(raw, self._connection) for raw in self.raw)
+
+    def __repr__(self) -> str:
+        if not self.raw:
+            return "Batch(empty)"
+        return f"Batch({len(self)} messages, sequences {self.sequences[0]}–{self.sequences[-1]})"
+
+    @cached_property
+    def _acks(self) -> Acks:
+        return Acks(self.replies)
+
+    @property
+    def subjects(self) -> list[bytes]:
+        """The subjects."""
+        return [raw[0] for raw in self.raw]
+
+    @cached_property
+    def replies(self) -> list[bytes]:
+        """The subjects to acknowledge on."""
+        return [raw[1] for raw in self.raw]
+
+    @property
+    def header_blocks(self) -> list[bytes]:
+        """The raw header blocks, `b""` for a message without headers."""
+        return [raw[2] for raw in self.raw]
+
+    @property
+    def payloads(self) -> list[bytes]:
+        """The payloads."""
+        return [raw[3] for raw in self.raw]
+
+    @property
+    def streams(self) -> list[bytes]:
+        """The stream each message comes from."""
+        return self._acks.column(2)
+
+    @cached_property
+    def sequences(self) -> list[int]:
+        """The stream sequences."""
+        return list(map(int, self._acks.column(5)))
+
+    @property
+    def times_ns(self) -> list[int]:
+        """When the stream stored each message, in Unix nanoseconds."""
+        return list(map(int, self._acks.column(7)))
+
+    @property
+    def deliveries(self) -> list[int]:
+        """How many times each message has been delivered, this time included."""
+        return list(map(int, self._acks.column(4)))
+
+
+class Message:
+    """One message of a stream. Settle it once: `ack`, `nak` or `term`."""
+
+    __slots__ = ("_connection", "_raw", "settled")
+
+    def __init__(self, raw: RawMessage, connection: Connection | None = None) -> None:
+        self._raw = raw
+        self._connection = connection
+        self.settled = False
+
+    def __repr__(self) -> str:
+        return f"Message({self.subject!r}, sequence={self.sequence}, {len(self.data)} bytes)"
+
+    @property
+    def raw(self) -> RawMessage:
+        """The message as the parser delivered it."""
+        return self._raw
+
+    @property
+    def subject(self) -> str:
+        """The subject it was published on; a byte that is not UTF-8 is a lone surrogate in it (see `natty.text`)."""
+        return decode(self._raw[0])
+
+    @property
+    def data(self) -> bytes:
+        """The payload."""
+        return self._raw[3]
+
+    @property
+    def headers(self) -> dict[str, list[str]]:
+        """The headers, every value of a repeated name in order; bytes that are not UTF-8 as in `subject`."""
+        return parse_headers(self._raw[2])
+
+    @property
+    def msg_id(self) -> str | None:
+        """The `Nats-Msg-Id` it was published with."""
+        values = self.headers.get("Nats-Msg-Id")
+        return values[0] if values else None
+
+    @property
+    def stream(self) -> str:
+        """The stream's name."""
+        return decode(ack_tokens(self._raw[1])[2])
+
+    @property
+    def sequence(self) -> int:
+        """The sequence in the stream."""
+        return int(ack_tokens(self._raw[1])[5])
+
+    @property
+    def time_ns(self) -> int:
+        """When the stream stored it, in Unix nanoseconds."""
+        return int(ack_tokens(self._raw[1])[7])
+
+    @property
+    def deliveries(self) -> int:
+        """How many times it has been delivered, this time included."""
+        return int(ack_tokens(self._raw[1])[4])
+
+    def ack(self) -> None:
+        """Say that it is done. Sent with the next write; idempotent."""
+        self._settle(b"+ACK")
+
+    def nak(self, delay: float = 0.0) -> None:
+        """Ask for it again, after `delay` seconds."""
+        self._settle(b'-NAK {"delay": %d}' % int(delay * 1e9) if delay > 0 else b"-NAK")
+
+    def term(self, reason: str = "") -> None:
+        """Give it up: the server never delivers it to this consumer again. `reason` goes into the server's advisory."""
+        if not isinstance(reason, str):
+            raise TypeError(f"the reason to give a message up must be a str and is of type {type(reason).__name__}")
+        self._settle(b"+TERM" + (b" " + legible(reason).encode() if reason else b""))
+
+    def in_progress(self) -> None:
+        """Restart its `ack_wait`: work on it goes on."""
+        self._send(b"+WPI")
+
+    def _settle(self, answer: bytes) -> None:
+        if not self.settled:
+            self._send(answer)
+            self.settled = True
+
+    def _send(self, answer: bytes) -> None:
+        if self._connection is None:
+            raise RuntimeError("this message came from no connection; it can't be settled")
+        self._connection.send(self._raw[1], answer)

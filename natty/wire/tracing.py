@@ -1,0 +1,155 @@
+"""Spans around what is published and handled, and W3C trace context through message headers, by OpenTelemetry.
+
+Only where the application has set a tracer provider: otherwise nothing of OpenTelemetry is imported, and nothing costs.
+Names and attributes follow OpenTelemetry's semantic conventions for messaging; span names hold no subjects.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from natty.text import legible
+from natty.wire.message import Headers, Message
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Link, Span, Tracer
+
+    from natty.consuming.handler import Call
+
+Inject = Callable[[Headers], Headers]
+"""Adds the trace context to headers, unless they carry one of their own."""
+
+_UNTRACED: AbstractContextManager[Inject] = nullcontext(lambda headers: headers)
+
+
+def sending(subject: str, *, messages: int = 1) -> AbstractContextManager[Inject]:
+    """Return the span of publishing, as a context manager that is given how to inject it into headers."""
+    tracer = _tracer()
+    return _UNTRACED if tracer is None else _sending(tracer, subject, messages)
+
+
+@contextmanager
+def _sending(tracer: Tracer, subject: str, messages: int) -> Iterator[Inject]:
+    attributes = _operation("publish", "send", subject)
+    if messages > 1:
+        attributes["messaging.batch.message_count"] = messages
+    with _span(tracer, "publish", "PRODUCER", attributes):
+        yield _injected
+
+
+def creating(stream: str) -> Callable[[str, Headers | None], Headers] | None:
+    """Return what makes a span of (subject, headers) and injects it, for those who learn the outcome later.
+
+    None where nothing is traced.
+    """
+    tracer = _tracer()
+    if tracer is None:
+        return None
+
+    def created(subject: str, headers: Headers | None) -> Headers:
+        attributes = _operation("create", "create", subject) | {"messaging.nats.stream": stream}
+        with _span(tracer, f"create {stream}", "PRODUCER", attributes):
+            return _injected(headers or {})
+
+    return created
+
+
+def processing(call: Call, stream: str, durable: str) -> Call:
+    """Return the call of a handler within a span, linked to the spans that its messages were published in.
+
+    A single message's span is also a child of its publisher's. The same call where nothing is traced.
+    """
+    tracer = _tracer()
+    if tracer is None:
+        return call
+    of_all = {"messaging.consumer.group.name": durable, "messaging.nats.stream": stream}
+
+    async def traced(messages: list[Message]) -> None:
+        origins = [_origin(message) for message in messages]
+        links = [link for link in origins if link is not None]
+        if len(messages) == 1:
+            attributes = _operation("process", "process", messages[0].subject) | _of(messages[0])
+        else:
+            attributes = _operation("process", "process") | {"messaging.batch.message_count": len(messages)}
+        parent = links[0] if links and len(messages) == 1 else None
+        with _span(tracer, f"process {stream}", "CONSUMER", attributes | of_all, links, parent):
+            await call(messages)
+
+    return traced
+
+
+def log_fields() -> dict[str, str]:
+    """Return `trace_id` and `span_id` of the span that is active here; nothing where there is none."""
+    trace = sys.modules.get("opentelemetry.trace")
+    context = trace and trace.get_current_span().get_span_context()
+    if not context or not context.is_valid:
+        return {}
+    return {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
+
+
+def _tracer() -> Tracer | None:
+    """Return our tracer, or None where the application has set no provider: it had to import the API for that."""
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return None
+    provider = trace.get_tracer_provider()
+    if isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
+        return None
+    tracer: Tracer = provider.get_tracer("natty")
+    return tracer
+
+
+def _operation(name: str, kind: str, subject: str = "") -> dict[str, Any]:
+    known = {"messaging.system": "nats", "messaging.operation.name": name, "messaging.operation.type": kind}
+    return known | ({"messaging.destination.name": legible(subject)} if subject else {})
+
+
+def _of(message: Message) -> dict[str, Any]:
+    known = {"messaging.message.body.size": len(message.data), "messaging.nats.sequence": message.sequence}
+    return known | ({"messaging.message.id": legible(message.msg_id)} if message.msg_id else {})
+
+
+@contextmanager
+def _span(
+    tracer: Tracer,
+    name: str,
+    kind: str,
+    attributes: dict[str, Any],
+    links: list[Link] | None = None,
+    parent: Link | None = None,
+) -> Iterator[Span]:
+    """The current span meanwhile; an error ends it as failed."""
+    from opentelemetry import trace
+
+    context = None
+    if parent is not None:
+        context = trace.set_span_in_context(trace.NonRecordingSpan(parent.context))
+    with tracer.start_as_current_span(name, context, trace.SpanKind[kind], attributes=attributes, links=links) as span:
+        try:
+            yield span
+        except BaseException as error:
+            span.set_attribute("error.type", type(error).__qualname__)
+            if not isinstance(error, Exception):  # a cancellation, which OpenTelemetry takes for no failure
+                span.set_status(trace.StatusCode.ERROR, type(error).__name__)
+            raise
+
+
+def _injected(headers: Headers) -> Headers:
+    from opentelemetry import propagate
+
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier)
+    own = {name.lower() for name in headers}
+    return headers if own & {name.lower() for name in carrier} else {**headers, **carrier}
+
+
+def _origin(message: Message) -> Link | None:
+    """Return a link to the span that a message was published in."""
+    from opentelemetry import context, propagate, trace
+
+    headers = {name.lower(): values for name, values in message.headers.items()}  # Go's carriers write Traceparent
+    sent = trace.get_current_span(propagate.extract(headers, context.Context())).get_span_context()
+    return trace.Link(sent) if sent.is_valid else None
