@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from capture.chain import Head
-from capture.cipher import Keys
+from capture.archive.chain import Head
+from capture.archive.encryption import Keys
+from capture.archive.signing import Signer
 from capture.errors import CaptureError, Fenced
-from capture.merging import Group, Merged
-from capture.signing import Signer
+from capture.maintenance.engine import Group, Merged
 from capture.stores import Store, open_store
 
 
@@ -69,8 +69,8 @@ class ArrowEngine:
 
     async def merge(self, store_url: str, groups: Sequence[Group]) -> list[Merged]:
         """Write the outputs of every group: each sequence once, without the excluded ones, in order."""
-        from capture.writers.evolution import write_columns
-        from capture.writers.inputs import columns_of
+        from capture.maintenance.merge.inputs import columns_of
+        from capture.maintenance.merge.schema_evolution import write_columns
 
         store, objects = open_store(store_url), [one for group in groups for one in group.inputs]
         columns = await columns_of(store, objects, self._keys, groups[0].columns if groups else "")
@@ -78,7 +78,7 @@ class ArrowEngine:
         return [msgspec.structs.replace(one, columns=write_columns(columns.run)) for one in merged]
 
     async def _merge(self, store: Store, group: Group, columns: Any) -> Merged:
-        from capture.writers.merge import merge_group
+        from capture.maintenance.merge.merge import merge_group
 
         if why := columns.why_not(group):
             return Merged(failed=why)

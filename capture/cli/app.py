@@ -26,7 +26,7 @@ COMMANDS = Commands(
         "ls": "capture.cli.archive:ls",
         "cat": "capture.cli.cat:cat",
         "sql": "capture.cli.sql:sql",
-        "demo": "capture.cli.demo:demo",
+        "demo": "capture.cli.demo.command:demo",
         "doctor": "capture.cli.doctor:doctor",
         "permissions": "capture.cli.permissions:permissions",
         "import": "capture.cli.backup:import_",

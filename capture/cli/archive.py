@@ -8,19 +8,19 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from capture.archive.heads import COMPACTION, RECORDING, SWEEP, Office, TermHead
+from capture.archive.identity import archive_name, claim, require_archive
+from capture.archive.trust import read_trusted
+from capture.archive.view import Picture
 from capture.cli import settings
 from capture.cli.going import going, show_going
 from capture.cli.planned import planned, show_planned
-from capture.config import CaptureConfig
+from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError, CompactionError
-from capture.head import COMPACTION, RECORDING, SWEEP, Office, TermHead
-from capture.identity import archive_name, claim, require_archive
-from capture.lead import Duty, Sweeps
-from capture.picture import Picture
-from capture.source import stream_info
+from capture.ingest.source import stream_info
+from capture.node.leader_tasks import Duty, Sweeps
 from capture.spark import SparkDriver
 from capture.stores import Store, open_store
-from capture.trust import read_trusted
 from natty import Natty, Term
 from natty.cli import connect
 from natty.cli.run import run_async

@@ -8,8 +8,8 @@ from typing import Annotated
 import msgspec
 import typer
 
+from capture.archive.identity import require_archive
 from capture.cli import settings
-from capture.identity import require_archive
 from capture.restoring.backup import Moved, export_backup, import_backup
 from capture.restoring.past import only_stream
 from capture.stores import open_store

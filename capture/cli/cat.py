@@ -16,12 +16,12 @@ from typing import Annotated, Any
 import pyarrow as pa
 import typer
 
+from capture.archive.sequences import Sequences
 from capture.cli import settings
-from capture.config import CaptureConfig
+from capture.config.settings import CaptureConfig
+from capture.formats.ndjson import lines
 from capture.reading.merge import RECORD, records_of
 from capture.reading.read import ReadOptions, read_batches
-from capture.sequences import Sequences
-from capture.writers.ndjson import lines
 from natty import Natty
 from natty.cli import connect
 from natty.cli.ask import seconds

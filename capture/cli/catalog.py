@@ -12,16 +12,16 @@ from typing import Annotated, Any
 
 import typer
 
-from capture.chain import HeadReader, latest_offline
+from capture.archive.chain import HeadReader, latest_offline
+from capture.archive.heads import COMPACTION
+from capture.archive.identity import require_archive
+from capture.archive.table import Table
 from capture.cli import settings
 from capture.cli.archive import Offline
-from capture.config import TOKEN_VARIABLE, CaptureConfig
+from capture.config.settings import TOKEN_VARIABLE, CaptureConfig
 from capture.errors import ConfigError
-from capture.head import COMPACTION
-from capture.identity import require_archive
-from capture.stopping import Stopping
+from capture.node.shutdown import Stopping
 from capture.stores import open_store
-from capture.table import Table
 from natty import Natty
 from natty.cli import connect
 from natty.cli.run import run_async
@@ -54,8 +54,8 @@ def serve(
 ) -> None:
     """Serve the tables of the archives to clients of Iceberg's REST protocol, read-only, until stopped."""
     try:
-        from capture.catalog import Archive, RestCatalog
-        from capture.https import server_context, serving
+        from capture.status.https import server_context, serving
+        from capture.status.iceberg_rest import Archive, RestCatalog
     except ModuleNotFoundError as error:
         raise ConfigError(f'the catalog needs {error.name}; run: pip install "natty-nats[capture]"') from error
     if (cert is None) != (key is None) or (cert is None) != plain_http:

@@ -14,20 +14,20 @@ from typing import Any
 import msgspec
 import typer
 
+from capture.archive.heads import SWEEP
 from capture.cli import settings
 from capture.cli.node import run
-from capture.config import NEEDED, RELATED, contradictions, given_settings, lacking, read
-from capture.config import settings as settings_of
+from capture.config.provenance import Given, Place
+from capture.config.secrets import check_exposure
+from capture.config.settings import NEEDED, RELATED, contradictions, given_settings, lacking, read
+from capture.config.settings import settings as settings_of
 from capture.decoders import decoder
 from capture.errors import CaptureError, ConfigError
-from capture.head import SWEEP
-from capture.hidden import check_exposure
-from capture.hooks import hook
-from capture.layout import layout
-from capture.origins import Given, Place
+from capture.formats import writer
+from capture.ingest.hooks import hook
+from capture.ingest.layout import layout
 from capture.partitioners import partitioner
 from capture.stores import Address, open_store
-from capture.writers import writer
 from natty.cli import connect
 from natty.cli.tables import print_document
 from natty.config.settings import Config, redact, resolve

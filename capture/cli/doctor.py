@@ -9,17 +9,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from capture.archive.identity import holds_archive
 from capture.cli import checks, settings
-from capture.config import CaptureConfig
+from capture.config.settings import CaptureConfig
+from capture.config.streams import each
 from capture.errors import AlreadyStored, CaptureError, OtherStoreError, SparkError, StoreError
-from capture.identity import holds_archive
-from capture.moved import check_not_moved
-from capture.source import stream_info
+from capture.ingest.source import stream_info
+from capture.node.moved_store import check_not_moved
 from capture.spark import class_data
 from capture.spark.java import candidates, choose
 from capture.spark.properties import check_master, read_properties
 from capture.stores import open_store
-from capture.streams import each
 from natty import Natty
 from natty.cli import connect, server_checks
 from natty.cli.checks import Finding, Status

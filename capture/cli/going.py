@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from capture.chain import document_parts
-from capture.config import CaptureConfig
-from capture.head import COMPACTION, SWEEP
-from capture.identity import require_archive
-from capture.lead import retention
-from capture.manifest import Manifest
-from capture.retention import Expired
+from capture.archive.chain import document_parts
+from capture.archive.heads import COMPACTION, SWEEP
+from capture.archive.identity import require_archive
+from capture.archive.manifest import Manifest
+from capture.archive.retention import Expired
+from capture.config.settings import CaptureConfig
+from capture.maintenance.sweep import Preview, preview
+from capture.node.leader_tasks import retention
 from capture.stores import open_store
-from capture.sweep import Preview, preview
 from natty import Natty
 from natty.cli.tables import PlainConsole, print_document, print_table
 

@@ -5,15 +5,15 @@ from typing import Any
 
 import msgspec
 
-from capture.audit import CHAINS
-from capture.chain import Head, latest_offline
+from capture.archive.chain import Head, latest_offline
+from capture.archive.heads import head_readers
+from capture.archive.identity import require_archive
 from capture.cli import settings
 from capture.cli.archive import Offline
-from capture.config import NEEDED
+from capture.config.settings import NEEDED
 from capture.errors import CaptureError
-from capture.head import head_readers
-from capture.identity import require_archive
 from capture.stores import open_store
+from capture.verification.audit import CHAINS
 from natty import Natty
 from natty.cli import connect
 from natty.cli.run import run_async

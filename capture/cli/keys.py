@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
+from capture.archive.keyfile import KEY_BYTES
+from capture.archive.signing import SIGNING_VARIABLE, SigningKeys
 from capture.cli import settings
 from capture.errors import ConfigError
-from capture.keyfile import KEY_BYTES
-from capture.signing import SIGNING_VARIABLE, SigningKeys
 
 app = typer.Typer(help="Keys to encrypt and to sign with.", no_args_is_help=True)
 

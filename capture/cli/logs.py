@@ -7,8 +7,8 @@ from typing import Any
 
 import typer
 
-from capture.config import Logging
-from capture.node import life
+from capture.config.settings import Logging
+from capture.node.node import life
 from natty.cli.run import LogFormat, LogLevel, configure_logging
 
 _set: set[str] = set()  # names of loggers that have a level by the configuration

@@ -12,11 +12,11 @@ from typing import Annotated, Any
 import typer
 
 from capture.cli import logs, settings
-from capture.config import CaptureConfig
+from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError, ConfigError
-from capture.node import Node
-from capture.several import Several
-from capture.stopping import STOPS
+from capture.node.node import Node
+from capture.node.nodes import Several
+from capture.node.shutdown import STOPS
 from natty import NattyError
 from natty.cli import connect
 from natty.cli.run import EXIT_ERROR, complaint, run_async
@@ -150,7 +150,7 @@ class _LastResort:
 
 async def _served(node: Node | Several, address: str, guard: Guard | None) -> None:
     try:
-        from capture.telemetry import serve
+        from capture.node.metrics import serve
     except ImportError as error:
         raise ConfigError('--metrics needs prometheus-client; run: pip install "natty-nats[metrics]"') from error
     async with serve(node, address, guard):

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from capture.cli import settings
-from capture.permissions import Role
-from capture.permissions import permissions as permissions_of
+from capture.config.permissions import Role
+from capture.config.permissions import permissions as permissions_of
 from natty.elections.permissions import INBOX
 
 

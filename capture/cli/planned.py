@@ -6,13 +6,13 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from capture.config import CaptureConfig
-from capture.head import COMPACTION, SWEEP
-from capture.identity import require_archive
-from capture.lead import policy, retention
-from capture.merging import Group
-from capture.picture import read_picture
-from capture.planning import plan
+from capture.archive.heads import COMPACTION, SWEEP
+from capture.archive.identity import require_archive
+from capture.archive.view import read_picture
+from capture.config.settings import CaptureConfig
+from capture.maintenance.engine import Group
+from capture.maintenance.plan import plan
+from capture.node.leader_tasks import policy, retention
 from capture.stores import open_store
 from natty import Natty
 from natty.cli.tables import PlainConsole, print_document, print_table

@@ -15,14 +15,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from capture.cli import settings
-from capture.config import CaptureConfig
+from capture.config.settings import CaptureConfig
 from capture.errors import RestoreRefused
 from capture.restoring.past import Window, only_stream
 from capture.restoring.plan import Options, Plan
 from capture.restoring.rebuild import Restored, prepare, restore_exactly
 from capture.restoring.replay import Pace, rebuild_published, replay
 from capture.stores import open_store
-from capture.verdict import TOLD
+from capture.verification.verdict import TOLD
 from natty import Natty
 from natty.cli import connect, terminal
 from natty.cli.run import run_async

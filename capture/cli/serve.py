@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from capture.cli import settings
+from capture.config.streams import each
 from capture.errors import ConfigError
-from capture.status import look
-from capture.stopping import Stopping
-from capture.streams import each
+from capture.node.shutdown import Stopping
+from capture.status.status import look
 from natty import Natty
 from natty.cli import connect
 from natty.cli.run import run_async
@@ -41,8 +41,8 @@ def serve(
 ) -> None:
     """Serve the status of the archives until stopped: a page for browsers, /metrics, /readyz and /livez."""
     try:
-        from capture.https import server_context, serving
-        from capture.serve import StatusPage
+        from capture.status.https import server_context, serving
+        from capture.status.status_page import StatusPage
     except ModuleNotFoundError as error:
         raise ConfigError(f'the page needs {error.name}; run: pip install "natty-nats[capture]"') from error
     if (cert is None) != (key is None) or (cert is None) != plain_http:

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from capture.config import CaptureConfig, load
+from capture.archive.keyfile import check_private
+from capture.config.settings import CaptureConfig, load
+from capture.config.streams import each, only
 from capture.errors import ConfigError
-from capture.keyfile import check_private
-from capture.streams import each, only
 
 Config = Annotated[Path | None, typer.Option("--config", "-c", envvar="CAPTURE_CONFIG", help="capture.toml.")]
 Stream = Annotated[str | None, typer.Option(help="The stream [env CAPTURE_STREAM].")]

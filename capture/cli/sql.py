@@ -9,16 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
+from capture.archive.identity import archive_name, require_archive
+from capture.archive.manifest import Stored
+from capture.archive.trust import check_contents
 from capture.cli import settings
-from capture.config import CaptureConfig
+from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError, ConfigError
-from capture.identity import archive_name, require_archive
-from capture.manifest import Stored
 from capture.reading.merge import looking
 from capture.reading.shares import planned
 from capture.spark import SparkDriver, View
 from capture.stores import open_store
-from capture.trust import check_contents
 from natty.cli.run import run_async
 from natty.cli.tables import print_document, print_table
 

@@ -16,12 +16,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from capture.archive.iceberg_state import TableState
 from capture.cli import settings
-from capture.config import CaptureConfig
-from capture.snapshots import TableState
-from capture.state import ArchiveState, Heard, StreamState
-from capture.status import Status, look
-from capture.streams import each
+from capture.config.settings import CaptureConfig
+from capture.config.streams import each
+from capture.ingest.board import ArchiveState, Heard, StreamState
+from capture.status.status import Status, look
 from natty import Natty, NattyError
 from natty.cli import connect
 from natty.cli.run import run_async

@@ -14,17 +14,17 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from capture.chain import Head
+from capture.archive.chain import Head
+from capture.archive.identity import holds_archive, require_archive
+from capture.archive.sequences import Sequences
 from capture.cli import settings
-from capture.config import CaptureConfig
+from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError, ConfigError
-from capture.identity import holds_archive, require_archive
-from capture.monitoring import nagios, nagios_unknown, prometheus, prometheus_failure, write_atomically
-from capture.purge import Margin, Plan, Stock, plan_purge, purgeable, take_stock
-from capture.purge import purge as purge_stream
-from capture.report import Check, check
-from capture.sequences import Sequences
 from capture.stores import open_store
+from capture.verification.check import Check, check
+from capture.verification.outputs import nagios, nagios_unknown, prometheus, prometheus_failure, write_atomically
+from capture.verification.purge import Margin, Plan, Stock, plan_purge, purgeable, take_stock
+from capture.verification.purge import purge as purge_stream
 from natty import Natty, NattyError, NotConnectedError, RequestTimeoutError
 from natty.cli import connect
 from natty.cli.ask import confirm, seconds

@@ -5,7 +5,7 @@ from typing import Any
 from capture.decoders import json, message, raw
 from capture.decoders.contract import Decoding, decoding_of
 from capture.decoders.json import json_as
-from capture.decoders.load import load
+from capture.ingest.plugin import load
 
 DECODERS: dict[str, Decoding[Any]] = {"raw": Decoding(raw.decode), "json": json.decode, "message": message.decode}
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from capture.record import Records, V
+from capture.ingest.record import Records, V
 from natty.wire.message import Batch, Message
 
 Decoder = Callable[[Batch], Records[V]]

@@ -6,7 +6,7 @@ import msgspec
 
 from capture.decoders.contract import Decoder, Decoding, by_batch, reason
 from capture.errors import ConfigError
-from capture.record import Records, V
+from capture.ingest.record import Records, V
 from natty.wire.message import Batch
 
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from capture.decoders.contract import Decoding, per_message
-from capture.record import header_texts, origin_of, text_or_none
+from capture.ingest.record import header_texts, origin_of, text_or_none
 from natty.wire.message import Message
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from capture.record import Records
+from capture.ingest.record import Records
 from natty.wire.message import Batch
 
 

@@ -13,15 +13,8 @@ import msgspec
 from pyiceberg.manifest import read_manifest_list
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 
-from capture.chain import Retired
-from capture.errors import ManifestError, NotStored
-from capture.iceberg.facts import data_file, read_footer
-from capture.iceberg.memory import MemoryFiles
-from capture.iceberg.schema import evolved, new_metadata
-from capture.iceberg.snapshot import Added, Read, add_snapshot, without_snapshots
-from capture.manifest import Stored
-from capture.planning import new_name
-from capture.snapshots import (
+from capture.archive.chain import Retired
+from capture.archive.iceberg_state import (
     Expiry,
     Iceberg,
     Snapshot,
@@ -32,8 +25,15 @@ from capture.snapshots import (
     version_path,
     without_oldest,
 )
+from capture.archive.manifest import Stored
+from capture.archive.table import Table
+from capture.errors import ManifestError, NotStored
+from capture.iceberg.facts import data_file, read_footer
+from capture.iceberg.memory import MemoryFiles
+from capture.iceberg.schema import evolved, new_metadata
+from capture.iceberg.snapshot import Added, Read, add_snapshot, without_snapshots
+from capture.maintenance.plan import new_name
 from capture.stores.contract import Store
-from capture.table import Table
 
 READABLE = "parquet"
 """The format of table files that other engines can read: encrypted ones are left out."""

@@ -24,9 +24,9 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
+from capture.archive.manifest import Stored
 from capture.errors import CompactionError
 from capture.iceberg.schema import ORDER
-from capture.manifest import Stored
 from capture.stores.contract import Store
 
 TAIL = 64 * 1024

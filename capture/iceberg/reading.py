@@ -15,12 +15,12 @@ from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import Table
 from pyiceberg.typedef import Identifier
 
-from capture import chain
-from capture.chain import HeadReader
-from capture.snapshots import folder
+from capture.archive import chain
+from capture.archive.chain import HeadReader
+from capture.archive.iceberg_state import folder
+from capture.archive.table import Table as Committed
 from capture.stores.contract import Store
 from capture.stores.ranges import StoredFile
-from capture.table import Table as Committed
 
 READ_AHEAD = 1024 * 1024
 """Bytes that are read of a file at least."""

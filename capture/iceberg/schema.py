@@ -13,9 +13,9 @@ from pyiceberg.table.sorting import SortField, SortOrder
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 
-from capture.writers.envelope import SCHEMA
-from capture.writers.evolution import read_columns
-from capture.writers.shape import CONFLICTS
+from capture.formats.envelope import SCHEMA
+from capture.formats.schema import CONFLICTS
+from capture.maintenance.merge.schema_evolution import read_columns
 
 FIRST = Schema(
     NestedField(1, "stream", StringType()),

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from capture.decoders.contract import BY_BATCH
-from capture.decoders.load import load
 from capture.errors import ConfigError
+from capture.ingest.plugin import load
 from capture.partitioners.contract import Partitioner, guarded, per_record
 from capture.partitioners.decoder import ByDecoder
 from capture.partitioners.field import Field

@@ -5,7 +5,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from capture.decoders.contract import BY_BATCH, reason
-from capture.record import Record, Records, V
+from capture.ingest.record import Record, Records, V
 
 Partitioner = Callable[[Records[V]], Sequence[Hashable]]
 """Returns one key a record; records of one key share blocks. Undecodable ones have their own, whatever it returns."""

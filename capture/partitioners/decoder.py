@@ -4,8 +4,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from capture.ingest.record import Records
 from capture.partitioners.contract import NONE
-from capture.record import Records
 
 
 @dataclass(frozen=True, slots=True)

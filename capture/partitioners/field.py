@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from capture.errors import ConfigError
+from capture.ingest.record import Records
 from capture.partitioners.contract import NONE
 from capture.partitioners.keys import key_text
-from capture.record import Records
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar
 
-from capture.block import INTERVAL, Groups
+from capture.ingest.block import INTERVAL, Groups
+from capture.ingest.record import Records, V
 from capture.partitioners.contract import Partitioner, Reserved
 from capture.partitioners.keys import key_text
-from capture.record import Records, V
 
 UNDECODABLE = Reserved.UNDECODABLE.value
 """The key's text of every record that could not be decoded, whatever the partitioner; no other record has it."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from capture.manifest import FIELDS, quote_key
+from capture.archive.manifest import FIELDS, quote_key
 from capture.partitioners.contract import Reserved
 
 LONGEST_KEY = 200  # bytes of UTF-8: every entry and manifest repeats it

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from capture.record import Records
+from capture.ingest.record import Records
 
 ALL = "all"
 

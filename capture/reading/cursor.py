@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from capture.archive.sequences import MAXIMUM, Sequences
 from capture.errors import FormatError
 from capture.reading.shares import Share
-from capture.sequences import MAXIMUM, Sequences
 
 
 class Cursor:

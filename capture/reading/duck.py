@@ -24,17 +24,17 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyarrow.fs import PyFileSystem
 
-from capture.cipher import Keys
+from capture.archive.encryption import Keys
+from capture.archive.manifest import Stored
 from capture.errors import QueryError
-from capture.manifest import Stored
+from capture.formats.envelope import SCHEMA
+from capture.ingest.record import text_or_none
 from capture.reading.arrowfs import StoreFiles
 from capture.reading.ddl import fields, quoted
 from capture.reading.merge import merged
 from capture.reading.shares import Share, planned
-from capture.record import text_or_none
 from capture.stores import Store
 from capture.stores.ranges import Ranges
-from capture.writers.envelope import SCHEMA
 
 VIEW = "messages"
 LIMIT = 10_000

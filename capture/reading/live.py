@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 
 from capture.errors import CaptureError
-from capture.record import Records
-from capture.source import stream_info
-from capture.writers.envelope import to_table
+from capture.formats.envelope import to_table
+from capture.ingest.record import Records
+from capture.ingest.source import stream_info
 from natty import Batch, Natty, StreamNotFoundError
 from natty.config.units import parse_time
 from natty.errors import ConnectionClosedError

@@ -20,22 +20,22 @@ from typing import Any
 
 import pyarrow as pa
 
-from capture.chain import Document, Head, HeadReader, latest_offline
-from capture.cipher import Keys
+from capture.archive.chain import Document, Head, HeadReader, latest_offline
+from capture.archive.encryption import Keys
+from capture.archive.heads import COMPACTION, SWEEP, Office
+from capture.archive.manifest import Manifest, Stored
+from capture.archive.sequences import MAXIMUM
+from capture.archive.table import Table
+from capture.archive.trust import NO_CHECKS, Trust, read_trusted
 from capture.errors import ManifestError, NotStored
-from capture.head import COMPACTION, SWEEP, Office
-from capture.manifest import Manifest, Stored
+from capture.formats.batches import PIECE_BYTES, PIECE_ROWS, cut, pieces
+from capture.formats.envelope import SCHEMA
+from capture.ingest.record import Record, Records
+from capture.maintenance.sweep import read_entries
 from capture.reading.cursor import Cursor, given, position
 from capture.reading.shares import EVERYTHING, Selection, Share, shares, widest
 from capture.reading.spool import Room, Spooled, Work, kept, spool
-from capture.record import Record, Records
-from capture.sequences import MAXIMUM
 from capture.stores import Store
-from capture.sweep import read_entries
-from capture.table import Table
-from capture.trust import NO_CHECKS, Trust, read_trusted
-from capture.writers.envelope import SCHEMA
-from capture.writers.pieces import PIECE_BYTES, PIECE_ROWS, cut, pieces
 from natty import Natty
 
 MEMORY_BYTES = 64 << 20

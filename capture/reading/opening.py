@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from capture.config import CaptureConfig
+from capture.archive.identity import Identity, archive_name, claimed, require_archive
+from capture.archive.sequences import MAXIMUM
+from capture.archive.trust import Trust
+from capture.config.settings import CaptureConfig
 from capture.errors import ConfigError
-from capture.identity import Identity, archive_name, claimed, require_archive
+from capture.formats.envelope import SCHEMA
 from capture.reading.merge import looking, stored
 from capture.reading.seam import Crossing, Place
 from capture.reading.shares import Selection
-from capture.sequences import MAXIMUM
 from capture.stores import Store, open_store
-from capture.trust import Trust
-from capture.writers.envelope import SCHEMA
 from natty.config.units import nanoseconds_of, parse_time
 
 if TYPE_CHECKING:

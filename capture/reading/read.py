@@ -15,11 +15,11 @@ from natty import Natty
 if TYPE_CHECKING:  # `import capture` needs nothing but natty
     import pyarrow as pa
 
-    from capture.cipher import Keys
-    from capture.config import CaptureConfig
-    from capture.record import Record
-    from capture.sequences import Sequences
-    from capture.signing import PublicKeys
+    from capture.archive.encryption import Keys
+    from capture.archive.sequences import Sequences
+    from capture.archive.signing import PublicKeys
+    from capture.config.settings import CaptureConfig
+    from capture.ingest.record import Record
     from capture.stores import Store
 
 DURABLE = "capture"

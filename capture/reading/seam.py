@@ -18,18 +18,18 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from capture.cipher import Keys
-from capture.config import CaptureConfig
+from capture.archive.encryption import Keys
+from capture.archive.manifest import Stored
+from capture.archive.sequences import Sequences
+from capture.config.consumers import Position, consumer_states
+from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError, DataLossError, NotStored
-from capture.group import Position, consumer_states
-from capture.manifest import Stored
+from capture.formats.envelope import SCHEMA
+from capture.ingest.source import stream_info
 from capture.reading.live import check_same, live
 from capture.reading.merge import Gone, Look, after, merged
 from capture.reading.shares import Selection, Share, held, shares
-from capture.sequences import Sequences
-from capture.source import stream_info
 from capture.stores import Store
-from capture.writers.envelope import SCHEMA
 from natty import Natty
 
 PENDING_WITHIN = 60.0

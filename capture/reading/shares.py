@@ -11,9 +11,9 @@ from functools import cached_property
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from capture.archive.manifest import TABLE, Stored
+from capture.archive.sequences import MAXIMUM, Sequences
 from capture.errors import FormatError
-from capture.manifest import TABLE, Stored
-from capture.sequences import MAXIMUM, Sequences
 
 
 @dataclass(frozen=True, kw_only=True)

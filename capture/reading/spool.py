@@ -13,8 +13,8 @@ from typing import IO, Any
 
 import pyarrow as pa
 
+from capture.archive.manifest import Stored
 from capture.errors import FormatError, SpillError
-from capture.manifest import Stored
 from capture.stores.contract import Store
 
 CHUNK_BYTES = 2 << 20

@@ -17,9 +17,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from capture.archive.sequences import MAXIMUM
 from capture.errors import FormatError
-from capture.record import Records
-from capture.sequences import MAXIMUM
+from capture.ingest.record import Records
 from natty.decoding import UNREADABLE
 
 MAGIC = b"NATSARC1"

@@ -16,30 +16,30 @@ from typing import Any
 
 import msgspec
 
-from capture.block import OpenBlocks
-from capture.chain import Head, current, latest_offline
-from capture.commit import CommitOptions, Committer
-from capture.config import CaptureConfig
+from capture.archive.chain import Head, current, latest_offline
+from capture.archive.identity import Identity, claim, read_claim, stream_path
+from capture.archive.readme import VERSION
+from capture.archive.recording import Configuration, Recording, StreamRecord, fixed, follow_up
+from capture.archive.sequences import Sequences
+from capture.archive.signing import Signer
+from capture.config.settings import CaptureConfig
 from capture.decoders import decoder
 from capture.errors import ConfigError, FormatError, NotStored, RestoreError
-from capture.identity import Identity, claim, read_claim, stream_path
-from capture.layout import layout
+from capture.formats import writer
+from capture.ingest.block import OpenBlocks
+from capture.ingest.commit import CommitOptions, Committer
+from capture.ingest.layout import layout
+from capture.ingest.pipeline import capture
+from capture.ingest.record import Records
+from capture.maintenance.sweep import GRACE
 from capture.partitioners import grouped, partitioner
-from capture.pipeline import capture
-from capture.readme import VERSION
-from capture.record import Records
-from capture.recording import Configuration, Recording, StreamRecord, fixed, follow_up
 from capture.restoring.archive import ArchiveReader, ArchiveWriter
 from capture.restoring.contents import check_settings, checked_state, consumers_of
 from capture.restoring.past import Window, held_then, read_past
 from capture.restoring.pick import rows_of
 from capture.restoring.plan import EXACT, Options, Target, plan_restore
 from capture.restoring.s2 import unpacked
-from capture.sequences import Sequences
-from capture.signing import Signer
 from capture.stores import Store
-from capture.sweep import GRACE
-from capture.writers import writer
 from natty import Batch
 from natty.decoding import UNREADABLE
 

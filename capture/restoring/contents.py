@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from capture.archive.recording import Consumer, Position, Unacked
+from capture.archive.sequences import MAXIMUM, WIDEST
 from capture.errors import FormatError
-from capture.recording import Consumer, Position, Unacked
-from capture.sequences import MAXIMUM, WIDEST
 from natty.streams.names import BadNameError, check_name
 
 LONGEST_NAME = 255  # bytes of a stream's or a consumer's name, of servers

@@ -6,20 +6,20 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from capture.audit import HeadReaders, audit
-from capture.chain import Document, Head, latest_offline, read
-from capture.config import CaptureConfig
+from capture.archive.chain import Document, Head, latest_offline, read
+from capture.archive.heads import head_readers
+from capture.archive.history import recording_at
+from capture.archive.identity import archive_name, claimed, require_archive
+from capture.archive.manifest import BLOCKS, TABLE, Manifest, Stored
+from capture.archive.recording import Configuration, Recording, StreamRecord
+from capture.archive.sequences import Sequences
+from capture.archive.table import Table
+from capture.archive.trust import read_trusted
+from capture.config.settings import CaptureConfig
 from capture.errors import RestoreRefused
-from capture.head import head_readers
-from capture.history import recording_at
-from capture.identity import archive_name, claimed, require_archive
-from capture.manifest import BLOCKS, TABLE, Manifest, Stored
-from capture.recording import Configuration, Recording, StreamRecord
-from capture.sequences import Sequences
+from capture.maintenance.sweep import read_entries
 from capture.stores import Store
-from capture.sweep import read_entries
-from capture.table import Table
-from capture.trust import read_trusted
+from capture.verification.audit import HeadReaders, audit
 from natty import Natty
 
 Kind = TypeVar("Kind", bound=Document)

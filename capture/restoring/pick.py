@@ -7,14 +7,14 @@ from contextlib import aclosing
 
 import pyarrow as pa
 
-from capture.cipher import Keys
-from capture.manifest import Stored
+from capture.archive.encryption import Keys
+from capture.archive.manifest import Stored
+from capture.archive.sequences import Sequences
+from capture.formats import reader
 from capture.reading.merge import merged
 from capture.reading.shares import Selection, narrowed, shares
 from capture.restoring.archive import as_columns
-from capture.sequences import Sequences
 from capture.stores.contract import Store
-from capture.writers import reader
 
 MEMORY_BYTES = 32 << 20
 """Of the merge: the other half of what a restore takes is for the archive's bytes on their way to the server."""

@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
-from capture.manifest import Stored
+from capture.archive.manifest import Stored
+from capture.archive.recording import Consumer, Position, resume
+from capture.archive.sequences import MAXIMUM, Sequences
 from capture.reading.merge import FAN_IN
-from capture.recording import Consumer, Position, resume
 from capture.restoring.past import Past, Window, bounds
 from capture.restoring.pick import unfit
 from capture.restoring.uptake import LEVEL, MARK, own_metadata
-from capture.sequences import MAXIMUM, Sequences
 from natty.wire.servers import NEEDS
 from natty.wire.subjects import overlap
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
 
-from capture.cipher import Keys
-from capture.config import CaptureConfig
+from capture.archive.encryption import Keys
+from capture.config.settings import CaptureConfig
 from capture.errors import RestoreError, RestoreRefused
 from capture.reading.shares import Selection
 from capture.restoring.archive import ArchiveWriter

@@ -17,13 +17,13 @@ from datetime import UTC, datetime
 from secrets import token_hex
 from typing import Any
 
-from capture.cipher import Keys
+from capture.archive.encryption import Keys
+from capture.archive.sequences import Sequences
 from capture.errors import RestoreError, RestoreRefused
 from capture.restoring.pick import rows_of
 from capture.restoring.plan import Plan
 from capture.restoring.rebuild import THERE_WITHIN, Progress, Restored
 from capture.restoring.uptake import HIDDEN, give_up, in_making, remove_leftover, stream_there
-from capture.sequences import Sequences
 from capture.stores import Store
 from natty import Natty, NattyError, PublishError
 from natty.jetstream import read_ack

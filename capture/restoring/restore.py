@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from capture.config import CaptureConfig
+    from capture.config.settings import CaptureConfig
     from capture.reading.read import Where
     from capture.restoring.plan import Plan
     from capture.restoring.rebuild import Restored
@@ -83,7 +83,7 @@ def configured(archive: Where, stream: str) -> CaptureConfig:
     """Return the configuration of an archive, for this stream. ConfigError."""
     import msgspec
 
-    from capture.config import CaptureConfig, load
+    from capture.config.settings import CaptureConfig, load
 
     if isinstance(archive, CaptureConfig):
         return msgspec.structs.replace(archive, stream=stream)

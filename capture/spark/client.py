@@ -9,9 +9,9 @@ from types import TracebackType
 
 import msgspec
 
-from capture.cipher import VARIABLE
+from capture.archive.encryption import VARIABLE
 from capture.errors import SparkError
-from capture.merging import Group, Merged
+from capture.maintenance.engine import Group, Merged
 from capture.spark import class_data
 from capture.spark.child import Child, Result, Run, unled
 from capture.spark.java import choose

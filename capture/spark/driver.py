@@ -15,8 +15,10 @@ import msgspec
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
-from capture.cipher import Keys
-from capture.merging import Group, Merged
+from capture.archive.encryption import Keys
+from capture.maintenance.engine import Group, Merged
+from capture.maintenance.merge.inputs import columns_of
+from capture.maintenance.merge.schema_evolution import write_columns
 from capture.spark import session
 from capture.spark.failure import sentence
 from capture.spark.merge import Merger
@@ -25,8 +27,6 @@ from capture.spark.query import query
 from capture.spark.session import ENCRYPTS
 from capture.spark.write import Place
 from capture.stores import open_store
-from capture.writers.evolution import write_columns
-from capture.writers.inputs import columns_of
 
 REQUESTS_AT_ONCE = 4
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from capture.cipher import VARIABLE
+from capture.archive.encryption import VARIABLE
 
 NAMES = frozenset(
     {

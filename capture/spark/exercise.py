@@ -9,15 +9,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from capture.manifest import Stored
-from capture.merging import Group
-from capture.sequences import Sequences
+from capture.archive.manifest import Stored
+from capture.archive.sequences import Sequences
+from capture.formats.envelope import SCHEMA
+from capture.maintenance.engine import Group
+from capture.maintenance.merge.inputs import Columns
 from capture.spark.merge import Merger
 from capture.spark.read import map_in_arrow
 from capture.spark.table import load, with_payload
 from capture.spark.write import Place
-from capture.writers.envelope import SCHEMA
-from capture.writers.inputs import Columns
 
 _ROWS = [
     {"stream": "EXERCISE", "sequence": number, "time_ns": number, "subject": "exercise", "payload": b'{"n": 1}'}

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from capture.manifest import Stored
-from capture.merging import Group, Merged
+from capture.archive.manifest import Stored
+from capture.maintenance.engine import Group, Merged
 from capture.spark.options import SparkOptions
 
 DEFAULT_LIMIT = 10_000

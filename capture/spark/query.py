@@ -4,11 +4,11 @@ from typing import Any
 
 from pyspark.sql import Row, SparkSession
 
-from capture.cipher import Keys
+from capture.archive.encryption import Keys
+from capture.maintenance.merge.inputs import columns_of
 from capture.spark.protocol import Query, Rows
 from capture.spark.table import load, with_payload
 from capture.stores import open_store
-from capture.writers.inputs import columns_of
 
 
 def query(spark: SparkSession, asked: Query) -> Rows:

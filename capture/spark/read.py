@@ -11,11 +11,11 @@ from pyspark.sql.pandas.functions import vectorized_udf  # type: ignore[attr-def
 from pyspark.sql.types import DataType
 from pyspark.util import PythonEvalType
 
-from capture.cipher import Keys
-from capture.manifest import Stored
+from capture.archive.encryption import Keys
+from capture.archive.manifest import Stored
+from capture.maintenance.merge.inputs import input_rows
+from capture.maintenance.merge.schema_evolution import read_columns
 from capture.stores import open_store
-from capture.writers.evolution import read_columns
-from capture.writers.inputs import input_rows
 
 Batches = Iterator[pa.RecordBatch]
 

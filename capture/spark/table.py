@@ -7,12 +7,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructField, StructType
 
-from capture.manifest import Stored
+from capture.archive.manifest import Stored
+from capture.formats.envelope import SCHEMA
+from capture.maintenance.merge.inputs import Columns
+from capture.maintenance.merge.schema_evolution import write_columns
 from capture.spark.read import read_objects
 from capture.stores import FileStore, open_store
-from capture.writers.envelope import SCHEMA
-from capture.writers.evolution import write_columns
-from capture.writers.inputs import Columns
 
 _GLOB = re.compile(r"([\\*?\[\]{}])")
 

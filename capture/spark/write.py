@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import msgspec
 import pyarrow as pa
 
-from capture.cipher import Keys
+from capture.archive.encryption import Keys
+from capture.archive.sequences import Sequences
 from capture.errors import CaptureError
-from capture.merging import Group, Merged, Part
-from capture.sequences import Sequences
+from capture.maintenance.engine import Group, Merged, Part
+from capture.maintenance.merge.merge import merge_group
+from capture.maintenance.merge.schema_evolution import read_columns
 from capture.spark.scratch import Scratch
 from capture.stores import open_store
-from capture.writers.evolution import read_columns
-from capture.writers.merge import merge_group
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):

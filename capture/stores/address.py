@@ -9,8 +9,8 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 import msgspec
 
+from capture.config.mistakes import mistake
 from capture.errors import ConfigError, StoreError
-from capture.mistakes import mistake
 from capture.stores.contract import checked_path
 
 SCHEMES = {"s3": "bucket", "az": "container", "gs": "bucket"}

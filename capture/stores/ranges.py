@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Protocol
 
-from capture.positioned import Positioned
+from capture.stores.seekable import Positioned
 
 
 class Ranges(Protocol):

@@ -179,7 +179,7 @@ def test_a_store_that_can_not_be_written(shell, stream):
 
 UNHURRIED = """
 from functools import partial
-import capture.node, capture.source, natty.wire.connection, natty.pulling.supply
+import capture.node.node, capture.ingest.source, natty.wire.connection, natty.pulling.supply
 from capture.cli import main
 capture.node.CommitOptions = partial(capture.node.CommitOptions, backoff=0.01)
 capture.source.END_TIMEOUT = natty.connection.CLOSE_TIMEOUT = natty.supply.DRAIN_TIMEOUT = 60.0  # to hand back

@@ -10,7 +10,7 @@ from secret import write_secret
 
 from capture.cli.config import check, show
 from capture.cli.node import run
-from capture.config import CaptureConfig
+from capture.config.settings import CaptureConfig
 from natty.cli import connect
 
 CLI = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()

@@ -3,9 +3,9 @@
 import pytest
 from secret import write_secret
 
+from capture.archive.identity import claim
 from capture.cli.app import make_app
 from capture.errors import CaptureError
-from capture.identity import claim
 from capture.stores import open_store
 from natty import NattyError
 from natty.cli.run import run

@@ -7,7 +7,7 @@ import pytest
 from archived import ARCHIVE, KEYS, SIGNER, STREAM, Archived
 from commands import printed
 
-from capture.signing import SigningKeys, split
+from capture.archive.signing import SigningKeys, split
 
 pytestmark = pytest.mark.long
 STRANGER = SigningKeys({"mine": bytes(range(1, 33))})

@@ -12,7 +12,7 @@ from browsing import browsing
 from patient import PATIENCE
 from secret import write_secret
 
-from capture.state import Board, StreamState
+from capture.ingest.board import Board, StreamState
 
 TOKEN = "a token for the status page"
 TRAFFIC = StreamState(stream="ORDERS", first=1, last=5000, acked=4900, pending=100, unacked=3, lag=2.5, held=4900)

@@ -10,7 +10,7 @@ import pytest
 from archive_states import STATE
 from patient import PATIENCE
 
-from capture.state import Board
+from capture.ingest.board import Board
 
 MESSAGES = 100
 

@@ -9,9 +9,9 @@ import pytest
 from archiving import store_all, sweep_once
 from prometheus_client.parser import text_string_to_metric_families
 
-from capture.chain import Head
+from capture.archive.chain import Head
 from capture.cli.app import make_app
-from capture.config import load
+from capture.config.settings import load
 from capture.errors import CaptureError
 from capture.stores import open_store
 from natty import NattyError

@@ -18,13 +18,13 @@ from typing import Any
 
 import msgspec
 
-from capture.block import Limits, OpenBlocks, SealedBlock
-from capture.cipher import Keys
+from capture.archive.encryption import Keys
 from capture.decoders import Decoding, decoder, json_as
+from capture.formats import reader, writer
+from capture.formats.block_format import BlockWriter
+from capture.ingest.block import Limits, OpenBlocks, SealedBlock
+from capture.ingest.spill import Spill
 from capture.partitioners import grouped, partitioner
-from capture.spill import Spill
-from capture.writers import reader, writer
-from capture.writers.layers import BlockWriter
 from natty.wire.message import Batch, RawMessage
 
 BATCH = 500  # messages that one read of the socket brings

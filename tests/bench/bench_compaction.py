@@ -24,13 +24,13 @@ import pyarrow.parquet as pq
 from bench_compaction_start import DRIVER, JVM, KINDS, TICKS, WORKERS, start
 from bench_table import print_machine, print_table
 
-from capture.block import SealedBlock
-from capture.manifest import Stored
-from capture.merging import Group
-from capture.record import Records
-from capture.sequences import Sequences
+from capture.archive.manifest import Stored
+from capture.archive.sequences import Sequences
+from capture.formats import writer
+from capture.ingest.block import SealedBlock
+from capture.ingest.record import Records
+from capture.maintenance.engine import Group
 from capture.spark import SparkDriver, SparkOptions
-from capture.writers import writer
 from natty.elections.guard import members
 
 ROWS = 10_000  # of a block

@@ -16,12 +16,12 @@ import pyarrow.parquet as pq
 from bench_compaction_start import COMMAND, DRIVER, JVM, WORKERS, Nobody, below
 from bench_table import print_machine, print_table
 
-from capture.block import SealedBlock
-from capture.commit import Committer
-from capture.record import Records
+from capture.formats import writer
+from capture.formats.envelope import SCHEMA
+from capture.ingest.block import SealedBlock
+from capture.ingest.commit import Committer
+from capture.ingest.record import Records
 from capture.stores import open_store
-from capture.writers import writer
-from capture.writers.envelope import SCHEMA
 from natty import Natty
 from natty.testing import NatsServer
 

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from bench_table import PAYLOAD, print_table
 
-from capture.block import SealedBlock
-from capture.commit import Committer
-from capture.record import Records
+from capture.formats import writer
+from capture.ingest.block import SealedBlock
+from capture.ingest.commit import Committer
+from capture.ingest.record import Records
 from capture.stores import open_store
-from capture.writers import writer
 from natty import Natty
 from natty.testing import NatsServer
 

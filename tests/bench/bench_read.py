@@ -27,12 +27,12 @@ async def fill(folder: str, messages: int) -> None:
     """Store messages of about 128 bytes with two headers, as nodes do."""
     from archived import Settled
 
-    from capture.block import SealedBlock
-    from capture.commit import Committer
-    from capture.identity import claim
-    from capture.record import Records
+    from capture.archive.identity import claim
+    from capture.formats import writer
+    from capture.ingest.block import SealedBlock
+    from capture.ingest.commit import Committer
+    from capture.ingest.record import Records
     from capture.stores import open_store
-    from capture.writers import writer
 
     store = open_store(folder)
     await claim(store, STREAM, STREAM, CREATED)
@@ -56,10 +56,10 @@ async def fill(folder: str, messages: int) -> None:
 
 async def compacted(folder: str) -> None:
     """Adopt the blocks, and merge them by pyarrow."""
-    from capture.compact import compact
-    from capture.planning import Policy
+    from capture.maintenance.compaction import compact
+    from capture.maintenance.plan import Policy
+    from capture.maintenance.sweep import sweep
     from capture.stores import open_store
-    from capture.sweep import sweep
     from capture.testing import ArrowEngine, HeadState, MemoryHead
 
     store, manifest, table = open_store(folder), HeadState(), HeadState()

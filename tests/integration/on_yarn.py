@@ -19,9 +19,9 @@ from spark_yarn import spark_on_yarn  # noqa: F401
 from stores import SECRET, seaweedfs  # noqa: F401
 
 from capture.errors import SparkError
+from capture.formats import read_object
 from capture.spark import SparkDriver, SparkOptions
 from capture.stores import open_store
-from capture.writers import read_object
 from natty import Natty
 from natty.elections.guard import kill, members
 

@@ -12,11 +12,11 @@ from electing import forever, vacated
 from group_members import LONG, Notes, make, publish
 from patient import NEVER, PATIENCE, until
 
-from capture import node as capture_node
-from capture.config import load
-from capture.node import Node
-from capture.source import Source
-from capture.state import Board
+from capture.config.settings import load
+from capture.ingest.board import Board
+from capture.ingest.source import Source
+from capture.node import node as capture_node
+from capture.node.node import Node
 from natty import Natty
 from natty.consuming.consume import Consumption
 from natty.elections.renewer import Renewer
@@ -117,7 +117,7 @@ async def test_a_node_that_is_stopped_before_its_failed_work_begins_again_leaves
         published.set()
         raise KeyError("nobody thought of this")
 
-    monkeypatch.setattr("capture.state.announcing", announce_once)
+    monkeypatch.setattr("capture.ingest.board.announcing", announce_once)
     node = start_beside(fleet.configure(node="node-1", decoder="raw", limits__max_age=0.2))
     await fleet.publish([b"1", b"2"])
     await fleet.until_all_acked(2)

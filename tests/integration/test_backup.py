@@ -9,15 +9,15 @@ from archiving import store_all, sweep_once
 from patient import NEVER, PATIENCE
 
 import capture
-from capture import chain
-from capture.config import load
+from capture.archive import chain
+from capture.archive.recording import Recording
+from capture.config.settings import load
 from capture.errors import ConfigError, FormatError
-from capture.recording import Recording
+from capture.formats.envelope import to_table
 from capture.restoring.archive import ArchiveReader, ArchiveWriter, as_columns
 from capture.restoring.backup import DATA, META, export_backup, import_backup
 from capture.restoring.s2 import unpacked
 from capture.stores import open_store
-from capture.writers.envelope import to_table
 
 CHUNK = 64 << 10
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from patient import NEVER, PATIENCE, until
 
-from capture.writers.parquet import ParquetWriter
+from capture.formats.parquet import ParquetWriter
 
 MiB = 1 << 20
 READ_AHEAD = 32 * MiB  # natty.pull.PullOptions.max_bytes
@@ -16,8 +16,8 @@ RESERVES = 64 * MiB  # what allocators keep for later
 HANGS = """
 import asyncio, logging, sys
 from pathlib import Path
-from capture.config import load
-from capture.node import Node
+from capture.config.settings import load
+from capture.node.node import Node
 
 config, gate = Path(sys.argv[1]), Path(sys.argv[2])
 node = Node(load(config))
@@ -38,7 +38,7 @@ asyncio.run(node.run())
 
 SMALL_DISK = """
 import resource, signal, sys
-import capture.source, natty.wire.connection, natty.pulling.supply
+import capture.ingest.source, natty.wire.connection, natty.pulling.supply
 capture.source.END_TIMEOUT = natty.connection.CLOSE_TIMEOUT = natty.supply.DRAIN_TIMEOUT = 60.0
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))

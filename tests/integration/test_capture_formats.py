@@ -13,21 +13,21 @@ from electing import vacated_archive
 from patient import NEVER, PATIENCE
 from secret import write_secret
 
-from capture.block import OpenBlocks
-from capture.cipher import Keys
-from capture.commit import Committer
-from capture.config import Compacting, load
+from capture.archive.encryption import Keys
+from capture.archive.heads import COMPACTION, TermHead
+from capture.archive.manifest import BLOCKS, ENTRIES, TABLE, decode_entry
+from capture.config.settings import Compacting, load
 from capture.decoders import decoder, json_as, keyed
-from capture.head import COMPACTION, TermHead
-from capture.lead import Duty
-from capture.manifest import BLOCKS, ENTRIES, TABLE, decode_entry
+from capture.formats import read_object, writer
+from capture.ingest.block import OpenBlocks
+from capture.ingest.commit import Committer
+from capture.ingest.pipeline import capture
+from capture.ingest.source import Source
+from capture.node.leader_tasks import Duty
 from capture.partitioners import grouped, partitioner
-from capture.pipeline import capture
-from capture.report import check
-from capture.source import Source
 from capture.stores import MemoryStore, open_store
 from capture.testing import ArrowEngine
-from capture.writers import read_object, writer
+from capture.verification.check import check
 
 HEADERS = b"NATS/1.0\r\nNats-TTL: 1h\r\nNats-Msg-Id: id-1\r\nColour: red\r\nColour: \xff\xfe\r\nEmpty:\r\n\r\n"
 LARGE = 1 << 19

@@ -8,12 +8,12 @@ import pytest
 from group_members import partitioned
 from patient import FILLING, NEVER, PATIENCE, until
 
-from capture import grouped, pinned
-from capture.config import load
+from capture.config.settings import load
 from capture.errors import ConfigError
-from capture.report import check
+from capture.formats.parquet import ParquetWriter
+from capture.ingest import group_source, pinned_consumer
 from capture.stores import open_store
-from capture.writers.parquet import ParquetWriter
+from capture.verification.check import check
 from natty import ConsumerExistsError, Natty
 from natty.errors import BadGroupError, ConsumerNotFoundError
 
@@ -83,7 +83,7 @@ async def group(fleet, natty_name):
 @pytest.fixture
 def at_once(monkeypatch):
     """Wait for nothing but what the server does; no pin and no registration runs out where a machine stands still."""
-    for module in (pinned, grouped):
+    for module in (pinned_consumer, group_source):
         monkeypatch.setattr(module, "TICK", 0.02)
     for place in ("capture.group.PIN_TTL", "capture.pinned.PIN_TTL", "capture.grouped.TTL"):
         monkeypatch.setattr(place, PATIENCE)

@@ -7,21 +7,21 @@ from deposed import elected_and_asleep
 from electing import vacated_archive
 from patient import PATIENCE, PATIENT
 
-from capture.block import SealedBlock
-from capture.chain import Head
-from capture.commit import CommitOptions, Committer
-from capture.config import CaptureConfig, Compacting, Sweeping
+from capture.archive.chain import Head
+from capture.archive.heads import COMPACTION, SWEEP, TermHead
+from capture.archive.identity import claim
+from capture.archive.view import read_picture
+from capture.config.settings import CaptureConfig, Compacting, Sweeping
 from capture.errors import Fenced
-from capture.head import COMPACTION, SWEEP, TermHead
-from capture.identity import claim
-from capture.lead import Duty
-from capture.picture import read_picture
-from capture.record import Records
-from capture.report import check
-from capture.source import stream_info
+from capture.formats import writer
+from capture.ingest.block import SealedBlock
+from capture.ingest.commit import CommitOptions, Committer
+from capture.ingest.record import Records
+from capture.ingest.source import stream_info
+from capture.maintenance.sweep import sweep
+from capture.node.leader_tasks import Duty
 from capture.stores import FileStore
-from capture.sweep import sweep
-from capture.writers import writer
+from capture.verification.check import check
 from natty import Natty
 from natty.elections import BUCKET, elections
 

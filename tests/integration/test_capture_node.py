@@ -7,25 +7,25 @@ import pytest
 from dying import DIES
 from patient import NEVER, PATIENCE
 
-from capture.block import Limits, OpenBlocks
-from capture.commit import Committer
-from capture.compact import compact
-from capture.config import load
+from capture.archive.view import read_picture
+from capture.config.settings import load
 from capture.decoders import decoder
+from capture.formats import parquet, writer
+from capture.ingest.block import Limits, OpenBlocks
+from capture.ingest.commit import Committer
+from capture.ingest.pipeline import capture
+from capture.ingest.source import Source
+from capture.maintenance.compaction import compact
+from capture.maintenance.plan import Policy
+from capture.maintenance.sweep import sweep
 from capture.partitioners import grouped, partitioner
-from capture.picture import read_picture
-from capture.pipeline import capture
-from capture.planning import Policy
-from capture.report import check
-from capture.source import Source
 from capture.stores import MemoryStore, open_store
-from capture.sweep import sweep
 from capture.testing import ArrowEngine, HeadState, MemoryHead
-from capture.writers import parquet, writer
+from capture.verification.check import check
 
 READS = """
 import sys
-import capture.node
+import capture.node.node
 from capture.cli import main
 
 chosen, wanted, read = capture.node.decoder, int(sys.argv[2]), 0
@@ -51,7 +51,7 @@ main()
 SMALL_FILES = """
 import resource, signal, sys
 from functools import partial
-import capture.node, capture.source, natty.wire.connection, natty.pulling.supply
+import capture.node.node, capture.ingest.source, natty.wire.connection, natty.pulling.supply
 capture.node.CommitOptions = partial(capture.node.CommitOptions, backoff=0.01)
 capture.source.END_TIMEOUT = natty.connection.CLOSE_TIMEOUT = natty.supply.DRAIN_TIMEOUT = 60.0
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from patient import PATIENCE
 
-from capture.head import COMPACTION, SWEEP
-from capture.picture import read_picture
+from capture.archive.heads import COMPACTION, SWEEP
+from capture.archive.view import read_picture
 from capture.stores import open_store
 from natty.elections import BUCKET, elections
 

@@ -10,17 +10,18 @@ import pytest
 from dying import DIES
 from patient import NEVER, PATIENCE, until
 
-from capture import several, source
-from capture.asked import never_asked
-from capture.config import load
+from capture.archive.scope import never_asked
+from capture.archive.sequences import Sequences
+from capture.config.settings import load
+from capture.config.streams import each
 from capture.errors import ConfigError, NotAlone
-from capture.report import check
-from capture.sequences import Sequences
-from capture.several import Several
+from capture.formats.parquet import ParquetWriter
+from capture.ingest import source
+from capture.maintenance.sweep import read_entries
+from capture.node import nodes as several
+from capture.node.nodes import Several
 from capture.stores import open_store
-from capture.streams import each
-from capture.sweep import read_entries
-from capture.writers.parquet import ParquetWriter
+from capture.verification.check import check
 from natty import ConsumerExistsError, Natty, NattyError, StreamNotFoundError
 
 TOKENS = ("eu", "us", "asia")  # as Fleet.publish gives them

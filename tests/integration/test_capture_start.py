@@ -11,15 +11,15 @@ from group_members import partitioned
 from patient import PATIENCE, PATIENT, until
 from stores_faults import Say
 
-from capture import node as capture_node
-from capture.config import load
+from capture.config.settings import load
+from capture.config.streams import each
 from capture.errors import NotStarted, StoreUnreadableError
-from capture.node import Node
-from capture.report import check
-from capture.several import Several
+from capture.node import node as capture_node
+from capture.node.metrics import serve
+from capture.node.node import Node
+from capture.node.nodes import Several
 from capture.stores import open_store
-from capture.streams import each
-from capture.telemetry import serve
+from capture.verification.check import check
 from natty import AuthorizationError, Natty, StreamNotFoundError
 from natty.testing import NatsCluster, NatsServer, Proxy, ServerOptions, free_ports
 

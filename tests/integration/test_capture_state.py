@@ -11,23 +11,23 @@ from deposed import elected_and_asleep
 from electing import vacated_archive
 from patient import PATIENCE, PATIENT, until
 
-from capture import chain
-from capture import state as state_of_archives
-from capture.block import SealedBlock
-from capture.commit import CommitOptions, Committer
-from capture.compact import compact
-from capture.config import CaptureConfig, Sweeping
-from capture.head import COMPACTION, SWEEP, TermHead
-from capture.lead import Duty, Sweeps
-from capture.manifest import Manifest
-from capture.planning import Policy
-from capture.record import Records
-from capture.retention import Rule
-from capture.sequences import Sequences
-from capture.state import BUCKET, NODE_TTL, ArchiveState, Board, NodeState, announced, announcing, server_time
+from capture.archive import chain
+from capture.archive.heads import COMPACTION, SWEEP, TermHead
+from capture.archive.manifest import Manifest
+from capture.archive.retention import Rule
+from capture.archive.sequences import Sequences
+from capture.config.settings import CaptureConfig, Sweeping
+from capture.formats import writer
+from capture.ingest import board as state_of_archives
+from capture.ingest.block import SealedBlock
+from capture.ingest.board import BUCKET, NODE_TTL, ArchiveState, Board, NodeState, announced, announcing, server_time
+from capture.ingest.commit import CommitOptions, Committer
+from capture.ingest.record import Records
+from capture.maintenance.compaction import compact
+from capture.maintenance.plan import Policy
+from capture.node.leader_tasks import Duty, Sweeps
 from capture.stores import open_store
 from capture.testing import ArrowEngine
-from capture.writers import writer
 from natty import BucketNotFoundError, Natty, NattyError
 
 OFFICE = 30.0  # seconds

@@ -11,11 +11,11 @@ from urllib.request import urlopen
 from listening import listening
 from patient import NEVER, PATIENCE, until
 
-from capture.config import load
-from capture.manifest import ENTRIES, decode_entry
-from capture.node import Node
-from capture.report import check
+from capture.archive.manifest import ENTRIES, decode_entry
+from capture.config.settings import load
+from capture.node.node import Node
 from capture.stores import open_store
+from capture.verification.check import check
 from natty.testing import free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +53,7 @@ main()
 RUNS = """
 import sys, threading
 from pathlib import Path
-import capture.cli.node, capture.source, natty.wire.connection, natty.pulling.supply
+import capture.cli.node, capture.ingest.source, natty.wire.connection, natty.pulling.supply
 from capture.cli import main
 from capture.errors import StoreError
 from capture.stores import FileStore

@@ -21,15 +21,15 @@ from pyiceberg.exceptions import (
 )
 from secret import write_secret
 
-from capture import chain
-from capture.catalog import Archive, RestCatalog, reading_hints
+from capture.archive import chain
+from capture.archive.table import Table
 from capture.cli import main
-from capture.config import load
+from capture.config.settings import load
 from capture.errors import ConfigError
-from capture.https import server_context, serving
 from capture.iceberg import Exposer
+from capture.status.https import server_context, serving
+from capture.status.iceberg_rest import Archive, RestCatalog, reading_hints
 from capture.stores import open_store
-from capture.table import Table
 from capture.testing import HeadState, MemoryHead
 from natty.testing import DevCA
 

@@ -9,8 +9,8 @@ import pytest
 from full_disk import WAYS
 from patient import PATIENCE
 
+from capture.archive.identity import claim
 from capture.errors import AlreadyStored, StoreUnreadableError
-from capture.identity import claim
 from capture.stores import FileStore
 
 FILL = """

@@ -27,13 +27,13 @@ from healing import (
 )
 from patient import NEVER, PATIENCE
 
-from capture.config import load
-from capture.heal import Healer, Reading
-from capture.progress import read_progress
+from capture.archive.sequences import Sequences
+from capture.config.settings import load
+from capture.node.heal import Healer, Reading
 from capture.reading.read import read
-from capture.report import check
-from capture.sequences import Sequences
+from capture.status.progress import read_progress
 from capture.stores import open_store
+from capture.verification.check import check
 from natty import LeadershipLost
 
 

@@ -20,10 +20,10 @@ from healing import (
 )
 from patient import PATIENCE
 
-from capture.config import load
-from capture.report import check
-from capture.state import Board
+from capture.config.settings import load
+from capture.ingest.board import Board
 from capture.stores import open_store
+from capture.verification.check import check
 
 FORGOTTEN, STORED, EXPIRING = set(range(1, HELD)), {1, 2}, {4, 6, 8}
 

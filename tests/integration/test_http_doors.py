@@ -13,9 +13,9 @@ from aiohttp import web
 from patient import PATIENCE
 from secret import write_secret
 
-from capture import https
 from capture.errors import ConfigError
-from capture.serve import StatusPage
+from capture.status import https
+from capture.status.status_page import StatusPage
 from natty import ConfigError as NattyConfigError
 from natty.errors import TLSError
 from natty.metrics import http

@@ -11,15 +11,15 @@ from exposing import HOUR, table_file
 from iceberg_engines import EXPECTED, TOKEN, archive, prepare
 from iceberg_on_duckdb import ENVIRONMENT, PACKAGES, Refused, answers, attach, running
 
-from capture import chain
-from capture.catalog import Archive, RestCatalog
-from capture.https import server_context, serving
+from capture.archive import chain
+from capture.archive.iceberg_state import archive_location, folder
+from capture.archive.table import Table
 from capture.iceberg import Exposer
-from capture.snapshots import archive_location, folder
+from capture.maintenance.merge.schema_evolution import write_columns
+from capture.status.https import server_context, serving
+from capture.status.iceberg_rest import Archive, RestCatalog
 from capture.stores import open_store
-from capture.table import Table
 from capture.testing import HeadState, MemoryHead
-from capture.writers.evolution import write_columns
 from natty.testing import DevCA
 
 pytestmark = pytest.mark.long

@@ -13,15 +13,15 @@ from electing import vacated_archive
 from exposing import sequences_of, static_table
 from patient import PATIENCE
 
-from capture import chain
-from capture.config import load
-from capture.head import COMPACTION, SWEEP, TermHead
-from capture.lead import Duty, Sweeps
-from capture.snapshots import archive_location, folder
-from capture.state import Board, NodeState
-from capture.status import look
+from capture.archive import chain
+from capture.archive.heads import COMPACTION, SWEEP, TermHead
+from capture.archive.iceberg_state import archive_location, folder
+from capture.archive.table import Table
+from capture.config.settings import load
+from capture.ingest.board import Board, NodeState
+from capture.node.leader_tasks import Duty, Sweeps
+from capture.status.status import look
 from capture.stores import open_store
-from capture.table import Table
 from capture.testing import ArrowEngine
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -33,12 +33,12 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from deposed import elected_and_asleep
 
-from capture.compact import compact
-from capture.config import load
+from capture.maintenance.compaction import compact
+from capture.config.settings import load
 from capture.errors import Fenced
-from capture.head import COMPACTION, SWEEP, TermHead
+from capture.archive.heads import COMPACTION, SWEEP, TermHead
 from capture.iceberg import Exposer
-from capture.planning import Policy
+from capture.maintenance.plan import Policy
 from capture.stores import open_store
 from capture.testing import ArrowEngine
 from natty import Natty

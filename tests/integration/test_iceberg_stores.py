@@ -6,11 +6,11 @@ import msgspec
 import pytest
 from exposing import HOUR, sequences_of, table_file
 
-from capture import chain
+from capture.archive import chain
+from capture.archive.iceberg_state import hint_path
+from capture.archive.table import Table
 from capture.iceberg import ArchiveCatalog, Exposer
-from capture.snapshots import hint_path
 from capture.stores import open_store
-from capture.table import Table
 from capture.testing import HeadState, MemoryHead
 
 

@@ -10,10 +10,10 @@ from patient import NEVER, PATIENCE, PATIENT, until
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from capture.errors import ConfigError, DataLossError, SparkError
+from capture.formats.envelope import SCHEMA
 from capture.spark.jetstream import direct
 from capture.spark.jetstream.columns import ENVELOPE
 from capture.spark.jetstream.ranges import RangeReader
-from capture.writers.envelope import SCHEMA
 from natty import Natty
 from natty.testing import NatsServer, ServerOptions
 

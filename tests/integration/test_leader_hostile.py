@@ -8,8 +8,8 @@ import pytest
 from electing import LONG, Work, forever, renewals, vacated
 from patient import PATIENCE, PATIENT, until
 
-from capture import node as node_of_capture
-from capture.node import Node
+from capture.node import node as node_of_capture
+from capture.node.node import Node
 from natty import Election, Natty
 from natty.elections import leadership, trail
 from natty.elections.driver import Driver

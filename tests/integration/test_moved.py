@@ -12,15 +12,15 @@ import pytest
 from command_line import settings_of
 from patient import PATIENCE, until
 
-from capture.config import load
+from capture.archive.heads import SWEEP
+from capture.config.settings import load
 from capture.errors import OtherStoreError
-from capture.head import SWEEP
-from capture.moved import check_not_moved
-from capture.node import Node
-from capture.report import check
-from capture.state import Board
-from capture.status import look
+from capture.ingest.board import Board
+from capture.node.moved_store import check_not_moved
+from capture.node.node import Node
+from capture.status.status import look
 from capture.stores import open_store
+from capture.verification.check import check
 
 EAGER = {"decoder": "raw", "limits__max_age": 0.2}
 

@@ -15,10 +15,10 @@ import urllib.request
 import pytest
 from patient import PATIENCE, PATIENT
 
-from capture.config import load
-from capture.report import check
-from capture.state import Board
+from capture.config.settings import load
+from capture.ingest.board import Board
 from capture.stores import open_store
+from capture.verification.check import check
 from natty import Natty
 from natty.testing import NatsServer, Proxy, ServerOptions
 from natty.testing.process import free_ports

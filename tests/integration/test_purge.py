@@ -4,11 +4,11 @@ import pytest
 from archiving import store_all, sweep_once
 from patient import FILLING, PATIENCE
 
-from capture.config import load
+from capture.config.settings import load
 from capture.errors import PurgeRefused
-from capture.purge import Margin, plan_purge, purge, take_stock
-from capture.report import check
 from capture.stores import open_store
+from capture.verification.check import check
+from capture.verification.purge import Margin, plan_purge, purge, take_stock
 from natty.config.units import parse_time
 
 

@@ -7,7 +7,7 @@ from archiving import compact_once, store_all, sweep_once
 from patient import PATIENCE
 
 import capture
-from capture.config import load
+from capture.config.settings import load
 from capture.errors import CaptureError, ConfigError, DataLossError
 from capture.reading import seam
 from capture.stores import open_store
@@ -159,10 +159,10 @@ async def test_what_capture_was_given_and_the_stream_dropped_is_waited_for(natty
 
 
 async def _store_by_hand(store, config, sequences):
-    from capture.block import SealedBlock
-    from capture.commit import Committer
-    from capture.record import Records
-    from capture.writers import writer
+    from capture.formats import writer
+    from capture.ingest.block import SealedBlock
+    from capture.ingest.commit import Committer
+    from capture.ingest.record import Records
 
     class Settled:
         def ack(self, replies):

@@ -8,20 +8,20 @@ import cramjam
 import pytest
 from patient import NEVER, PATIENCE, until
 
-from capture import chain
-from capture.block import OpenBlocks
-from capture.commit import Committer
+from capture.archive import chain
+from capture.archive.identity import claim
+from capture.archive.manifest import ENTRIES, decode_entry
+from capture.archive.recording import Recording, record
+from capture.archive.sequences import Sequences
 from capture.decoders import decoder
-from capture.identity import claim
-from capture.manifest import ENTRIES, decode_entry
+from capture.formats import read_object, writer
+from capture.ingest.block import OpenBlocks
+from capture.ingest.commit import Committer
+from capture.ingest.pipeline import capture
+from capture.ingest.source import Source
 from capture.partitioners import grouped, partitioner
-from capture.pipeline import capture
-from capture.recording import Recording, record
-from capture.sequences import Sequences
-from capture.source import Source
 from capture.stores import MemoryStore
 from capture.testing import HeadState, MemoryHead
-from capture.writers import read_object, writer
 
 NOW = 1_795_230_000.0
 TTL = b"NATS/1.0\r\nNats-TTL: 1h\r\nColour: red\r\nColour: \xff\r\nEmpty:\r\n\r\n"

@@ -9,7 +9,7 @@ import pytest
 from patient import PATIENT
 from piled import STREAM, chunks, measured, pile
 
-from capture.cipher import Keys
+from capture.archive.encryption import Keys
 from natty import Natty
 
 BOUND = 64 << 20  # bytes, above what the process had after it has restored a small stream

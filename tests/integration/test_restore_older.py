@@ -16,8 +16,8 @@ from restoring import (
 )
 from servers import old_server
 
+from capture.config.permissions import Role, permissions
 from capture.errors import RestoreError
-from capture.permissions import Role, permissions
 from capture.restoring import replay as replay_module
 from capture.restoring.replay import Pace, replay, told
 from natty import Natty, PublishError, WrongLastSequenceError

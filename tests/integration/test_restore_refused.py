@@ -12,10 +12,10 @@ import pytest
 from patient import PATIENCE, PATIENT
 from restoring import Capturing, dumped, info, planned, restored, send
 
+from capture.archive.sequences import Sequences
 from capture.errors import CipherError, FormatError, RestoreError, RestoreRefused
 from capture.restoring import pick, uptake
 from capture.restoring.rebuild import restore_exactly
-from capture.sequences import Sequences
 from natty import JetStreamError, Natty, StreamNotFoundError
 from natty.errors import NoRespondersError
 from natty.testing import NatsServer, ServerOptions

@@ -8,10 +8,10 @@ import pytest
 from patient import PATIENCE
 
 import capture
-from capture.compact import compact
-from capture.config import load
-from capture.head import COMPACTION, SWEEP, TermHead
-from capture.planning import Policy
+from capture.archive.heads import COMPACTION, SWEEP, TermHead
+from capture.config.settings import load
+from capture.maintenance.compaction import compact
+from capture.maintenance.plan import Policy
 from capture.stores import open_store
 from capture.testing import ArrowEngine
 

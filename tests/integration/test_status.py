@@ -10,15 +10,15 @@ from archive_states import NODE, STATE
 from patient import PATIENCE
 from rich.console import Console
 
-from capture import state as capture_state
-from capture import status as capture_status
+from capture.archive.heads import SWEEP
 from capture.cli.going import show_going
 from capture.cli.status import look, pages
-from capture.config import CaptureConfig, load
+from capture.config.settings import CaptureConfig, load
 from capture.errors import CaptureError
-from capture.head import SWEEP
-from capture.serve import metrics
-from capture.state import BUCKET, Board, StreamState
+from capture.ingest import board as capture_state
+from capture.ingest.board import BUCKET, Board, StreamState
+from capture.status import status as capture_status
+from capture.status.status_page import metrics
 from natty.elections import BUCKET as ELECTIONS
 from natty.elections import Lease
 

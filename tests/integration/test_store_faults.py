@@ -9,13 +9,13 @@ from patient import PATIENCE
 from stores import SECRET
 from stores_faults import HANG, LIE, LOSE_ANSWER, Say
 
-from capture.block import SealedBlock
-from capture.commit import CommitOptions, Committer
+from capture.archive.manifest import decode_entry, entry_path
 from capture.errors import AlreadyStored, NotStored, StoreError, StoreFullError, StoreUnreadableError
-from capture.manifest import decode_entry, entry_path
-from capture.record import Records
+from capture.formats import writer
+from capture.ingest.block import SealedBlock
+from capture.ingest.commit import CommitOptions, Committer
+from capture.ingest.record import Records
 from capture.stores import open_store
-from capture.writers import writer
 from natty.testing import Proxy
 
 BLOCKS = 12

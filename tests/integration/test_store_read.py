@@ -2,13 +2,13 @@ import pytest
 from archived import Archived, store_block
 
 import capture
-from capture.cipher import Keys
+from capture.archive.encryption import Keys
+from capture.archive.identity import claim
 from capture.errors import FormatError
-from capture.identity import claim
+from capture.formats import writer
 from capture.reading.duck import query
 from capture.reading.merge import looking
 from capture.stores import open_store
-from capture.writers import writer
 
 KEYS = Keys({"k": bytes(32)})
 STREAM = "ORDERS"

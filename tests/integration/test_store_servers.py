@@ -6,11 +6,11 @@ from urllib.parse import unquote
 import pytest
 from stores_faults import FaultyHTTP, Say
 
+from capture.archive.manifest import Stored, block_path, encode, entry_path
+from capture.archive.sequences import Sequences
 from capture.errors import StoreError, StoreUnreadableError
-from capture.manifest import Stored, block_path, encode, entry_path
-from capture.sequences import Sequences
+from capture.maintenance.sweep import sweep
 from capture.stores import check_store, open_store
-from capture.sweep import sweep
 from capture.testing import HeadState, MemoryHead
 
 

@@ -8,14 +8,14 @@ import pytest
 from archiving import compact_once, store_all, sweep_once
 from patient import FILLING, PATIENCE
 
-from capture.compact import compact
-from capture.config import load
+from capture.archive.heads import COMPACTION, SWEEP, TermHead
+from capture.config.settings import load
 from capture.errors import CaptureError
-from capture.head import COMPACTION, SWEEP, TermHead
-from capture.planning import Policy
-from capture.report import check
+from capture.maintenance.compaction import compact
+from capture.maintenance.plan import Policy
 from capture.stores import FileStore, open_store
 from capture.testing import ArrowEngine
+from capture.verification.check import check
 from natty import StreamNotFoundError
 
 

@@ -17,7 +17,7 @@ from restoring import Capturing
 from servers import old_server
 from version_trials import TRIALS
 
-from capture.report import check
+from capture.verification.check import check
 from natty import ConsumerNotFoundError, Natty, UnsupportedError
 from natty.cli.server_checks import check_faults
 from natty.groups import PartitioningFilter

@@ -1,7 +1,7 @@
 """A state of an archive as its leader would publish it, and of a node; both are never late."""
 
-from capture.snapshots import TableState
-from capture.state import ArchiveState, NodeState
+from capture.archive.iceberg_state import TableState
+from capture.ingest.board import ArchiveState, NodeState
 
 STATE = ArchiveState(
     archive="",

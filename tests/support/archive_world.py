@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 
 from set_engine import SetEngine, described, read_back
 
-from capture.compact import compact
+from capture.archive.manifest import block_path, encode, entry_path
+from capture.archive.retention import EVERYTHING, Retention
+from capture.archive.view import read_picture
 from capture.errors import AlreadyStored, CaptureError, Fenced, ManifestError, NotStored
-from capture.manifest import block_path, encode, entry_path
-from capture.picture import read_picture
-from capture.planning import Policy
-from capture.retention import EVERYTHING, Retention
+from capture.maintenance.compaction import compact
+from capture.maintenance.plan import Policy
+from capture.maintenance.sweep import read_entries, sweep
 from capture.stores import MemoryStore
-from capture.sweep import read_entries, sweep
 from capture.testing import HeadState, MemoryHead
 
 GRACE = 1000.0

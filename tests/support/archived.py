@@ -7,25 +7,25 @@ from uuid import uuid4
 
 import msgspec
 
-from capture.asked import Asked, write_record
-from capture.block import SealedBlock
-from capture.chain import current
-from capture.commit import CommitOptions, Committer
-from capture.compact import compact
+from capture.archive.chain import current
+from capture.archive.identity import claim
+from capture.archive.manifest import Manifest
+from capture.archive.readme import VERSION
+from capture.archive.recording import HOUR, Recording, Seen, StreamRecord, fixed, follow_up, updated
+from capture.archive.scope import Asked, write_record
+from capture.archive.sequences import Sequences
+from capture.archive.signing import Signer, SigningKeys
+from capture.archive.table import Table
+from capture.formats import writer
 from capture.iceberg import Exposer
-from capture.identity import claim
-from capture.manifest import Manifest
-from capture.planning import Policy
-from capture.readme import VERSION
-from capture.record import Records
-from capture.recording import HOUR, Recording, Seen, StreamRecord, fixed, follow_up, updated
-from capture.sequences import Sequences
-from capture.signing import Signer, SigningKeys
+from capture.ingest.block import SealedBlock
+from capture.ingest.commit import CommitOptions, Committer
+from capture.ingest.record import Records
+from capture.maintenance.compaction import compact
+from capture.maintenance.plan import Policy
+from capture.maintenance.sweep import sweep
 from capture.stores import open_store
-from capture.sweep import sweep
-from capture.table import Table
 from capture.testing import ArrowEngine, HeadState, MemoryHead
-from capture.writers import writer
 from natty.streams.listing import Listing
 
 ARCHIVE, STREAM, CREATED = "orders", "ORDERS", "2026-11-21T03:00:00.123456789Z"

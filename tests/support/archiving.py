@@ -6,20 +6,20 @@ import time
 from electing import vacated_archive
 from patient import PATIENCE
 
-from capture.block import SealedBlock
-from capture.commit import Committer
-from capture.compact import compact
+from capture.archive.heads import COMPACTION, RECORDING, SWEEP, TermHead
+from capture.archive.identity import claim
+from capture.archive.recording import record
 from capture.decoders import decoder
-from capture.durable import prepare
-from capture.head import COMPACTION, RECORDING, SWEEP, TermHead
+from capture.formats import writer
 from capture.iceberg import Exposer
-from capture.identity import claim
+from capture.ingest.block import SealedBlock
+from capture.ingest.commit import Committer
+from capture.ingest.durable import prepare
+from capture.maintenance.compaction import compact
+from capture.maintenance.plan import Policy
+from capture.maintenance.sweep import sweep
 from capture.partitioners import grouped, partitioner
-from capture.planning import Policy
-from capture.recording import record
-from capture.sweep import sweep
 from capture.testing import ArrowEngine
-from capture.writers import writer
 from natty import Batch
 
 

@@ -29,9 +29,9 @@ from group_members import partitioned
 from patient import NEVER, PATIENCE
 from stores import running_seaweedfs
 
-from capture.config import load as load_config
-from capture.group import Position
-from capture.state import Board
+from capture.config.consumers import Position
+from capture.config.settings import load as load_config
+from capture.ingest.board import Board
 from natty import Natty, NattyError
 from natty.testing import NatsCluster, NatsServer
 

@@ -13,7 +13,7 @@ from capture_chaos_nodes import StuckError, nothing
 from patient import PATIENCE
 from stores_faults import HANG, LIE, LOSE_ANSWER, Say
 
-from capture.head import SWEEP
+from capture.archive.heads import SWEEP
 from natty import JetStreamError, NattyError, NotConnectedError, PublishError, RequestTimeoutError
 from natty.config.units import parse_time
 

@@ -11,9 +11,9 @@ import signal
 from pathlib import Path
 
 from capture.cli import main
-from capture.commit import Committer
-from capture.heal import Healer
-from capture.progress import Missing
+from capture.ingest.commit import Committer
+from capture.node.heal import Healer
+from capture.status.progress import Missing
 
 LATE = 0.5  # seconds
 DIED = Path("died")  # in the node's own folder

@@ -7,14 +7,14 @@ from hashlib import sha256
 
 from capture_chaos_load import VICTIM, digest, made
 
+from capture.archive.manifest import BLOCKS, ENTRIES, entry_block
+from capture.archive.sequences import Sequences
 from capture.errors import CaptureError
-from capture.manifest import BLOCKS, ENTRIES, entry_block
-from capture.report import archive_picture
-from capture.sequences import Sequences
+from capture.formats.choose import read_object
+from capture.maintenance.sweep import read_entries
 from capture.stores import open_store
-from capture.sweep import read_entries
-from capture.verify import UNDECODABLE_KEY
-from capture.writers.choose import read_object
+from capture.verification.check import archive_picture
+from capture.verification.objects import UNDECODABLE_KEY
 from natty.pulling.ordered import CaughtUp, Ordered
 from natty.wire.message import Batch, parse_headers
 

@@ -3,8 +3,8 @@
 DIES = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from capture.config import load
-from capture.node import Node
+from capture.config.settings import load
+from capture.node.node import Node
 
 config, prefix, at = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 node, puts = Node(load(config)), 0

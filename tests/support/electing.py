@@ -6,7 +6,7 @@ import contextlib
 import msgspec
 from patient import until
 
-from capture.head import COMPACTION, SWEEP
+from capture.archive.heads import COMPACTION, SWEEP
 from natty import BucketNotFoundError, LeadershipLost
 from natty.elections import BUCKET, clock
 from natty.elections.bucket import make_bucket

@@ -9,12 +9,12 @@ from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import StaticTable
 
+from capture.archive.iceberg_state import archive_location, folder
+from capture.archive.manifest import Stored, hive_folder
+from capture.archive.sequences import Sequences
+from capture.formats.envelope import SCHEMA
 from capture.iceberg.memory import MemoryFiles
-from capture.manifest import Stored, hive_folder
-from capture.sequences import Sequences
-from capture.snapshots import archive_location, folder
-from capture.writers.envelope import SCHEMA
-from capture.writers.evolution import OWN
+from capture.maintenance.merge.schema_evolution import OWN
 
 HOUR = 1_795_230_000
 

@@ -7,18 +7,18 @@ from collections import defaultdict
 import pytest
 from patient import PATIENCE
 
-from capture.block import SealedBlock
-from capture.commit import CommitOptions, Committer
-from capture.config import load
-from capture.identity import claim
-from capture.record import Records
-from capture.report import archive_picture, check
-from capture.source import stream_info
-from capture.state import Board
+from capture.archive.identity import claim
+from capture.config.settings import load
+from capture.formats import writer
+from capture.formats.choose import read_object
+from capture.ingest.block import SealedBlock
+from capture.ingest.board import Board
+from capture.ingest.commit import CommitOptions, Committer
+from capture.ingest.record import Records
+from capture.ingest.source import stream_info
+from capture.maintenance.sweep import read_entries
 from capture.stores import open_store
-from capture.sweep import read_entries
-from capture.writers import writer
-from capture.writers.choose import read_object
+from capture.verification.check import archive_picture, check
 from natty.config.units import parse_time
 
 LONG, SHORT = 120.0, 1.0  # seconds of `ack_wait`: while something must not come again, and when it may

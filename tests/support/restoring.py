@@ -6,12 +6,12 @@ import json
 from archiving import store_all, sweep_once
 from patient import PATIENCE
 
-from capture.config import load
+from capture.archive.sequences import Sequences
+from capture.config.settings import load
 from capture.restoring.past import Window
 from capture.restoring.plan import Options
 from capture.restoring.rebuild import prepare, restore_exactly
 from capture.restoring.replay import rebuild_published
-from capture.sequences import Sequences
 from capture.stores import open_store
 
 AT_ONCE = 64

@@ -1,7 +1,7 @@
 """Objects of an archive for tests of retention: where they lie, how old and how large they are."""
 
-from capture.manifest import Stored
-from capture.sequences import Sequences
+from capture.archive.manifest import Stored
+from capture.archive.sequences import Sequences
 
 
 def stored(first, last=None, *, stream="S", key="k", interval=0, size=100, latest=0.0, folder="blocks"):

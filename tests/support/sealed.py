@@ -7,9 +7,9 @@ import io
 from hashlib import sha256
 from typing import Any
 
-from capture.block import SealedBlock
-from capture.manifest import Stored
-from capture.record import Records
+from capture.archive.manifest import Stored
+from capture.ingest.block import SealedBlock
+from capture.ingest.record import Records
 
 HEADERS = b"NATS/1.0\r\nNats-Msg-Id: id-1\r\nNats-TTL: 1h\r\nColour: red\r\nColour: blue\r\nNot-Utf8: \xff\r\n\r\n"
 

@@ -3,9 +3,9 @@
 import hashlib
 import json
 
-from capture.manifest import Stored
-from capture.merging import Merged
-from capture.sequences import Sequences
+from capture.archive.manifest import Stored
+from capture.archive.sequences import Sequences
+from capture.maintenance.engine import Merged
 
 
 class SetEngine:

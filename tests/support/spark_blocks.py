@@ -5,10 +5,10 @@ import hashlib
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from capture.manifest import Stored
-from capture.merging import Group
-from capture.sequences import Sequences
-from capture.writers.envelope import SCHEMA
+from capture.archive.manifest import Stored
+from capture.archive.sequences import Sequences
+from capture.formats.envelope import SCHEMA
+from capture.maintenance.engine import Group
 
 QUICK = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}  # starts in half the time
 HOUR = 1_795_230_000

@@ -2,11 +2,11 @@
 
 import hashlib
 
-from capture import chain
-from capture.manifest import Manifest, Stored, block_path, encode, entry_path
-from capture.sequences import Sequences
+from capture.archive import chain
+from capture.archive.manifest import Manifest, Stored, block_path, encode, entry_path
+from capture.archive.sequences import Sequences
+from capture.maintenance.sweep import sweep as sweep_with
 from capture.stores import ObjectInfo
-from capture.sweep import sweep as sweep_with
 from capture.testing import HeadState
 
 NOW, GRACE = 100_000.0, 1_000.0

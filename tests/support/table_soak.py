@@ -15,18 +15,18 @@ from archived import store_block
 from exposing import read_back, sequences_of
 from failing import Failing
 
-from capture import chain
-from capture.compact import compact
+from capture.archive import chain
+from capture.archive.iceberg_state import Expiry, Iceberg
+from capture.archive.manifest import Manifest
+from capture.archive.retention import Retention, Rule
+from capture.archive.sequences import Sequences
+from capture.archive.table import Table
 from capture.errors import CompactionError, StoreError
 from capture.iceberg import Exposer
-from capture.manifest import Manifest
-from capture.planning import Policy
-from capture.retention import Retention, Rule
-from capture.sequences import Sequences
-from capture.snapshots import Expiry, Iceberg
+from capture.maintenance.compaction import compact
+from capture.maintenance.plan import Policy
+from capture.maintenance.sweep import sweep
 from capture.stores import open as opened
-from capture.sweep import sweep
-from capture.table import Table
 from capture.testing import ArrowEngine, HeadState, MemoryHead
 
 STREAM = "ORDERS"

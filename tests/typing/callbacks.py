@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from capture.block import OpenBlocks
 from capture.decoders import Decoder, json_as, keyed, per_message
-from capture.hooks import Completion, Hook
-from capture.layout import Partition, resolved_by
+from capture.ingest.block import OpenBlocks
+from capture.ingest.hooks import Completion, Hook
+from capture.ingest.layout import Partition, resolved_by
+from capture.ingest.pipeline import capture
+from capture.ingest.record import Record
 from capture.partitioners import grouped, per_record
-from capture.pipeline import capture
-from capture.record import Record
 from natty.wire.message import Batch, Message
 
 

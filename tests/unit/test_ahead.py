@@ -5,9 +5,9 @@ from contextlib import aclosing
 
 import pytest
 
+from capture.archive.manifest import Stored
 from capture.errors import NotStored
-from capture.manifest import Stored
-from capture.writers.ahead import AHEAD_BYTES, AHEAD_OBJECTS, fetched
+from capture.maintenance.merge.prefetch import AHEAD_BYTES, AHEAD_OBJECTS, fetched
 
 
 class Slow:

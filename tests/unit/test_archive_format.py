@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capture.errors import FormatError
-from capture.record import Records
+from capture.formats.envelope import to_table
+from capture.ingest.record import Records
 from capture.restoring.archive import (
     COLUMNS,
     KEEP_ALIVE,
@@ -20,7 +21,6 @@ from capture.restoring.archive import (
     unframed,
     varint,
 )
-from capture.writers.envelope import to_table
 
 NOW = 1_795_230_000_123_456_789
 HEADERS = st.none() | st.binary(min_size=1, max_size=40)

@@ -2,11 +2,11 @@ import asyncio
 
 import pytest
 
-from capture.at_once import AT_ONCE, each
-from capture.compact import compact
-from capture.planning import Policy
+from capture.maintenance.compaction import compact
+from capture.maintenance.plan import Policy
+from capture.maintenance.sweep import sweep
 from capture.stores import MemoryStore
-from capture.sweep import sweep
+from capture.stores.concurrency import AT_ONCE, each
 from capture.testing import ArrowEngine, HeadState, MemoryHead
 
 LATER = 1e10  # after every object's time of writing, and its grace
@@ -58,7 +58,7 @@ async def test_a_compaction_deletes_many_at_a_time_and_no_more_than_so_many_befo
     await sweep(store, MemoryHead(1, manifest), MemoryHead(1, table).read, now=LATER)
     counted = Counted(store.delete)
     monkeypatch.setattr(store, "delete", counted)
-    monkeypatch.setattr("capture.compact.MOST_DELETED", 60)
+    monkeypatch.setattr("capture.maintenance.compaction.MOST_DELETED", 60)
     for left in (20, 0):
         head = MemoryHead(2 if left else 3, table)
         await compact(store, head, MemoryHead(9, manifest).read, ArrowEngine(), Policy(), now=LATER, grace=1.0)

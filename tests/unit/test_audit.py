@@ -4,18 +4,18 @@ import msgspec
 import pytest
 from archived import ARCHIVE, CREATED, KEYS, SIGNER, STREAM, Archived, store_block
 
-from capture import chain
-from capture.audit import UNVOUCHED
-from capture.audit import audit as audit_of
-from capture.chain import KEPT, Head, current, document_parts, document_path, latest_offline
+from capture.archive import chain
+from capture.archive.chain import KEPT, Head, current, document_parts, document_path, latest_offline
+from capture.archive.identity import claim
+from capture.archive.manifest import Manifest
+from capture.archive.readme import README, VERSION, text
+from capture.archive.recording import HOUR, Recording
+from capture.archive.signing import Signer, SigningKeys, split
+from capture.archive.table import Table
 from capture.errors import Fenced
-from capture.identity import claim
-from capture.manifest import Manifest
-from capture.readme import README, VERSION, text
-from capture.recording import HOUR, Recording
-from capture.signing import Signer, SigningKeys, split
-from capture.table import Table
 from capture.testing import HeadState, MemoryHead
+from capture.verification.audit import UNVOUCHED
+from capture.verification.audit import audit as audit_of
 
 OTHER = SigningKeys({"mine": bytes(32)})  # another key of the same name
 KINDS = (

@@ -7,11 +7,11 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 
-from capture.config import load
+from capture.archive.sequences import WIDEST
+from capture.config.settings import load
 from capture.errors import FormatError
 from capture.restoring.archive import COLUMNS, ArchiveWriter, varint
 from capture.restoring.backup import DATA, META, export_backup, import_backup
-from capture.sequences import WIDEST
 from capture.stores import MemoryStore
 
 STATE = {"messages": 3, "bytes": 300, "first_seq": 2, "first_ts": "2026-11-22T18:17:54.02Z", "last_seq": 5}

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capture.block import BLOCK_MEMORY, RECORD_MEMORY, Groups, Limits, OpenBlocks, SealedBlock
 from capture.errors import ConfigError
-from capture.record import Records
+from capture.ingest.block import BLOCK_MEMORY, RECORD_MEMORY, Groups, Limits, OpenBlocks, SealedBlock
+from capture.ingest.record import Records
 
 
 def group(key: str, *sequences: int, interval: int = 0, size: int = 10) -> tuple[str, int, Records]:

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from capture_settings import NAMED, no_settings_of_this_machine  # noqa: F401
 
-from capture.block import Limits
-from capture.config import CaptureConfig, given_settings, load, read
+from capture.config.provenance import lines_of
+from capture.config.settings import CaptureConfig, given_settings, load, read
 from capture.errors import ConfigError
-from capture.lead import policy
-from capture.origins import lines_of
-from capture.planning import Policy
-from capture.schedule import Schedule
+from capture.ingest.block import Limits
+from capture.maintenance.plan import Policy
+from capture.maintenance.schedule import Schedule
+from capture.node.leader_tasks import policy
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from patient import until
 
-from capture import pinned
-from capture.group import Position
-from capture.grouped import by_consumer, roster_key
-from capture.pinned import PinnedReader
+from capture.config.consumers import Position
+from capture.ingest import pinned_consumer
+from capture.ingest.group_source import by_consumer, roster_key
+from capture.ingest.pinned_consumer import PinnedReader
 from natty.elections import clock
 from natty.groups.keeping import Kept
 from natty.pulling.pin import Pin
@@ -151,9 +151,9 @@ class Piece:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("KEEP_EVERY", 0.01), ("TICK", 0.001), ("Pull", Piece)):
-        monkeypatch.setattr(pinned, name, value)
-    monkeypatch.setattr(pinned, "keep_pin", lambda server, *_: server.keep())
-    monkeypatch.setattr(pinned, "seen", lambda info: SimpleNamespace(pinned=info.get("pinned", "")))
+        monkeypatch.setattr(pinned_consumer, name, value)
+    monkeypatch.setattr(pinned_consumer, "keep_pin", lambda server, *_: server.keep())
+    monkeypatch.setattr(pinned_consumer, "seen", lambda info: SimpleNamespace(pinned=info.get("pinned", "")))
 
 
 def reader_of(server: Server) -> PinnedReader:

@@ -3,8 +3,8 @@ import hashlib
 import msgspec
 import pytest
 
-from capture import chain
-from capture.chain import (
+from capture.archive import chain
+from capture.archive.chain import (
     Head,
     Retired,
     commit,
@@ -15,10 +15,10 @@ from capture.chain import (
     latest_offline,
     old_documents,
 )
+from capture.archive.manifest import Manifest
+from capture.archive.table import Table
 from capture.errors import Fenced, ManifestError
-from capture.manifest import Manifest
 from capture.stores import MemoryStore, ObjectInfo
-from capture.table import Table
 from capture.testing import HeadState, MemoryHead
 
 GONE = Retired("blocks/x", 1.5)

@@ -7,16 +7,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from capture.block import SealedBlock
-from capture.commit import CommitOptions, Committer, going_on
+from capture.archive.manifest import Stored, entry_path
+from capture.archive.sequences import Sequences
 from capture.errors import AlreadyStored, ConfigError, StoreError, StoreFullError
-from capture.hooks import Completion
-from capture.layout import Layout, dated, hive
-from capture.manifest import Stored, entry_path
-from capture.record import Records
-from capture.sequences import Sequences
+from capture.formats import parquet, writer
+from capture.ingest.block import SealedBlock
+from capture.ingest.commit import CommitOptions, Committer, going_on
+from capture.ingest.hooks import Completion
+from capture.ingest.layout import Layout, dated, hive
+from capture.ingest.record import Records
 from capture.stores.memory import MemoryStore
-from capture.writers import parquet, writer
 
 
 def block(*sequences: int, deliveries: int = 1) -> SealedBlock:

@@ -11,15 +11,15 @@ import pytest
 from disk_steps import FAILS, FAILS_AFTER, KILLED, Disk, Killed, Steps
 from sealed import block as sealed_block
 
-from capture.commit import CommitOptions, Committer
+from capture.archive.view import read_picture
 from capture.errors import StoreError
-from capture.picture import read_picture
+from capture.formats import writer
+from capture.formats.choose import read_object
+from capture.ingest.commit import CommitOptions, Committer
+from capture.maintenance.sweep import read_entries, sweep
 from capture.stores import FileStore
-from capture.sweep import read_entries, sweep
 from capture.testing import HeadState, MemoryHead
-from capture.verify import read_archive
-from capture.writers import writer
-from capture.writers.choose import read_object
+from capture.verification.objects import read_archive
 
 PAYLOADS = [b"payload %d" % number * 20 for number in range(4)]
 MOST_STEPS = 300

@@ -14,21 +14,21 @@ from pathlib import Path
 import pytest
 from patient import PATIENCE
 
-from capture.block import Limits, OpenBlocks
-from capture.commit import CommitOptions, Committer, going_on
-from capture.compact import compact
+from capture.archive.manifest import BLOCKS
+from capture.archive.view import read_picture
 from capture.decoders import decoder
 from capture.errors import StoreError
-from capture.manifest import BLOCKS
+from capture.formats import parquet, writer
+from capture.ingest.block import Limits, OpenBlocks
+from capture.ingest.commit import CommitOptions, Committer, going_on
+from capture.ingest.pipeline import capture
+from capture.maintenance.compaction import compact
+from capture.maintenance.plan import Policy
+from capture.maintenance.sweep import sweep
 from capture.partitioners import grouped, partitioner
-from capture.picture import read_picture
-from capture.pipeline import capture
-from capture.planning import Policy
 from capture.stores.file import FileStore
-from capture.sweep import sweep
 from capture.testing import ArrowEngine, HeadState, MemoryHead
-from capture.verify import read_archive
-from capture.writers import parquet, writer
+from capture.verification.objects import read_archive
 from natty.wire.message import Batch, RawMessage, ack_tokens
 
 MESSAGES = range(1, 25)

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capture.chain import Retired
-from capture.compact import apply
+from capture.archive.chain import Retired
+from capture.archive.manifest import Manifest, Stored, block_path
+from capture.archive.sequences import Sequences
+from capture.archive.table import Table
+from capture.archive.view import Picture
 from capture.errors import CompactionError, ConfigError
-from capture.manifest import Manifest, Stored, block_path
-from capture.merging import Merged
-from capture.picture import Picture
-from capture.planning import Policy, plan
-from capture.sequences import Sequences
-from capture.table import Table
+from capture.maintenance.compaction import apply
+from capture.maintenance.engine import Merged
+from capture.maintenance.plan import Policy, plan
 
 NOW = 100_000.0
 ALL = Policy(max_wait=0.0)

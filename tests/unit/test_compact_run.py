@@ -7,19 +7,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from capture.chain import document_path
-from capture.compact import compact
+from capture.archive.chain import document_path
+from capture.archive.manifest import Stored, block_path, encode, entry_path
+from capture.archive.sequences import Sequences
+from capture.archive.table import Table
+from capture.archive.view import read_picture
 from capture.errors import CompactionError, Fenced, ManifestError, NotSwept
-from capture.manifest import Stored, block_path, encode, entry_path
-from capture.picture import read_picture
-from capture.planning import Policy
-from capture.schedule import AT_ONCE, Schedule
-from capture.sequences import Sequences
+from capture.maintenance.compaction import compact
+from capture.maintenance.merge.schema_evolution import read_columns
+from capture.maintenance.plan import Policy
+from capture.maintenance.schedule import AT_ONCE, Schedule
+from capture.maintenance.sweep import sweep
 from capture.stores import open_store
-from capture.sweep import sweep
-from capture.table import Table
 from capture.testing import ArrowEngine, HeadState, MemoryHead
-from capture.writers.evolution import read_columns
 
 NOW, GRACE = 100_000.0, 1_000.0
 LATER = 1e10  # after every object's time of writing, and its grace

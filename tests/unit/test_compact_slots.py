@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from capture import lead
 from capture.cli import archive
-from capture.compact import CompactReport
-from capture.config import CaptureConfig, Compacting
+from capture.config.settings import CaptureConfig, Compacting
 from capture.errors import CompactionError
-from capture.schedule import LOOK
+from capture.maintenance.compaction import CompactReport
+from capture.maintenance.schedule import LOOK
+from capture.node import leader_tasks
 
 
 class Slept(Exception):
@@ -35,13 +35,13 @@ async def test_a_slot_takes_as_many_runs_as_it_needs_and_then_the_leader_waits(m
     async def sleep(seconds):
         raise Slept(seconds)
 
-    monkeypatch.setattr(lead, "SparkDriver", lambda *_, **__: contextlib.nullcontext())
-    monkeypatch.setattr(lead.Duty, "compact_once", run)
-    monkeypatch.setattr(lead.asyncio, "sleep", sleep)
+    monkeypatch.setattr(leader_tasks, "SparkDriver", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(leader_tasks.Duty, "compact_once", run)
+    monkeypatch.setattr(leader_tasks.asyncio, "sleep", sleep)
     config = CaptureConfig(stream="S", store="memory://s", compaction=compacting)
     term = SimpleNamespace(token=1, check=lambda: None, run_process=None)
     with pytest.raises(Slept) as slept:
-        await lead.Duty(None, None, config, "node", clock=lambda: 3e5 + 100.0).compact(term)
+        await leader_tasks.Duty(None, None, config, "node", clock=lambda: 3e5 + 100.0).compact(term)
     assert slept.value.args == (pause,)
     assert asked == [compacting.schedule()] * 3
 
@@ -64,7 +64,7 @@ async def test_by_hand_a_run_is_made_or_as_many_as_all_blocks_need(monkeypatch, 
                 return CompactReport(head=None, **told)
 
     monkeypatch.setattr(archive, "SparkDriver", lambda *_, **__: contextlib.nullcontext())
-    monkeypatch.setattr(lead.Duty, "compact_once", run)
+    monkeypatch.setattr(leader_tasks.Duty, "compact_once", run)
     config = CaptureConfig(stream="S", store="memory://s")
     term = SimpleNamespace(token=1, node="cli", run_process=None)
     done = await archive._compact(None, config, all_blocks=all_blocks)(term)
@@ -74,7 +74,7 @@ async def test_by_hand_a_run_is_made_or_as_many_as_all_blocks_need(monkeypatch, 
 
 @pytest.mark.parametrize(
     ("compacting", "pause"),
-    [(Compacting(every=250.0), 150.0), (Compacting(cron="0 0 * * *"), lead.RETRY)],
+    [(Compacting(every=250.0), 150.0), (Compacting(cron="0 0 * * *"), leader_tasks.RETRY)],
     ids=["the next slot", "sooner than tomorrow"],
 )
 async def test_a_run_that_fails_is_tried_again(monkeypatch, compacting, pause):
@@ -84,11 +84,11 @@ async def test_a_run_that_fails_is_tried_again(monkeypatch, compacting, pause):
     async def sleep(seconds):
         raise Slept(seconds)
 
-    monkeypatch.setattr(lead, "SparkDriver", lambda *_, **__: contextlib.nullcontext())
-    monkeypatch.setattr(lead.Duty, "compact_once", run)
-    monkeypatch.setattr(lead.asyncio, "sleep", sleep)
+    monkeypatch.setattr(leader_tasks, "SparkDriver", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(leader_tasks.Duty, "compact_once", run)
+    monkeypatch.setattr(leader_tasks.asyncio, "sleep", sleep)
     term = SimpleNamespace(token=1, check=lambda: None, run_process=None)
     config = CaptureConfig(stream="S", store="memory://s", compaction=compacting)
     with pytest.raises(Slept) as slept:
-        await lead.Duty(None, None, config, "node", clock=lambda: 3e5 + 100.0).compact(term)
+        await leader_tasks.Duty(None, None, config, "node", clock=lambda: 3e5 + 100.0).compact(term)
     assert slept.value.args == (pause,)

@@ -3,9 +3,9 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capture.coverage import Coverage, coverage
-from capture.manifest import Stored
-from capture.sequences import Sequences
+from capture.archive.coverage import Coverage, coverage
+from capture.archive.manifest import Stored
+from capture.archive.sequences import Sequences
 
 
 def stored(sequences, stream="S"):

@@ -10,10 +10,10 @@ import pytest
 from sealed import HEADERS, block, csv_rows
 
 from capture.decoders import Decoding, decoder, per_message
-from capture.record import Records
-from capture.writers import writer
-from capture.writers.csv import ENVELOPE, FLATTEN, MOST_COLUMNS, CsvWriter
-from capture.writers.layers import BlockWriter
+from capture.formats import writer
+from capture.formats.block_format import BlockWriter
+from capture.formats.csv import ENVELOPE, FLATTEN, MOST_COLUMNS, CsvWriter
+from capture.ingest.record import Records
 from natty.wire.message import Batch, Message
 
 

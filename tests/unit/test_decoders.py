@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from capture.decoders import Decoder, by_batch, decoder, json_as, keyed, per_message
 from capture.errors import ConfigError
-from capture.record import Records
+from capture.ingest.record import Records
 from natty.wire.message import Batch, Message
 
 

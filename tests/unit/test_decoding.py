@@ -5,9 +5,9 @@ import logging
 
 import pytest
 
-from capture.asked import read_record
+from capture.archive.identity import Archive, read_claim
+from capture.archive.scope import read_record
 from capture.errors import ManifestError
-from capture.identity import Archive, read_claim
 from capture.stores import MemoryStore
 from natty.config.contexts import read_context
 from natty.decoding import MOST_FAULTS, Faults, decode

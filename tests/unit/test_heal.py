@@ -8,16 +8,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from capture.asked import Asked
-from capture.config import CaptureConfig
-from capture.coverage import Coverage
-from capture.explain import _awaited
-from capture.filtered import PROBES, Search, narrowed
-from capture.heal import Healer, Reading, Unstored, held_since
-from capture.progress import Missing, Progress, removal
-from capture.sequences import Sequences
-from capture.state import StreamState
-from capture.summary import Backlog
+from capture.archive.coverage import Coverage
+from capture.archive.scope import Asked
+from capture.archive.sequences import Sequences
+from capture.config.settings import CaptureConfig
+from capture.ingest.board import StreamState
+from capture.node.filtered import PROBES, Search, narrowed
+from capture.node.heal import Healer, Reading, Unstored, held_since
+from capture.status.backlog import Backlog
+from capture.status.progress import Missing, Progress, removal
+from capture.verification.explanation import _awaited
 from natty import NattyError
 from natty.jetstream import StoredMessage
 

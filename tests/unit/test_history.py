@@ -5,12 +5,12 @@ import asyncio
 import pytest
 from archived import ARCHIVE, NOW, Archived
 
-from capture import chain
-from capture.audit import audit
+from capture.archive import chain
+from capture.archive.history import AHEAD_OBJECTS, Prefetch, recording_at
+from capture.archive.recording import HISTORY, HOUR, Recording
 from capture.errors import ManifestError
-from capture.history import AHEAD_OBJECTS, Prefetch, recording_at
-from capture.recording import HISTORY, HOUR, Recording
 from capture.stores import MemoryStore
+from capture.verification.audit import audit
 
 HOURS = 500
 

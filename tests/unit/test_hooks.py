@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 from patient import PATIENCE
 
-from capture import hooks
 from capture.errors import ConfigError
-from capture.hooks import Completion, Hook, hook
+from capture.ingest import hooks
+from capture.ingest.hooks import Completion, Hook, hook
 
 
 def completion(first: int, error: BaseException | None = None) -> Completion:

@@ -11,11 +11,8 @@ import pyarrow as pa
 import pytest
 from exposing import HOUR, sequences_of, static_table, table_file
 
-from capture.chain import Retired
-from capture.errors import CompactionError
-from capture.iceberg import Exposer
-from capture.iceberg.snapshot import MOST_SMALL
-from capture.snapshots import (
+from capture.archive.chain import Retired
+from capture.archive.iceberg_state import (
     Expiry,
     Iceberg,
     Snapshot,
@@ -27,9 +24,12 @@ from capture.snapshots import (
     version_path,
     without_oldest,
 )
+from capture.archive.table import Table
+from capture.errors import CompactionError
+from capture.iceberg import Exposer
+from capture.iceberg.snapshot import MOST_SMALL
+from capture.maintenance.merge.schema_evolution import write_columns
 from capture.stores import open_store
-from capture.table import Table
-from capture.writers.evolution import write_columns
 
 DAY = 86_400.0
 

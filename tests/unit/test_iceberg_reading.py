@@ -7,10 +7,10 @@ import pytest
 from exposing import HOUR, sequences_of, table_file
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
-from capture import chain
+from capture.archive import chain
+from capture.archive.table import Table
 from capture.iceberg import ArchiveCatalog, Exposer
 from capture.stores import open_store
-from capture.table import Table
 from capture.testing import HeadState, MemoryHead
 
 

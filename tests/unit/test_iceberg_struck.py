@@ -9,17 +9,17 @@ from archived import store_block
 from exposing import read_back, sequences_of
 from failing import Failing
 
-from capture import chain
-from capture.compact import compact
+from capture.archive import chain
+from capture.archive.iceberg_state import Expiry, hint_path, version_path
+from capture.archive.manifest import Manifest
+from capture.archive.table import Table
+from capture.archive.view import read_picture
 from capture.errors import CompactionError, Fenced, StoreError
 from capture.iceberg import Exposer
-from capture.manifest import Manifest
-from capture.picture import read_picture
-from capture.planning import Policy
-from capture.snapshots import Expiry, hint_path, version_path
+from capture.maintenance.compaction import compact
+from capture.maintenance.plan import Policy
+from capture.maintenance.sweep import sweep
 from capture.stores import open as opened
-from capture.sweep import sweep
-from capture.table import Table
 from capture.testing import ArrowEngine, HeadState, MemoryHead
 
 NOW, GRACE = 1_795_240_000.0, 900.0

@@ -1,7 +1,7 @@
 import pytest
 
+from capture.archive.identity import claim
 from capture.errors import ConfigError, ManifestError
-from capture.identity import claim
 from capture.stores import MemoryStore
 
 

@@ -12,9 +12,9 @@ from random import Random
 import pytest
 from archive_world import GRACE, World
 
+from capture.archive.retention import Rule
+from capture.archive.table import unforgotten
 from capture.errors import AlreadyStored
-from capture.retention import Rule
-from capture.table import unforgotten
 
 SEEDS = int(os.environ.get("INTERLEAVINGS", "200"))
 AT_ONCE = 20

@@ -9,10 +9,10 @@ from archived import KEYS, SIGNER, Archived
 from secret import write_secret
 from typer.testing import CliRunner
 
-from capture.cipher import Keys
+from capture.archive.encryption import Keys
+from capture.archive.signing import PublicKeys, SigningKeys
 from capture.cli.app import make_app
 from capture.errors import ConfigError
-from capture.signing import PublicKeys, SigningKeys
 
 
 @pytest.fixture

@@ -8,23 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capture import layout as layouts
-from capture.block import SealedBlock
-from capture.commit import CommitOptions, Committer
-from capture.compact import compact
+from capture.archive.manifest import BLOCKS, ENTRIES, block_path, decode_entry, entry_block, entry_path, table_path
+from capture.archive.view import read_picture
 from capture.errors import ConfigError, ManifestError
-from capture.layout import LONGEST_FOLDER, Partition, dated, hive, layout, resolved_by
-from capture.manifest import BLOCKS, ENTRIES, block_path, decode_entry, entry_block, entry_path, table_path
+from capture.formats import parquet, writer
+from capture.ingest import layout as layouts
+from capture.ingest.block import SealedBlock
+from capture.ingest.commit import CommitOptions, Committer
+from capture.ingest.layout import LONGEST_FOLDER, Partition, dated, hive, layout, resolved_by
+from capture.ingest.record import Records
+from capture.maintenance.compaction import compact
+from capture.maintenance.plan import Policy
+from capture.maintenance.sweep import sweep
 from capture.partitioners.keys import key_text
-from capture.picture import read_picture
-from capture.planning import Policy
-from capture.record import Records
 from capture.stores.contract import checked_path
 from capture.stores.file import FileStore
-from capture.sweep import sweep
 from capture.testing import ArrowEngine, HeadState, MemoryHead
-from capture.verify import read_archive
-from capture.writers import parquet, writer
+from capture.verification.objects import read_archive
 
 HOUR = 1_795_230_000  # 2026-11-21 03:00 UTC
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capture.errors import ManifestError
-from capture.manifest import (
+from capture.archive.manifest import (
     Stored,
     block_path,
     decode_entry,
@@ -18,7 +17,8 @@ from capture.manifest import (
     quote_key,
     table_path,
 )
-from capture.sequences import Sequences
+from capture.archive.sequences import Sequences
+from capture.errors import ManifestError
 
 NOVEMBER = int(datetime(2026, 11, 21, 3, tzinfo=UTC).timestamp())
 

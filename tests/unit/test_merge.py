@@ -10,20 +10,20 @@ import pyarrow.parquet as pq
 import pytest
 from merging import HOUR, KEYS, block, every_format, evolving, group, table_of
 
-from capture.compact import apply
+from capture.archive.manifest import Manifest
+from capture.archive.sequences import Sequences
+from capture.archive.table import Table
+from capture.archive.view import Picture
 from capture.errors import AlreadyStored, CompactionError
-from capture.manifest import Manifest
-from capture.picture import Picture
-from capture.readback import read_back
-from capture.sequences import Sequences
+from capture.formats import read_object
+from capture.formats.envelope import SCHEMA
+from capture.maintenance.compaction import apply
+from capture.maintenance.merge.merge import merge_group
+from capture.maintenance.merge.schema_evolution import OWN, evolved, read_columns, settled, write_columns
+from capture.maintenance.merge.table_file import TableFile
+from capture.maintenance.read_back import read_back
 from capture.stores import open_store
-from capture.table import Table
 from capture.testing import ArrowEngine
-from capture.writers import read_object
-from capture.writers.envelope import SCHEMA
-from capture.writers.evolution import OWN, evolved, read_columns, settled, write_columns
-from capture.writers.merge import merge_group
-from capture.writers.tablefile import TableFile
 
 
 @pytest.fixture
@@ -301,7 +301,7 @@ async def test_an_output_that_is_not_what_was_reported_is_refused(store, wrong, 
 @pytest.mark.parametrize("whole", [True, False], ids=["as a whole", "piece by piece"])
 async def test_an_output_is_read_back_and_a_flipped_bit_or_wrong_order_is_seen(store, whole, monkeypatch):
     if not whole:
-        monkeypatch.setattr("capture.readback.WHOLE_BYTES", 0)
+        monkeypatch.setattr("capture.maintenance.read_back.WHOLE_BYTES", 0)
     output = await written(store, range(1, 500))
     await read_back(store, [output])
     data = bytearray(await store.get(output.path))
@@ -313,7 +313,7 @@ async def test_an_output_is_read_back_and_a_flipped_bit_or_wrong_order_is_seen(s
 
 
 async def test_a_damaged_page_that_can_still_be_read_is_found_by_its_checksum(store, monkeypatch):
-    monkeypatch.setattr("capture.readback.WHOLE_BYTES", 0)
+    monkeypatch.setattr("capture.maintenance.read_back.WHOLE_BYTES", 0)
     output = await written(store, range(1, 500))
     await store.put(output.path, with_a_wrong_time(await store.get(output.path)), if_absent=False)
     with pytest.raises(CompactionError, match=r"nothing was committed: .*(?i:crc)"):

@@ -4,11 +4,18 @@ import stat
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from capture.archive.sequences import Sequences
 from capture.errors import ConfigError
-from capture.monitoring import LONGEST, nagios, nagios_unknown, prometheus, prometheus_failure, write_atomically
-from capture.report import Check
-from capture.sequences import Sequences
-from capture.verdict import Holdings, StreamView, compare
+from capture.verification.check import Check
+from capture.verification.outputs import (
+    LONGEST,
+    nagios,
+    nagios_unknown,
+    prometheus,
+    prometheus_failure,
+    write_atomically,
+)
+from capture.verification.verdict import Holdings, StreamView, compare
 
 PERFORMANCE = re.compile(
     r"(?P<name>[a-z_]+)=(?P<value>[0-9.]+)(?P<unit>[A-Za-z%]*)(?:;(?P<warn>[0-9]*))?(?:;(?P<crit>[0-9]*))?"

@@ -9,19 +9,19 @@ import pyarrow.parquet as pq
 import pytest
 from archived import STREAM, store_block
 
+from capture.archive.manifest import Manifest, Stored
+from capture.archive.sequences import Sequences
+from capture.archive.table import Table
+from capture.archive.view import Picture
 from capture.errors import FormatError
-from capture.manifest import Manifest, Stored
-from capture.picture import Picture
-from capture.sequences import Sequences
+from capture.formats import batches as of_pieces
+from capture.formats import pages, read_object
+from capture.formats.batches import pieces
+from capture.formats.envelope import SCHEMA
+from capture.formats.pages import check_pages
+from capture.maintenance.merge.inputs import BATCH_BYTES, input_rows, read_columns
 from capture.stores import MemoryStore
-from capture.table import Table
-from capture.verify import read_archive
-from capture.writers import pages, read_object
-from capture.writers import pieces as of_pieces
-from capture.writers.envelope import SCHEMA
-from capture.writers.inputs import BATCH_BYTES, input_rows, read_columns
-from capture.writers.pages import check_pages
-from capture.writers.pieces import pieces
+from capture.verification.objects import read_archive
 
 MIB = 1 << 20
 LONG = b"x" * MIB

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from capture.archive.manifest import block_path
 from capture.errors import ConfigError
-from capture.manifest import block_path
+from capture.ingest.record import Record, Records
 from capture.partitioners import UNDECODABLE, by_batch, grouped, partitioner, per_record
 from capture.partitioners.contract import Reserved
 from capture.partitioners.keys import key_text
-from capture.record import Record, Records
 
 HOUR_NS = 3600 * 1_000_000_000
 

@@ -13,20 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capture.block import SealedBlock
+from capture.archive.manifest import Stored
+from capture.archive.sequences import Sequences
 from capture.errors import FormatError, NotStored
-from capture.manifest import Stored
+from capture.formats import writer
+from capture.formats.batches import pieces
+from capture.formats.envelope import to_table
+from capture.formats.parquet import PAGE_ROWS
+from capture.ingest.block import SealedBlock
+from capture.ingest.record import Records
 from capture.reading import merge
 from capture.reading.shares import Selection
-from capture.record import Records
 from capture.restoring import pick
 from capture.restoring.pick import chosen, fit, rows_of, unfit
-from capture.sequences import Sequences
 from capture.stores import MemoryStore
-from capture.writers import writer
-from capture.writers.envelope import to_table
-from capture.writers.parquet import PAGE_ROWS
-from capture.writers.pieces import pieces
 
 SECOND = 10**9
 
@@ -97,7 +97,7 @@ BLOCKS = st.lists(
 async def test_a_merge_of_overlapping_blocks_is_their_set_in_order(blocks, wanted):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(merge, "FAN_IN", 4)
-        patch.setattr("capture.writers.pieces.PIECE_ROWS", 4)
+        patch.setattr("capture.formats.batches.PIECE_ROWS", 4)
         store = MemoryStore("a")
         objects = [
             await put(store, f"blocks/{number}", sequences, *form) for number, (sequences, form) in enumerate(blocks)
@@ -114,7 +114,7 @@ async def test_a_merge_of_overlapping_blocks_is_their_set_in_order(blocks, wante
 
 
 async def test_a_message_that_stands_in_two_pieces_comes_once(monkeypatch):
-    monkeypatch.setattr("capture.writers.pieces.PIECE_ROWS", 4)
+    monkeypatch.setattr("capture.formats.batches.PIECE_ROWS", 4)
     store = MemoryStore("a")
     found = await merged(store, [await put(store, "blocks/a", [1] * 6 + [2] * 3 + [3])])
     assert [row["sequence"] for row in found] == [1, 2, 3]

@@ -6,15 +6,15 @@ import json
 import pytest
 from set_engine import SetEngine, described, read_back
 
-from capture.chain import Head, Retired
-from capture.compact import compact
+from capture.archive.chain import Head, Retired
+from capture.archive.manifest import Manifest, block_path, encode, entry_path
+from capture.archive.table import Table, first_table
+from capture.archive.view import Picture, read_picture
 from capture.errors import Fenced, ManifestError, NotSwept
-from capture.manifest import Manifest, block_path, encode, entry_path
-from capture.picture import Picture, read_picture
-from capture.planning import Policy
+from capture.maintenance.compaction import compact
+from capture.maintenance.plan import Policy
+from capture.maintenance.sweep import sweep
 from capture.stores import MemoryStore
-from capture.sweep import sweep
-from capture.table import Table, first_table
 from capture.testing import HeadState, MemoryHead
 
 NOW, GRACE = 1e6, 1000.0

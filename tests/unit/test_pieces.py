@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 from sealed import HEADERS, block, stored_as
 
-from capture.block import SealedBlock
-from capture.cipher import Keys
+from capture.archive.encryption import Keys
 from capture.errors import CaptureError, FormatError
-from capture.writers import reader, writer
-from capture.writers.codecs import CODECS, IDENTIFIER
-from capture.writers.envelope import to_table
-from capture.writers.pieces import pieces
+from capture.formats import reader, writer
+from capture.formats.batches import pieces
+from capture.formats.codecs import CODECS, IDENTIFIER
+from capture.formats.envelope import to_table
+from capture.ingest.block import SealedBlock
 
 KEYS = Keys({"2026": bytes(range(32))})
 CODED = [(name, compression) for name in ("ndjson", "raw") for compression in ("", "gzip", "snappy", "zstd")]

@@ -10,15 +10,15 @@ import pyarrow as pa
 import pytest
 from patient import PATIENCE
 
-from capture.block import Limits, OpenBlocks, SealedBlock
-from capture.commit import CommitOptions, Committer
+from capture.archive.manifest import Stored
 from capture.decoders import decoder
 from capture.errors import StoreError
-from capture.manifest import Stored
+from capture.formats import parquet
+from capture.ingest.block import Limits, OpenBlocks, SealedBlock
+from capture.ingest.commit import CommitOptions, Committer
+from capture.ingest.pipeline import capture
 from capture.partitioners import grouped, partitioner
-from capture.pipeline import capture
 from capture.stores.memory import MemoryStore
-from capture.writers import parquet
 from natty.wire.message import Batch, RawMessage, ack_tokens
 
 EVERYTHING = range(1, 25)

@@ -11,18 +11,18 @@ import pytest
 from archived import STREAM, records, store_block
 from archived import Archived as MemoryArchive
 
-from capture.block import SealedBlock
-from capture.chain import Head, latest_offline, read
-from capture.cipher import Keys
+from capture.archive.chain import Head, latest_offline, read
+from capture.archive.encryption import Keys
+from capture.archive.manifest import Manifest
+from capture.archive.table import Table
+from capture.archive.view import Picture
 from capture.errors import FormatError
-from capture.manifest import Manifest
-from capture.picture import Picture
+from capture.formats import codecs, ndjson, raw, read_object, reader, writer
+from capture.ingest.block import SealedBlock
+from capture.maintenance.merge.inputs import input_rows, read_columns
 from capture.reading.merge import stored
 from capture.stores import MemoryStore, open_store
-from capture.table import Table
-from capture.verify import read_archive
-from capture.writers import codecs, ndjson, raw, read_object, reader, writer
-from capture.writers.inputs import input_rows, read_columns
+from capture.verification.objects import read_archive
 
 KEYS = Keys({"k": bytes(range(32))})
 KINDS = [

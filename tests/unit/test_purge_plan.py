@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capture.purge import Stock, _copied, _floor, plan_purge
-from capture.sequences import Sequences
+from capture.archive.sequences import Sequences
+from capture.verification.purge import Stock, _copied, _floor, plan_purge
 
 sets = st.sets(st.integers(1, 40))
 

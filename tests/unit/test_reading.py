@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from retaining import stored as described
 
-from capture.block import SealedBlock
-from capture.cipher import Keys
-from capture.commit import Committer
+from capture.archive.encryption import Keys
+from capture.archive.manifest import entry_path
+from capture.archive.sequences import Sequences
 from capture.errors import CipherError, FormatError, KeyMissingError, ManifestError, NotStored, SpillError
-from capture.manifest import entry_path
+from capture.formats import writer
+from capture.ingest.block import SealedBlock
+from capture.ingest.commit import Committer
 from capture.reading import merge
 from capture.reading.merge import looking, merged, records_of, stored
 from capture.reading.shares import Selection, held, shares, widest
-from capture.sequences import Sequences
 from capture.stores import MemoryStore
-from capture.writers import writer
 from natty.config.units import parse_time
 
 KEYS = Keys({"k": bytes(32)})
@@ -94,7 +94,7 @@ async def test_how_objects_are_cut_into_pieces_and_kept_makes_no_difference(sets
         await store_block(store, sorted(numbers))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(merge, "FAN_IN", fan_in)
-        patch.setattr("capture.writers.pieces.PIECE_ROWS", piece_rows)
+        patch.setattr("capture.formats.batches.PIECE_ROWS", piece_rows)
         found = await read(store, memory_bytes=memory)
     assert content(found) == as_published(sorted({one for numbers in sets for one in numbers}))
 

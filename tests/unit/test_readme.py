@@ -14,13 +14,14 @@ from cryptography.exceptions import InvalidSignature
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capture import asked, chain, identity, manifest, recording, signing, snapshots, table
-from capture.cipher import Keys
-from capture.readme import README, VERSION, describe, text, version_of
-from capture.sequences import Sequences
+from capture.archive import chain, iceberg_state, identity, manifest, recording, signing, table
+from capture.archive import scope as asked
+from capture.archive.encryption import Keys
+from capture.archive.readme import README, VERSION, describe, text, version_of
+from capture.archive.sequences import Sequences
+from capture.formats import writer
+from capture.formats.envelope import SCHEMA
 from capture.stores import MemoryStore
-from capture.writers import writer
-from capture.writers.envelope import SCHEMA
 
 PAGE = text().decode()
 PROGRAM, SETS, DECRYPTED, SIGNATURE = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -134,7 +135,7 @@ async def test_it_opens_what_is_encrypted():
 
 def test_it_names_every_field_and_every_column():
     kinds = [
-        manifest.Stored, manifest.Manifest, manifest.Removed, table.Table, snapshots.Iceberg, snapshots.Snapshot,
+        manifest.Stored, manifest.Manifest, manifest.Removed, table.Table, iceberg_state.Iceberg, iceberg_state.Snapshot,
         chain.Retired, recording.Recording,
         recording.StreamRecord, recording.Configuration, recording.Consumer, recording.Position, recording.Earlier,
         identity.Archive, identity.Identity, identity.Signing, asked.Asked, signing.Signature,
@@ -147,7 +148,7 @@ def test_it_names_every_field_and_every_column():
 def test_it_names_every_place():
     for place in (
         manifest.BLOCKS, manifest.ENTRIES, manifest.TABLE, manifest.Manifest.FOLDER, table.Table.FOLDER,
-        snapshots.ICEBERG,
+        iceberg_state.ICEBERG,
         recording.Recording.FOLDER, recording.HISTORY, identity.ARCHIVE, identity.SIGNING, identity.STREAMS,
         asked.ASKED, README,
     ):  # fmt: skip

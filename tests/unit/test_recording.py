@@ -4,10 +4,9 @@ from archived import ARCHIVE, CONFIG, CREATED, STREAM, Archived
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capture import chain
-from capture.audit import audit
-from capture.chain import KEPT, document_path
-from capture.recording import (
+from capture.archive import chain
+from capture.archive.chain import KEPT, document_path
+from capture.archive.recording import (
     DELETED_A_SECOND,
     HOUR,
     Consumer,
@@ -21,7 +20,8 @@ from capture.recording import (
     resume,
     updated,
 )
-from capture.sequences import Sequences
+from capture.archive.sequences import Sequences
+from capture.verification.audit import audit
 from natty.streams.listing import Listing
 
 STATE = {"messages": 3, "first_seq": 1, "last_seq": 5, "num_deleted": 2, "of_a_newer_server": [1]}

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from capture.block import Limits
-from capture.config import CaptureConfig, load, settings
+from capture.config.reload import LIVE, ChangingBlocks, reloaded
+from capture.config.settings import CaptureConfig, load, settings
 from capture.errors import ConfigError
-from capture.record import Records
-from capture.reload import LIVE, ChangingBlocks, reloaded
+from capture.ingest.block import Limits
+from capture.ingest.record import Records
 
 
 def config(**flags: Any) -> CaptureConfig:

@@ -7,15 +7,15 @@ import pytest
 import typer
 from retaining import stored
 
+from capture.archive.history import recording_at
+from capture.archive.recording import Configuration, Consumer, Earlier, Position, Recording, StreamRecord, Unacked
+from capture.archive.sequences import Sequences
 from capture.cli.restore import _speed, _start, _time
 from capture.errors import ManifestError
-from capture.history import recording_at
-from capture.recording import Configuration, Consumer, Earlier, Position, Recording, StreamRecord, Unacked
 from capture.restoring.past import Past, Window, bounds, held_then, in_force
 from capture.restoring.plan import Options, Target, plan_restore
 from capture.restoring.replay import Pace, understood
 from capture.restoring.uptake import LIFTED, MARK, in_making
-from capture.sequences import Sequences
 from capture.stores import MemoryStore
 
 NOW = 1_795_230_000.0

@@ -5,17 +5,17 @@ import pytest
 from retaining import stored
 from set_engine import SetEngine, described, read_back
 
-from capture.chain import Retired, commit
-from capture.compact import compact
+from capture.archive.chain import Retired, commit
+from capture.archive.manifest import Manifest, Removed, encode, entry_path
+from capture.archive.retention import Retention, Rule, recorded, removed_sequences
+from capture.archive.sequences import Sequences
+from capture.archive.table import Table
+from capture.archive.view import read_picture
 from capture.errors import ManifestError
-from capture.manifest import Manifest, Removed, encode, entry_path
-from capture.picture import read_picture
-from capture.planning import Policy
-from capture.retention import Retention, Rule, recorded, removed_sequences
-from capture.sequences import Sequences
+from capture.maintenance.compaction import compact
+from capture.maintenance.plan import Policy
+from capture.maintenance.sweep import plan_sweep, preview, sweep
 from capture.stores import MemoryStore, ObjectInfo
-from capture.sweep import plan_sweep, preview, sweep
-from capture.table import Table
 from capture.testing import HeadState, MemoryHead
 
 NOW, GRACE = 100_000.0, 1_000.0

@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from retaining import stored
 
-from capture.config import load
+from capture.archive.manifest import Manifest, Removed
+from capture.archive.retention import Retention, Rule, recorded, removed_sequences, summed_up
+from capture.archive.sequences import Sequences
+from capture.archive.table import Table
+from capture.archive.view import Picture
+from capture.config.settings import load
 from capture.errors import ConfigError
-from capture.manifest import Manifest, Removed
-from capture.picture import Picture
-from capture.retention import Retention, Rule, recorded, removed_sequences, summed_up
-from capture.sequences import Sequences
-from capture.table import Table
 
 NOW, GRACE = 100_000.0, 1_000.0
 HOUR = 3600

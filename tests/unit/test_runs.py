@@ -10,18 +10,19 @@ import pyarrow as pa
 import pytest
 from merging import KEYS, block, every_format, evolving, group, table_of
 
+from capture.archive.sequences import Sequences
 from capture.errors import CompactionError
-from capture.merging import Merged
-from capture.sequences import Sequences
+from capture.formats import read_object
+from capture.maintenance.engine import Merged
+from capture.maintenance.merge import external_sort
+from capture.maintenance.merge.external_sort import Runs
+from capture.maintenance.merge.inputs import columns_of
+from capture.maintenance.merge.merge import merge_group
+from capture.maintenance.merge.scratch_file import Temporary
 from capture.spark.scratch import PREFIX
 from capture.spark.write import Place, Task, carry_out
 from capture.stores import FileStore, open_store
 from capture.testing import ArrowEngine
-from capture.writers import read_object, runs
-from capture.writers.inputs import columns_of
-from capture.writers.merge import merge_group
-from capture.writers.runs import Runs
-from capture.writers.temporary import Temporary
 
 SCHEMA = pa.schema([("sequence", pa.int64()), ("deliveries", pa.int32()), ("payload", pa.binary())])
 
@@ -49,8 +50,8 @@ def added(folder, rows, *, memory_bytes, at_once=50, encrypted=False):
 def test_rows_come_back_sorted_alike_ones_in_the_order_in_which_they_came(
     tmp_path, monkeypatch, memory_bytes, most_runs, encrypted
 ):
-    monkeypatch.setattr(runs, "MOST_RUNS", most_runs)
-    monkeypatch.setattr(runs, "PIECE_BYTES", 500)
+    monkeypatch.setattr(external_sort, "MOST_RUNS", most_runs)
+    monkeypatch.setattr(external_sort, "PIECE_BYTES", 500)
     chance = random.Random(1)
     rows = rows_of([(chance.randrange(300), chance.randrange(1, 4)) for _ in range(3000)])
     held = added(tmp_path, rows, memory_bytes=memory_bytes, encrypted=encrypted)
@@ -62,7 +63,7 @@ def test_rows_come_back_sorted_alike_ones_in_the_order_in_which_they_came(
 
 @pytest.mark.parametrize("in_order", [False, True], ids=["in no order", "one after the other"])
 def test_what_is_sorted_takes_no_more_memory_than_it_may(tmp_path, monkeypatch, in_order):
-    monkeypatch.setattr(runs, "PIECE_BYTES", 32 << 10)
+    monkeypatch.setattr(external_sort, "PIECE_BYTES", 32 << 10)
     mib, chance, before = 1 << 20, random.Random(1), pa.total_allocated_bytes()
     held, most = Runs(tmp_path, SCHEMA, memory_bytes=mib), 0
     for number in range(40):

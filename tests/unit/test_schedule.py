@@ -1,8 +1,8 @@
 import pytest
 
+from capture.archive.manifest import Stored
 from capture.errors import ConfigError
-from capture.manifest import Stored
-from capture.schedule import AT_ONCE, LOOK, Moment, Schedule, next_run
+from capture.maintenance.schedule import AT_ONCE, LOOK, Moment, Schedule, next_run
 
 
 def test_slots_begin_at_multiples_and_the_next_one_is_never_now():

@@ -9,12 +9,12 @@ import pytest
 from rich.pretty import pretty_repr
 from secret import write_secret
 
-from capture.cipher import Keys
+from capture.archive.encryption import Keys
+from capture.archive.signing import PublicKeys, SigningKeys
 from capture.cli import app as capture_app
 from capture.cli import settings
-from capture.config import load
+from capture.config.settings import load
 from capture.errors import ConfigError, SparkError
-from capture.signing import PublicKeys, SigningKeys
 from capture.spark.properties import read_properties
 from capture.stores import check_store, open_store
 from capture.stores.file import FileStore

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from capture.archive.sequences import MAXIMUM, WIDEST, Sequences
 from capture.errors import CaptureError
-from capture.sequences import MAXIMUM, WIDEST, Sequences
 
 small = st.sets(st.integers(0, 300))
 wide = st.sets(st.one_of(st.integers(0, 300), st.integers(65_000, 66_000), st.integers(2**32 - 50, 2**32 + 50)))

@@ -2,12 +2,12 @@
 
 import pytest
 
-from capture import chain
-from capture.chain import commit, current, document_path
+from capture.archive import chain
+from capture.archive.chain import commit, current, document_path
+from capture.archive.identity import claim, claimed
+from capture.archive.manifest import Manifest
+from capture.archive.signing import Signer, SigningKeys, split
 from capture.errors import ConfigError, ManifestError, SignatureError
-from capture.identity import claim, claimed
-from capture.manifest import Manifest
-from capture.signing import Signer, SigningKeys, split
 from capture.stores import MemoryStore
 from capture.testing import HeadState, MemoryHead
 

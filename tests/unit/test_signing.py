@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from secret import write_secret
 
+from capture.archive.keyfile import parse_keys
+from capture.archive.signing import PublicKeys, Signer, SigningKeys, load_signer, split, vouch
 from capture.errors import ConfigError, SignatureError
-from capture.keyfile import parse_keys
-from capture.signing import PublicKeys, Signer, SigningKeys, load_signer, split, vouch
 
 MINE, OTHER = bytes(range(32)), bytes(range(32, 64))
 KEYS = SigningKeys({"mine": MINE})

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from patient import PATIENCE
 
-from capture.block import BLOCK_MEMORY, RECORD_MEMORY, Limits, OpenBlocks, SealedBlock
 from capture.decoders import decoder
+from capture.ingest.block import BLOCK_MEMORY, RECORD_MEMORY, Limits, OpenBlocks, SealedBlock
+from capture.ingest.pipeline import capture
+from capture.ingest.record import Records
+from capture.ingest.slots import WRITING, Slots
+from capture.ingest.spill import Spill
 from capture.partitioners import grouped, partitioner
-from capture.pipeline import capture
-from capture.record import Records
-from capture.slots import WRITING, Slots
-from capture.spill import Spill
 from natty.wire.message import Batch, RawMessage
 
 MiB = 1 << 20

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from patient import NEVER, jump
 
-from capture import source as source_module
 from capture.errors import NotAlone
-from capture.floor import DeliveryGap, Floor
-from capture.source import Source, Unsettled
+from capture.ingest import source as source_module
+from capture.ingest.ack_floor import DeliveryGap, Floor
+from capture.ingest.source import Source, Unsettled
 from natty.wire.message import Batch
 
 

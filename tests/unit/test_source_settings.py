@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from capture.asked import Asked, never_asked, read_records, write_record
-from capture.block import Limits, OpenBlocks
-from capture.config import CaptureConfig, load
-from capture.durable import delivery
+from capture.archive.scope import Asked, never_asked, read_records, write_record
+from capture.archive.sequences import Sequences
+from capture.config.settings import CaptureConfig, load
+from capture.config.streams import each, only
 from capture.errors import ConfigError
-from capture.record import Records, origin_of
-from capture.sequences import Sequences
-from capture.several import Several
+from capture.ingest.block import Limits, OpenBlocks
+from capture.ingest.durable import delivery
+from capture.ingest.record import Records, origin_of
+from capture.node.metrics import NodeCollector
+from capture.node.nodes import Several
 from capture.stores import MemoryStore
-from capture.streams import each, only
-from capture.telemetry import NodeCollector
 
 
 @pytest.fixture(autouse=True)

@@ -14,11 +14,11 @@ from full_disk import can_mount, mounted
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capture.block import Groups, Limits, OpenBlocks, SealedBlock
 from capture.errors import SpillError
-from capture.record import Records
-from capture.spill import Spill
-from capture.writers import writer
+from capture.formats import writer
+from capture.ingest.block import Groups, Limits, OpenBlocks, SealedBlock
+from capture.ingest.record import Records
+from capture.ingest.spill import Spill
 from natty.wire.message import Batch
 
 ROOT = Path(__file__).parents[2]
@@ -171,7 +171,7 @@ def test_a_folder_that_can_not_be_written_is_told_at_once(tmp_path: Path) -> Non
 WRITES = """
 import sys
 from capture.errors import SpillError
-from capture.spill import Spill
+from capture.ingest.spill import Spill
 spill = Spill(sys.argv[1])
 try:
     for _ in range(100):

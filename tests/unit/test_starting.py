@@ -9,7 +9,7 @@ import pytest
 
 from capture import errors as capture_errors
 from capture.errors import ConfigError, NotStarted, StoreError, StoreFullError
-from capture.starting import FIRST_PAUSE, LONGEST_PAUSE, TELL_AGAIN, Start, may_pass, pauses
+from capture.ingest.startup import FIRST_PAUSE, LONGEST_PAUSE, TELL_AGAIN, Start, may_pass, pauses
 from natty import ConnectError, JetStreamError, NotConnectedError, RequestTimeoutError
 from natty import errors as natty_errors
 from natty.errors import ConnectionClosedError, NoRespondersError, PublishError, TLSClosedError

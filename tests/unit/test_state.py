@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from capture.cli.status import _age, _size
-from capture.state import MOST_SAID, ArchiveState, Heard, NodeState, StreamState, View
+from capture.ingest.board import MOST_SAID, ArchiveState, Heard, NodeState, StreamState, View
 from natty.decoding import decode
 from natty.errors import BadRecordError
 

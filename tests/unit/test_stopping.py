@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from patient import NEVER, PATIENCE, jump, until
 
-from capture.stopping import Stopping, reloading
+from capture.node.shutdown import Stopping, reloading
 
 
 class Run:

@@ -1,14 +1,14 @@
 import pytest
 from sweeping import GRACE, NOW, OLD, YOUNG, block, committed, listing, sweep, write
 
-from capture import chain
-from capture.chain import Retired, document_path
+from capture.archive import chain
+from capture.archive.chain import Retired, document_path
+from capture.archive.manifest import Manifest, encode, entry_path
+from capture.archive.retention import recorded
+from capture.archive.table import Table
 from capture.errors import Fenced
-from capture.manifest import Manifest, encode, entry_path
-from capture.retention import recorded
+from capture.maintenance.sweep import MOST_SAID, plan_sweep, read_entries
 from capture.stores import MemoryStore
-from capture.sweep import MOST_SAID, plan_sweep, read_entries
-from capture.table import Table
 from capture.testing import HeadState, MemoryHead
 
 
@@ -183,7 +183,7 @@ async def test_an_archive_whose_head_was_lost_keeps_its_blocks():
 
 
 async def test_thousands_of_bad_entries_are_counted_and_one_that_is_too_large_is_not_read(monkeypatch, caplog):
-    monkeypatch.setattr("capture.sweep.MOST_ENTRY_BYTES", 1000)
+    monkeypatch.setattr("capture.maintenance.sweep.MOST_ENTRY_BYTES", 1000)
     store = MemoryStore()
     for number in range(300):
         await store.put(f"_entries/{number}.json", b"no JSON")

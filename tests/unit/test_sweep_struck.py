@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sweeping import GRACE, NOW, OLD, YOUNG, block, committed, sweep, write
 
-from capture.block import SealedBlock
-from capture.chain import Retired, commit
-from capture.commit import Committer
+from capture.archive.chain import Retired, commit
+from capture.archive.manifest import Manifest, encode, entry_path
+from capture.archive.table import Table
 from capture.errors import Fenced, StoreError
-from capture.manifest import Manifest, encode, entry_path
-from capture.record import Records
+from capture.formats import writer
+from capture.ingest.block import SealedBlock
+from capture.ingest.commit import Committer
+from capture.ingest.record import Records
 from capture.stores import MemoryStore
-from capture.table import Table
 from capture.testing import HeadState, MemoryHead
-from capture.writers import writer
 
 
 async def prepared():

@@ -5,9 +5,9 @@ import re
 import pytest
 from archived import ARCHIVE, KEYS, SIGNER, STREAM, Archived
 
-from capture.config import CaptureConfig
-from capture.manifest import entry_block
-from capture.report import WRONG, check
+from capture.archive.manifest import entry_block
+from capture.config.settings import CaptureConfig
+from capture.verification.check import WRONG, check
 
 KINDS = ("blocks/", "table/", "_entries/", "_manifest/", "_table/", "_recorded/", "_history/", "_streams/", "_asked/")
 KINDS += ("iceberg/",)

@@ -14,14 +14,14 @@ from archived import ARCHIVE, CREATED, STREAM, Archived, Settled
 from patient import PATIENCE
 from typer.main import get_command
 
-from capture.asked import Asked, write_record
-from capture.block import SealedBlock
+from capture.archive.identity import claim
+from capture.archive.scope import Asked, write_record
 from capture.cli.app import make_app
-from capture.commit import Committer
 from capture.errors import CaptureError
-from capture.identity import claim
-from capture.record import Records
-from capture.writers import writer
+from capture.formats import writer
+from capture.ingest.block import SealedBlock
+from capture.ingest.commit import Committer
+from capture.ingest.record import Records
 from natty.cli.run import run
 
 ESCAPES = ("\x1b]0;OWNED\x07", "\x1b[2J", "\x9b2J", "\r", "\x08", "\u202e")

@@ -10,12 +10,19 @@ from archived import ARCHIVE, CREATED, KEYS, SIGNER, STREAM, Archived, store_blo
 from typer.main import get_command
 
 import capture
-from capture import chain, trust
-from capture.asked import Asked, write_record
-from capture.chain import latest_offline
-from capture.cipher import Keys
+from capture.archive import chain, trust
+from capture.archive.chain import latest_offline
+from capture.archive.encryption import Keys
+from capture.archive.identity import claim
+from capture.archive.manifest import Manifest
+from capture.archive.recording import Recording
+from capture.archive.scope import Asked, write_record
+from capture.archive.signing import split
+from capture.archive.table import Table
+from capture.archive.trust import Trust, check_contents
+from capture.archive.view import Picture
 from capture.cli.app import make_app
-from capture.config import CaptureConfig, load
+from capture.config.settings import CaptureConfig, load
 from capture.errors import (
     CaptureError,
     CipherError,
@@ -25,21 +32,14 @@ from capture.errors import (
     QueryError,
     SignatureError,
 )
-from capture.identity import claim
-from capture.manifest import Manifest
-from capture.node import Node
-from capture.picture import Picture
-from capture.planning import Policy, plan
+from capture.formats import writer
+from capture.maintenance.plan import Policy, plan
+from capture.maintenance.sweep import sweep
+from capture.node.node import Node
 from capture.reading.duck import query
 from capture.reading.merge import looking
-from capture.recording import Recording
 from capture.restoring.past import Window, read_past
-from capture.signing import split
 from capture.stores import MemoryStore, open_store
-from capture.sweep import sweep
-from capture.table import Table
-from capture.trust import Trust, check_contents
-from capture.writers import writer
 from natty import NattyError
 from natty.cli.run import run
 

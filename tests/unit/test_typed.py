@@ -18,20 +18,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capture.block import OpenBlocks, SealedBlock
 from capture.decoders import Decoding, json_as, per_message, typed
 from capture.decoders import decoder as known_decoder
 from capture.decoders.json import decode as as_json
 from capture.errors import ConfigError
+from capture.formats import combined, reader, writer
+from capture.formats import typed_columns as typed_module
+from capture.formats.envelope import SCHEMA
+from capture.formats.parquet import ParquetWriter
+from capture.formats.schema import CONFLICTS, schema_of
+from capture.formats.typed_columns import WHOLE, typed_columns
+from capture.ingest.block import OpenBlocks, SealedBlock
+from capture.ingest.record import Records
+from capture.maintenance.merge.schema_evolution import conformed, unified
 from capture.partitioners import UNDECODABLE, grouped, partitioner
-from capture.record import Records
-from capture.writers import combined, reader, writer
-from capture.writers import typed as typed_module
-from capture.writers.envelope import SCHEMA
-from capture.writers.evolution import conformed, unified
-from capture.writers.parquet import ParquetWriter
-from capture.writers.shape import CONFLICTS, schema_of
-from capture.writers.typed import WHOLE, typed_columns
 from natty.wire.message import Batch, Message
 
 FLIGHT = pa.schema([("origin", pa.string()), ("delay", pa.int64()), ("time", pa.timestamp("us", "UTC"))])
@@ -239,7 +239,7 @@ def test_each_thing_is_told_once_and_what_does_not_fit_is_counted_on(caplog: pyt
 def test_names_that_publishers_choose_do_not_fill_the_log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("capture.writers.parquet.MOST_TOLD", 3)
+    monkeypatch.setattr("capture.formats.parquet.MOST_TOLD", 3)
     wanted = writer("parquet", decode=Decoding(as_json, shape=FLIGHT, is_json=True))
     for number in range(10):
         wanted.write(block(b'{"n%d":1}' % number))

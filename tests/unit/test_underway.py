@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from capture.underway import UnderWay
+from capture.ingest.underway import UnderWay
 
 
 class Block:

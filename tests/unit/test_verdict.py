@@ -5,8 +5,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capture.sequences import Sequences
-from capture.verdict import SAID, TOLD, Holdings, StreamView, compare
+from capture.archive.sequences import Sequences
+from capture.verification.verdict import SAID, TOLD, Holdings, StreamView, compare
 
 some = st.sets(st.integers(1, 60))
 

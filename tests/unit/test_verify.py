@@ -6,21 +6,21 @@ import pytest
 from hypothesis import strategies as st
 from sealed import block
 
-from capture import verify
-from capture.block import SealedBlock
-from capture.chain import Retired
-from capture.cipher import Keys
-from capture.commit import Committer
+from capture.archive.chain import Retired
+from capture.archive.encryption import Keys
+from capture.archive.manifest import Manifest, Removed, Stored, encode, entry_path
+from capture.archive.sequences import Sequences
+from capture.archive.table import Table
+from capture.archive.view import Picture
 from capture.errors import StoreUnreadableError
-from capture.manifest import Manifest, Removed, Stored, encode, entry_path
-from capture.picture import Picture
-from capture.sequences import Sequences
+from capture.formats import writer
+from capture.ingest.block import SealedBlock
+from capture.ingest.commit import Committer
+from capture.maintenance.sweep import read_entries
 from capture.stores import MemoryStore
-from capture.sweep import read_entries
-from capture.table import Table
-from capture.verdict import Holdings, StreamView, compare
-from capture.verify import read_archive
-from capture.writers import writer
+from capture.verification import objects
+from capture.verification.objects import read_archive
+from capture.verification.verdict import Holdings, StreamView, compare
 
 some = st.sets(st.integers(1, 60))
 KEYS = Keys({"k": bytes(range(32))})
@@ -300,8 +300,8 @@ async def test_who_waits_is_told_how_many_objects_were_looked_at():
 
 
 async def test_objects_are_read_piece_by_piece(monkeypatch):
-    monkeypatch.setattr(verify, "CHUNK_BYTES", 1000)
-    monkeypatch.setattr(verify, "SPOOL_BYTES", 2000)
+    monkeypatch.setattr(objects, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(objects, "SPOOL_BYTES", 2000)
     pieces = []
 
     class Pieces(MemoryStore):

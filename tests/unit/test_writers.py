@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capture.block import SealedBlock
 from capture.decoders import decoder
 from capture.errors import ConfigError
-from capture.record import Records
-from capture.writers import Format, check_format, writer
-from capture.writers.contract import sample_blocks
-from capture.writers.csv import CsvWriter
-from capture.writers.envelope import SCHEMA, to_table
-from capture.writers.headers import header_columns
-from capture.writers.ndjson import NdjsonWriter
-from capture.writers.parquet import PAGE_BYTES, ParquetWriter, _page_rows
-from capture.writers.raw import RawWriter
+from capture.formats import Format, check_format, writer
+from capture.formats.contract import sample_blocks
+from capture.formats.csv import CsvWriter
+from capture.formats.envelope import SCHEMA, to_table
+from capture.formats.headers import header_columns
+from capture.formats.ndjson import NdjsonWriter
+from capture.formats.parquet import PAGE_BYTES, ParquetWriter, _page_rows
+from capture.formats.raw import RawWriter
+from capture.ingest.block import SealedBlock
+from capture.ingest.record import Records
 from natty.wire.message import encode_headers, parse_headers
 
 FORMATS: dict[str, Format] = {

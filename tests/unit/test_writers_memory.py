@@ -6,9 +6,9 @@ import tracemalloc
 
 import pytest
 
-from capture.block import SealedBlock
-from capture.record import Records
-from capture.writers import writer
+from capture.formats import writer
+from capture.ingest.block import SealedBlock
+from capture.ingest.record import Records
 from natty.wire.message import Batch
 
 PAYLOAD = random.Random(1).randbytes(10_000)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from capture.record import Records
+from capture.ingest.record import Records
 from natty import Batch
 from natty.wire.message import RawMessage
 

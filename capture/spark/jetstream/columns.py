@@ -2,8 +2,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from capture.errors import ConfigError
+from capture.formats.envelope import SCHEMA
 from capture.spark.jetstream.options import nearest
-from capture.writers.envelope import SCHEMA
 
 ENVELOPE = from_arrow_schema(SCHEMA)
 """The columns of the archive's envelope, in Spark's types."""

@@ -12,12 +12,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from capture.errors import ConfigError, DataLossError
+from capture.formats.envelope import to_table
 from capture.spark.jetstream.blocking import Blocking
 from capture.spark.jetstream.columns import known_columns
 from capture.spark.jetstream.options import ReadOptions
 from capture.spark.jetstream.plan import LEAVE, Offset, Range, StreamFacts, gone, ranges, resume
 from capture.spark.jetstream.ranges import RangeReader, stream_facts
-from capture.writers.envelope import to_table
 from natty import Natty
 from natty.errors import JetStreamError
 from natty.jetstream import NO_MESSAGE

@@ -9,8 +9,8 @@ import pyarrow as pa
 from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructType
 
 from capture.errors import ConfigError, SparkError
+from capture.formats.envelope import SCHEMA
 from capture.spark.jetstream.options import WriteOptions, nearest
-from capture.writers.envelope import SCHEMA
 
 PUBLISHED = ("subject", "payload", "headers", "message_id")
 CONDITIONS = ("Nats-Msg-Id", "Nats-Expected-", "Nats-Batch-")

@@ -1,0 +1,265 @@
+"""A chain of immutable documents in the store, of which a fenced head names the committed one.
+
+Each head has one writer: the leader of its election. A term begins by committing the last document anew, under its own
+token; from then on whatever a deposed leader still writes is older than what is committed, and nobody takes it up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from typing import ClassVar, Protocol, TypeVar
+
+import msgspec
+
+from capture.archive.signing import Signer, split, vouch
+from capture.errors import ManifestError, NotStored
+from capture.stores.contract import Listing, Store
+from natty.decoding import UNREADABLE
+
+KEPT = 20
+"""How many documents of a chain stay, however old they are."""
+
+_NAME = re.compile(r"(\d{10,})-(\d+)(?:-(\d+))?\.json")  # the third part is format 1's, of several attempts of a term
+
+log = logging.getLogger("capture.chain")
+
+
+class Retired(msgspec.Struct, frozen=True):
+    """An object whose rows the table holds elsewhere: deleted a grace time after `since` (Unix seconds)."""
+
+    path: str
+    since: float
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True):
+    """One state of what a chain tells. It counts when the head names it, or a later one that has it as its parent.
+
+    `number` grows by 1 along the chain; `token` is that of the term that wrote it, `leader` its node, `created` when
+    (Unix seconds, its clock); `retired` is what readers of an earlier one may still need. FOLDER is where the chain
+    lies, FORMAT the one that this version writes.
+    """
+
+    FOLDER: ClassVar[str]
+    FORMAT: ClassVar[int]
+
+    format: int = 0
+    number: int = 0
+    token: int = 0
+    leader: str = ""
+    created: float = 0.0
+    parent: str = ""
+    parent_sha256: str = ""
+    retired: list[Retired] = msgspec.field(default_factory=list)
+
+
+class Head(msgspec.Struct, frozen=True):
+    """Which document is the committed one, by whose term (`token`), and the SHA-256 of its bytes."""
+
+    number: int
+    token: int
+    path: str
+    sha256: str
+
+
+class HeadPointer(Protocol):
+    """Where the authority lies: a fenced entry outside the store, in NATS in production. One instance is one term's.
+
+    `token` is the term's fencing token; its `signer`, if there is one, signs what the term commits.
+    """
+
+    token: int
+    signer: Signer | None
+
+    def check(self) -> None:
+        """Fenced if this term is over, as far as its holder can tell: asked before what can't be taken back."""
+        ...
+
+    async def read(self) -> Head | None:
+        """Return the committed head, and take it over: no earlier term can commit any more. None before the first.
+
+        Fenced if a later term has begun.
+        """
+        ...
+
+    async def commit(self, head: Head) -> None:
+        """Make `head` the committed one, atomically. Fenced, and nothing changed, if a later term has begun."""
+        ...
+
+
+HeadReader = Callable[[], Awaitable[Head | None]]
+"""How a reader learns of a committed head; what it learns may lag behind."""
+
+Check = Callable[[str, bytes], None]
+"""Looks at the path and the bytes of a document before it is believed."""
+
+Kind = TypeVar("Kind", bound=Document)
+Record = TypeVar("Record")
+
+
+class _Format(msgspec.Struct):
+    format: int = 1
+
+
+_decode_format = msgspec.json.Decoder(_Format).decode
+
+
+def decode(data: bytes, path: str, kind: type[Kind]) -> Kind:
+    """Return the document. ManifestError if it is damaged, of a newer format, or another one than lies at `path`."""
+    newest = kind.FORMAT
+    return _in_its_place(decode_known(data, path, kind, lambda told: _decode_format(told).format, newest), path)
+
+
+def decode_known(data: bytes, path: str, kind: type[Record], format_of: Callable[[bytes], int], newest: int) -> Record:
+    """Return what JSON tells, in a format that `format_of` reads from it. ManifestError if it is damaged, or newer."""
+    try:
+        found = format_of(data)
+        if found <= newest:
+            return msgspec.json.decode(data, type=kind)
+    except UNREADABLE as error:
+        raise ManifestError(f"{path} is damaged: {error}") from error
+    raise ManifestError(f"{path} has format {found}; this version reads up to {newest}: use the version that wrote it")
+
+
+def _in_its_place(document: Kind, path: str) -> Kind:
+    parts = document_parts(type(document), path)
+    if parts is not None and parts[:2] != (document.number, document.token):
+        raise ManifestError(
+            f"{path} holds document {document.number} of term {document.token}: it was put in another one's place"
+        )
+    return document
+
+
+async def read(store: Store, head: Head | None, kind: type[Kind], *, check: Check | None = None) -> Kind:
+    """Return the document that the head names, or an empty one. ManifestError if it is missing or was changed.
+
+    `check` is given its path and its bytes, and raises what it has against them.
+    """
+    if head is None:
+        return kind()
+    data = await fetch(store, head)
+    if check is not None:
+        check(head.path, data)
+    return decode(data, head.path, kind)
+
+
+async def fetch(store: Store, head: Head) -> bytes:
+    """Return the bytes of the document that the head names. ManifestError if it is missing or was changed."""
+    try:
+        data = await store.get(head.path)
+    except NotStored as error:
+        raise ManifestError(
+            f"the head names {head.path}, which is not in {store.url}: is it the right store?"
+        ) from error
+    found = hashlib.sha256(data).hexdigest()
+    if found != head.sha256:
+        raise ManifestError(f"{head.path} was changed: its SHA-256 is {found[:16]}…, the head says {head.sha256[:16]}…")
+    return data
+
+
+async def latest_offline(store: Store, kind: type[Document]) -> Head | None:
+    """Return the document with the highest (number, token) in the store, for readers without the head pointer.
+
+    It may be one commit ahead of the head; what it says of stored objects is true all the same.
+    """
+    found = await _newest(store, kind)
+    if found is None:
+        return None
+    (number, token, _), path = found
+    return Head(number, token, path, hashlib.sha256(await store.get(path)).hexdigest())
+
+
+async def _newest(store: Store, kind: type[Document]) -> tuple[tuple[int, int, int], str] | None:
+    listed = [one.path for one in await store.list(kind.FOLDER)]
+    return max(((parts, path) for path in listed if (parts := document_parts(kind, path))), default=None)
+
+
+async def current(
+    store: Store, pointer: HeadPointer, kind: type[Kind], now: float, first: Callable[[], Awaitable[Kind]] | None = None
+) -> tuple[Head, Kind]:
+    """Return the committed head and its document: what every change starts from. Fenced if the term is over.
+
+    SignatureError if the archive is signed and the term can't sign, or a document is not signed by one of its keys.
+
+    A term's first call commits the document anew under its own token, or what `first` returns where there is none. If
+    the store holds a later one than the head names (the last term's, which died before its commit; or a head that lost
+    its last writes), that one is taken: a head that went back must never make stored objects look like leftovers. What
+    it retired is retired from `now` on, since until now readers were told of what came before it.
+    """
+    head, newest = await pointer.read(), await _newest(store, kind)
+    ahead = newest is not None and newest[0][0] > (head.number if head else 0)
+    if head is not None and head.token == pointer.token and not ahead:
+        return head, await _vouched(store, pointer, head, kind, unsigned_too=True)
+    known = head
+    if ahead:
+        head = await latest_offline(store, kind)
+        log.info("%s is ahead of the head: it is committed now", head and head.path, extra={"action": "recover_head"})
+    if head is None:
+        document = kind() if first is None else await first()
+    else:
+        unsigned_too = not ahead or await _is_unsigned(store, pointer, known)
+        document = await _vouched(store, pointer, head, kind, unsigned_too=unsigned_too)
+    if ahead:
+        retired = [Retired(one.path, now) for one in document.retired]
+        document = msgspec.structs.replace(document, retired=retired)
+    head = await commit(store, pointer, head, document)
+    return head, await read(store, head, kind)
+
+
+async def _is_unsigned(store: Store, pointer: HeadPointer, known: Head | None) -> bool:
+    """Tell whether signing has not begun: neither for this term, nor in the document that the head names."""
+    return pointer.signer is None or (known is not None and split(await fetch(store, known))[1] is None)
+
+
+async def _vouched(store: Store, pointer: HeadPointer, head: Head, kind: type[Kind], *, unsigned_too: bool) -> Kind:
+    """Return the document that the head names, if this term may go on from it: see `vouch`."""
+    data = await fetch(store, head)
+    vouch(pointer.signer, head.path, data, unsigned_too=unsigned_too)
+    return decode(data, head.path, kind)
+
+
+async def commit(store: Store, pointer: HeadPointer, previous: Head | None, document: Document) -> Head:
+    """Write the document as the one after `previous`, then make the head name it: durable, then visible.
+
+    Fills in format, number, token and parent. Fenced if another term has begun.
+    """
+    sealed = msgspec.structs.replace(
+        document,
+        format=document.FORMAT,
+        number=(previous.number if previous else 0) + 1,
+        token=pointer.token,
+        parent=previous.path if previous else "",
+        parent_sha256=previous.sha256 if previous else "",
+    )
+    data = msgspec.json.encode(sealed)
+    path = document_path(type(document), sealed.number, sealed.token)
+    if pointer.signer is not None:
+        data = pointer.signer.sign(path, data)
+    await store.put(path, data)
+    head = Head(sealed.number, sealed.token, path, hashlib.sha256(data).hexdigest())
+    await pointer.commit(head)
+    return head
+
+
+def old_documents(document: Document, objects: Listing, before: float) -> list[str]:
+    """Return the paths of this one's predecessors that may go: written before this time, and not of the last KEPT."""
+    return [
+        one.path
+        for one in objects
+        if (parts := document_parts(type(document), one.path))
+        and parts[0] <= document.number - KEPT
+        and one.modified < before
+    ]
+
+
+def document_path(kind: type[Document], number: int, token: int) -> str:
+    """Return where a document lies."""
+    return f"{kind.FOLDER}{number:010d}-{token}.json"
+
+
+def document_parts(kind: type[Document], path: str) -> tuple[int, int, int] | None:
+    """Return (number, token, attempt) of a document's path; None if it is something else."""
+    found = _NAME.fullmatch(path.removeprefix(kind.FOLDER)) if path.startswith(kind.FOLDER) else None
+    return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None

@@ -1,0 +1,103 @@
+"""Where an archive's authority lies: two elections in NATS, and what the leader of each alone commits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from capture.archive.chain import Document, Head, HeadReader
+from capture.archive.manifest import Manifest
+from capture.archive.recording import Recording
+from capture.archive.signing import Signer
+from capture.archive.table import Table
+from capture.errors import ConfigError, Fenced, ManifestError
+from natty import LeadershipLost, Natty, Term
+from natty.decoding import decode
+from natty.elections import ElectionOptions
+from natty.errors import BadRecordError, BucketNotFoundError
+
+
+@dataclass(frozen=True)
+class Office:
+    """One of an archive's elections: its name is made of the archive's, and its leader commits one head."""
+
+    suffix: str
+    commit: str
+
+    def election(self, archive: str) -> str:
+        """Return the election's name. ConfigError if the archive's does not make one."""
+        name = f"capture.{archive}{self.suffix}"
+        try:
+            return ElectionOptions(name=name).name
+        except ValueError as error:
+            raise ConfigError(f"archive {archive!r} can't name an election: {error}") from error
+
+    def reader(self, natty: Natty, archive: str) -> HeadReader:
+        """Return what reads the head as last committed: for everybody but its leader."""
+
+        async def read() -> Head | None:
+            try:
+                last = await natty.election(self.election(archive)).last_commit(self.commit)
+            except BucketNotFoundError:
+                return None
+            return _decode(last.data) if last is not None else None
+
+        return read
+
+
+SWEEP = Office("", "manifest")
+RECORDING = Office("", "recording")  # the sweep's leader commits this one, too
+COMPACTION = Office(".compaction", "table")
+
+
+def head_readers(natty: Natty, archive: str) -> dict[type[Document], HeadReader]:
+    """Return what reads the head of each of an archive's chains: for `capture.audit`."""
+    return {
+        Manifest: SWEEP.reader(natty, archive),
+        Table: COMPACTION.reader(natty, archive),
+        Recording: RECORDING.reader(natty, archive),
+    }
+
+
+class TermHead:
+    """An office's head as its leader sees it: every commit carries the term's fencing token."""
+
+    def __init__(self, term: Term, office: Office, signer: Signer | None = None) -> None:
+        self._term = term
+        self._office = office
+        self.token = term.token
+        self.signer = signer
+
+    def __repr__(self) -> str:
+        return f"TermHead({self._term!r}, {self._office.commit})"
+
+    def check(self) -> None:
+        """Fenced if the term is over by its own deadline, or the work was told to stop."""
+        try:
+            self._term.check()
+        except LeadershipLost as error:
+            raise Fenced(str(error)) from error
+
+    async def read(self) -> Head | None:
+        """Return the head, and take it over: no earlier leader can commit any more. Fenced."""
+        try:
+            return _decode(await self._term.read(self._office.commit))
+        except LeadershipLost as error:
+            raise Fenced(str(error)) from error
+
+    async def commit(self, head: Head) -> None:
+        """Make this the head. Fenced if the term is over, by the clock or by the server's word."""
+        try:
+            await self._term.commit(self._office.commit, msgspec.json.encode(head))
+        except LeadershipLost as error:
+            raise Fenced(str(error)) from error
+
+
+def _decode(data: bytes | None) -> Head | None:
+    if not data:
+        return None
+    try:
+        return decode(data, Head)
+    except BadRecordError as error:
+        raise ManifestError(f"the archive's head pointer is damaged: {error}") from error

@@ -1,0 +1,161 @@
+"""A stream's Iceberg table as the committed `Table` tells of it: its snapshots, and which objects they name.
+
+Nothing here reads or writes Iceberg's own files: `capture.iceberg` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated
+from urllib.parse import unquote
+
+import msgspec
+
+from capture.archive.manifest import quote_key
+from capture.stores.contract import Store
+from natty.decoding import UnixTime, Whole
+
+ICEBERG = "iceberg/"
+"""Where the tables' metadata lie, below the archive; their data files are the table's own."""
+
+
+class Expiry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is kept of the table's past, and by which URL engines reach the store: `[table]` in the file. Seconds.
+
+    A snapshot expires `keep_for` after another one took its place, but for the last `keep_snapshots`, of which one is
+    the table as it is. `location` is the archive's URL as engines know it; by default it is the store's own.
+    """
+
+    keep_snapshots: Annotated[int, msgspec.Meta(ge=1)] = 1
+    keep_for: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 86_400.0
+    location: str = ""
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """All files of a stream's table at one moment.
+
+    `objects` are Iceberg's own files (manifest list, manifests) that it names and no older snapshot that is left does,
+    by path, with their SHA-256. `dropped` are the paths, data files too, that it names and its successor does not.
+    """
+
+    id: int
+    made: float
+    objects: dict[str, str]
+    dropped: list[str] = []
+
+
+class Iceberg(msgspec.Struct, frozen=True, kw_only=True):
+    """A stream's Iceberg table: where its metadata file lies, with its SHA-256, and its snapshots, the oldest first.
+
+    `location` is the absolute one that stands in the metadata; `number` is that of the `Table` that brought it.
+    """
+
+    location: str
+    number: int
+    metadata: str
+    sha256: str
+    snapshots: list[Snapshot]
+
+    def objects(self) -> dict[str, str]:
+        """Return the SHA-256 of each of Iceberg's own files that belong to the table, by path."""
+        named = {self.metadata: self.sha256}
+        for one in self.snapshots:
+            named |= one.objects
+        return named
+
+    def held(self) -> set[str]:
+        """Return what is named by snapshots of the past only."""
+        return {path for one in self.snapshots for path in one.dropped}
+
+
+class TableState(msgspec.Struct, frozen=True, kw_only=True):
+    """What is told of a stream's Iceberg table: how many snapshots it has, which is the current one, since when.
+
+    `current` is its id, as text since JSON's readers have no numbers of 64 bits; `made` and `expires`, when the next
+    snapshot of the past goes (None: there is none), are Unix seconds. `location` is where engines find the table.
+    """
+
+    stream: str
+    location: str
+    snapshots: Whole
+    current: str
+    made: UnixTime
+    expires: UnixTime | None
+
+
+def table_states(tables: Mapping[str, Iceberg], rule: Expiry) -> list[TableState]:
+    """Return what there is to tell of these tables, by stream; pure."""
+    return [
+        TableState(
+            stream=stream,
+            location=one.location,
+            snapshots=len(one.snapshots),
+            current=str(one.snapshots[-1].id),
+            made=one.snapshots[-1].made,
+            expires=one.snapshots[1].made + rule.keep_for if len(one.snapshots) > rule.keep_snapshots else None,
+        )
+        for stream, one in sorted(tables.items())
+    ]
+
+
+def archive_location(store: Store, said: str = "") -> str:
+    """Return the URL that paths of the archive are below, without a slash at its end: what is `said`, or the store's.
+
+    Iceberg's metadata consist of absolute locations. It is plain text: Iceberg's readers take a percent sign in it, or
+    in a path below it, for nothing but itself.
+    """
+    return (said or unquote(store.url.partition("?")[0])).rstrip("/")
+
+
+def base_location(tables: Mapping[str, Iceberg]) -> str:
+    """Return the archive's URL as it stands in the metadata of these tables, by stream; "" if there are none."""
+    return next((one.location.removesuffix(f"/{folder(stream)}") for stream, one in sorted(tables.items())), "")
+
+
+def folder(stream: str) -> str:
+    """Return where a stream's metadata lies: what Iceberg calls the table's location is this, below the archive."""
+    return f"{ICEBERG}{quote_key(stream)}"
+
+
+def hint_path(stream: str) -> str:
+    """Return the path of the file that names the version to read, for readers without a catalog."""
+    return f"{folder(stream)}/metadata/version-hint.text"
+
+
+def version_path(stream: str, number: int) -> str:
+    """Return the path of the copy of a metadata file that readers without a catalog find by its number."""
+    return f"{folder(stream)}/metadata/v{number}.metadata.json"
+
+
+def version_of_copy(path: str) -> int | None:
+    """Return the number in the path of such a copy; None if it is something else."""
+    name = path.rpartition("/")[2].removesuffix(".metadata.json").removeprefix("v")
+    return int(name) if name.isdecimal() else None
+
+
+def count_expired(snapshots: Sequence[Snapshot], rule: Expiry, now: float) -> int:
+    """Return how many of the oldest snapshots have expired at `now`; pure."""
+    count = 0
+    while len(snapshots) - count > rule.keep_snapshots and snapshots[count + 1].made <= now - rule.keep_for:
+        count += 1
+    return count
+
+
+def without_oldest(snapshots: Sequence[Snapshot], count: int) -> tuple[list[Snapshot], list[str]]:
+    """Return the snapshots but for so many of the oldest, and the paths that only those named; pure."""
+    gone: list[str] = []
+    still_named: dict[str, str] = {}
+    for one in snapshots[:count]:
+        gone += one.dropped
+        still_named |= one.objects
+    still_named = {path: digest for path, digest in still_named.items() if path not in set(gone)}
+    first, *others = snapshots[count:]
+    return [msgspec.structs.replace(first, objects=still_named | first.objects), *others], gone
+
+
+def iceberg_paths(tables: dict[str, Iceberg]) -> Iterator[str]:
+    """Yield every path that these tables, by stream, need: what else lies in their folder is left over."""
+    for stream, one in tables.items():
+        yield from (hint_path(stream), version_path(stream, one.number))
+        yield from one.objects()
+        yield from one.held()

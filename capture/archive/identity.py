@@ -1,0 +1,156 @@
+"""What a store holds: which archive, and which streams. A stream's name is not enough, since one that is deleted and
+made again counts from 1 again; and two archives in one store would have two leaders over the same manifests.
+
+Beside that lie the description of the archive, and the public keys of its signatures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+import msgspec
+
+from capture.archive.manifest import ENTRIES, Manifest, quote_key
+from capture.archive.readme import describe
+from capture.archive.signing import SIGNING_VARIABLE, Signer
+from capture.errors import AlreadyStored, ConfigError, ManifestError, NoArchiveError, NotStored
+from capture.stores import Store
+from natty.decoding import UNREADABLE
+
+ARCHIVE = "_archive.json"
+SIGNING = "_signing.json"
+STREAMS = "_streams/"
+
+
+class Archive(msgspec.Struct, frozen=True):
+    """The name of the archive in a store: its election is called after it."""
+
+    archive: str
+    format: int = 1
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """A stream's name and when the server made it, as the server writes it."""
+
+    stream: str
+    created: str
+    format: int = 1
+
+
+class Signing(msgspec.Struct, frozen=True):
+    """The public keys of the archive's signatures, in base64, by their names. For information: trust is given outside.
+
+    Whoever can write to the store can put another key here.
+    """
+
+    keys: dict[str, str]
+    format: int = 1
+
+
+Claim = TypeVar("Claim", Archive, Identity, Signing)
+
+
+async def claim(store: Store, archive: str, stream: str, created: str, signer: Signer | None = None) -> None:
+    """Make sure that the store is this archive's, and the stream this very one; the first node writes both down.
+
+    ConfigError if the store is another archive's, or the stream was made again: its sequences would be taken for those
+    of the earlier one, and dropped; or if the archive is signed and this node has no key to sign with.
+    """
+    owner = await _first(store, ARCHIVE, Archive(archive))
+    if owner.archive != archive:
+        raise ConfigError(
+            f"the store {store.url} holds the archive {owner.archive!r}, not {archive!r}: choose another store,"
+            f' or write archive = "{owner.archive}" to add this stream to it'
+        )
+    await _declare(store, signer)
+    found = await _first(store, stream_path(stream), Identity(stream, created))
+    if found.created != created:
+        raise ConfigError(
+            f"the archive in {store.url} is of a stream {stream} made at {found.created}, and this one was made at"
+            f" {created}: its sequences begin anew. Capture it into another store"
+        )
+    await describe(store)
+
+
+async def holds_archive(store: Store) -> bool:
+    """Return whether an archive was ever made in this store, damaged or not. It makes nothing, no folder either."""
+    try:
+        await store.get(ARCHIVE)
+        return True
+    except NotStored:
+        for folder in (STREAMS, Manifest.FOLDER, ENTRIES):
+            if await store.list(folder):
+                return True  # what is missing here is damage: the commands that check say so
+        return False
+
+
+async def require_archive(store: Store, stream: str = "") -> None:
+    """Make sure that there is an archive to read. NoArchiveError if there is none; it makes nothing.
+
+    With `stream`, ConfigError if the archive captures other streams alone.
+    """
+    if not await holds_archive(store):
+        raise NoArchiveError(
+            f"there is no archive in {store.url}: it has no {ARCHIVE}, nothing was ever captured into it. Check the"
+            f" store (--store, CAPTURE_STORE, store in capture.toml); a node makes the archive, with `capture run`"
+        )
+    if stream:
+        known = sorted(one.stream for one in await claimed(store))
+        if known and stream not in known:
+            raise ConfigError(f"the archive in {store.url} is of {', '.join(known)}, not of {stream}")
+
+
+async def claimed(store: Store, known: Iterable[str] = ()) -> list[Identity]:
+    """Return the streams of the archive, without those whose names are known."""
+    left_out = {stream_path(name) for name in known}
+    paths = [one.path for one in await store.list(STREAMS) if one.path not in left_out]
+    return [await read_claim(store, path, Identity) for path in paths]
+
+
+def stream_path(stream: str) -> str:
+    """Return where it is written down which stream this is."""
+    return f"{STREAMS}{quote_key(stream)}.json"
+
+
+async def read_claim(store: Store, path: str, kind: type[Claim]) -> Claim:
+    """Return what is written down there. NotStored; ManifestError if it is damaged."""
+    try:
+        return msgspec.json.decode(await store.get(path), type=kind)
+    except UNREADABLE as error:
+        raise ManifestError(f"{path} in {store.url} is damaged: {error}") from error
+
+
+async def archive_name(store: Store) -> str:
+    """Return what the archive is called, by its own word; "" if it has none. ManifestError if that is damaged."""
+    try:
+        return (await read_claim(store, ARCHIVE, Archive)).archive
+    except NotStored:
+        return ""
+
+
+async def _declare(store: Store, signer: Signer | None) -> None:
+    """Add the public keys that this node signs with. ConfigError if others have, and it has none."""
+    try:
+        declared = (await read_claim(store, SIGNING, Signing)).keys
+    except NotStored:
+        declared = {}
+    if signer is None:
+        if declared:
+            raise ConfigError(
+                f"the archive in {store.url} is signed, with the key {', '.join(declared)}, and this node has none to"
+                f" sign with: name the file in signing_key_file, or set {SIGNING_VARIABLE}"
+            )
+        return
+    keys = declared | signer.keys.public.lines()
+    if keys != declared:
+        await store.put(SIGNING, msgspec.json.encode(Signing(keys)), if_absent=False)
+
+
+async def _first(store: Store, path: str, mine: Claim) -> Claim:
+    """Write it down if nobody has; return what stands there."""
+    try:
+        await store.put(path, msgspec.json.encode(mine))
+        return mine
+    except AlreadyStored:
+        return await read_claim(store, path, type(mine))

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from typing import ClassVar
+
+import msgspec
+
+from capture.archive.chain import Document, decode_known
+from capture.errors import ManifestError, StoreError
+from capture.stores.contract import checked_path
+
+ENTRY_FORMAT = 1
+"""The format of entries that this version writes; a newer one is refused by name."""
+
+BLOCKS, ENTRIES, TABLE = "blocks/", "_entries/", "table/"
+LONGEST_KEY = 160
+"""The longest quoted key, in bytes, that is written out in a path."""
+FIELDS = "/"
+"""What a key of several fields begins with: "/region=eu/level=3", every part quoted already."""
+
+_PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-")
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """One object of the archive, a block or a table file: where it is, and exactly what it holds.
+
+    `interval` is its start (Unix seconds, UTC), `first`, `last` and `sequences` (`Sequences.to_text`) are stream
+    sequences, `count` the rows, `sha256` that of the object's bytes, `format` "parquet" or "ndjson". `node` stored it
+    at `stored_ns` (Unix nanoseconds, its clock). `min_ns` and `max_ns` are when the stream stored the earliest and the
+    latest message (Unix nanoseconds); 0 where that was not recorded. `plain_bytes` is the size of what is inside of the
+    object's compression and encryption: no reader decompresses more; 0 where it was not recorded.
+    """
+
+    path: str
+    stream: str
+    key: str
+    interval: int
+    first: int
+    last: int
+    count: int
+    bytes: int
+    sha256: str
+    format: str
+    sequences: str
+    node: str = ""
+    stored_ns: int = 0
+    min_ns: int = 0
+    max_ns: int = 0
+    plain_bytes: int = 0
+    version: int = ENTRY_FORMAT
+
+
+class Removed(msgspec.Struct, frozen=True, kw_only=True):
+    """What retention has removed of a stream, in all: not missing, but not there any more.
+
+    `sequences` (`Sequences.to_text`) are those of `objects` objects of `bytes` bytes, the last of them let go at `at`
+    (Unix seconds). What other objects hold as well is there all the same. `capture.picture.Picture.removed` reads it.
+    Of the sequences before `below` no exact record is kept: neither archive nor stream had any of them any more.
+    """
+
+    stream: str
+    sequences: str
+    objects: int
+    bytes: int
+    at: float
+    below: int = 0
+
+
+class Manifest(Document, frozen=True, kw_only=True):
+    """The adopted blocks: those that wait for compaction, and those about to be deleted. The sweep's leader commits it.
+
+    `of_table` is the number of the last table by which it let blocks go: beside an older one they would be missing.
+    `removed` is what retention has removed of the blocks, by stream.
+    In format 1 the manifest told of the table, too, and retired its files. A manifest of format 2 keeps both as it
+    found them until there is a `capture.table.Table`, which begins with them.
+    """
+
+    FOLDER: ClassVar[str] = "_manifest/"
+    FORMAT: ClassVar[int] = 2
+
+    blocks: list[Stored] = msgspec.field(default_factory=list)
+    of_table: int = 0
+    table: list[Stored] = msgspec.field(default_factory=list)
+    removed: list[Removed] = msgspec.field(default_factory=list)
+
+
+class _EntryFormat(msgspec.Struct):
+    version: int = 1
+
+
+_decode_format = msgspec.json.Decoder(_EntryFormat).decode
+
+
+def encode(entry: Stored) -> bytes:
+    """Return the JSON of an entry."""
+    return msgspec.json.encode(entry)
+
+
+def decode_entry(data: bytes, path: str) -> Stored:
+    """Return the record of a stored block. ManifestError if it is damaged, of a newer format, or not of a block."""
+    entry = decode_known(data, path, Stored, lambda told: _decode_format(told).version, ENTRY_FORMAT)
+    return _of_block(entry, path)
+
+
+def _of_block(entry: Stored, path: str) -> Stored:
+    """Return the entry if what it names is a block: a sweep adopts that, and deletes it one day."""
+    try:
+        if checked_path(entry.path).startswith(BLOCKS):
+            return entry
+    except StoreError as error:
+        raise ManifestError(f"{path} is damaged: {error}") from error
+    raise ManifestError(f"{path} is damaged: {entry.path} is no block's path")
+
+
+# --- where things lie (layout 1) -------------------------------------------------------------------------------------
+
+
+def quote_key(key: str) -> str:
+    """Return the key as one part of a path: percent-encoded except A–Z a–z 0–9 _ . -
+
+    A text of more than 160 bytes ends in "~" and a hash instead: file systems allow 255 bytes for a part.
+    """
+    raw = key.encode("utf-8", "surrogateescape")
+    quoted = "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in raw)
+    if len(quoted) <= LONGEST_KEY:
+        return quoted
+    return f"{quoted[:LONGEST_KEY]}~{hashlib.sha256(raw).hexdigest()[:16]}"
+
+
+def key_folder(key: str) -> str:
+    """Return the folders of a key: "key=eu", or one for each of its fields, "region=eu/level=3"."""
+    several = key.startswith(FIELDS) and not key.startswith(FIELDS * 2)
+    return key.removeprefix(FIELDS) if several else f"key={quote_key(key)}"
+
+
+def interval_folder(interval: int, interval_seconds: int) -> str:
+    """Return "date=2026-11-21/hour=03" of an interval, in UTC and as fine as its length: day, hour, minute, second."""
+    start = datetime.fromtimestamp(interval, UTC)
+    parts = [f"date={start:%Y-%m-%d}", f"hour={start:%H}", f"minute={start:%M}", f"second={start:%S}"]
+    finer = sum(interval_seconds < length for length in (86_400, 3_600, 60))
+    return "/".join(parts[: 1 + finer])
+
+
+def hive_folder(stream: str, key: str, interval: int, interval_seconds: int) -> str:
+    """Return the folder of a partition in the way of Hive: "stream=ORDERS/key=eu/date=2026-11-21/hour=03"."""
+    return f"stream={quote_key(stream)}/{key_folder(key)}/{interval_folder(interval, interval_seconds)}"
+
+
+def block_path(
+    stream: str,
+    key: str,
+    interval: int,
+    interval_seconds: int,
+    first: int,
+    last: int,
+    count: int,
+    sha256: str,
+    suffix: str,
+    unique: str = "",
+    folder: str | None = None,
+) -> str:
+    """Return where a block belongs: its partition, or the `folder` of another layout, and what it holds in its name.
+
+    `unique` is what nobody has given before: a path that was deleted must never be one to write to again, since a
+    sweeper that stood still may be about to delete it a second time.
+    """
+    if folder is None:
+        folder = hive_folder(stream, key, interval, interval_seconds)
+    name = f"{quote_key(stream)}-{first}-{last}-{count}-{sha256[:8]}"
+    return f"{BLOCKS}{folder}{folder and '/'}{name}{unique and f'-{unique}'}{suffix}"
+
+
+def table_path(block: str, token: int, unique: str, ending: str = "") -> str:
+    """Return a new table file's path, in the same partition as a block or table file; `unique` is a UUID's hex.
+
+    `ending` says what the file is inside of: ".enc".
+    """
+    partition = "".join(block.partition("/")[2].rpartition("/")[:2])
+    return f"{TABLE}{partition}c-{token}-{unique}.parquet{ending}"
+
+
+def entry_path(block: str) -> str:
+    """Return where the entry of a block lies: written after the block, before the ack."""
+    return f"{ENTRIES}{block.removeprefix(BLOCKS)}.json"
+
+
+def entry_block(entry: str) -> str:
+    """Return the path of the block that an entry's path belongs to."""
+    return f"{BLOCKS}{entry.removeprefix(ENTRIES).removesuffix('.json')}"

@@ -1,0 +1,44 @@
+"""The description that lies in each archive: enough to read it with NATS gone and our code gone."""
+
+from __future__ import annotations
+
+import logging
+import re
+from importlib.resources import files
+
+from capture.errors import AlreadyStored
+from capture.stores.contract import Store
+
+README = "README.md"
+VERSION = 4
+"""The version of the description, in its first line. A later one replaces it."""
+
+TITLE_BYTES = 200
+
+_TITLE = re.compile(rb"# [^\n]*\(description (\d+) of a capture archive\)")
+
+log = logging.getLogger("capture.readme")
+
+
+def text() -> bytes:
+    """Return the description of this version."""
+    return files("capture.archive").joinpath("readme.md").read_bytes()
+
+
+async def describe(store: Store) -> None:
+    """Put the description into the archive if there is none, or an older one. Somebody else's README stays."""
+    try:
+        await store.put(README, text())
+        return
+    except AlreadyStored:
+        found = version_of(await store.get_range(README, 0, TITLE_BYTES))
+    if found is None:
+        log.warning("%s in %s is not the archive's description: it was left alone", README, store.url)
+    elif found < VERSION:
+        await store.put(README, text(), if_absent=False)
+
+
+def version_of(found: bytes) -> int | None:
+    """Return the version of a description, which its beginning is enough for; None if it is none."""
+    title = _TITLE.match(found)
+    return None if title is None else int(title[1])

@@ -1,0 +1,136 @@
+"""Retention: what may go, by age or by size, and the record of what went.
+
+Each leader applies it to what is its own: the sweep's to blocks, the compaction's to table files. Both ask the same
+pure function about the same picture, so together they remove the oldest, whichever it is.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Annotated
+
+import msgspec
+
+from capture.archive.manifest import Removed, Stored
+from capture.archive.sequences import MAXIMUM, Sequences
+from capture.errors import CaptureError, ManifestError
+
+LONGEST = 1e10  # seconds: three hundred years
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is kept of some blocks and table files: one `[[retention]]` of the file. Seconds and bytes.
+
+    It decides about the objects whose stream and key match its patterns (`*`, `?`, `[…]`) and that no earlier rule
+    decides about: they go `older_than` after their latest message was stored in the stream, and, the oldest first,
+    while there are more than `keep_bytes` of them. With neither it keeps them for ever.
+    """
+
+    older_than: Annotated[float, msgspec.Meta(gt=0, le=LONGEST)] | None = None
+    keep_bytes: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    stream: str = "*"
+    key: str = "*"
+
+    def decides(self, one: Stored) -> bool:
+        """Tell whether the object matches."""
+        return fnmatchcase(one.stream, self.stream) and fnmatchcase(one.key, self.key)
+
+
+@dataclass(frozen=True)
+class Expired:
+    """An object that a rule lets go, and why."""
+
+    object: Stored
+    reason: str
+
+
+@dataclass(frozen=True)
+class Retention:
+    """The rules; and the length of an interval in seconds, whose end counts where a latest message was not recorded."""
+
+    rules: Sequence[Rule] = ()
+    interval: float = 0.0
+
+    def expired(self, objects: Iterable[Stored], now: float) -> list[Expired]:
+        """Return which of the archive's objects may go at `now` (Unix seconds), the oldest of each rule first; pure.
+
+        `objects` are all that a picture shows, blocks and table files: sizes are added up.
+        """
+        if not self.rules:
+            return []
+        decided: dict[int, list[Stored]] = defaultdict(list)
+        for one in objects:
+            number = next((number for number, rule in enumerate(self.rules) if rule.decides(one)), None)
+            if number is not None:
+                decided[number].append(one)
+        return [gone for number, mine in sorted(decided.items()) for gone in self._of_rule(number, mine, now)]
+
+    def _of_rule(self, number: int, objects: list[Stored], now: float) -> list[Expired]:
+        rule, gone = self.rules[number], []
+        ordered = sorted(objects, key=lambda one: (one.interval, one.first, one.path))
+        if rule.older_than is not None:
+            before = now - rule.older_than
+            gone = [Expired(one, f"rule {number + 1}, older_than") for one in ordered if self._latest(one) < before]
+            ordered = [one for one in ordered if self._latest(one) >= before]
+        left = sum(one.bytes for one in ordered)
+        for one in ordered:
+            if rule.keep_bytes is None or left <= rule.keep_bytes:
+                break
+            gone.append(Expired(one, f"rule {number + 1}, keep_bytes"))
+            left -= one.bytes
+        return gone
+
+    def _latest(self, one: Stored) -> float:
+        return one.max_ns / 1e9 if one.max_ns else one.interval + self.interval
+
+
+EVERYTHING = Retention()
+"""Without rules all is kept."""
+
+
+def recorded(removed: Iterable[Removed], objects: Iterable[Stored], at: float) -> list[Removed]:
+    """Return the record of what retention has removed with these objects added to it; pure."""
+    record = {one.stream: one for one in removed}
+    added: dict[str, list[Stored]] = defaultdict(list)
+    for one in objects:
+        added[one.stream].append(one)
+    for stream, gone in added.items():
+        before = record.get(stream) or Removed(stream=stream, sequences="", objects=0, bytes=0, at=at)
+        sets = [Sequences.from_text(text) for text in (before.sequences, *(one.sequences for one in gone))]
+        record[stream] = Removed(
+            stream=stream,
+            sequences=Sequences.union_of(sets).to_text(),
+            objects=before.objects + len(gone),
+            bytes=before.bytes + sum(one.bytes for one in gone),
+            at=at,
+            below=before.below,
+        )
+    return sorted(record.values(), key=lambda one: one.stream)
+
+
+def summed_up(removed: Iterable[Removed], below: Mapping[str, int], at: float) -> list[Removed]:
+    """Return the record, which says of the sequences before a stream's number in `below` only that they are gone; pure.
+
+    An exact set of them would grow with the stream's age, wherever sequences of other subjects lie between them.
+    """
+    record = {one.stream: one for one in removed}
+    for stream, first in below.items():
+        before = record.get(stream) or Removed(stream=stream, sequences="", objects=0, bytes=0, at=at)
+        if first > max(1, before.below):
+            left = Sequences.from_text(before.sequences).within(first, MAXIMUM)
+            record[stream] = msgspec.structs.replace(before, sequences=left.to_text(), below=first)
+    return sorted(record.values(), key=lambda one: one.stream)
+
+
+def removed_sequences(*records: Iterable[Removed]) -> Mapping[str, Sequences]:
+    """Return, by stream, the sequences of what was removed according to one or more records. ManifestError."""
+    sets: dict[str, list[Sequences]] = defaultdict(list)
+    for one in (one for record in records for one in record):
+        try:
+            sets[one.stream] += [Sequences.from_text(one.sequences), Sequences.from_range(1, one.below - 1)]
+        except (ValueError, CaptureError) as error:
+            raise ManifestError(f"the record of what was removed of {one.stream} is damaged: {error}") from error
+    return {stream: Sequences.union_of(held) for stream, held in sets.items()}

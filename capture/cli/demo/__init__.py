@@ -1,0 +1,1 @@
+"""`capture demo`: flights, captured, compacted and asked for."""

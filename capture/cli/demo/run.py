@@ -1,0 +1,379 @@
+"""The main job on real input: what a user would do with the public API and command line, one step after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from capture.archive.heads import SWEEP
+from capture.archive.view import Picture
+from capture.cli.demo import flights
+from capture.cli.demo.view import View
+from capture.config.settings import CaptureConfig, load
+from capture.errors import CaptureError
+from capture.spark import SparkDriver
+from capture.spark import View as SparkView
+from capture.stores import Store, open_store
+from capture.verification.check import archive_picture, check
+from natty import Natty, NattyError, RequestTimeoutError
+from natty.testing import NatsCluster, ServerOptions
+from natty.testing.process import spawn
+from natty.tls import DevCA, TLSFiles
+
+NODES = ("node-1", "node-2")
+WITHIN = 300.0  # seconds that any one step may take
+POLL = 0.1  # seconds
+REMOVE_WITHIN = 15.0  # seconds
+
+_CAPTURE_TOML = """\
+stream = "{stream}"
+durable = "capture"
+store = {store}
+decoder = "json"
+partition = "subject:1"   # flights.<origin>.<carrier>: one folder for each origin
+ack_wait = 8.0
+log = {log}
+
+[limits]
+max_age = 2.0
+max_messages = 20_000
+
+[sweep]
+every = 0.5
+
+[compaction]
+every = 2.0
+min_files = 12
+max_wait = 10.0
+
+[spark]
+class_data = false   # the archive of Spark's classes would be made at this first start, which takes a minute
+
+[nats]
+servers = {servers}
+tls_ca = {ca}
+tls_cert = {cert}
+tls_key = {key}
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions:
+    """What `capture demo` was asked for."""
+
+    rows: int | None = None
+    keep: bool = False
+    folder: Path | None = None
+    port: int | None = None
+    as_json: bool = False
+
+
+@dataclass
+class Result:
+    """What the demo found; the last table shows it."""
+
+    messages: int = 0
+    published_per_second: float = 0.0
+    captured_per_second: float = 0.0
+    plain_text: str = ""
+    killed: str = ""
+    successor: str = ""
+    failover_seconds: float = 0.0
+    blocks: int = 0
+    block_bytes: int = 0
+    files: int = 0
+    file_bytes: int = 0
+    verdict: str = ""
+    verified: bool = False
+    questions_asked: int = 0
+    folder: str = ""
+    seconds: float = 0.0
+    differences: list[str] = field(default_factory=list)
+
+    @property
+    def answers_equal(self) -> bool:
+        """Whether every question was asked, and Spark's answers are the CSV's."""
+        return self.questions_asked == len(flights.QUESTIONS) and not self.differences
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything was as promised."""
+        return self.verified and self.answers_equal
+
+
+async def run_demo(options: DemoOptions) -> bool:
+    """Run it all and show it; True if nothing is missing and Spark's answers are the CSV's. No process stays behind."""
+    flights.data_file()
+    console = Console(stderr=options.as_json)
+    folder = options.folder.resolve() if options.folder else Path(tempfile.mkdtemp(prefix="capture-demo-"))
+    if options.folder and folder.exists() and any(folder.iterdir()):
+        raise CaptureError(f"{folder} is not empty; name another --folder, or remove it first")
+    folder.mkdir(parents=True, exist_ok=True)
+    keep = options.keep or options.folder is not None
+    began = time.monotonic()
+    with View(console) as view:
+        try:
+            result = await Demo(options, folder, view).run()
+        finally:
+            remove(folder / "tmp" if keep else folder)
+    result.seconds = time.monotonic() - began
+    result.folder = str(folder) if keep else ""
+    if options.as_json:
+        print(json.dumps(vars(result) | {"answers_equal": result.answers_equal, "ok": result.ok}, indent=2))
+    else:
+        view.summary(result, folder)
+    return result.ok
+
+
+class Demo:
+    """One run. Every step uses what a user would use."""
+
+    def __init__(self, options: DemoOptions, folder: Path, view: View) -> None:
+        self.options = options
+        self.folder = folder
+        self.view = view
+        self.result = Result()
+        self.nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self.total = min(options.rows or flights.TOTAL, flights.TOTAL)
+
+    async def run(self) -> Result:
+        """Cluster, nodes, publish, kill, wait, verify, ask."""
+        self.view.say("Making certificates and starting a three-node JetStream cluster over TLS")
+        files = DevCA.create().write(self.folder / "tls")
+        options = ServerOptions(port=self.options.port, name="demo")
+        cluster = NatsCluster(3, options, folder=self.folder / "nats", tls_files=files)
+        try:
+            with cluster:
+                self.result.plain_text = await plain_text_answer(cluster[0].port)
+                self.view.done(f"A client that speaks plain text is refused: {self.result.plain_text}")
+                config = self._configure(cluster.urls, files)
+                async with Natty(**config.nats) as natty:
+                    await self._job(natty, config)
+        finally:
+            self._kill_nodes()
+        return self.result
+
+    async def _job(self, natty: Natty, config: CaptureConfig) -> None:
+        await natty.election(SWEEP.election(flights.STREAM)).prepare()  # says so if the server is too old to elect
+        await natty.ensure_stream(
+            flights.STREAM, subjects=[flights.SUBJECTS], num_replicas=3, allow_batched=True, duplicate_window=600.0
+        )
+        for name in NODES:
+            self._start(name)
+        await self._leader(natty)
+        began = time.monotonic()
+        async with self._progress(natty), asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._publish(natty))
+            tasks.create_task(self._kill_the_leader(natty))
+        await self._until_captured(natty, config, began)
+        store = open_store(config.store)
+        picture = await self._until_compacted(natty, config, store)
+        await self._stop_nodes()
+        await self._verify(natty, config, store, picture)
+        await self._ask(config, picture)
+
+    def _configure(self, servers: list[str], files: TLSFiles) -> CaptureConfig:
+        """Write `capture.toml`: the nodes run with it, and so may the user afterwards."""
+        text = {
+            "stream": flights.STREAM,
+            "store": json.dumps(str(self.folder / "archive")),
+            "log": json.dumps(str(self.folder / "logs")),
+            "servers": json.dumps(servers),
+            "ca": json.dumps(str(files.ca)),
+            "cert": json.dumps(str(files.client_cert)),
+            "key": json.dumps(str(files.client_key)),
+        }
+        (self.folder / "logs").mkdir()
+        (self.folder / "tmp").mkdir()
+        path = self.folder / "capture.toml"
+        path.write_text(_CAPTURE_TOML.format(**text))
+        return load(path, environment={})
+
+    def _start(self, name: str) -> None:
+        command = [sys.executable, "-m", "capture", "--log-level", "info", "run"]
+        command += ["--config", str(self.folder / "capture.toml"), "--node-name", name]
+        environment = {n: value for n, value in os.environ.items() if not n.startswith(("CAPTURE_", "NATS_"))}
+        environment["TMPDIR"] = str(self.folder / "tmp")  # a node that is killed can't remove Spark's files
+        with (self.folder / "logs" / f"{name}.log").open("ab") as output:
+            self.nodes[name] = spawn(command, output=output, folder=self.folder, environ=environment)
+
+    async def _leader(self, natty: Natty, *, other_than: str = "") -> str:
+        """Return who leads the sweep, once somebody (else) does."""
+        name = SWEEP.election(flights.STREAM)
+        async with self._within("a node is elected"):
+            while True:
+                self._check_nodes()
+                with contextlib.suppress(NattyError):  # the elections' own stream may be without a leader for a moment
+                    if (leader := await natty.get_leader(name)) and leader != other_than:
+                        return leader
+                await asyncio.sleep(0.02)
+
+    async def _publish(self, natty: Natty) -> None:
+        began = time.monotonic()
+        async with natty.publisher(flights.STREAM) as publisher:
+            for number, flight in enumerate(flights.flights(self.options.rows), start=1):
+                await publisher.publish(flight.subject, flight.payload, msg_id=flight.message_id)
+                if number % 1000 == 0:
+                    self.view.advance("published", publisher.stored, self.total)
+                    await asyncio.sleep(0)
+            await publisher.flush()
+            self.view.advance("published", publisher.stored, self.total)
+        self.result.messages = publisher.stored
+        self.result.published_per_second = publisher.stored / (time.monotonic() - began)
+
+    async def _kill_the_leader(self, natty: Natty) -> None:
+        """Kill the sweep's leader with SIGKILL when about half is captured, and time the other's election."""
+        async with self._within("half of the flights are captured"):
+            await self._until(natty, self.total / 2)
+        killed = await self._leader(natty)
+        self.nodes.pop(killed).kill()
+        at = time.monotonic()
+        self.result.killed = killed
+        self.result.successor = await self._leader(natty, other_than=killed)
+        self.result.failover_seconds = time.monotonic() - at
+        self.view.done(
+            f"Killed the sweep's leader, {killed}, with SIGKILL; {self.result.successor} took over"
+            f" after {self.result.failover_seconds:.2f} s"
+        )
+
+    async def _captured(self, natty: Natty) -> int:
+        """Return how many messages are stored and acked up to here."""
+        info = await natty.jetstream.request(f"CONSUMER.INFO.{flights.STREAM}.capture")
+        waiting = info["num_pending"] + info["num_ack_pending"]
+        stream = await natty.jetstream.request(f"STREAM.INFO.{flights.STREAM}")
+        return int(stream["state"]["messages"] - waiting)
+
+    async def _until(self, natty: Natty, enough: float) -> int:
+        """Wait until so many messages are stored and acked, and return how many are."""
+        while True:
+            self._check_nodes()
+            with contextlib.suppress(RequestTimeoutError):  # a busy server: ask again
+                captured = await self._captured(natty)
+                self.view.advance("stored and acked", captured, self.total)
+                if captured >= enough:
+                    return captured
+            await asyncio.sleep(POLL)
+
+    @contextlib.asynccontextmanager
+    async def _progress(self, natty: Natty) -> AsyncIterator[None]:
+        async def follow() -> None:
+            while True:
+                with contextlib.suppress(Exception):  # a picture for people: the steps themselves report errors
+                    self.view.advance("stored and acked", await self._captured(natty), self.total)
+                await asyncio.sleep(POLL)
+
+        task = asyncio.create_task(follow())
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    async def _until_captured(self, natty: Natty, config: CaptureConfig, began: float) -> None:
+        async with self._within("every message is stored and acked"):
+            captured = await self._until(natty, self.result.messages)
+        self.result.captured_per_second = captured / (time.monotonic() - began)
+
+    async def _until_compacted(self, natty: Natty, config: CaptureConfig, store: Store) -> Picture:
+        """Wait until the compaction's leader has compacted every block into the table."""
+        seen: dict[str, int] = {}
+        async with self._within("every block is compacted"):
+            while True:
+                picture = await archive_picture(natty, config, store)
+                seen |= {one.path: one.bytes for one in picture.blocks}
+                compacted = sum(one.count for one in picture.files)
+                self.view.advance("compacted on Spark", compacted, self.total)
+                if compacted >= self.result.messages and not picture.blocks:
+                    break
+                self._check_nodes()
+                await asyncio.sleep(2 * POLL)
+        blocks = {one.path: one.bytes for one in await store.list("blocks/")} | seen
+        self.result.blocks, self.result.block_bytes = len(blocks), sum(blocks.values())
+        self.result.files = len(picture.files)
+        self.result.file_bytes = sum(one.bytes for one in picture.files)
+        return picture
+
+    async def _verify(self, natty: Natty, config: CaptureConfig, store: Store, picture: Picture) -> None:
+        verdict = await check(natty, config, store, deep=True)
+        self.result.verdict = verdict.sentence()
+        complete = sum(one.count for one in picture.files) == self.result.messages == self.total
+        self.result.verified = verdict.ok and complete
+        self.view.done(f"Verified: {self.result.verdict}", well=self.result.verified)
+
+    async def _ask(self, config: CaptureConfig, picture: Picture) -> None:
+        """Ask Spark, and compare with the CSV read directly."""
+        view = SparkView(objects=picture.files, payload_schema=flights.COLUMNS)
+        expected = await asyncio.to_thread(flights.expected, self.options.rows)
+        async with SparkDriver(config.spark.options(), log=self.folder / "logs" / "spark-questions.log") as spark:
+            for question, wanted in zip(flights.QUESTIONS, expected, strict=True):
+                answer = await spark.query(config.store, {"flights": view}, question.sql)
+                found = [tuple(row) for row in answer.rows]
+                differences = question.compare(found, wanted)
+                self.result.questions_asked += 1
+                self.result.differences += differences
+                self.view.answer(question, found, equal=not differences)
+
+    def _check_nodes(self) -> None:
+        for name, process in self.nodes.items():
+            if process.poll() is not None:
+                last = (self.folder / "logs" / f"{name}.log").read_text().strip().splitlines()[-3:]
+                raise CaptureError(f"{name} ended with status {process.returncode}: {' / '.join(last)}")
+
+    @contextlib.asynccontextmanager
+    async def _within(self, what: str) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(WITHIN) as limit:
+                yield
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise CaptureError(f"waited {WITHIN:g} s in vain until {what}; see the logs with --keep") from None
+
+    async def _stop_nodes(self) -> None:
+        for process in self.nodes.values():
+            process.send_signal(signal.SIGTERM)
+        for process in self.nodes.values():
+            await asyncio.to_thread(process.wait, 30)
+        self.nodes.clear()
+
+    def _kill_nodes(self) -> None:
+        for process in self.nodes.values():
+            process.kill()
+            process.wait()
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder in which processes may still be about to end."""
+    deadline = time.monotonic() + REMOVE_WITHIN
+    while folder.exists() and time.monotonic() < deadline:
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(POLL if folder.exists() else 0.0)
+
+
+async def plain_text_answer(port: int) -> str:
+    """Speak the protocol without TLS to a server, and return what it says before it closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        await reader.readline()  # INFO
+        writer.write(b'CONNECT {"verbose":false,"tls_required":false}\r\nPING\r\n')
+        answer = await asyncio.wait_for(reader.read(), 10)
+    except ConnectionError:
+        answer = b""
+    finally:
+        writer.close()
+    text = answer.decode("utf-8", "replace").strip()
+    if "PONG" in text:
+        raise CaptureError("the server answered a client without TLS; its configuration does not require TLS")
+    return text or "the server closed the connection"

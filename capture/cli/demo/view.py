@@ -1,0 +1,116 @@
+"""What people see of the demo."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from capture.cli.demo.flights import Answer, Question
+    from capture.cli.demo.run import Result
+
+ROWS_SHOWN = 5
+
+
+def program() -> str:
+    """Return how this very command line is called from here."""
+    if shutil.which("capture") or Path(sys.argv[0]).name != "capture":
+        return "capture"
+    return shlex.quote(os.path.relpath(sys.argv[0]))
+
+
+class View:
+    """Progress bars while it works, lines for what happened, tables in the end."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bars: dict[str, TaskID] = {}
+        self._progress = Progress(
+            TextColumn("{task.description:>20}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+        )
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def say(self, text: str) -> None:
+        """Say what begins."""
+        self._console.print(f"… {text}", highlight=False)
+
+    def done(self, text: str, *, well: bool = True) -> None:
+        """Say what has happened, and whether it is well."""
+        self._console.print(f"{'[green]✓[/green]' if well else '[red]✗[/red]'} {text}", highlight=False)
+
+    def advance(self, what: str, done: int, total: int) -> None:
+        """Move a bar."""
+        if what not in self._bars:
+            self._bars[what] = self._progress.add_task(what, total=total)
+        self._progress.update(self._bars[what], completed=done)
+
+    def answer(self, question: Question, rows: Answer, *, equal: bool) -> None:
+        """Show an answer and whether it is the CSV's."""
+        mark = "[green]✓[/green]" if equal else "[red]✗[/red]"
+        self._console.print(f"{mark} {question.title}: {'equal to' if equal else 'DIFFERENT from'} the CSV")
+        table = Table()
+        for column in question.columns:
+            table.add_column(column, justify="right")
+        for row in rows[:ROWS_SHOWN]:
+            table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value) for value in row))
+        if len(rows) > ROWS_SHOWN:
+            table.caption = f"and {len(rows) - ROWS_SHOWN} more rows"
+        self._console.print(table)
+
+    def summary(self, result: Result, folder: Path) -> None:
+        """Show what came out, and what to try next."""
+        table = Table(title="The main job", show_header=False, title_justify="left")
+        table.add_column(justify="right")
+        table.add_column()
+        for name, value in self._lines(result, folder):
+            table.add_row(name, value)
+        self._console.print(table)
+        for difference in result.differences:
+            self._console.print(f"[red]✗[/red] {difference}", highlight=False)
+
+    def _lines(self, result: Result, folder: Path) -> list[tuple[str, str]]:
+        config = folder / "capture.toml"
+        store = folder / "archive"
+        kept = [
+            ("files", f"{store}/table (Parquet, sorted by sequence)"),
+            ("try next", f"{program()} ls --store '{store}'"),
+            ("", f"{program()} verify --offline --config '{config}'"),
+            ("", f"{program()} sql --config '{config}' \"SELECT subject, COUNT(*) FROM messages GROUP BY subject\""),
+        ]
+        gone = [("files", "removed; --keep keeps them"), ("try next", f"{program()} demo --keep")]
+        return [
+            ("messages", f"{result.messages:,}, each published over TLS and acknowledged by three servers"),
+            ("published", f"{result.published_per_second:,.0f} a second"),
+            ("captured", f"{result.captured_per_second:,.0f} a second, from the first publish to the last ack"),
+            (
+                "fail-over",
+                f"{result.failover_seconds:.2f} s from SIGKILL of {result.killed} to {result.successor} sweeping",
+            ),
+            ("blocks", f"{result.blocks} with {result.block_bytes:,} bytes before compaction"),
+            ("table", f"{result.files} files with {result.file_bytes:,} bytes after it"),
+            ("verify", result.verdict),
+            ("answers", "Spark's and the CSV's are equal" if result.answers_equal else "Spark's and the CSV's DIFFER"),
+            ("took", f"{result.seconds:.0f} s"),
+            *(kept if result.folder else gone),
+        ]

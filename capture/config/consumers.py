@@ -1,0 +1,144 @@
+"""Which durable consumers a node reads: its own one, or those of the members of a static group.
+
+Members of pcgroups' elastic groups read a work queue, where the server takes explicit acknowledgements alone (10098);
+every message would be stored twice there, under a sequence that is not the stream's. A static group's members read the
+stream itself, and pcgroups leaves their acknowledgements to the user: capture makes them with `ack_policy: all`, and
+nobody who handles messages one by one may read beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from capture.archive.recording import Consumer, Recording, StreamRecord
+from capture.archive.scope import Asked, read_records
+from capture.config.settings import CaptureConfig
+from capture.errors import ConfigError, ManifestError
+from capture.ingest.durable import TOGETHER, Durable
+from capture.ingest.pinned_consumer import PIN_TTL
+from capture.stores import Store
+from natty import Natty
+from natty.errors import ConsumerNotFoundError, GroupNotFoundError
+from natty.groups import StaticRecord, list_groups
+
+
+async def consumers(natty: Natty, config: CaptureConfig) -> list[Durable]:
+    """Return the consumers that the configuration names, this node's or all nodes' of a group.
+
+    GroupNotFoundError, BadGroupError; ConfigError for an elastic group, or a member that is not listed.
+    """
+    if not config.group:
+        return [config.consumer()]
+    record = await _record(natty, config)
+    owners = [name for name, partitions in record.assignment().items() if partitions]
+    if config.member and config.member not in owners:
+        raise ConfigError(
+            f"member {config.member} of group {config.group} has no partition: these have, {', '.join(sorted(owners))}"
+        )
+    admin = natty.static_group(config.stream, config.group)
+    return [
+        Durable(
+            stream=config.stream,
+            name=admin.consumer_name(owner),
+            ack_wait=config.ack_wait,
+            max_ack_pending=config.max_ack_pending,
+            start=config.start,
+            ack=TOGETHER,
+            filter_subjects=tuple(record.filters_of(owner)),
+            pinned=PIN_TTL,
+        )
+        for owner in owners
+        if config.member in ("", owner)
+    ]
+
+
+async def consumer_names(natty: Natty, config: CaptureConfig) -> list[str]:
+    """Return the names of all consumers through which the stream is captured, whichever nodes read them.
+
+    Without the group's record, none. BadGroupError.
+    """
+    if not config.group:
+        return [config.durable]
+    admin = natty.static_group(config.stream, config.group)
+    try:
+        return [admin.consumer_name(name) for name in (await admin.read()).member_names]
+    except GroupNotFoundError:
+        return []
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far some consumers are, taken together: what was given and what is settled, by the stream's sequences.
+
+    All up to `floor` that they were to get is acknowledged, all up to `delivered` was given to somebody. `pending`
+    messages were not delivered yet, `unacked` ones were.
+    """
+
+    floor: int
+    delivered: int
+    pending: int
+    unacked: int
+
+    @classmethod
+    def of(cls, states: Sequence[Mapping[str, Any]]) -> Position:
+        """Return it for what the server says of these consumers, one at least. Who lacks nothing holds up nobody.
+
+        A consumer that has nothing pending may still say 0 as its ack floor, after a purge: what it has delivered is
+        settled then.
+        """
+
+        def furthest(where: str, *behind: str) -> int:
+            waiting = [one[where]["stream_seq"] for one in states if any(one[what] for what in behind)]
+            return int(min(waiting, default=max(one["delivered"]["stream_seq"] for one in states)))
+
+        return cls(
+            floor=furthest("ack_floor", "num_pending", "num_ack_pending"),
+            delivered=furthest("delivered", "num_pending"),
+            pending=sum(one["num_pending"] for one in states),
+            unacked=sum(one["num_ack_pending"] for one in states),
+        )
+
+
+async def consumer_states(natty: Natty, config: CaptureConfig, stream: str = "") -> list[dict[str, Any]]:
+    """Return what the server says of the consumers of `consumer_names`, without those that are not there."""
+    config = msgspec.structs.replace(config, stream=stream or config.stream)
+    states = []
+    for name in await consumer_names(natty, config):
+        with suppress(ConsumerNotFoundError):
+            states.append(await natty.jetstream.request(f"CONSUMER.INFO.{config.stream}.{name}"))
+    return states
+
+
+def consumers_of(record: StreamRecord, config: CaptureConfig, asked: Iterable[Asked]) -> dict[str, Consumer]:
+    """Return capture's consumers among those that were recorded of a stream, by their names."""
+    wanted = {one.durable for one in asked} if config.group else {config.durable}
+    return {name: record.consumers[name] for name in sorted(wanted & record.consumers.keys())}
+
+
+async def recorded_consumers(config: CaptureConfig, store: Store, recording: Recording) -> dict[str, Consumer]:
+    """Return capture's consumers as they were recorded; none if that can't be read: the audit names it."""
+    record = recording.streams.get(config.stream)
+    try:
+        return consumers_of(record, config, await read_records(store, config.stream)) if record else {}
+    except ManifestError:
+        return {}
+
+
+async def _record(natty: Natty, config: CaptureConfig) -> StaticRecord:
+    try:
+        return await natty.static_group(config.stream, config.group).read()
+    except GroupNotFoundError as error:
+        if config.group in await list_groups(natty.jetstream, "elastic", config.stream):
+            raise ConfigError(
+                f"group {config.group} of stream {config.stream} is elastic: its work queue holds copies, and takes no"
+                f" acknowledgement that counts for several messages. Capture through a static group, or without one"
+            ) from error
+        raise ConfigError(
+            f"there is no static group {config.group} of stream {config.stream}: make it, with a member a partition"
+            f" (natty group static create balanced {config.stream} {config.group} 4 p0 p1 p2 p3)"
+        ) from error

@@ -1,0 +1,101 @@
+"""What the members of an archive's fleet may publish and subscribe to: the least that each one's work needs.
+
+A test runs each role with an account that may do nothing else.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from capture.archive.heads import COMPACTION, SWEEP
+from capture.config.settings import CaptureConfig
+from capture.ingest.board import BUCKET as STATE
+from natty.elections.options import BUCKET as ELECTIONS
+from natty.elections.permissions import Permissions, bucket_reader, candidate, consumer
+from natty.groups.names import STATIC_BUCKET as GROUPS
+from natty.jetstream import OWN_API
+
+
+class Role(StrEnum):
+    """What a process does for an archive."""
+
+    NODE = "node"
+    LEADER = "leader"
+    COMPACTION = "compaction"
+    READER = "reader"
+    PURGE = "purge"
+    RESTORE = "restore"
+
+
+def permissions(role: Role, config: CaptureConfig, *, setup: bool = False) -> Permissions:
+    """Return what a role needs for the configuration's stream and archive.
+
+    A `node` captures, and cannot be elected. A `leader` is a node that can be elected to sweep and to compact: what
+    `capture run` needs on at least one machine. `compaction` is for `capture compact` and `capture sweep`. A `reader`
+    looks at the archive and verifies it. `purge` and `restore` are for the commands of that name. `setup`: the role
+    also makes the buckets that are missing.
+    """
+    made = _api(f"STREAM.CREATE.KV_{STATE}", f"STREAM.CREATE.KV_{ELECTIONS}") if setup else ()
+    return _ROLES[role](config) + Permissions(made)
+
+
+def _node(config: CaptureConfig) -> Permissions:
+    stream = config.stream
+    found = consumer(stream, "*") + bucket_reader(GROUPS) if config.group else consumer(stream, config.durable)
+    own = (f"$KV.{STATE}.node.{config.name}.*", *_api("INFO", f"STREAM.INFO.KV_{STATE}"))
+    return found + _HEADS + Permissions(own)
+
+
+def _leader(config: CaptureConfig) -> Permissions:
+    return _node(config) + _elected(config)
+
+
+def _compaction(config: CaptureConfig) -> Permissions:
+    return _reader(config) + _elected(config)
+
+
+def _elected(config: CaptureConfig) -> Permissions:
+    offices = candidate(SWEEP.election(config.name)) + candidate(COMPACTION.election(config.name))
+    stream = _api(f"STREAM.INFO.{config.stream}", f"STREAM.MSG.GET.{config.stream}", f"CONSUMER.LIST.{config.stream}")
+    return offices + bucket_reader(STATE) + Permissions((f"$KV.{STATE}.archive.{config.name}", *stream))
+
+
+def _reader(config: CaptureConfig) -> Permissions:
+    consumers = f"CONSUMER.INFO.{config.stream}.{'*' if config.group else config.durable}"
+    own = _api(f"STREAM.INFO.{config.stream}", f"STREAM.MSG.GET.{config.stream}", consumers)
+    groups = bucket_reader(GROUPS) if config.group else Permissions(())
+    return Permissions(own) + _HEADS + bucket_reader(STATE) + groups
+
+
+def _purge(config: CaptureConfig) -> Permissions:
+    verbs = (f"STREAM.PURGE.{config.stream}", f"CONSUMER.LIST.{config.stream}", "STREAM.LIST")
+    return _reader(config) + Permissions(_api(*verbs))
+
+
+def _restore(config: CaptureConfig) -> Permissions:
+    stream = config.stream
+    verbs = ("CREATE", "DELETE", "INFO", "PURGE", "RESTORE", "UPDATE")
+    whole = _api("INFO", "STREAM.LIST", *(f"STREAM.{verb}.{stream}" for verb in verbs))
+    consumers = _api(*(f"CONSUMER.{verb}.{stream}.>" for verb in ("CREATE", "DELETE", "INFO")))
+    upload = (
+        f"$JS.SNAPSHOT.RESTORE.{stream}.*",
+        "_capture.restore.>",
+    )  # before 2.15 the latter
+    return _HEADS + Permissions((*whole, *consumers, *upload), own_inbox_only=False)
+
+
+def _api(*requests: str) -> tuple[str, ...]:
+    return tuple(f"{OWN_API}.{one}" for one in requests)
+
+
+_HEADS = Permissions(_api(f"STREAM.INFO.KV_{ELECTIONS}", f"STREAM.MSG.GET.KV_{ELECTIONS}"))
+"""To read the archive's heads: which store is the archive's, and what was committed."""
+
+_ROLES = {
+    Role.NODE: _node,
+    Role.LEADER: _leader,
+    Role.COMPACTION: _compaction,
+    Role.READER: _reader,
+    Role.PURGE: _purge,
+    Role.RESTORE: _restore,
+}

@@ -1,0 +1,393 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from capture.archive.encryption import VARIABLE, Keys
+from capture.archive.iceberg_state import Expiry
+from capture.archive.retention import Rule
+from capture.archive.signing import SIGNING_VARIABLE, PublicKeys, Signer, load_signer
+from capture.archive.trust import Trust
+from capture.config.mistakes import choices, mistake
+from capture.config.provenance import Given, Origin, Place, gather, tree, variable
+from capture.config.secrets import HIDDEN, check_exposure, said, shown
+from capture.config.streams import Own, each
+from capture.errors import ConfigError
+from capture.ingest.block import (
+    INTERVAL,
+    MAX_AGE,
+    MAX_BYTES,
+    MAX_MESSAGES,
+    MAX_OPEN,
+    MAX_OPEN_BYTES,
+    MAX_PENDING,
+    NEARLY_FULL,
+    Limits,
+)
+from capture.ingest.commit import ATTEMPTS, REDELIVER_AFTER
+from capture.ingest.durable import ALL, TOGETHER, Durable
+from capture.ingest.slots import SLOTS
+from capture.ingest.spill import MAX_DISK_BYTES, Spill
+from capture.ingest.startup import START_TIMEOUT
+from capture.maintenance.engine import Distinct
+from capture.maintenance.plan import MAX_GROUPS, MAX_RUN_BYTES, MAX_WAIT, MIN_FILES, TARGET_BYTES
+from capture.maintenance.schedule import Schedule
+from capture.maintenance.sweep import GRACE
+from capture.spark.options import SparkOptions
+from capture.stores import Address, store_url
+
+CONFIG_VARIABLE = "CAPTURE_CONFIG"  # the file itself
+TOKEN_VARIABLE = "CAPTURE_CATALOG_TOKEN"  # what clients of `capture catalog serve` show
+NEEDED = ("stream", "store")  # what has no default
+RELATED = ("limits", "ack_wait", "max_ack_pending")  # what may contradict one another
+STORE: Place = ("store",)
+LARGEST = (1 << 63) - 1  # what a server, a file and Arrow can count
+SHORTEST_LEASE = 0.3  # seconds, as in natty.leader
+
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]  # neither infinite nor "not a number"
+Lease = Annotated[float, msgspec.Meta(ge=SHORTEST_LEASE, le=1e9)]
+Duration = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # seconds, or none
+Count = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
+Number = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
+Level = Literal["error", "warning", "info", "debug"]
+
+
+class Sealing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a block is sealed: `[limits]` in the file. Seconds and bytes."""
+
+    max_messages: Count = MAX_MESSAGES
+    max_bytes: Count = MAX_BYTES
+    max_age: Seconds = MAX_AGE
+    max_open: Count = MAX_OPEN
+    max_open_bytes: Count = MAX_OPEN_BYTES
+    max_pending: Count = MAX_PENDING
+    interval: Seconds = INTERVAL
+
+    def limits(self) -> Limits:
+        """Return them checked against one another."""
+        return Limits(**msgspec.structs.asdict(self))
+
+
+class Buffers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the content of blocks is until they are stored: `[buffers]` in the file."""
+
+    kind: Literal["memory", "disk"] = "memory"
+    folder: str = ""  # on a local disk; the system's for temporary files by default
+    max_disk_bytes: Annotated[int, msgspec.Meta(ge=1 << 20, le=LARGEST)] = MAX_DISK_BYTES
+
+    def spill(self) -> Spill | None:
+        """Return the buffers on disk; None if they are in memory. SpillError if the folder can't be written."""
+        return Spill(self.folder, self.max_disk_bytes) if self.kind == "disk" else None
+
+
+class Sweeping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sweep: `[sweep]` in the file. Seconds."""
+
+    every: Seconds = 10.0
+    grace: Seconds = GRACE  # how long leftovers and replaced files stay: longer than any reader reads
+
+
+class Compacting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The compaction: `[compaction]` in the file."""
+
+    lease: Lease = 15.0  # seconds, of its leader: a term survives the crash of the NATS server that leads the stream
+    every: Seconds = 300.0  # seconds between two looks at what is due
+    cron: str = ""  # when to look instead, in UTC: minute hour day month weekday
+    waiting_files: Number = 0  # so many blocks that wait begin a look of their own; 0: none do
+    waiting_bytes: Number = 0
+    min_files: Count = MIN_FILES  # blocks of a key and interval that make it due
+    max_wait: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = MAX_WAIT  # seconds; then however few blocks there are
+    target_bytes: Count = TARGET_BYTES
+    max_groups: Count = MAX_GROUPS  # of a run
+    max_bytes: Count = MAX_RUN_BYTES
+    distinct: Distinct = "sequence"  # or "message_id": of messages that are merged together the first with an id stays
+    decrypt: bool = False  # write the table of encrypted blocks in plain Parquet, for other engines
+
+    def schedule(self) -> Schedule:
+        """Return when to look. ConfigError."""
+        given = {name: getattr(self, name) for name in ("every", "cron", "waiting_files", "waiting_bytes")}
+        return Schedule(**given)
+
+
+class Spark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How Spark is started: `[spark]` in the file. `properties` are Spark's own settings."""
+
+    master: str = "local[2]"
+    driver_memory: str = "1g"
+    java: str | None = None
+    properties: dict[str, str] = {}
+    properties_file: str = ""  # of Spark's own settings, as spark-submit takes it: a cluster's, with its secrets
+    environment: list[str] = []  # variables that Spark's processes get besides those that they need
+    class_data: bool = True  # keep an archive of Spark's classes in the user's cache: sessions start in half the time
+
+    def __repr__(self) -> str:
+        return f"Spark({said(self, {'properties': dict.fromkeys(self.properties, HIDDEN)})})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return shown(self, {"properties": dict.fromkeys(self.properties, HIDDEN)})
+
+    def options(self, *, queries: bool = False) -> SparkOptions:
+        """Return them for a driver that merges, or answers queries."""
+        return SparkOptions(**msgspec.structs.asdict(self), queries=queries)
+
+
+class Logging(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `capture run` logs: `[logging]` in the file."""
+
+    level: Level = "warning"
+    format: Literal["text", "json"] = "text"
+    loggers: dict[str, Level] = {}  # by name, for instance "natty.connection"; those below it follow
+    summary_every: Duration = 60.0  # seconds between two lines of figures, level info, while there is work; 0: none
+
+
+class CaptureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `capture.toml` holds. Only `stream` and `store` have no default."""
+
+    stream: str = ""
+    store: str = ""  # a folder or URL; `[store]` in the file, with `url` and capture.stores.Address's other settings
+    durable: str = "capture"
+    archive: str = ""  # the name of its elections; the stream's by default
+    node: str = ""
+    decoder: str = "raw"
+    partition: str = "time"
+    layout: str = "hive"  # of the blocks' folders; "dated" or "module:function"
+    format: str = "parquet"
+    compression: str = ""  # none, gzip, snappy or zstd; Parquet's is zstd by default, that of the others none
+    flatten: str = ""  # "module:function" makes rows of a value, for csv
+    encrypt: bool | None = None  # blocks, with the first of the keys; say false where keys are to read with alone
+    encrypted_only: bool = False  # refuse what is not encrypted: somebody without a key may have put it there
+    key_file: str = ""  # lines of NAME:BASE64; the variable CAPTURE_KEYS if there is none
+    signing_key_file: str = ""  # the same, to sign manifests with; the variable CAPTURE_SIGNING_KEYS if there is none
+    public_key_file: str = ""  # the public ones, to verify with
+    ack_wait: Seconds = 120.0  # the durable is made with it
+    max_ack_pending: Annotated[int, msgspec.Meta(ge=-1, le=LARGEST)] = 250_000
+    slots: Count = SLOTS  # blocks that are stored at once
+    filter_subjects: list[str] = []
+    start: int | str = ALL  # of a durable that is made now: "all", "new", a sequence, or a time
+    ack: Literal["explicit", "all"] = "explicit"  # "all": one acknowledgement for all before it, by one node alone
+    group: str = ""  # of the stream, a static one: nodes share its members' consumers, and read no `durable`
+    member: str = ""  # of it: this node waits for the partitions of this one alone
+    streams: list[str] | dict[str, Own] = []  # several, each an archive below the store; names, or [streams.NAME]
+    keep_going: bool = False  # when one of several streams fails
+    lease: Lease = 2.0  # seconds, of the sweep's leader
+    log: str = ""  # a folder for Spark's log; none by default
+    start_timeout: Duration = START_TIMEOUT  # that a node waits for a server or a store that is away as it starts
+    drain: Seconds = 30.0  # that a stop leaves to the stores under way
+    store_attempts: Count = ATTEMPTS  # to put an object; then the messages of its block are handed back
+    redeliver_after: tuple[Duration, ...] = REDELIVER_AFTER  # seconds, by how often they were delivered; [] is at once
+    on_store_failure: Literal["go_on", "stop"] = "go_on"  # when messages were handed back; a stop has exit status 1
+    on_store_complete: str = ""  # "module:function", called after each attempt to store a block
+    nats: dict[str, Any] = {}
+    limits: Sealing = Sealing()
+    buffers: Buffers = Buffers()
+    sweep: Sweeping = Sweeping()
+    compaction: Compacting = Compacting()
+    table: Expiry = Expiry()
+    retention: list[Rule] = []  # what may go, by age or by size; the first rule that matches decides
+    spark: Spark = Spark()
+    logging: Logging = Logging()
+
+    def __repr__(self) -> str:
+        return f"CaptureConfig({said(self, {'nats': dict.fromkeys(self.nats, HIDDEN)})})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return shown(self, {"nats": dict.fromkeys(self.nats, HIDDEN)})
+
+    @property
+    def name(self) -> str:
+        """The archive's name."""
+        return self.archive or self.stream
+
+    def block_limits(self) -> Limits:
+        """Return when blocks are sealed. ConfigError. Where acks go in order, no block may hold them back for long."""
+        limits = self.limits.limits()
+        in_order = self.ack == TOGETHER or self.group
+        return replace(limits, max_behind=int(NEARLY_FULL * limits.max_pending)) if in_order else limits
+
+    def consumer(self) -> Durable:
+        """Return the durable consumer that a node reads. ConfigError."""
+        return Durable(
+            stream=self.stream,
+            name=self.durable,
+            ack_wait=self.ack_wait,
+            max_ack_pending=self.max_ack_pending,
+            start=self.start,
+            ack=self.ack,
+            filter_subjects=tuple(self.filter_subjects),
+        )
+
+    def keys(self) -> Keys | None:
+        """Return the envelope keys that are given, to read with; the first one encrypts. ConfigError."""
+        keys = Keys.load(self.key_file)
+        if self.encrypt and keys is None:
+            raise ConfigError(f"encrypt is on and there is no key: name a key_file, or set {VARIABLE}")
+        return keys
+
+    def block_keys(self) -> Keys | None:
+        """Return the keys that blocks are encrypted with; None if they are not to be. ConfigError."""
+        keys = self.keys()
+        if self.encrypt is None and self.key_file:
+            raise ConfigError(
+                "key_file is given, and nothing says that blocks are to be encrypted: write encrypt = true, or"
+                " encrypt = false if the keys are only to read what was encrypted before"
+            )
+        if self.encrypted_only and not self.encrypt:
+            raise ConfigError("encrypted_only refuses plain blocks, and this node stores them: write encrypt = true")
+        return keys if self.encrypt else None
+
+    def trust(self, archive: str = "") -> Trust:
+        """Return what is checked of the archive before it is believed. ConfigError.
+
+        `archive` is what it calls itself, for a configuration that does not say it.
+        """
+        name = self.archive or archive or self.name
+        return Trust(archive=name, public_keys=self.public_keys(), encrypted_only=self.encrypted_only)
+
+    def signer(self) -> Signer | None:
+        """Return what signs the archive's documents, if a key is given. ConfigError."""
+        return load_signer(self.name, self.signing_key_file)
+
+    def public_keys(self) -> PublicKeys | None:
+        """Return the keys whose signatures are trusted, if they are given. ConfigError."""
+        return PublicKeys.load(self.public_key_file) if self.public_key_file else None
+
+
+def load(
+    path: Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    *,
+    environment: Mapping[str, str] = os.environ,
+    needs: tuple[str, ...] = NEEDED,
+) -> CaptureConfig:
+    """Return the configuration: flags, then `CAPTURE_…` variables, then the file, then defaults.
+
+    Flags and variables name settings of the top level, or of a table by a dot (`limits.max_age`,
+    `CAPTURE_LIMITS__MAX_AGE`). ConfigError says which setting is wrong, and which file, variable or flag gave it.
+    """
+    given = given_settings(path, flags, environment=environment)
+    check_exposure(path, given)
+    config, faults = read(given)
+    if wrong := list(faults.values()) or lacking(config, needs) or contradictions(config, given):
+        raise ConfigError(wrong[0])
+    return config
+
+
+def given_settings(
+    path: Path | None, flags: Mapping[str, Any] | None = None, *, environment: Mapping[str, str] = os.environ
+) -> Given:
+    """Return what `load` starts from: each setting with its origin. ConfigError if the file can't be read."""
+    return gather(
+        path, flags or {}, environment, reserved={CONFIG_VARIABLE, VARIABLE, SIGNING_VARIABLE, TOKEN_VARIABLE}
+    )
+
+
+def read(given: Given) -> tuple[CaptureConfig, dict[Place, str]]:
+    """Return the configuration, and a sentence for each setting that can't be used; that one is at its default."""
+    faults = dict(given.refused)
+    values = {place: setting.value for place, setting in given.settings.items()}
+    if values.get(STORE, {}) == {} and (parts := given.below(STORE)):
+        values = {place: value for place, value in values.items() if place not in parts}
+        try:  # [store]: from here on one URL, which other processes can be given
+            values[STORE] = store_url(tree((place, part.value) for place, part in parts.items())["store"])
+        except ConfigError as error:
+            blamed = next((place for place in parts if f"{place[-1]}`" in str(error)), min(parts))
+            origin = parts[blamed].origin
+            faults[STORE] = origin.complaint(str(error), _hint(_unknown(blamed), origin))
+    for place, value in values.items():
+        try:
+            msgspec.convert(tree([(place, value)]), CaptureConfig, strict=False)
+        except msgspec.ValidationError as error:
+            origin, unknown = given.settings[place].origin, _unknown(place)
+            said = mistake(error, choices(CaptureConfig, place))
+            faults.setdefault(unknown or place, origin.complaint(said, _hint(unknown, origin)))
+    usable = tree((place, value) for place, value in values.items() if not _is_in(place, faults))
+    return msgspec.convert(usable, CaptureConfig, strict=False), faults
+
+
+def lacking(config: CaptureConfig, needs: tuple[str, ...] = NEEDED) -> list[str]:
+    """Return a sentence for each setting without a default that was not given."""
+    said = "no {0} is named: give --{0}, CAPTURE_{1} or {0} in capture.toml"
+    named = {"stream": config.stream or config.streams}
+    return [said.format(name, name.upper()) for name in needs if not named.get(name, getattr(config, name))]
+
+
+def contradictions(config: CaptureConfig, given: Given) -> list[str]:
+    """Return a sentence if the limits contradict one another, the consumer's settings, or a schedule can't be read."""
+    try:
+        config.limits.limits().check_consumer(ack_wait=config.ack_wait, max_ack_pending=config.max_ack_pending)
+    except ConfigError as error:
+        return [given.blame(str(error), *RELATED)]
+    try:
+        config.compaction.schedule()
+    except ConfigError as error:
+        return [given.blame(str(error), "compaction")]
+    if config.encrypted_only and config.compaction.decrypt:
+        return [given.blame("encrypted_only refuses the plain table that compaction.decrypt makes", "encrypted_only")]
+    try:
+        for one in each(config):
+            one.consumer()
+    except ConfigError as error:
+        return [given.blame(str(error), "stream", "streams", "start")]
+    return [given.blame(fault, "streams", "group", "member", "filter_subjects") for fault in _misgrouped(config)]
+
+
+def _misgrouped(config: CaptureConfig) -> list[str]:
+    for one in each(config):
+        if one.member and not one.group:
+            return [f"member {one.member} is one of a group: name the group, too"]
+        if one.group and one.filter_subjects:
+            return [f"group {one.group} decides which subjects are captured: leave filter_subjects out"]
+    return []
+
+
+def settings(config: msgspec.Struct, table: Place = ()) -> Iterator[tuple[Place, Any]]:
+    """Yield the place and the value of every setting, defaults too."""
+    for name in config.__struct_fields__:
+        place, value = (*table, name), getattr(config, name)
+        if isinstance(value, msgspec.Struct):
+            yield from settings(value, place)
+        else:
+            yield place, value
+
+
+def _is_in(place: Place, places: Container[Place]) -> bool:
+    return any(place[:end] in places for end in range(1, len(place) + 1))
+
+
+def _known() -> list[Place]:
+    own = [place for place, _ in settings(CaptureConfig()) if place != STORE]
+    return own + [(*STORE, name) for name in (*Address.__struct_fields__, "private")]
+
+
+def _unknown(place: Place) -> Place:
+    """Return what of the place there is no setting or table of, down to the first such name; () if it is known."""
+    known = _known()
+    for end in range(1, len(place) + 1):
+        if place[: end - 1] in known:  # a table of free names
+            break
+        if all(one[:end] != place[:end] for one in known):
+            return place[:end]
+    return ()
+
+
+def _hint(unknown: Place, origin: Origin) -> str:
+    """Return the end of a sentence that names the setting which may have been meant."""
+    if not unknown:
+        return ""
+    *table, name = unknown
+    known = _known()
+    beside = {one[len(table)] for one in known if [*one[: len(table)]] == table}
+    elsewhere = [one for one in known if name in (one[-1], "_".join(one))]
+    close = elsewhere[:1] or [(*table, one) for one in get_close_matches(name, sorted(beside), 1)]
+    if not close:
+        return ""
+    (meant,) = close
+    if origin.kind == "variable":
+        return f"; did you mean {variable(meant)}?"
+    return f"; did you mean `{meant[-1] if [*meant[:-1]] == table else '.'.join(meant)}`?"

@@ -1,0 +1,63 @@
+"""Several streams in one node: each is an archive of its own, in a folder below the store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from capture.archive.manifest import quote_key
+from capture.errors import ConfigError
+from capture.stores.address import SCHEMES
+
+if TYPE_CHECKING:
+    from capture.config.settings import CaptureConfig
+
+
+class Own(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a stream has of its own: `[streams.NAME]` in the file. The rest is as for all."""
+
+    durable: str | None = None
+    archive: str | None = None
+    filter_subjects: list[str] | None = None
+    start: int | str | None = None
+    ack: Literal["explicit", "all"] | None = None
+    group: str | None = None
+    member: str | None = None
+
+
+def each(config: CaptureConfig) -> list[CaptureConfig]:
+    """Return the configuration of each archive: this one, or one for each of `streams`, or for the one that is named.
+
+    The archive of a stream lies at `<store>/<stream>`, and is called like the stream, or `<archive>-<stream>`.
+    ConfigError if `stream` is none of `streams`.
+    """
+    tables = config.streams if isinstance(config.streams, dict) else {name: Own() for name in config.streams}
+    if not tables:
+        return [config]
+    if config.stream and config.stream not in tables:
+        raise ConfigError(f"stream {config.stream!r} is none of streams, {', '.join(tables)}")
+    return [_of(config, name, tables[name]) for name in ([config.stream] if config.stream else tables)]
+
+
+def only(config: CaptureConfig) -> CaptureConfig:
+    """Return the configuration of the one archive that a command works on. ConfigError if there are several."""
+    configs = each(config)
+    if len(configs) > 1:
+        raise ConfigError(
+            f"there are {len(configs)} streams, {', '.join(one.stream for one in configs)}: name one with --stream"
+        )
+    return configs[0]
+
+
+def below(store: str, stream: str) -> str:
+    """Return the store of a stream's archive: a folder below this one."""
+    plain, mark, query = store.partition("?") if store.partition("://")[0] in SCHEMES else (store, "", "")
+    return f"{plain.rstrip('/')}/{quote_key(stream)}{mark}{query}"
+
+
+def _of(config: CaptureConfig, stream: str, own: Own) -> CaptureConfig:
+    said = {name: value for name, value in msgspec.structs.asdict(own).items() if value is not None}
+    archive = {"archive": f"{config.archive}-{stream}"} if config.archive else {}
+    store = {"store": below(config.store, stream)} if config.store else {}
+    return msgspec.structs.replace(config, **archive | said | store, stream=stream, streams=[])

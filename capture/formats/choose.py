@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any
+
+import pyarrow as pa
+
+from capture.archive.encryption import ENDING, Keys
+from capture.archive.manifest import Stored
+from capture.decoders import Decoder, Decoding, decoder
+from capture.errors import CaptureError, ConfigError, FormatError
+from capture.formats.block_format import BlockWriter
+from capture.formats.codecs import ENDINGS, NONE, codec
+from capture.formats.contract import Format
+from capture.formats.csv import CsvWriter
+from capture.formats.ndjson import NdjsonWriter
+from capture.formats.parquet import ParquetWriter
+from capture.formats.raw import RawWriter
+from capture.ingest.plugin import load
+
+FORMATS = ("parquet", "ndjson", "csv", "raw")
+
+
+def writer(
+    name: str, *, decode: Decoder[Any] | None = None, compression: str = "", flatten: str = "", keys: Keys | None = None
+) -> BlockWriter:
+    """Return the writer of this format: "parquet", "ndjson", "csv" or "raw".
+
+    `compression` is "none", "gzip", "snappy" or "zstd"; Parquet uses it inside, and zstd by default. `decode` gives
+    Parquet its typed columns, and CSV its values, of which `flatten`, "module:function", makes rows. With `keys` blocks
+    are encrypted. ConfigError, with the known names, for what there is not.
+    """
+    decoding = Decoding.of(decode or decoder("raw"))
+    if flatten and name != "csv":
+        raise ConfigError(f"flatten makes rows for csv; {name} has none")
+    if name == "parquet":
+        return BlockWriter(ParquetWriter(decoding, compression=compression or "zstd"), keys=keys, encrypts=bool(keys))
+    return BlockWriter(_plain(name, decoding, flatten), codec(compression or NONE), keys=keys, encrypts=bool(keys))
+
+
+def _plain(name: str, decoding: Decoding[Any], flatten: str = "") -> Format:
+    match name:
+        case "parquet":
+            return ParquetWriter()
+        case "ndjson":
+            return NdjsonWriter()
+        case "csv":
+            return CsvWriter(decoding, load(flatten, "flatten", ()) if flatten else None)
+        case "raw":
+            return RawWriter()
+    raise ConfigError(f"there is no writer {name!r}; the known ones are {', '.join(FORMATS)}")
+
+
+def reader(format: str, keys: Keys | None = None) -> BlockWriter:
+    """Return what reads objects of this format, as the manifest names it: "parquet", "ndjson.zst.enc". FormatError."""
+    plain, *endings = format.split(".")
+    encrypted = endings[-1:] == [ENDING]
+    compressions = endings[: len(endings) - encrypted]
+    if plain not in FORMATS or len(compressions) > 1 or not set(compressions) <= set(ENDINGS):
+        raise FormatError(f"{format!r} is no format that this version reads")
+    codecs = [ENDINGS[ending] for ending in compressions]
+    return BlockWriter(_plain(plain, decoder("raw")), *codecs, keys=keys, encrypts=encrypted)
+
+
+def read_object(data: bytes, stored: Stored, keys: Keys | None = None) -> pa.Table:
+    """Return the rows of a stored object: the envelope's columns, then the typed ones.
+
+    FormatError if it is not, to the byte, what was stored, or can't be read; CipherError if the keys don't open it.
+    """
+    if sha256(data).hexdigest() != stored.sha256:
+        raise FormatError(f"{stored.path} was changed: its SHA-256 is not the recorded one")
+    try:
+        rows = reader(stored.format, keys).read(data, stored)
+    except CaptureError as error:
+        raise type(error)(f"{stored.path}: {error}") from error
+    except Exception as error:  # whatever a library raises on bytes that it can't read
+        raise FormatError(f"{stored.path} is no {stored.format} that can be read: {error}") from error
+    if len(rows) != stored.count:
+        raise FormatError(f"{stored.path} has {len(rows):,} rows, its record says {stored.count:,}")
+    return rows

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from io import BytesIO
+from typing import IO, Protocol, TypeAlias
+
+import pyarrow as pa
+
+from capture.formats.envelope import SCHEMA, to_table
+from capture.ingest.block import SealedBlock
+from capture.ingest.record import Records
+
+Positions: TypeAlias = Iterator[tuple[list[int], list[int]]]
+"""Sequences, and the times (Unix nanoseconds) of the same messages, some thousands at a time."""
+
+LARGE = 1 << 20  # bytes of the largest payload that the conformance check writes
+
+
+class Writer(Protocol):
+    """Turns a sealed block into the bytes of one object. It runs in a thread, several at a time."""
+
+    @property
+    def suffix(self) -> str:
+        """The end of the object's name, with its dot."""
+        ...
+
+    @property
+    def format(self) -> str:
+        """The name that the manifest keeps: the suffix without its dot."""
+        ...
+
+    def write(self, block: SealedBlock) -> bytes:
+        """Return the object's bytes; any message can be written."""
+        ...
+
+
+class Format(Writer, Protocol):
+    """A writer that is neither compressed nor encrypted from outside, with what reads back what it wrote.
+
+    It is pure: equal blocks give equal bytes.
+    """
+
+    @property
+    def restorable(self) -> bool:
+        """Whether it keeps all that a restore needs: every column of the envelope, byte for byte."""
+        ...
+
+    @property
+    def unfit(self) -> Counter[str]:
+        """How many values did not fit their column so far, by column."""
+        ...
+
+    def read(self, data: bytes) -> pa.Table:
+        """Return the rows: the columns of `envelope.SCHEMA`, then the typed ones. It raises on what it can't read."""
+        ...
+
+    def parts(self, file: IO[bytes], part_bytes: int) -> Iterator[pa.Table]:
+        """Yield what `read` returns, some rows at a time: those of about so many bytes, where the format allows it.
+
+        The file is read from where it is to its end, and not moved in; a larger message is a part of its own. Raises as
+        `read` does, perhaps behind some parts.
+        """
+        ...
+
+    def positions(self, file: IO[bytes]) -> Positions:
+        """Yield the sequence and the time of each message; cheaper than `read`. It raises on what it can't read."""
+        ...
+
+
+def check_format(wanted: Format) -> None:
+    """Raise AssertionError unless a format writes any message, keeps what it says it keeps, and reads it back."""
+    assert wanted.format, "the format must have a name"
+    assert wanted.suffix == f".{wanted.format}", f"the suffix must be .{wanted.format}, not {wanted.suffix!r}"
+    for name, block in sample_blocks():
+        data = wanted.write(block)
+        assert isinstance(data, bytes), f"{name}: write returned {type(data).__name__}, not bytes"
+        assert data == wanted.write(block), f"{name}: the same block gave other bytes the second time"
+        places = [place for some in wanted.positions(BytesIO(data)) for place in zip(*some, strict=True)]
+        assert places == list(zip(block.records.sequences, block.records.times_ns, strict=True)), (
+            f"{name}: other sequences or times came back"
+        )
+        found = wanted.read(data).select(SCHEMA.names)
+        assert found.schema == SCHEMA, f"{name}: the columns are not the envelope's"
+        parts = [part.select(SCHEMA.names) for part in wanted.parts(BytesIO(data), 100)]
+        assert pa.concat_tables(parts).equals(found), f"{name}: read in parts it has other rows"
+        if wanted.restorable:
+            _check_rows(name, to_table(block.records).to_pylist(), found.to_pylist())
+
+
+def _check_rows(name: str, wanted: list[dict[str, object]], found: list[dict[str, object]]) -> None:
+    for kept, row in zip(wanted, found, strict=True):
+        for column, value in kept.items():
+            assert row[column] == value, f"{name}: {column} of {kept['sequence']} is not what was written"
+
+
+def sample_blocks() -> Iterator[tuple[str, SealedBlock]]:
+    """Yield blocks of every kind that a writer must be able to write, each with its name."""
+    yield "one plain message", _block((b"a.b", b"", b"text"))
+    yield "empty payloads", _block((b"a", b"", b""), (b"b", b"", b""))
+    yield "binary payloads", _block((b"a", b"", bytes(range(256))), (b"b", b"", b"\xff\xfe"), (b"c", b"", b"\0"))
+    yield "line breaks in payloads", _block((b"a", b"", b'{"a":1}\n{"b":2}\r\n'), (b"b", b"", "\u2028".encode()))
+    yield "a subject that is not UTF-8", _block((b"a.\xff.b", b"", b"x"), ("ä.ö".encode(), b"", b"y"))
+    yield "headers on some", _block((b"a", b"", b"1"), (b"b", HEADERS, b"2"), (b"c", b"NATS/1.0\r\n\r\n", b"3"))
+    yield "a large payload", _block((b"a", b"", bytes(range(256)) * (LARGE // 256)))
+    yield "undecodable ones", _block((b"a", b"", b"{"), (b"b", b"", b"{}"), errors={0: "cut off: \ud800"})
+
+
+HEADERS = (
+    b"NATS/1.0\r\nNats-Msg-Id: id-1\r\nColour: red\r\nColour: blue\r\nColour: \r\nEmpty:\r\n"
+    b"Not-Utf8: \xff\r\nColon: a:b\r\n\r\n"
+)
+
+
+def _block(*messages: tuple[bytes, bytes, bytes], errors: dict[int, str] | None = None) -> SealedBlock:
+    count = len(messages)
+    subjects, header_blocks, payloads = (list(column) for column in zip(*messages, strict=True))
+    records: Records[None] = Records(
+        stream="SAMPLE",
+        sequences=[2**53 + 1 + index for index in range(count)],  # past what a double holds exactly
+        times_ns=[1_792_540_800_123_456_789 + index for index in range(count)],
+        subjects=subjects,
+        header_blocks=header_blocks,
+        payloads=payloads,
+        deliveries=[1 + index for index in range(count)],
+        replies=[b"$JS.ACK.SAMPLE.c.1.%d.1.1.0" % index for index in range(count)],
+        values=[None] * count,
+        errors=errors or {},
+    )
+    return SealedBlock("SAMPLE", "key", 1_792_540_800, records, "stop")

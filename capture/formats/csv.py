@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import csv
+import io
+from base64 import b64decode, b64encode
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from threading import Lock
+from typing import IO, Any, ClassVar
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
+from capture.decoders.contract import Decoding, Flatten, reason
+from capture.errors import FormatError
+from capture.formats.contract import Positions
+from capture.formats.envelope import SCHEMA, with_envelope
+from capture.formats.headers import MESSAGE_ID
+from capture.formats.values import values_of
+from capture.ingest.block import SealedBlock
+from capture.ingest.record import header_texts, text_or_none
+
+ENVELOPE = (
+    "stream", "sequence", "row", "time_ns", "subject", "headers", "message_id", "deliveries",
+    "error", "payload", "payload_base64",
+)  # fmt: skip
+"""The columns of every file. `row` counts the rows of a message from 0; a payload, if kept, stands in the first."""
+
+MOST_COLUMNS = 1000
+"""Columns of values in a file; the rest goes into one: payloads with names of their own must not take all memory."""
+
+MORE = "_more"
+FLATTEN = "flatten"
+"""Under this name values that could not be flattened are counted."""
+
+_TAKEN = {name.lower() for name in (*SCHEMA.names, *ENVELOPE, MORE)}
+_OWN = frozenset(ENVELOPE)
+_COUNTED = ("sequence", "time_ns", "deliveries")
+
+Row = dict[str, Any]
+
+
+class CsvWriter:
+    """CSV with a header: a value's fields as columns, a row a message or several. It is not enough for a restore.
+
+    `flatten` makes the rows of a value; by default the decoder's own does, or else `flat`. A message that makes no row,
+    or fails to be flattened, has one row with its payload. A message that makes rows does *not* keep its payload.
+    """
+
+    suffix: ClassVar[str] = ".csv"
+    format: ClassVar[str] = "csv"
+    restorable: ClassVar[bool] = False
+
+    def __init__(self, decoding: Decoding[Any], flatten: Flatten[Any] | None = None) -> None:
+        self.unfit: Counter[str] = Counter()
+        self._counting = Lock()
+        self._decoding = decoding
+        self._flatten = flatten or decoding.flatten or flat
+
+    def write(self, block: SealedBlock) -> bytes:
+        """Return the block as CSV (RFC 4180, UTF-8); an absent value is an empty cell."""
+        rows = list(self._rows(block))
+        names = list(dict.fromkeys(name for row in rows for name in row if name not in _OWN))
+        columns = [*ENVELOPE, *names[:MOST_COLUMNS]]
+        if len(names) > MOST_COLUMNS:
+            columns.append(MORE)
+            _gather(rows, frozenset(names[MOST_COLUMNS:]))
+        text = io.StringIO(newline="")
+        writer = csv.writer(text)
+        writer.writerow(columns)
+        writer.writerows([row.get(name) for name in columns] for row in rows)
+        return text.getvalue().encode("utf-8", "replace")
+
+    def read(self, data: bytes) -> pa.Table:
+        """Return one row a message. Raw headers are null, and payloads that were not kept. FormatError."""
+        return with_envelope(_envelope(_first_rows(data)))
+
+    def parts(self, file: IO[bytes], part_bytes: int) -> Iterator[pa.Table]:
+        """Yield the rows at once. FormatError."""
+        yield self.read(file.read())
+
+    def positions(self, file: IO[bytes]) -> Positions:
+        """Yield the sequence and the time of each message. FormatError."""
+        rows = _first_rows(file.read())
+        yield rows["sequence"].cast(pa.int64()).to_pylist(), rows["time_ns"].cast(pa.int64()).to_pylist()
+
+    def _rows(self, block: SealedBlock) -> Iterator[Row]:
+        records = block.records
+        for index, value in enumerate(values_of(records, self._decoding)):
+            headers = header_texts(records.header_blocks[index])
+            begin = {
+                "stream": records.stream,
+                "sequence": records.sequences[index],
+                "time_ns": records.times_ns[index],
+                "subject": records.subjects[index].decode("utf-8", "replace"),
+                "headers": _cell(headers) if headers else "",
+                "message_id": headers.get(MESSAGE_ID, [""])[0],
+                "deliveries": records.deliveries[index],
+            }
+            try:
+                rows = [] if value is None else [_cells(row) for row in self._flatten(value)]
+                error = records.errors.get(index)
+            except Exception as failure:  # a user's function may raise anything
+                with self._counting:  # blocks are written by several threads
+                    self.unfit[FLATTEN] += 1
+                rows, error = [], f"flatten: {reason(failure)}"
+            for number, row in enumerate(rows or [_payload(records.payloads[index])]):
+                yield {**begin, "row": number, "error": error or "", **row}
+
+
+def flat(value: Any) -> Iterator[Row]:
+    """Yield a value as rows: an object is one, names of nested fields are joined by dots; a list is a row an element.
+
+    Lists inside of objects are JSON; anything that is no object stands in the column "value".
+    """
+    plain = msgspec.to_builtins(value, str_keys=True)
+    for one in plain if isinstance(plain, list) else [plain]:
+        yield dict(_fields(one, "")) if isinstance(one, dict) else {"value": one}
+
+
+def _fields(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, one in value.items():
+        if isinstance(one, dict):
+            yield from _fields(one, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", one
+
+
+def _cells(row: Mapping[str, Any]) -> Row:
+    cells: Row = {}
+    for name, value in row.items():
+        while name.lower() in _TAKEN or name in cells:
+            name = f"value_{name}"
+        cells[name] = _cell(value)
+    return cells
+
+
+def _gather(rows: list[Row], rest: frozenset[str]) -> None:
+    """Put the cells that have no column of their own into one, as JSON."""
+    for row in rows:
+        if not rest.isdisjoint(row):
+            more = {name: row.pop(name) for name in [*row] if name in rest}
+            row[MORE] = msgspec.json.encode(more).decode()
+
+
+def _cell(value: Any) -> Any:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool | int | float):
+        return str(value).lower() if isinstance(value, bool) else value
+    plain = msgspec.to_builtins(value, str_keys=True)
+    return plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()
+
+
+def _payload(payload: bytes) -> Row:
+    text = text_or_none(payload)
+    return {"payload_base64": b64encode(payload).decode()} if text is None else {"payload": text}
+
+
+def _first_rows(data: bytes) -> pa.Table:
+    """Return the first row of each message, all cells as text."""
+    try:
+        table = pa.csv.read_csv(
+            pa.BufferReader(data),
+            read_options=pa.csv.ReadOptions(use_threads=False, block_size=len(data) + 1),
+            parse_options=pa.csv.ParseOptions(newlines_in_values=True),
+            convert_options=pa.csv.ConvertOptions(
+                include_columns=ENVELOPE, column_types=dict.fromkeys(ENVELOPE, pa.string())
+            ),
+        )
+    except (pa.ArrowException, KeyError) as error:
+        raise FormatError(f"it is no CSV of capture's: {error}") from error
+    return table.filter(pc.equal(table["row"], "0"))
+
+
+def _envelope(rows: pa.Table) -> pa.Table:
+    columns = {name: rows[name].cast(SCHEMA.field(name).type) for name in ("stream", "subject", *_COUNTED)}
+    columns |= {name: pc.if_else(pc.equal(rows[name], ""), None, rows[name]) for name in ("message_id", "error")}
+    cells = zip(rows["payload"].to_pylist(), rows["payload_base64"].to_pylist(), strict=True)
+    payloads = [b64decode(encoded) if encoded else text.encode() or None for text, encoded in cells]
+    return pa.table(columns | {"payload": pa.array(payloads, pa.binary())})

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from threading import Lock
+from typing import IO, Any, ClassVar
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from capture.decoders.contract import Decoding
+from capture.errors import ConfigError, FormatError
+from capture.formats.contract import Positions
+from capture.formats.envelope import VERSION, to_table, with_envelope
+from capture.formats.pages import check_pages
+from capture.formats.schema import schema_of
+from capture.formats.typed_columns import Typed, typed_columns
+from capture.formats.values import values_of
+from capture.ingest.block import SealedBlock
+from capture.ingest.record import Records
+
+log = logging.getLogger("capture.writers.parquet")
+
+COMPRESSIONS = ("none", "gzip", "snappy", "zstd")
+COMPRESSION_LEVEL = 1  # of zstd and gzip: the compaction writes the lasting file
+PAGE_BYTES = 1 << 20
+"""About how many a page has, unless a message is larger: who reads a file piece by piece has a page in memory."""
+PAGE_ROWS = 8  # values that are written to a page at once, where the size of messages is not known beforehand
+MOST_PAGE_ROWS = 1024  # where it is: more make nothing faster
+MOST_TOLD = 1000  # things of which the log tells: the names of fields are the publishers' choice
+POSITIONS = 65_536  # rows whose sequences and times are read at a time
+REPETITIVE = ["stream", "subject", "error"]  # a dictionary pays here; elsewhere it is built and thrown away
+SEARCHED = ["stream", "sequence", "time_ns", "subject", "message_id"]  # columns with minimum and maximum
+COUNTING = {"sequence": "DELTA_BINARY_PACKED", "time_ns": "DELTA_BINARY_PACKED"}  # next to nothing where they rise
+
+
+class ParquetWriter:
+    """Parquet: checksums on its pages, a page index, what the block is in the file's metadata, zstd by default.
+
+    If the decoder knows the shape of its values, their fields are columns behind the envelope's. What does not fit its
+    column is counted in `unfit`, by column, and logged; the payload keeps it.
+    """
+
+    suffix: ClassVar[str] = ".parquet"
+    format: ClassVar[str] = "parquet"
+    restorable: ClassVar[bool] = True
+
+    def __init__(self, decoding: Decoding[Any] | None = None, *, compression: str = "zstd") -> None:
+        if compression not in COMPRESSIONS:
+            raise ConfigError(f"Parquet has no compression {compression!r}; known are {', '.join(COMPRESSIONS)}")
+        self.unfit: Counter[str] = Counter()
+        self._counting = Lock()
+        self._told: set[str] = set()
+        self._compression = compression
+        self._decoding = decoding
+        shape = None if decoding is None else decoding.shape
+        self._schema = None if shape is None else schema_of(shape)
+
+    def write(self, block: SealedBlock) -> bytes:
+        """Return the block as a Parquet file."""
+        table = to_table(block.records)
+        more = self._typed(block)
+        for field in more.schema:
+            table = table.append_column(field, more[field.name])
+        sink = pa.BufferOutputStream()
+        pq.write_table(
+            table.replace_schema_metadata(_facts(block)),
+            sink,
+            compression=self._compression,
+            compression_level=COMPRESSION_LEVEL if self._compression in ("zstd", "gzip") else None,
+            use_dictionary=REPETITIVE + _columns(more, pa.types.is_string),
+            column_encoding=COUNTING,
+            write_statistics=SEARCHED + _columns(more, pa.types.is_primitive, pa.types.is_string),
+            sorting_columns=[pq.SortingColumn(table.column_names.index("sequence"))],
+            data_page_version="1.0",
+            write_page_index=True,
+            write_page_checksum=True,
+            data_page_size=PAGE_BYTES,
+            write_batch_size=_page_rows(block.records),
+        )
+        return bytes(sink.getvalue())
+
+    def read(self, data: bytes) -> pa.Table:
+        """Return the rows; page checksums are verified. FormatError if a newer version wrote it, else pyarrow's."""
+        file = opened_parquet(pa.BufferReader(data))
+        return with_envelope(unfolded(file.read()))
+
+    def parts(self, file: IO[bytes], part_bytes: int) -> Iterator[pa.Table]:
+        """Yield the rows at once: what reads Parquet in pieces looks at its row groups first (`writers.pieces`)."""
+        yield self.read(file.read())
+
+    def positions(self, file: IO[bytes]) -> Positions:
+        """Yield the sequence and the time of each row, some at a time: a table's file may be larger than memory."""
+        columns = ["sequence", "time_ns"]
+        for batch in opened_parquet(file, columns, is_checked=False).iter_batches(POSITIONS, columns=columns):
+            yield batch["sequence"].to_pylist(), batch["time_ns"].to_pylist()
+
+    def _typed(self, block: SealedBlock) -> pa.Table:
+        if self._schema is None or self._decoding is None:
+            return pa.table({})
+        typed = typed_columns(_lines(block.records, self._decoding), self._schema)
+        self._tell(block, typed)
+        return typed.columns
+
+    def _tell(self, block: SealedBlock, typed: Typed) -> None:
+        """Count what does not fit, and log what the decoder's shape does not say: each thing once."""
+        said = {name: f"{len(rows)} values do not fit {name}" for name, rows in typed.unfit.items()}
+        said |= {f"{name} {kind}": f"{name} is {kind} in this block" for name, kind in typed.widened.items()}
+        said |= {f"new {name}": f"there is a new field {name}" for name in typed.unknown}
+        with self._counting:  # blocks are written by several threads
+            self.unfit.update({name: len(rows) for name, rows in typed.unfit.items()})
+            new = said.keys() - self._told if len(self._told) < MOST_TOLD else set()
+            self._told |= new
+        if new:
+            where = f"{block.stream} {block.first}–{block.last}, key {block.key!r}"
+            what = ", ".join(sentence for thing, sentence in said.items() if thing in new)
+            log.warning("%s: %s; the payloads keep all, more is counted only", where, what, extra={"action": "schema"})
+
+
+def _page_rows(records: Records[Any]) -> int:
+    """Return how many messages may go into a page before its size is looked at: none then exceeds it by more."""
+    largest = max(map(len, chain(records.payloads, records.header_blocks)), default=0)
+    return min(MOST_PAGE_ROWS, PAGE_BYTES // max(1, min(largest, PAGE_BYTES)))
+
+
+def opened_parquet(
+    file: IO[bytes], columns: Sequence[str] = (), *, is_checked: bool = True, **options: Any
+) -> pq.ParquetFile:
+    """Return a file of which these columns are to be read, or all; page checksums are verified if it `is_checked`.
+
+    Columns with a dictionary come with it, so that a value in a thousand rows takes its size once: `unfolded` makes
+    them plain. FormatError if a page takes more memory than may be, or a newer version wrote it; else pyarrow's.
+    """
+    metadata = pq.read_metadata(file)
+    repeated = check_pages(file, metadata, columns or metadata.schema.to_arrow_schema().names)
+    return checked_version(
+        pq.ParquetFile(
+            file,
+            metadata=metadata,
+            read_dictionary=sorted(repeated),
+            page_checksum_verification=is_checked,
+            **options,
+        )
+    )
+
+
+def unfolded(table: pa.Table) -> pa.Table:
+    """Return the table with plain values in place of dictionaries."""
+    for index, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            plain = table.column(index).cast(field.type.value_type)
+            table = table.set_column(index, field.with_type(field.type.value_type), plain)
+    return table
+
+
+def checked_version(file: pq.ParquetFile) -> pq.ParquetFile:
+    """Return the file if this version reads its format. FormatError."""
+    version = int((file.schema_arrow.metadata or {}).get(b"capture.version", VERSION))
+    if version > VERSION:
+        raise FormatError(f"it has format {version}; this version reads up to {VERSION}")
+    return file
+
+
+def _lines(records: Records[Any], decoding: Decoding[Any]) -> list[bytes]:
+    """Return each message's value as JSON; nothing for the undecodable ones."""
+    if not decoding.is_json:
+        return [b"" if value is None else _json(value) for value in values_of(records, decoding)]
+    if not records.errors:
+        return records.payloads
+    return [b"" if index in records.errors else payload for index, payload in enumerate(records.payloads)]
+
+
+def _json(value: Any) -> bytes:
+    try:
+        return msgspec.json.encode(value)
+    except (TypeError, ValueError, RecursionError):  # not of its shape: nothing fits, and that is told
+        return b"null"
+
+
+def _columns(table: pa.Table, *kinds: Callable[[pa.DataType], bool]) -> list[str]:
+    return [field.name for field in table.schema if any(is_kind(field.type) for is_kind in kinds)]
+
+
+def _facts(block: SealedBlock) -> dict[str, str]:
+    return {
+        "capture.version": str(VERSION),
+        "capture.stream": block.stream,
+        "capture.first": str(block.first),
+        "capture.last": str(block.last),
+        "capture.count": str(block.count),
+    }

@@ -1,0 +1,393 @@
+"""The state that an archive's nodes publish in NATS: for `capture status`, the status page, and whoever watches."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from capture.archive.iceberg_state import TableState
+from natty import Bucket, BucketNotFoundError, KeyNotFoundError, Natty, NattyError
+from natty.config.units import parse_time
+from natty.decoding import Faults, Seconds, Text, UnixTime, Whole, decode
+from natty.errors import BadRecordError
+from natty.kv import BadKeyError
+from natty.streams.concurrency import answers
+from natty.wire.background import keep_up
+
+BUCKET = "capture_state"
+DESCRIPTION = "what capture's nodes say of themselves"
+FORMAT = 1
+NODE_TTL = 3600.0  # seconds that the last word of a node that died is kept
+GOODBYE = 2.0  # seconds that a node which stops has to take its entry away
+MOST_NODES = 1000  # entries of nodes that are read
+MOST_SAID = 20  # sentences of a kind
+MOST_BYTES = 1024 * 1024  # of an entry
+AHEAD = 86_400_000  # by so much at most a later leader's term is beyond ours, or beyond the Unix time in milliseconds
+LATE = 3.0  # times that something is said in: then it is late
+ALLOWANCE = 5.0  # seconds that it may be late besides
+
+log = logging.getLogger("capture.state")
+
+T = TypeVar("T")
+Sequence = Annotated[int, msgspec.Meta(ge=0)]  # of a stream, which may begin anywhere
+
+_faults = Faults(log, "key %s of bucket " + BUCKET + " can't be read and is left out: %s")
+
+
+class StreamState(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a stream is captured.
+
+    `first` and `last` are the stream's sequences, all up to `acked` is acknowledged; `pending` messages are not
+    delivered yet, `unacked` ones are; the oldest of both was stored in the stream `lag` seconds ago (None: there is
+    none). `held` messages are in the archive, `overlaps` of them in several objects, and `removed` were, until
+    retention let them go. `gaps` are sequences up to `acked` that are not (see docs/sweep.md). Of these the stream has
+    the `awaited` and the `missing` ones (None: that can't be told this time). Nodes may still store what is awaited
+    (`awaited_set` is `Sequences.to_text`, "" if that is too long); what no node has stored after `ack_wait` seconds the
+    sweep stores, as `healed` messages since its leader began; `remedy` says why some are still missing. `gone` ones
+    left the stream before anybody could store them, as far as that leader has seen; `gone_because` says what removes
+    messages there.
+    """
+
+    stream: str
+    first: Sequence
+    last: Sequence
+    acked: Sequence
+    pending: Sequence
+    unacked: Sequence
+    lag: Seconds | None = None
+    held: Sequence = 0
+    overlaps: Sequence = 0
+    removed: Sequence = 0
+    gaps: Sequence = 0
+    gaps_are: str = ""
+    missing: Sequence | None = None
+    missing_are: str = ""
+    remedy: str = ""
+    awaited: int = 0
+    awaited_are: str = ""
+    awaited_set: str = ""
+    ack_wait: float = 0.0
+    healed: int = 0
+    gone: int = 0
+    gone_are: str = ""
+    gone_because: str = ""
+
+    def missing_sentence(self) -> str:
+        """Return what is missing, and what becomes of it, for people; "" if nothing is."""
+        if not self.missing:
+            return ""
+        found = f"{self.missing:,} acknowledged messages of {self.stream} are MISSING ({self.missing_are})"
+        return f"{found}; the stream has them, and the next sweep tries again to store them: {self.remedy}"
+
+    def awaited_sentence(self) -> str:
+        """Return what is acknowledged and not stored yet, for people; "" if nothing is."""
+        if not self.awaited:
+            return ""
+        return (
+            f"{self.awaited:,} messages of {self.stream} count as acknowledged and are not stored yet"
+            f" ({self.awaited_are}): the sweep stores those that no node has stored within {self.ack_wait:g} s"
+        )
+
+    def gone_sentence(self) -> str:
+        """Return which messages left the stream before anybody could store them, for people; "" if none did."""
+        if not self.gone:
+            return ""
+        which = f"{self.gone:,} messages of {self.stream} left it before a node stored them ({self.gone_are})"
+        return f"{which}: {self.gone_because}"
+
+    def gaps_sentence(self) -> str:
+        """Return how many sequences are not in the archive, and why, and how many are there more than once; or ""."""
+        gone, told = self.gaps - (self.missing or 0) - self.awaited, "were deleted in the stream, or expired there"
+        if self.missing is None:
+            told += ", or have subjects that are not captured"
+        which = f" ({self.gaps_are})" if gone == self.gaps else ""
+        found = [f"{gone:,} sequences that the archive does not hold {told}{which}"] if gone else []
+        found += [f"{self.overlaps:,} messages are stored more than once until the compaction"] if self.overlaps else []
+        return f"{self.stream}: {', '.join(found)}" if found else ""
+
+
+class ArchiveState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the sweep's leader says of an archive after each sweep. Times are Unix seconds, sizes bytes.
+
+    `leader` leads since `since` under `token`; `term` is the term's number, which decides whose word is newer. It has
+    swept at `swept`, in `seconds`, and does so every `every` seconds. `blocks` wait for the compaction. The last
+    sweep has `adopted` new ones, could not adopt `unadopted`, let go of `let_go` and of `expired` by retention, and
+    deleted `deleted` objects. `dangling` entries have no block, `unreadable` ones can't be read. The table is that of
+    `compacted`, by `compactor`; `tables` are the Iceberg tables of it. `removed_objects` and `removed_bytes` are what
+    retention has removed so far. `store` is the URL of the store that was swept ("" of versions that did not say it).
+    """
+
+    archive: Text
+    leader: Text
+    token: Whole
+    term: Whole
+    since: UnixTime
+    swept: UnixTime
+    seconds: Seconds
+    every: Seconds
+    manifest: Whole
+    blocks: Whole
+    messages: Whole
+    bytes: Whole
+    adopted: Whole = 0
+    unadopted: Whole = 0
+    let_go: Whole = 0
+    expired: Whole = 0
+    deleted: Whole = 0
+    dangling: list[str] = []
+    unreadable: list[str] = []
+    table: Whole = 0
+    files: Whole = 0
+    rows: Whole = 0
+    table_bytes: Whole = 0
+    compacted: UnixTime | None = None
+    compactor: Text = ""
+    removed_objects: Whole = 0
+    removed_bytes: Whole = 0
+    streams: list[StreamState] = []
+    tables: list[TableState] = []
+    store: Text = ""
+    format: Whole = FORMAT
+
+
+class NodeState(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node says of itself, every `every` seconds: since when it runs (Unix seconds), and what it has stored.
+
+    `stored` counts messages, blocks, bytes. `pending` messages are in open blocks, the oldest of which is open for
+    `oldest` seconds (None: there is none). `location` is the archive's URL as it would write it into the table's
+    metadata; "" if it can't lead the compaction. `troubles` are sentences about what fails in the node at the moment.
+    """
+
+    node: Text
+    version: Text
+    since: UnixTime
+    every: Seconds
+    stored: dict[str, Whole] = {}
+    pending: Whole = 0
+    oldest: Seconds | None = None
+    location: Text = ""
+    troubles: list[Text] = []
+    format: Whole = FORMAT
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A node's last word, and how many seconds ago it was published, by the server's clock."""
+
+    node: NodeState
+    ago: float
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the node should have been heard again by now: it died, hangs, or has no connection."""
+        return self.ago > LATE * self.node.every + ALLOWANCE
+
+
+@dataclass(frozen=True)
+class View:
+    """What is published of an archive: its state (None: nobody has swept it yet) and how old that is; its nodes.
+
+    `unreadable` has a sentence for each key that can't be read, and is left out.
+    """
+
+    state: ArchiveState | None
+    ago: float
+    nodes: list[Heard]
+    unreadable: list[str] = field(default_factory=list)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the last sweep is longer ago than a few sweeps take: what it found may be wrong by now."""
+        return self.state is None or self.ago > LATE * self.state.every + ALLOWANCE
+
+    @property
+    def locations(self) -> Mapping[str, str]:
+        """Where the archive lies according to each node that runs and can lead the compaction."""
+        return {one.node.node: one.node.location for one in self.nodes if one.node.location and not one.is_late}
+
+    @property
+    def held_for(self) -> float:
+        """For how many seconds a node that runs may have held a message that it has not stored."""
+        return max(((one.node.oldest or 0.0) + one.ago for one in self.nodes if not one.is_late), default=0.0)
+
+    def troubles(self, *, leader: str) -> list[str]:
+        """Return a sentence for each thing that is wrong; `leader` leads the sweep as far as the election tells."""
+        found = [] if leader else ["nobody leads the sweep: what is stored is not adopted"]
+        found += few(self.unreadable)
+        if self.state is None:
+            return [*found, "the archive was never swept"]
+        if self.is_late:
+            found.append(f"the last sweep was {self.ago:.0f} s ago, and one is due every {self.state.every:g} s")
+        found += [missing for one in self.state.streams if (missing := one.missing_sentence())]
+        found += few([f"{path} is named by an entry, and not there" for path in self.state.dangling])
+        found += few([f"an entry can't be read: {text}" for text in self.state.unreadable])
+        found += [differing] if (differing := disagreement(self.locations)) else []
+        found += [f"{one.node.node}: {text}" for one in self.nodes if not one.is_late for text in one.node.troubles]
+        return found + few(
+            [
+                f"{one.node.node} was not heard of for {one.ago:.0f} s, and says something every {one.node.every:g} s"
+                for one in self.nodes
+                if one.is_late
+            ]
+        )
+
+
+def few(sentences: list[str]) -> list[str]:
+    """Return the first MOST_SAID of sentences of a kind, and one with the number of the others."""
+    more = len(sentences) - MOST_SAID
+    return [*sentences[:MOST_SAID], f"and {more:,} more like these"] if more > 0 else sentences
+
+
+def disagreement(locations: Mapping[str, str]) -> str:
+    """Return the sentence for nodes, by name, that know the archive by different URLs; "" if they agree."""
+    by_location = {location: node for node, location in sorted(locations.items(), reverse=True)}
+    if len(by_location) < 2:
+        return ""
+    said = ", ".join(f"{location} ({node})" for location, node in sorted(by_location.items()))
+    return f"nodes know the archive by different URLs, {said}: set [table] location to the one of engines on all nodes"
+
+
+class Board:
+    """Where an archive's state is published: keys of a bucket that all archives of an account share.
+
+    Raises NattyError where the server does not answer, or lets this user make or write no bucket.
+    """
+
+    def __init__(self, natty: Natty, archive: str) -> None:
+        self._natty = natty
+        self._archive = archive
+
+    def __repr__(self) -> str:
+        return f"Board({BUCKET!r}, {self._archive!r})"
+
+    async def publish(self, state: ArchiveState) -> bool:
+        """Publish the archive's state; False, and it stays as it is, if a later term's is there.
+
+        What can't be read, or is of a term that no leader can have by now, is overwritten.
+        """
+        data, latest = msgspec.json.encode(state), max(state.term, time.time() * 1000) + AHEAD
+
+        def change(value: bytes | None) -> bytes | None:
+            return value if state.term < _term_of(value) <= latest else data
+
+        entry = await self._written(lambda: self._bucket.modify(f"archive.{self._archive}", change))
+        return entry is not None and entry.value == data
+
+    async def announce(self, node: NodeState) -> None:
+        """Publish what a node says of itself, kept for an hour."""
+        await self._written(lambda: self._bucket.put(self._key(node.node), msgspec.json.encode(node), ttl=NODE_TTL))
+
+    async def withdraw(self, node: str) -> None:
+        """Take a node's entry away: it stops."""
+        await self._bucket.delete(self._key(node))
+
+    async def read(self) -> View:
+        """Return what is published. Empty if nobody ever published anything.
+
+        A key that can't be read is left out, named in the view, and logged once. So are nodes beyond a thousand.
+        """
+        unreadable: list[str] = []
+        try:
+            info = await self._natty.jetstream.request(f"STREAM.INFO.KV_{BUCKET}")
+            names = await self._bucket.keys(f"node.{self._archive}.*")
+            found = await answers(names[:MOST_NODES], lambda name: self._read(name, NodeState, unreadable))
+            state = await self._read(f"archive.{self._archive}", ArchiveState, unreadable)
+        except BucketNotFoundError:
+            return View(None, 0.0, [])
+        if len(names) > MOST_NODES:
+            unreadable.append(f"bucket {BUCKET} has {len(names)} nodes of {self._archive}: {MOST_NODES} were read")
+        now = server_time(info)
+        nodes = [Heard(node, max(0.0, now - at)) for node, at in filter(None, found)]
+        return View(state[0] if state else None, max(0.0, now - state[1]) if state else 0.0, nodes, unreadable)
+
+    @property
+    def _bucket(self) -> Bucket:
+        return self._natty.bucket(BUCKET)
+
+    def _key(self, node: str) -> str:
+        quoted = re.sub(r"[^-_a-zA-Z0-9]", lambda found: "".join(f"={byte:02X}" for byte in found[0].encode()), node)
+        return f"node.{self._archive}.{quoted}"
+
+    async def _read(self, key: str, kind: type[T], unreadable: list[str]) -> tuple[T, float] | None:
+        """Return what is published under a key, and when (Unix seconds, the server's clock); None if nothing is."""
+        try:
+            entry = await self._bucket.get(key)
+            read: T = decode(entry.value, kind, most_bytes=MOST_BYTES)
+        except KeyNotFoundError:
+            return None
+        except (BadRecordError, BadKeyError) as error:
+            _faults.bad(key, error)
+            unreadable.append(f"key {key} of bucket {BUCKET} can't be read: {error}")
+            return None
+        _faults.good(key)
+        return read, entry.time_ns / 1e9
+
+    async def _written(self, write: Callable[[], Awaitable[T]]) -> T:
+        try:
+            return await write()
+        except BucketNotFoundError:
+            await self._natty.create_bucket(BUCKET, description=DESCRIPTION)
+            return await write()
+
+
+def software_version() -> str:
+    """Return this software's version; "" where it runs from a folder that is not installed."""
+    try:
+        return version("natty-nats")
+    except PackageNotFoundError:
+        return ""
+
+
+def _term_of(value: bytes | None) -> int:
+    """Return the term of the leader that published this; 0 for what can't be read."""
+    try:
+        state: ArchiveState = decode(value or b"", ArchiveState, most_bytes=MOST_BYTES)
+    except BadRecordError:
+        return 0
+    return state.term
+
+
+def server_time(info: dict[str, Any]) -> float:
+    """Return when the server gave this answer about a stream or a consumer, by its clock (Unix seconds)."""
+    return parse_time(info["ts"]) / 1e9
+
+
+async def announcing(board: Board, state: Callable[[], NodeState]) -> None:
+    """Publish what a node says of itself, again and again, until cancelled.
+
+    A server that can't be reached, or does not let us, is logged once. What `state` raises is raised.
+    """
+    failed = False
+    while True:
+        now = state()
+        try:
+            await board.announce(now)
+            failed = False
+        except NattyError as error:
+            if not failed:
+                log.warning("the state of %s is not published: %s", now.node, error, extra={"action": "state"})
+            failed = True
+        await asyncio.sleep(now.every)
+
+
+@contextlib.asynccontextmanager
+async def announced(board: Board, node: str, state: Callable[[], NodeState]) -> AsyncIterator[None]:
+    """Meanwhile, publish what a node says of itself; at the end withdraw it, also where publishing has just failed."""
+    task = asyncio.create_task(keep_up(f"the announcement of {node}", lambda: announcing(board, state)))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        with contextlib.suppress(NattyError, TimeoutError):
+            async with asyncio.timeout(GOODBYE):
+                await board.withdraw(node)

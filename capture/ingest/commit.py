@@ -1,0 +1,273 @@
+"""Durable, then visible, then acknowledged: the one place in capture that acknowledges."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, Protocol
+
+from capture.archive.manifest import Stored, block_path, encode, entry_path
+from capture.archive.sequences import Sequences
+from capture.errors import AlreadyStored, ConfigError, StoreError
+from capture.ingest.block import INTERVAL, SealedBlock
+from capture.ingest.hooks import Completion
+from capture.ingest.layout import Layout, Partition, hive
+from capture.maintenance.sweep import GRACE
+from capture.stores.contract import Store
+from natty.wire.repeated import Repeated
+
+if TYPE_CHECKING:
+    from capture.formats.contract import Writer
+
+ATTEMPTS = 5  # to put one object
+BACKOFF = 0.5  # seconds before the second attempt; doubled with every further one
+MAX_BACKOFF = 15.0  # seconds
+GIVE_UP = GRACE / 2
+"""Seconds from a block to its durable entry, at most: half of the sweep's grace.
+
+The sweep takes a block that is older than its grace, and has no entry, for the leftover of a dead writer.
+"""
+
+REDELIVER_AFTER = (1.0, 5.0, 15.0, 60.0)
+"""Seconds until messages that could not be stored are delivered again, by how often they were delivered so far."""
+
+log = logging.getLogger("capture.commit")
+
+
+class Acknowledger(Protocol):
+    """Where messages are settled: natty's pull, or a list in a test."""
+
+    def ack(self, replies: list[bytes]) -> None:
+        """Tell the server that these messages are done."""
+        ...
+
+    def nak(self, replies: list[bytes], delay: float = 0.0) -> None:
+        """Ask for these messages again, after `delay` seconds."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommitOptions:
+    """How blocks are stored: under whose name, in intervals of how many seconds, how often it is tried, how long.
+
+    Messages that could not be stored are delivered again after `redeliver_after` seconds: the first number is for those
+    that came for the first time, the next one for the second, and so on; the last one stays. Without any, at once.
+    """
+
+    node: str = ""
+    interval: float = INTERVAL
+    attempts: int = ATTEMPTS
+    backoff: float = BACKOFF
+    max_backoff: float = MAX_BACKOFF
+    give_up: float = GIVE_UP
+    redeliver_after: Sequence[float] = REDELIVER_AFTER
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise ConfigError(f"attempts must be at least 1, not {self.attempts}")
+        if not 0 <= self.backoff <= self.max_backoff:
+            raise ConfigError(f"backoff {self.backoff} s must lie between 0 and max_backoff {self.max_backoff} s")
+        if self.give_up <= 0:
+            raise ConfigError(f"give_up must be greater than 0 s, not {self.give_up}")
+        if any(delay < 0 for delay in self.redeliver_after):
+            raise ConfigError(f"redeliver_after must hold no negative number of seconds, as {self.redeliver_after}")
+
+
+class Committer:
+    """Stores sealed blocks and acknowledges their messages. Several commits may run at once."""
+
+    def __init__(
+        self,
+        store: Store,
+        writer: Writer,
+        acknowledger: Acknowledger,
+        options: CommitOptions | None = None,
+        *,
+        layout: Layout = hive,
+        on_complete: Callable[[Completion], None] | None = None,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self.options = options or CommitOptions()
+        self._store = store
+        self._writer = writer
+        self._acknowledger = acknowledger
+        self._layout = layout
+        self._on_complete = on_complete
+        self._clock = clock
+        self._sleep = sleep
+        self._repeated = Repeated(log)
+
+    def __repr__(self) -> str:
+        return f"Committer({self._store.url}, {self._writer.format}, node={self.options.node!r})"
+
+    async def commit(self, block: SealedBlock) -> Stored:
+        """Store the block, make it visible by its entry, acknowledge its messages; return what was stored.
+
+        A block or entry that exists already is an earlier attempt's: each call has a name of its own. Raises
+        StoreError when the store failed `attempts` times, or was so slow that the sweep may take the block for a
+        leftover; the messages are then handed back to the server. Whatever else ends it, cancellation too, nothing is
+        acknowledged before block and entry are durable.
+        """
+        began, stored, failure = time.monotonic(), None, None
+        try:
+            data, stored = await asyncio.to_thread(self._serialise, block)
+            await self._store_and_settle(block, data, stored)
+            return stored
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            if self._on_complete:
+                self._on_complete(_completion(block, stored, failure, time.monotonic() - began))
+
+    async def _store_and_settle(self, block: SealedBlock, data: bytes, stored: Stored) -> None:
+        try:
+            since = await self._put_block(stored.path, data)  # durable
+            self._check_age(since)
+            await self._put_entry(stored, since)  # visible
+        except StoreError as error:
+            self._hand_back(block)
+            raise _told(error, block, self._store.url) from error
+        self._acknowledger.ack(block.records.replies)
+        log.debug("stored %s", stored.path, extra={"action": "stored", "count": stored.count, "reason": block.reason})
+
+    def _hand_back(self, block: SealedBlock) -> None:
+        """Ask for the block's messages again, each after a time that grows with its deliveries."""
+        ladder = self.options.redeliver_after or (0.0,)
+        by_delay: dict[float, list[bytes]] = defaultdict(list)
+        for reply, deliveries in zip(block.records.replies, block.records.deliveries, strict=True):
+            by_delay[ladder[min(deliveries, len(ladder)) - 1]].append(reply)
+        for delay, replies in by_delay.items():
+            self._acknowledger.nak(replies, delay)
+
+    def _serialise(self, block: SealedBlock) -> tuple[bytes, Stored]:
+        sized = getattr(self._writer, "sized", None)  # of a writer that compresses or encrypts
+        data, plain_bytes = sized(block) if sized else (self._writer.write(block), 0)
+        digest = sha256(data).hexdigest()
+        path = block_path(
+            block.stream,
+            block.key,
+            block.interval,
+            int(self.options.interval),
+            block.first,
+            block.last,
+            block.count,
+            digest,
+            self._writer.suffix,
+            unique=token_hex(4),
+            folder=self._layout(Partition(block.stream, block.key, block.interval, int(self.options.interval))),
+        )
+        return data, Stored(
+            path=path,
+            stream=block.stream,
+            key=block.key,
+            interval=block.interval,
+            first=block.first,
+            last=block.last,
+            count=block.count,
+            bytes=len(data),
+            sha256=digest,
+            format=self._writer.format,
+            sequences=Sequences.from_iterable(block.records.sequences).to_text(),
+            node=self.options.node,
+            stored_ns=int(self._clock() * 1e9),
+            min_ns=min(block.records.times_ns),
+            max_ns=max(block.records.times_ns),
+            plain_bytes=plain_bytes,
+        )
+
+    async def _put_block(self, path: str, data: bytes) -> float:
+        """Store the block and return since when it has been there, at the earliest: no other call has its name."""
+        began = self._clock()
+        if not await self._put(path, data) and all(one.path != path for one in await self._store.list(path)):
+            raise StoreError("the sweep took the block for a leftover and removed it before its entry was written")
+        return began
+
+    async def _put_entry(self, stored: Stored, since: float) -> None:
+        """Make the block visible. Too late, the entry goes again: it may name a block that the sweep has removed."""
+        path = entry_path(stored.path)
+        await self._put(path, encode(stored))
+        try:
+            self._check_age(since)
+        except StoreError:
+            await self._store.delete(path)
+            raise
+
+    def _check_age(self, since: float) -> None:
+        if (age := self._clock() - since) > self.options.give_up:
+            raise StoreError(
+                f"the block was there for {age:.0f} s without a durable entry, more than {self.options.give_up:g} s, "
+                f"half of the sweep's grace: the store is too slow, or the grace too short"
+            )
+
+    async def _put(self, path: str, data: bytes) -> bool:
+        """Store an object; False if it was there already."""
+        for attempt in range(1, self.options.attempts + 1):
+            try:
+                await self._store.put(path, data, if_absent=True)
+                return True
+            except AlreadyStored:
+                return False
+            except StoreError as error:
+                if attempt == self.options.attempts:
+                    raise _after(attempt, error) from error
+                pause = self._pause(attempt)
+                state = f"{self._store.url} refused an object ({type(error).__name__}), it is tried again"
+                said = f"{error}; trying again in {pause:.1f} s"
+                self._repeated.warning(state, said, extra={"action": "store_retry", "path": path})
+            await self._sleep(pause)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _pause(self, attempt: int) -> float:
+        """Return the seconds to wait after this attempt: jitter keeps a fleet from returning all at once."""
+        longest = min(self.options.backoff * 2.0 ** (attempt - 1), self.options.max_backoff)
+        return longest * random.uniform(0.5, 1.0)
+
+
+def going_on(
+    commit: Callable[[SealedBlock], Coroutine[Any, Any, object]],
+) -> Callable[[SealedBlock], Coroutine[Any, Any, None]]:
+    """Return a commit that logs the store's failure and goes on: the messages were handed back, and come again."""
+    repeated = Repeated(log)
+
+    async def commit_or_go_on(block: SealedBlock) -> None:
+        try:
+            await commit(block)
+        except StoreError as error:
+            state, failed = f"blocks could not be stored ({type(error).__name__})", {"action": "store_failed"}
+            repeated.error(state, str(error), messages=block.count, extra=failed | {"count": block.count})
+
+    return commit_or_go_on
+
+
+def _completion(block: SealedBlock, stored: Stored | None, error: BaseException | None, duration: float) -> Completion:
+    return Completion(
+        stream=block.stream,
+        key=block.key,
+        path=stored.path if stored else "",
+        first=block.first,
+        last=block.last,
+        count=block.count,
+        bytes=stored.bytes if stored else 0,
+        duration=duration,
+        error=error,
+    )
+
+
+def _after(attempts: int, error: StoreError) -> StoreError:
+    return type(error)(f"{error} (tried {attempts} times)" if attempts > 1 else str(error))
+
+
+def _told(error: StoreError, block: SealedBlock, url: str) -> StoreError:
+    return type(error)(
+        f"{block.count} messages of {block.stream} ({block.first}–{block.last}, key {block.key!r}) could not be stored "
+        f"in {url}: {error}. None of them was acknowledged; the server will deliver them again"
+    )

@@ -1,0 +1,194 @@
+"""Capture through a group: this node's share of the consumers of a group's members, as one source."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence, Set
+from types import TracebackType
+from typing import Self
+
+from capture.ingest.pinned_consumer import PinnedReader
+from capture.ingest.source import ENOUGH, GATHER, READ_AHEAD, TICK
+from natty import Batch, Natty
+from natty.groups.names import record_key
+from natty.groups.partitions import balanced
+from natty.groups.roster import Roster
+from natty.wire.message import Acks
+
+log = logging.getLogger("capture.grouped")
+
+TTL = 5.0  # seconds after which a node that gives no sign of life is taken for gone
+TOGETHER = 0.05  # seconds in which several nodes that come or go make one change
+LEAST_READ_AHEAD = 1024  # messages
+
+
+class GroupSource:
+    """The messages of a group's consumers, batch by batch, and where they are settled. Use it with `async with`.
+
+    The nodes of a group share its consumers evenly: each registers in a bucket for some seconds at a time, and each
+    works out the same division from who is there. That decides who waits for a consumer; who reads it, the server
+    decides by its pin. A consumer that goes to another node is drained before: what was read is sealed, stored and
+    acknowledged. Without a `roster`, the key of the nodes' registrations, this node waits for all of these consumers.
+
+    `seal` has the content of open blocks stored; `drain` is how many seconds that may take at a hand-over.
+    """
+
+    def __init__(
+        self,
+        natty: Natty,
+        stream: str,
+        consumers: Sequence[str],
+        *,
+        roster: str,
+        ack_wait: float,
+        drain: float,
+        seal: Callable[[], None],
+    ) -> None:
+        self.read = 0
+        self._natty, self._stream, self._consumers = natty, stream, sorted(consumers)
+        self._ack_wait, self._drain, self._seal = ack_wait, drain, seal
+        self._name = secrets.token_hex(6)
+        self._roster = Roster(natty.jetstream, roster, self._name, TTL) if roster else None
+        self._readers: dict[str, PinnedReader] = {}
+        self._leaving: dict[str, asyncio.Task[None]] = {}
+        self._live: set[str] = set()
+        self._wanted: Set[str] = frozenset()
+        self._changed = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._stopping = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def __repr__(self) -> str:
+        return f"GroupSource({self._stream}, {self.read} read, {[*self._readers.values()]})"
+
+    async def __aenter__(self) -> Self:
+        if self._roster is None:
+            self._share(set(self._consumers))
+            return self
+        await self._roster.prepare()
+        await self._roster.register()
+        jobs = (self._roster.stay(), self._roster.follow(self._live, self._changed), self._divide())
+        self._tasks = [asyncio.create_task(job, name="capture group") for job in jobs]
+        for task in self._tasks:
+            task.add_done_callback(lambda _: self._wake.set())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give all consumers up: others are given what is not acknowledged."""
+        self.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._roster is not None:
+            await self._roster.leave()
+        for task in self._leaving.values():
+            task.cancel()
+        await asyncio.gather(*self._leaving.values(), return_exceptions=True)
+        await asyncio.gather(*(reader.close() for reader in self._readers.values()))
+
+    async def __aiter__(self) -> AsyncIterator[Batch]:
+        """Yield batches until `stop`, an empty one at least every `TICK` seconds.
+
+        ConsumerNotFoundError if one of the consumers is deleted.
+        """
+        while not self._stopping:
+            self._raise_failure()
+            if not (waiting := self._waiting()):
+                await self._arrival()
+            if 0 < waiting < ENOUGH:
+                await asyncio.sleep(GATHER)
+            taken = [reader.take() for reader in self._readers.values()]
+            batch = Batch([raw for raws, _ in taken for raw in raws])
+            self.read += len(batch)
+            yield batch
+            for _, finished in taken:
+                finished()
+
+    def stop(self) -> None:
+        """End after the current batch. Idempotent."""
+        self._stopping = True
+        self._wake.set()
+        for reader in self._readers.values():
+            reader.stop()
+
+    def ack(self, replies: list[bytes]) -> None:
+        """Tell the server that these messages are done. Called by `commit.py` alone."""
+        for consumer, some in by_consumer(replies).items():
+            if reader := self._readers.get(consumer):
+                reader.ack(some)
+
+    def nak(self, replies: list[bytes], delay: float = 0.0) -> None:
+        """Ask for these messages again."""
+        for consumer, some in by_consumer(replies).items():
+            if reader := self._readers.get(consumer):
+                reader.nak(some, delay)
+
+    def _waiting(self) -> int:
+        return sum(len(reader.arrived) for reader in self._readers.values())
+
+    async def _arrival(self) -> None:
+        """Return when something came, at a tick, or when something has ended."""
+        self._wake.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TICK):
+                await self._wake.wait()
+
+    def _raise_failure(self) -> None:
+        failures = [reader.failure for reader in self._readers.values()]
+        failures += [
+            task.exception() for task in (*self._tasks, *self._leaving.values()) if task.done() and not task.cancelled()
+        ]
+        if failure := next(filter(None, failures), None):
+            raise failure
+
+    async def _divide(self) -> None:
+        """Take up and give up consumers, whenever a node comes or goes."""
+        while True:
+            await self._changed.wait()
+            await asyncio.sleep(TOGETHER)
+            self._changed.clear()
+            places = balanced(self._live, len(self._consumers)).get(self._name, ())
+            self._share({self._consumers[place] for place in places})
+
+    def _share(self, wanted: Set[str]) -> None:
+        """Wait for these consumers, and for no others."""
+        if self._stopping:
+            return
+        if wanted != self._wanted:
+            self._wanted = wanted
+            log.info("this node's share of %s: %s", self._stream, ", ".join(sorted(wanted)) or "nothing")
+        for consumer in wanted - self._readers.keys():
+            self._readers[consumer] = PinnedReader(
+                self._natty,
+                self._stream,
+                consumer,
+                ack_wait=self._ack_wait,
+                read_ahead=max(LEAST_READ_AHEAD, READ_AHEAD // len(self._consumers)),
+                wake=self._wake.set,
+            )
+        for consumer in self._readers.keys() - wanted - self._leaving.keys():
+            self._leaving[consumer] = asyncio.create_task(self._release(consumer))
+
+    async def _release(self, consumer: str) -> None:
+        await self._readers[consumer].release(self._drain, self._seal)
+        del self._readers[consumer], self._leaving[consumer]
+        self._changed.set()  # it may be ours again
+
+
+def roster_key(stream: str, group: str) -> str:
+    """Return the key below which the nodes of a group register."""
+    return f"capture.{record_key(stream, group)}"
+
+
+def by_consumer(replies: list[bytes]) -> dict[str, list[bytes]]:
+    """Return ack subjects by the consumer that they are of."""
+    found: dict[str, list[bytes]] = defaultdict(list)
+    for name, reply in zip(Acks(replies).column(3), replies, strict=True):
+        found[name.decode()].append(reply)
+    return found

@@ -1,0 +1,118 @@
+"""What the user's own code is told of: the end of each attempt to store a block."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from capture.ingest.plugin import load
+
+LONGEST_QUEUE = 10_000  # completions that wait for a slow hook; the oldest are dropped then, and counted
+END_WITHIN = 5.0  # seconds that a hook has, when capture ends, for what it was not told yet
+
+_TOO_SLOW = {"action": "hook_too_slow"}
+
+log = logging.getLogger("capture.hooks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """The end of an attempt to store a block, retries included: for good, `error` is None; or for ill.
+
+    `first`, `last` and `count` are the messages' sequences and number, `duration` is in seconds. `path` and `bytes` are
+    the object's; "" and 0 if it failed before there was one. An `error` of CancelledError says that capture was stopped
+    before the store was done. Whatever the error, no message of the block was acknowledged.
+    """
+
+    stream: str
+    key: str
+    path: str
+    first: int
+    last: int
+    count: int
+    bytes: int
+    duration: float
+    error: BaseException | None = None
+
+
+class Hook:
+    """Calls a function with each completion, one after the other, beside the flow; use it with `async with`.
+
+    A function that blocks runs in a thread, an `async def` in this event loop. What it raises is logged. When capture
+    ends it has END_WITHIN seconds for what it was not told yet.
+    """
+
+    def __init__(self, function: Callable[[Completion], Any]) -> None:
+        self.dropped = 0
+        self._function = function
+        self._waiting: deque[Completion] = deque()
+        self._arrived = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._task: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"Hook({self._function!r}, {len(self._waiting)} waiting, {self.dropped} dropped)"
+
+    def __call__(self, completion: Completion) -> None:
+        """Take a completion; never waits."""
+        if len(self._waiting) == LONGEST_QUEUE:
+            self._waiting.popleft()
+            self.dropped += 1
+            if self.dropped == 1:
+                log.error("the hook %r is too slow: it is not told of every block", self._function, extra=_TOO_SLOW)
+        self._waiting.append(completion)
+        self._idle.clear()
+        self._arrived.set()
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._tell(), name="capture hook")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._task is not None
+        try:
+            async with asyncio.timeout(END_WITHIN):
+                await self._idle.wait()
+        except TimeoutError:
+            log.error("the hook %r was not told of all: %r", self._function, self, extra=_TOO_SLOW)
+        finally:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _tell(self) -> None:
+        while True:
+            while self._waiting:
+                await self._call(self._waiting.popleft())
+            self._idle.set()
+            self._arrived.clear()
+            await self._arrived.wait()
+
+    async def _call(self, completion: Completion) -> None:
+        try:
+            if inspect.iscoroutinefunction(self._function):
+                await self._function(completion)
+            elif inspect.isawaitable(result := await asyncio.to_thread(self._function, completion)):
+                await result
+        except Exception:
+            self._failed(completion)
+        except asyncio.CancelledError:
+            if asyncio.current_task().cancelling():  # type: ignore[union-attr] # we are in one
+                raise
+            self._failed(completion)  # one of its own
+
+    def _failed(self, completion: Completion) -> None:
+        log.exception("the hook %r failed", self._function, extra={"action": "hook_failed", "path": completion.path})
+
+
+def hook(spec: str) -> Callable[[Completion], Any] | None:
+    """Return the function that "module:function" names, None for "". ConfigError if there is none."""
+    return load(spec, "on_store_complete", ()) if spec else None

@@ -1,0 +1,276 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import aclosing, suppress
+
+from capture.ingest.ack_floor import DeliveryGap, Floor
+from capture.ingest.source import BEATS, TICK, UNAVAILABLE, Unsettled
+from natty import Batch, JetStreamError, Natty, NattyError, NotConnectedError, Pull
+from natty.elections import clock
+from natty.errors import ConnectionClosedError
+from natty.groups.keeping import FLUSH_TIMEOUT, keep_pin
+from natty.groups.names import PRIORITY_GROUP
+from natty.groups.place import seen
+from natty.pulling.pin import Pin
+from natty.pulling.pull import PullOptions
+from natty.wire.background import keep_up
+from natty.wire.message import RawMessage
+from natty.wire.repeated import Repeated
+
+log = logging.getLogger("capture.pinned")
+
+PIN_TTL = 5.0  # seconds after which another node takes the place of one that gives no sign of life
+KEEP_EVERY = 1.0  # seconds between two of them
+
+
+class PinnedReader:
+    """One consumer of a group, read by one of the nodes that wait for it: the one that the server has pinned.
+
+    Its acknowledgements count for all messages before them, so the reader has everything that is not acknowledged
+    delivered to it when it begins, in order, and acknowledges what is stored without a gap (`Floor`). Who waits for the
+    pin reads nothing. What was read when the pin got lost is stored by the next reader, too; nothing of it is
+    acknowledged here any more: neither after another one is known to be pinned, nor after the time for which the server
+    has promised that there is none.
+    """
+
+    def __init__(
+        self, natty: Natty, stream: str, consumer: str, *, ack_wait: float, read_ahead: int, wake: Callable[[], None]
+    ) -> None:
+        self.consumer = consumer
+        self.arrived: list[RawMessage] = []
+        self._natty, self._stream = natty, stream
+        self._ack_wait, self._read_ahead, self._wake = ack_wait, read_ahead, wake
+        self._floor = Floor()
+        self._repeated = Repeated(log)
+        self._unsettled = Unsettled()
+        self._pin = self._new_pin()
+        self._pull: Pull | None = None
+        self._until = 0.0  # no other node is pinned before, by `leader.clock`
+        self._withheld: list[bytes] = []  # an acknowledgement that came after that
+        self._stopping = False
+        self._settled = asyncio.Event()
+        name = f"{stream}/{consumer}"
+        jobs = (
+            self._run(),
+            keep_up(f"keeping the pin of {name}", self._keep_pinned),
+            keep_up(f"keeping the messages of {name}", self._keep_alive),
+        )
+        self._tasks = [asyncio.create_task(job, name=f"capture {stream}/{consumer}") for job in jobs]
+        self._tasks[0].add_done_callback(lambda _: wake())
+
+    def __repr__(self) -> str:
+        state = "stopping" if self._stopping else "reading" if self._pin.id else "standby"
+        return f"PinnedReader({self._stream}/{self.consumer}, {state}, {self._unsettled!r})"
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the server has us pinned, as far as we know."""
+        return bool(self._pin.id)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the reading."""
+        reading = self._tasks[0]
+        return reading.exception() if reading.done() and not reading.cancelled() else None
+
+    def take(self) -> tuple[list[RawMessage], Callable[[], None]]:
+        """Return what has arrived, and what is to be called when it is in its blocks."""
+        taken, self.arrived = self.arrived, []
+        pull = self._pull
+        if not taken or pull is None:
+            return [], lambda: None
+        self._floor.read(Batch(taken))
+        return taken, lambda: pull.finished(len(taken))
+
+    def ack(self, replies: list[bytes]) -> None:
+        """Messages are stored: tell the server up to where all are."""
+        self._unsettled.remove(replies)
+        self._acknowledge(self._floor.stored(replies))
+        if not self._unsettled:
+            self._settled.set()
+
+    def nak(self, replies: list[bytes], delay: float) -> None:
+        """Ask for messages again that could not be stored, if they are still ours."""
+        self._unsettled.remove(replies)
+        if self._pull is not None and self._pin.id and clock() < self._until:
+            self._say(lambda pull: pull.nak(replies, delay))
+        if not self._unsettled:
+            self._settled.set()
+
+    def stop(self) -> None:
+        """Read no more, and let go of what nobody has taken; the pin is kept. Idempotent."""
+        self._stopping = True
+        if self._pull is not None:
+            self._pull.stop()
+        self._unsettled.remove([raw[1] for raw in self.arrived])
+        self.arrived = []
+
+    async def release(self, within: float, seal: Callable[[], None]) -> None:
+        """Stop, have stored what was read, and hand the pin over when that is acknowledged, or after so many seconds.
+
+        `seal` has what is in open blocks stored.
+        """
+        self.stop()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while self._unsettled:
+                    seal()
+                    self._settled.clear()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(TICK):
+                            await self._settled.wait()
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop, acknowledge no more, and give the pin up: whoever waits for it gets what is not acknowledged."""
+        self.stop()
+        self._floor.begin()
+        await asyncio.wait(self._tasks[:1], timeout=FLUSH_TIMEOUT)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        with suppress(NattyError):
+            await self._natty.connection.flush(FLUSH_TIMEOUT)
+            if self._pin.id and await self._kept():
+                await self._natty.jetstream.request(self._api("UNPIN"), {"group": PRIORITY_GROUP})
+
+    async def _run(self) -> None:
+        """Read whenever we are pinned. ConsumerNotFoundError, StreamNotFoundError: the consumer was deleted."""
+        while not self._stopping:
+            self._pin = self._new_pin()
+            await self._pulled(1, self._await_pin)
+            while self._pin.id and not self._stopping:
+                if await self._begin():
+                    await self._pulled(self._read_ahead, self._read)
+            if not self._stopping:
+                await self._look()
+
+    def _new_pin(self) -> Pin:
+        return Pin(PRIORITY_GROUP, self._pin_changed, self._begin_anew, self._begin_anew)
+
+    async def _pulled(self, credit: int, read: Callable[[Batch], bool]) -> None:
+        """Pull until `read` has had enough, or something happens to consumer, pin or connection."""
+        options = PullOptions(max_messages=credit, expires=PIN_TTL / 2, heartbeat=PIN_TTL / 4)
+        pull = self._pull = Pull(self._natty.jetstream, self._stream, self.consumer, options, pin=self._pin)
+        if self._stopping:
+            return
+        try:
+            async with aclosing(pull.__aiter__()) as batches:
+                async for batch in batches:
+                    if not read(batch):
+                        return
+        except DeliveryGap as gap:
+            log.warning("%s: what got lost on its way is asked for again: %s", self.consumer, gap)
+            await asyncio.sleep(TICK)
+
+    def _await_pin(self, batch: Batch) -> bool:
+        """The message that pins us comes again when we begin."""
+        return False
+
+    def _read(self, batch: Batch) -> bool:
+        messages = self._pin.unmarked(batch.raw)
+        if messages is None:
+            raise DeliveryGap("there are messages under another pin than ours")
+        self._floor.arrived(batch.replies)
+        self._unsettled.add(batch.replies)
+        self.arrived += messages
+        self._wake()
+        return True
+
+    async def _begin(self) -> bool:
+        """Have everything that is not acknowledged delivered to us, in order; False if that is not sure."""
+        try:
+            if not await self._kept():
+                return False
+            await self._natty.jetstream.request(self._api("RESET"))
+        except ConnectionClosedError:
+            raise
+        except NattyError as error:
+            state = f"consumer {self.consumer} of stream {self._stream} can't be begun yet"
+            self._repeated.warning(state, f"{state}: {error}")
+            await self._look()
+            return False
+        self._forget()
+        return self.pinned
+
+    async def _look(self) -> None:
+        """See whether there still is a consumer, and give a server time that has no leader or can't be reached."""
+        try:
+            await self._natty.jetstream.request(self._api("INFO"))
+        except ConnectionClosedError:
+            raise
+        except NattyError as error:
+            if isinstance(error, JetStreamError) and error.code != UNAVAILABLE:
+                raise
+            state = f"consumer {self.consumer} of stream {self._stream} can't be seen"
+            self._repeated.warning(state, f"{state}: {error}")
+        await asyncio.sleep(TICK)
+
+    def _api(self, verb: str) -> str:
+        return f"CONSUMER.{verb}.{self._stream}.{self.consumer}"
+
+    def _pin_changed(self) -> None:
+        if not self._pin.id:
+            log.warning("%s: another node is pinned", self.consumer, extra={"action": "pin_lost"})
+            self._forget()
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        if self._pull is not None:
+            self._pull.stop()
+
+    def _forget(self) -> None:
+        """What was read until now is not ours to acknowledge."""
+        self._floor.begin()
+        self._withheld = []
+        self.arrived = []
+        self._unsettled.take()
+        self._settled.set()
+
+    async def _keep_pinned(self) -> None:
+        while True:
+            await asyncio.sleep(KEEP_EVERY)
+            with suppress(NattyError):
+                await (self._kept() if self._pin.id else self._rouse())
+
+    async def _rouse(self) -> None:
+        """Have what nobody acknowledged delivered again if nobody is pinned any more: not only after `ack_wait`."""
+        state = await self._natty.jetstream.request(self._api("INFO"))
+        if state["num_ack_pending"] and not seen(state).pinned and not self._stopping:
+            await self._natty.jetstream.request(self._api("RESET"))
+
+    async def _kept(self) -> bool:
+        """Tell the server that we are there; return whether it still has us pinned."""
+        pin = self._pin
+        kept = await keep_pin(self._natty.jetstream, self._stream, self.consumer, pin, PIN_TTL)
+        if pin is not self._pin or not pin.id:
+            return False
+        if not kept.ours:
+            pin.forget()
+            return False
+        self._until = max(self._until, kept.until)
+        withheld, self._withheld = self._withheld, []
+        self._acknowledge(withheld)
+        return True
+
+    def _acknowledge(self, last: list[bytes]) -> None:
+        if last and clock() < self._until:
+            self._say(lambda pull: pull.ack(last))
+        else:
+            self._withheld = last
+
+    async def _keep_alive(self) -> None:
+        while True:
+            await asyncio.sleep(self._ack_wait / BEATS)
+            if self._pin.id and (due := self._unsettled.beat()):
+                self._say(lambda pull, due=due: pull.in_progress(due))  # type: ignore[misc]
+
+    def _say(self, say: Callable[[Pull], None]) -> None:
+        try:
+            if self._pull is not None:
+                say(self._pull)
+        except NotConnectedError:
+            state = f"{self.consumer}: the server could not be told what is stored: no connection"
+            self._repeated.warning(state, state)

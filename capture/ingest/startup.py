@@ -1,0 +1,122 @@
+"""How a node starts where a server or the store is away: it waits, says so rarely, and goes on when they are there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import TypeVar
+
+from capture.errors import CaptureError, NotStarted, StoreError, StoreUnfitError, StoreUnreadableError
+from capture.ingest.source import UNAVAILABLE
+from natty import AuthorizationError, ConnectError, JetStreamError, NattyError, NotConnectedError, RequestTimeoutError
+from natty.errors import (
+    ConnectionClosedError,
+    JetStreamNotEnabledError,
+    NoRespondersError,
+    PublishError,
+    TLSClosedError,
+    TLSError,
+)
+
+START_TIMEOUT = 86_400.0  # seconds that a start waits
+FIRST_PAUSE = 0.25  # seconds before the second try; doubled with every further one
+LONGEST_PAUSE = 5.0
+TELL_AGAIN = 300.0  # seconds between two words about what has been told
+CLOSED_TRIES = 3  # connections in a row that end without a reason as TLS comes up: an ending server closes one or two
+
+_MAY_PASS = (ConnectError, NotConnectedError, RequestTimeoutError, NoRespondersError, PublishError, StoreError)
+_STAY = (AuthorizationError, ConnectionClosedError, StoreUnreadableError, StoreUnfitError)
+
+log = logging.getLogger("capture.starting")
+
+T = TypeVar("T")
+
+
+def may_pass(error: Exception) -> bool:
+    """Tell whether waiting may help: the server or the store is away, overloaded, full, or without a leader.
+
+    What somebody has to change first stays: credentials, certificates, permissions, a bucket or a stream that is not
+    there, what an archive holds already, and whatever else is wrong with the configuration.
+    """
+    if isinstance(error, JetStreamError):
+        return error.code == UNAVAILABLE and not isinstance(error, JetStreamNotEnabledError)
+    if isinstance(error, TLSError):
+        return isinstance(error, TLSClosedError)
+    return isinstance(error, _MAY_PASS) and not isinstance(error, _STAY)
+
+
+def pauses() -> Iterator[float]:
+    """Yield the seconds between tries: about twice as many each time, up to LONGEST_PAUSE, other ones for each node."""
+    pause = FIRST_PAUSE
+    while True:
+        yield pause * random.uniform(0.5, 1.0)
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
+class Start:
+    """The start of a node, which waits up to `timeout` seconds in all; 0: it does not.
+
+    `lacks` says what it waits for, in a sentence; "" for nothing. Whoever starts sets `over`.
+    """
+
+    def __init__(
+        self,
+        timeout: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self.lacks = ""
+        self.over = False
+        self._timeout, self._clock, self._sleep = timeout, clock, sleep
+        self._deadline: float | None = None  # from the first failure on
+        self._told: dict[type[Exception], float] = {}
+
+    def __repr__(self) -> str:
+        return f"Start({'over' if self.over else self.lacks or 'under way'})"
+
+    async def step(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Return what `attempt` does, which is called again for as long as it lacks something that may come.
+
+        Raises what it raised where waiting does not help; NotStarted when the start has waited long enough.
+        """
+        waits, closed = pauses(), 0
+        while True:
+            try:
+                result = await attempt()
+            except (CaptureError, NattyError) as error:
+                closed = closed + 1 if isinstance(error, TLSClosedError) else 0
+                if not may_pass(error) or closed == CLOSED_TRIES or not self._timeout:
+                    raise
+                self._note(error)
+                await self._sleep(min(next(waits), self._left(error)))
+            else:
+                self.lacks = ""
+                return result
+
+    @asynccontextmanager
+    async def entered(self, make: Callable[[], AbstractAsyncContextManager[T]]) -> AsyncIterator[T]:
+        """Enter what `make` returns, a new one for each try; it raises as `step`."""
+        async with AsyncExitStack() as stack:
+            yield await self.step(lambda: stack.enter_async_context(make()))
+
+    def _left(self, error: Exception) -> float:
+        """Return the seconds that are left to wait, NotStarted if there are none."""
+        now = self._clock()
+        if self._deadline is None:
+            self._deadline = now + self._timeout
+        if now >= self._deadline:
+            raise NotStarted(f"gave up after {self._timeout:g} s of waiting (start_timeout): {error}") from error
+        return self._deadline - now
+
+    def _note(self, error: Exception) -> None:
+        """Say it once, and once more after a long time. Two kinds of lack may take turns."""
+        self.lacks = str(error)
+        last, now = self._told.get(type(error)), self._clock()
+        if last is None or now >= last + TELL_AGAIN:
+            self._told[type(error)] = now
+            log.warning("not ready to capture yet, waiting: %s", error, extra={"action": "wait"})

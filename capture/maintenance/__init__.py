@@ -1,0 +1,1 @@
+"""What leaders do to an archive: sweep, compaction, retention."""

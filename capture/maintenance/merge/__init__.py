@@ -1,0 +1,1 @@
+"""Blocks into files of the table, sorted, each sequence once."""

@@ -1,0 +1,142 @@
+"""What goes into the table: which typed columns objects have, and their rows under one schema."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from capture.archive.encryption import Keys
+from capture.archive.manifest import TABLE, Stored
+from capture.errors import CaptureError, FormatError
+from capture.formats.batches import cut
+from capture.formats.choose import reader
+from capture.formats.envelope import with_envelope
+from capture.formats.parquet import checked_version, opened_parquet, unfolded
+from capture.formats.schema import CONFLICTS
+from capture.maintenance.engine import Group
+from capture.maintenance.merge.schema_evolution import evolved, in_table, known_as, read_columns, settled, typed_part
+from capture.stores.contract import Store
+
+BATCH_ROWS = 8192
+BATCH_BYTES = 2 << 20
+"""Of these no more than the one or about the other is decoded at a time, unless a single message is larger."""
+FOOTER_BYTES = 64 * 1024
+"""So much of a Parquet file's end is read for its footer; where that is longer, twice."""
+FOOTERS_AT_ONCE = 16
+
+_PARQUET = "parquet"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The typed columns of some objects, and what they become together: the `run`'s.
+
+    `failed` says of objects why they could not be read.
+    """
+
+    run: pa.Schema
+    objects: dict[str, pa.Schema] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def of(self, objects: Iterable[Stored]) -> pa.Schema:
+        """Return the columns of a file that these objects become: the run's, of which some object has one."""
+        names = self.run.names
+        held = {known_as(one.name, names) for stored in objects for one in self._part(stored).values()}
+        return pa.schema([one for one in self.run if one.name in held or (bool(held) and one.name == CONFLICTS)])
+
+    def is_alike(self, stored: Stored) -> bool:
+        """Tell whether the object is plain Parquet whose typed columns have the run's names and types."""
+        raw = self.objects.get(stored.path, pa.schema([]))
+        return stored.format == _PARQUET and all(
+            name == one.name == known_as(name, self.run.names)
+            and raw.field(name).type == settled(raw.field(name).type) == self.run.field(name).type
+            for name, one in self._part(stored).items()
+        )
+
+    def why_not(self, group: Group) -> str:
+        """Return why a group can't be merged, "" if it can, as far as its footers tell."""
+        return next((self.failed[one.path] for one in group.inputs if one.path in self.failed), "")
+
+    def _part(self, stored: Stored) -> dict[str, pa.Field]:
+        return typed_part(self.objects.get(stored.path, pa.schema([])), of_table=stored.path.startswith(TABLE))
+
+
+async def columns_of(store: Store, objects: Sequence[Stored], keys: Keys | None, table: str = "") -> Columns:
+    """Return the typed columns of these objects, and of a table that has those of `table` (`Group.columns`) with them.
+
+    Of plain Parquet the footers are read; encrypted objects are read whole; other formats have no typed columns.
+    """
+    at_once = asyncio.Semaphore(FOOTERS_AT_ONCE)
+    found: dict[str, pa.Schema] = {}
+    failed: dict[str, str] = {}
+
+    async def look(one: Stored) -> None:
+        async with at_once:
+            try:
+                found[one.path] = await _schema(store, one, keys)
+            except CaptureError as error:
+                failed[one.path] = str(error) if one.path in str(error) else f"{one.path}: {error}"
+            except Exception as error:  # whatever pyarrow raises on bytes that it can't read
+                failed[one.path] = f"{one.path} is not a Parquet file that can be read: {error}"
+
+    wanted = [one for one in objects if one.format.partition(".")[0] == _PARQUET]
+    async with asyncio.TaskGroup() as looking:
+        for one in wanted:
+            looking.create_task(look(one))
+    columns = Columns(pa.schema([]), found, failed)
+    oldest_first = sorted((one for one in wanted if one.path in found), key=lambda one: (one.stored_ns, one.path))
+    parts = dict.fromkeys(pa.schema(list(columns._part(one).values())) for one in oldest_first)
+    return Columns(evolved(read_columns(table), parts), found, failed)
+
+
+async def _schema(store: Store, one: Stored, keys: Keys | None) -> pa.Schema:
+    if one.format != _PARQUET:
+        return _file(await store.get(one.path), one, keys).schema_arrow
+    end = await store.get_range(one.path, max(0, one.bytes - FOOTER_BYTES), FOOTER_BYTES)
+    length = int.from_bytes(end[-8:-4], "little") + 8  # of the footer, itself and the magic word behind it
+    if length > len(end):
+        end = await store.get_range(one.path, max(0, one.bytes - length), length)
+    return checked_version(pq.ParquetFile(pa.BufferReader(end))).schema_arrow
+
+
+def input_rows(data: bytes, one: Stored, columns: pa.Schema, keys: Keys | None) -> Iterator[pa.Table]:
+    """Yield the rows of an object some at a time, with the envelope's columns and these typed ones of the table.
+
+    No more than that is decoded at a time. FormatError if it is not, to the byte, what was stored, or can't be read;
+    CipherError if the keys don't open it.
+    """
+    if sha256(data).hexdigest() != one.sha256:
+        raise FormatError(f"{one.path} was changed: its SHA-256 is not the recorded one")
+    of_table, count = one.path.startswith(TABLE), 0
+    try:
+        for rows in _parts(data, one, keys):
+            count += len(rows)
+            yield in_table(rows, columns, of_table=of_table)
+    except CaptureError as error:
+        raise type(error)(f"{one.path}: {error}") from error
+    except Exception as error:  # whatever a library raises on bytes that it can't read
+        raise FormatError(f"{one.path} is no {one.format} that can be read: {error}") from error
+    if count != one.count:
+        raise FormatError(f"{one.path} has {count:,} rows, its record says {one.count:,}")
+
+
+def _parts(data: bytes, one: Stored, keys: Keys | None) -> Iterator[pa.Table]:
+    if one.format.partition(".")[0] != _PARQUET:
+        yield from reader(one.format, keys).parts(pa.BufferReader(data), one, BATCH_BYTES)
+        return
+    file = _file(data, one, keys)
+    groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+    size = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)  # of a row
+    for batch in file.iter_batches(max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, size))), use_threads=False):
+        for some in cut(batch, BATCH_BYTES):
+            yield with_envelope(unfolded(pa.Table.from_batches([some])))
+
+
+def _file(data: bytes, one: Stored, keys: Keys | None) -> pq.ParquetFile:
+    opened = reader(one.format, keys).opened(pa.BufferReader(data), one)
+    return opened_parquet(opened)

@@ -1,0 +1,158 @@
+"""The merge of a group: read, sort, leave out, write, store. Its memory is bounded whatever the size of the group."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, aclosing
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from capture.archive.encryption import ENDING, Keys
+from capture.archive.manifest import Stored
+from capture.archive.sequences import MAXIMUM, Sequences
+from capture.errors import AlreadyStored, CompactionError
+from capture.formats.envelope import SCHEMA
+from capture.maintenance.engine import Group, Merged, Part
+from capture.maintenance.merge.external_sort import MEMORY_BYTES, Runs
+from capture.maintenance.merge.inputs import input_rows
+from capture.maintenance.merge.prefetch import fetched
+from capture.maintenance.merge.same_output import found_again
+from capture.maintenance.merge.table_file import Distinct, TableFile
+from capture.stores.contract import Store
+
+
+async def merge_group(
+    store: Store,
+    group: Group,
+    columns: pa.Schema,
+    keys: Keys | None,
+    *,
+    stored_ns: int,
+    part: Part | None = None,
+    repeated: Sequences | None = None,
+    memory_bytes: int = MEMORY_BYTES,
+    encrypted: bool = False,
+    scratch: Path | None = None,
+) -> Merged:
+    """Write the outputs of a group, with these typed columns; of a `part` only that one, from the inputs it needs.
+
+    `repeated` are the sequences that are left out for their message ids, where that was found out before. Temporary
+    files are encrypted if an input or an output is, and if `encrypted` says so; they lie in a folder in `scratch`, by
+    default where the system has them, and go with the end of this.
+    CompactionError, and the output is not stored, unless exactly the messages were read that the entries of the inputs
+    name; another CaptureError if an input can't be read or an output not stored.
+    """
+    parts = [part] if part else group.parts
+    first, last = parts[0].first, parts[-1].last
+    paths = [*(one.path for one in group.inputs), *(one.output for one in parts)]
+    encrypted = encrypted or any(path.endswith(f".{ENDING}") for path in paths)
+    with tempfile.TemporaryDirectory(dir=scratch) as folder, ExitStack() as files:
+        runs = Runs(Path(folder), pa.schema([*SCHEMA, *columns]), memory_bytes, encrypted=encrypted)
+        thread = files.enter_context(ThreadPoolExecutor(1))  # always the same: each one's heap keeps what was freed
+        async with aclosing(fetched(store, inputs_of(group, first, last))) as inputs:
+            async for one, data in inputs:
+                rows = input_rows(data, one, columns, keys)
+                await asyncio.get_running_loop().run_in_executor(thread, _take, runs, rows, first, last)
+        outputs = [
+            files.enter_context(TableFile(Path(folder) / f"table-{number}", group, mine, columns, encrypted=encrypted))
+            for number, mine in enumerate(parts)
+        ]
+        distinct = Distinct(group.excluded | (repeated or Sequences()))
+        ids = Ids(asked=group.distinct == "message_id" and repeated is None)
+        for kept in _kept(runs.sorted(), distinct, ids):
+            for mine, output in zip(parts, outputs, strict=True):
+                output.add(kept if len(parts) == 1 else _within(kept, mine.first, mine.last))
+        repeated = repeated or ids.repeated
+        for mine, output in zip(parts, outputs, strict=True):
+            _check(group, mine, distinct.exclude | repeated, output.sequences)
+        stored = [await _stored(store, output, stored_ns, keys) for output in outputs]
+    return Merged(
+        outputs=[one for one in stored if one],
+        rows_in=distinct.rows_in,
+        duplicates=distinct.rows_in - sum(one.count for one in stored if one),
+        repeated=repeated.to_text(),
+        conflicts=sum((output.conflicts for output in outputs), Counter()),
+    )
+
+
+def inputs_of(group: Group, first: int, last: int) -> list[Stored]:
+    """Return the inputs that hold sequences from the first to the last."""
+    if (first, last) == (0, MAXIMUM):
+        return group.inputs
+    return [one for one in group.inputs if Sequences.from_text(one.sequences).within(first, last)]
+
+
+class Ids:
+    """The message ids that came before, if they are asked for: their memory grows with the messages that have one."""
+
+    def __init__(self, *, asked: bool) -> None:
+        self._asked = asked
+        self._seen: set[str] = set()
+        self._repeated: list[int] = []
+
+    @property
+    def repeated(self) -> Sequences:
+        """The sequences that were left out."""
+        return Sequences.from_iterable(self._repeated)
+
+    def first_of(self, rows: pa.Table) -> pa.Table:
+        """Return the rows, which ascend, without those whose message id an earlier row has."""
+        if not self._asked:
+            return rows
+        found = []
+        for sequence, name in zip(rows["sequence"].to_pylist(), rows["message_id"].to_pylist(), strict=True):
+            if name and name in self._seen:
+                found.append(sequence)
+            elif name:
+                self._seen.add(name)
+        self._repeated += found
+        return rows.filter(pc.invert(pc.is_in(rows["sequence"], pa.array(found, pa.int64())))) if found else rows
+
+
+def _take(runs: Runs, rows: Iterable[pa.Table], first: int, last: int) -> None:
+    for some in rows:
+        runs.add(_within(some, first, last))
+
+
+def _kept(rows: Iterator[pa.RecordBatch], distinct: Distinct, ids: Ids) -> Iterator[pa.Table]:
+    for batch in rows:
+        yield ids.first_of(distinct.of(pa.Table.from_batches([batch])))
+
+
+def _within(rows: pa.Table, first: int, last: int) -> pa.Table:
+    if (first, last) == (0, MAXIMUM) or not len(rows):
+        return rows
+    return rows.filter(pc.and_(pc.greater_equal(rows["sequence"], first), pc.less_equal(rows["sequence"], last)))
+
+
+def _check(group: Group, part: Part, exclude: Sequences, written: Sequences) -> None:
+    held = Sequences.union_of(Sequences.from_text(one.sequences) for one in group.inputs)
+    wanted = (held - exclude).within(part.first, part.last)
+    if written != wanted:
+        differing = (wanted - written) | (written - wanted)
+        raise CompactionError(f"sequences {differing.describe()} differ between the inputs' entries and what was read")
+
+
+async def _stored(store: Store, file: TableFile, stored_ns: int, keys: Keys | None) -> Stored | None:
+    """Complete a file and put it into the store; None if it has no rows.
+
+    An executor may be lost between its put and its answer. Whoever merges in its place makes the same, and finds it
+    there. AlreadyStored where something else lies there.
+    """
+    output = file.finish(stored_ns, keys)
+    if output is None:
+        return None
+    try:
+        await store.put(output.path, file.content, if_absent=True)
+    except AlreadyStored:
+        found = await found_again(store, output, file.content, keys)
+        if found is None:
+            raise
+        return found
+    return output

@@ -1,0 +1,211 @@
+"""Objects whose typed columns differ, because the decoder's type changed or numbers were wider, under one schema.
+
+A table's columns are for ever: engines read all of its files by one schema, so a column that the table has only changes
+as Apache Iceberg's schema evolution permits, and what does not fit it stays in the payload.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from capture.formats.envelope import SCHEMA
+from capture.formats.schema import CONFLICTS
+
+OWN = pa.schema([pa.field("key", pa.string()), pa.field("interval", pa.timestamp("us", "UTC"))])
+"""What a table file has of its own behind the envelope: the partition's key, and when its interval began."""
+
+EXACT = 2.0**53
+"""From here on a double no longer tells one integer from the next."""
+
+_TAKEN = {*SCHEMA.names, *OWN.names}
+_PLAIN = {
+    pa.int8(): pa.int32(),
+    pa.int16(): pa.int32(),
+    pa.uint8(): pa.int32(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): pa.float32(),
+    pa.large_string(): pa.string(),
+    pa.large_binary(): pa.binary(),
+    pa.date64(): pa.date32(),
+}
+_PROMOTED = {(pa.int32(), pa.int64()), (pa.float32(), pa.float64())}
+
+Column: TypeAlias = pa.ChunkedArray
+
+
+# --- the columns of blocks together ----------------------------------------------------------------------------------
+
+
+def unified(schemas: Iterable[pa.Schema]) -> pa.Schema:
+    """Return the envelope and every typed column of these schemas, each in a type that all its values fit.
+
+    Where two types have nothing in common the later schema's is taken: that of the newer block, if they come in order.
+    """
+    fields: dict[str, pa.Field] = {field.name: field for field in SCHEMA}
+    for schema in schemas:
+        for field in schema:
+            if field.name not in SCHEMA.names:
+                fields[field.name] = _wider(fields.get(field.name, field), field)
+    return pa.schema(fields.values())
+
+
+def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the rows under this schema, which holds theirs: null in columns that they lack.
+
+    A value that does not fit its column's type is null, and `_conflicts` names the column.
+    """
+    columns: list[Column | pa.Array] = []
+    lost: list[tuple[str, Column]] = []
+    for field in schema:
+        if field.name not in rows.column_names:
+            columns.append(pa.nulls(len(rows), field.type))
+            continue
+        column = _fitted(rows[field.name], field.type)
+        columns.append(column)
+        if column.null_count > rows[field.name].null_count:
+            lost.append((field.name, pc.and_(pc.is_valid(rows[field.name]), pc.is_null(column))))
+    if lost:
+        columns[schema.names.index(CONFLICTS)] = _with_lost(rows, lost)
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def combined(tables: Sequence[pa.Table]) -> pa.Table:
+    """Return the rows of all tables, one after the other, under one schema."""
+    schema = unified(table.schema for table in tables)
+    return pa.concat_tables([conformed(table, schema) for table in tables])
+
+
+def _wider(one: pa.Field, other: pa.Field) -> pa.Field:
+    try:
+        merged = pa.unify_schemas([pa.schema([one]), pa.schema([other])], promote_options="permissive")
+    except pa.ArrowException:
+        return other
+    return merged.field(0)
+
+
+def _fitted(column: Column, kind: pa.DataType) -> Column:
+    """Return the column in this type, null where a value does not fit it."""
+    types = pa.types
+    if column.type == kind:
+        return column
+    if settled(column.type) == kind or (types.is_integer(column.type) and types.is_floating(kind)):
+        return column.cast(kind, safe=False)
+    if types.is_floating(column.type) and types.is_integer(kind):
+        fits = pc.and_(pc.equal(pc.floor(column), column), pc.less(pc.abs(column), EXACT))
+        column = pc.if_else(pc.fill_null(fits, False), column, None)
+    try:
+        if not types.is_string(column.type):  # "12" is no number, although Arrow would take it for one
+            return column.cast(kind)
+    except pa.ArrowException:
+        pass
+    return pa.chunked_array([pa.nulls(len(column), kind)])
+
+
+def _with_lost(rows: pa.Table, lost: Sequence[tuple[str, Column]]) -> pa.Array:
+    known = rows[CONFLICTS].to_pylist() if CONFLICTS in rows.column_names else [None] * len(rows)
+    for name, values in lost:
+        for index in pc.indices_nonzero(values).to_pylist():
+            known[index] = [*(known[index] or []), name]
+    return pa.array(known, pa.list_(pa.string()))
+
+
+# --- the columns of the table ----------------------------------------------------------------------------------------
+
+
+def typed_part(schema: pa.Schema, *, of_table: bool) -> dict[str, pa.Field]:
+    """Return the fields that the typed columns of an object have in the table, by their names in the object.
+
+    A block's column that is called like one of the table's own is `value_<name>`. Types are `settled`.
+    """
+    fields: dict[str, pa.Field] = {}
+    for field in schema:
+        if field.name in SCHEMA.names or (of_table and field.name in OWN.names):
+            continue
+        name = field.name
+        while name.lower() in _TAKEN or name in {one.name for one in fields.values()}:
+            name = f"value_{name}"
+        fields[field.name] = pa.field(name, settled(field.type))
+    return fields
+
+
+def known_as(name: str, names: Iterable[str]) -> str:
+    """Return what a column is called among these names: engines take one that differs in case alone for the same."""
+    alike = [one for one in names if one.lower() == name.lower()]
+    return name if name in alike else next(iter(alike), name)
+
+
+def in_table(rows: pa.Table, schema: pa.Schema, *, of_table: bool) -> pa.Table:
+    """Return an object's rows with the envelope's columns and these typed ones of the table."""
+    names = typed_part(rows.schema, of_table=of_table)
+    called = (known_as(one.name, schema.names) for one in names.values())
+    kept = rows.select([*SCHEMA.names, *names]).rename_columns([*SCHEMA.names, *called])
+    return conformed(kept, pa.schema([*SCHEMA, *schema]))
+
+
+def evolved(table: pa.Schema, found: Iterable[pa.Schema]) -> pa.Schema:
+    """Return the table's typed columns after objects with these were merged into it, oldest first.
+
+    A column that the table has changes as Iceberg permits: int to long, float to double, a decimal to more digits, a
+    struct to more fields. A new one gets a type that all its values fit; see `unified`.
+    """
+    fields: dict[str, pa.Field] = {field.name: field for field in table}
+    for schema in found:
+        for one in schema:
+            field = one.with_name(known_as(one.name, fields))
+            if field.name in table.names:
+                fields[field.name] = pa.field(field.name, _promoted(fields[field.name].type, field.type))
+            else:
+                wider = _wider(fields.get(field.name, field), field)
+                fields[field.name] = pa.field(field.name, settled(wider.type))
+    if fields:
+        fields[CONFLICTS] = pa.field(CONFLICTS, pa.list_(pa.string()))
+    return pa.schema(fields.values())
+
+
+def settled(kind: pa.DataType) -> pa.DataType:
+    """Return the type that a table's column has for values of this one: one of those that Iceberg and Spark know."""
+    types = pa.types
+    if types.is_struct(kind):
+        return pa.struct([pa.field(field.name, settled(field.type)) for field in kind])
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return pa.list_(settled(kind.value_type))
+    if types.is_map(kind):
+        return pa.map_(settled(kind.key_type), settled(kind.item_type))
+    if types.is_dictionary(kind):
+        return settled(kind.value_type)
+    if types.is_timestamp(kind):
+        return pa.timestamp("us", "UTC" if kind.tz else None)
+    if types.is_time(kind):
+        return pa.string()
+    return _PLAIN.get(kind, kind)
+
+
+def _promoted(before: pa.DataType, found: pa.DataType) -> pa.DataType:
+    """Return what a column of the table becomes where an object has another type."""
+    types = pa.types
+    if types.is_struct(before) and types.is_struct(found):
+        kinds = {field.name: field.type for field in before}
+        kinds |= {one.name: _promoted(kinds.get(one.name, one.type), one.type) for one in found}
+        return pa.struct(list(kinds.items()))
+    if types.is_list(before) and types.is_list(found):
+        return pa.list_(_promoted(before.value_type, found.value_type))
+    if types.is_decimal(before) and types.is_decimal(found) and before.scale == found.scale:
+        return max(before, found, key=lambda kind: kind.precision)
+    return found if (before, found) in _PROMOTED else before
+
+
+def write_columns(columns: pa.Schema) -> str:
+    """Return typed columns as text: a serialised Arrow schema in base64; "" if there are none."""
+    return b64encode(columns.serialize().to_pybytes()).decode() if len(columns) else ""
+
+
+def read_columns(text: str) -> pa.Schema:
+    """Return what `write_columns` wrote."""
+    return pa.ipc.read_schema(pa.py_buffer(b64decode(text))) if text else pa.schema([])

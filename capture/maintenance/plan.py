@@ -1,0 +1,185 @@
+"""What a compaction merges, and of what it makes files of which size: pure, from the manifest, never from a listing."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass
+from uuid import uuid4
+
+from capture.archive.encryption import ENDING
+from capture.archive.manifest import Stored, table_path
+from capture.archive.sequences import Sequences
+from capture.archive.view import Picture
+from capture.errors import ConfigError
+from capture.maintenance.engine import Distinct, Group
+
+SMALL = 0.75
+"""A table file below this part of the target size is merged again when blocks of its bin arrive."""
+MERGED = {"parquet", "ndjson", "raw"}
+"""The formats of blocks that the table takes in, however compressed. Others stay as they are: CSV lacks payloads."""
+SPLIT_BYTES = 2 << 30
+"""Inputs of more than this become several files, so that no task sorts much more at a time."""
+TARGET_BYTES = 128 << 20  # of a table file
+MIN_FILES = 5  # blocks of a key and interval that make it due
+MAX_WAIT = 900.0  # seconds; then however few blocks there are
+MAX_GROUPS = 1000  # of a run
+MAX_RUN_BYTES = 8 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """When blocks are merged, and into files of which size.
+
+    A bin is due with `min_files` blocks, or when its oldest block has waited `max_wait` seconds (0: at once). A run
+    takes at most `max_groups` of `max_bytes` together, but one at least. `encrypted` says that there are keys: without,
+    encrypted blocks stay; `encrypted_only` that plain ones stay, which nobody trusts. Files of encrypted blocks are
+    encrypted, unless `decrypt`. `distinct` as in `Group`.
+    """
+
+    target_bytes: int = TARGET_BYTES
+    min_files: int = MIN_FILES
+    max_wait: float = MAX_WAIT
+    max_groups: int = MAX_GROUPS
+    max_bytes: int = MAX_RUN_BYTES
+    encrypted: bool = True
+    encrypted_only: bool = False
+    decrypt: bool = False
+    distinct: Distinct = "sequence"
+    split_bytes: int = SPLIT_BYTES
+
+    def __post_init__(self) -> None:
+        sizes = self.target_bytes, self.min_files, self.max_groups, self.max_bytes, self.split_bytes
+        if min(sizes) < 1 or self.max_wait < 0:
+            raise ConfigError(f"a compaction needs sizes of 1 or more and a wait that is not negative: {self}")
+
+
+def new_name() -> str:
+    """Return 32 hex digits that nobody else has."""
+    return uuid4().hex
+
+
+def plan(
+    picture: Picture,
+    policy: Policy,
+    *,
+    now: float,
+    token: int,
+    unique: Callable[[], str] = new_name,
+    leave: Container[str] = (),
+    stored_by: float = math.inf,
+) -> list[Group]:
+    """Return what to merge, oldest first; pure but for the names that `unique` gives.
+
+    Blocks to `leave` are no input, nor those that were stored after `stored_by` (Unix seconds).
+    Each (stream, sequence) is in the table once, by construction: a group leaves out what table files that it does not
+    replace hold, and what an earlier group of the plan takes. Any part of a plan may be carried out without the rest.
+    """
+    blocks = [one for one in picture.blocks if one.path not in leave and one.stored_ns / 1e9 <= stored_by]
+    bins = _bins(blocks, picture.files, policy, now)
+    cuts = [cut for one in bins for cut in _cut(one, policy.target_bytes)]
+    tabled = {one.path for one in picture.files}
+    due = [cut for cut in cuts if any(one.path not in tabled for one in cut)]
+    due.sort(key=lambda cut: (min(one.stored_ns for one in cut if one.path not in tabled), cut[0].path))
+    return _exclusive(picture, _run(due, policy), policy, token, unique)
+
+
+def is_encrypted(one: Stored) -> bool:
+    """Tell whether an object is."""
+    return one.format.endswith(f".{ENDING}")
+
+
+def _is_mergeable(one: Stored, policy: Policy) -> bool:
+    readable = policy.encrypted if is_encrypted(one) else not policy.encrypted_only
+    return readable and one.format.partition(".")[0] in MERGED
+
+
+def _bins(blocks: Iterable[Stored], files: Iterable[Stored], policy: Policy, now: float) -> list[list[Stored]]:
+    """Return the due bins: all blocks of a (stream, key, interval), and its table files that are small."""
+    waiting: dict[tuple[str, ...], list[Stored]] = defaultdict(list)
+    for one in blocks:
+        if _is_mergeable(one, policy):
+            waiting[_bin(one)].append(one)
+    due = {name: inputs for name, inputs in waiting.items() if _is_due(inputs, policy, now)}
+    for one in files:
+        if _bin(one) in due and one.bytes < SMALL * policy.target_bytes and _is_mergeable(one, policy):
+            due[_bin(one)].append(one)
+    return list(due.values())
+
+
+def _bin(one: Stored) -> tuple[str, ...]:
+    """Name the bin, by its partition's folder too: intervals of another length may start at the same time."""
+    return one.stream, one.key, str(one.interval), one.path.partition("/")[2].rpartition("/")[0]
+
+
+def _is_due(blocks: Sequence[Stored], policy: Policy, now: float) -> bool:
+    oldest = min(one.stored_ns for one in blocks) / 1e9
+    return len(blocks) >= policy.min_files or now - oldest >= policy.max_wait
+
+
+def _cut(inputs: Iterable[Stored], target_bytes: int) -> list[list[Stored]]:
+    """Cut a bin, in order of its sequences, where the target size is reached: one output is never far larger."""
+    cuts: list[list[Stored]] = []
+    size = 0
+    for one in sorted(inputs, key=lambda one: (one.first, one.path)):
+        if not cuts or size + one.bytes > target_bytes:
+            cuts.append([])
+            size = 0
+        cuts[-1].append(one)
+        size += one.bytes
+    return cuts
+
+
+def _run(due: Sequence[list[Stored]], policy: Policy) -> list[list[Stored]]:
+    """Return what one run takes."""
+    taken: list[list[Stored]] = []
+    size = 0
+    for cut in due[: policy.max_groups]:
+        size += sum(one.bytes for one in cut)
+        if taken and size > policy.max_bytes:
+            break
+        taken.append(cut)
+    return taken
+
+
+def _exclusive(
+    picture: Picture, cuts: Sequence[list[Stored]], policy: Policy, token: int, unique: Callable[[], str]
+) -> list[Group]:
+    """Make groups of the cuts, each with the sequences that it must leave out."""
+    groups: list[Group] = []
+    tabled = {one.path for one in picture.files}
+    streams = {cut[0].stream for cut in cuts}
+    table = {stream: held_by(one for one in picture.files if one.stream == stream) for stream in streams}
+    claimed: dict[str, Sequences] = defaultdict(Sequences)
+    for cut in cuts:
+        first, held = cut[0], held_by(cut)
+        elsewhere = table[first.stream] - held_by(one for one in cut if one.path in tabled)
+        exclude = held & (elsewhere | claimed[first.stream])
+        claimed[first.stream] |= held - exclude
+        encrypts = any(map(is_encrypted, cut)) and not policy.decrypt
+        groups.append(
+            Group(
+                stream=first.stream,
+                key=first.key,
+                interval=first.interval,
+                inputs=cut,
+                output=table_path(first.path, token, unique(), f".{ENDING}" if encrypts else ""),
+                exclude=exclude.to_text(),
+                bounds=_bounds(held - exclude, sum(one.bytes for one in cut), policy.split_bytes),
+                columns=picture.table.columns,
+                distinct=policy.distinct,
+            )
+        )
+    return groups
+
+
+def _bounds(wanted: Sequences, size: int, split_bytes: int) -> list[int]:
+    """Return where further outputs begin, so that each takes about as many messages."""
+    parts = min(math.ceil(size / split_bytes), len(wanted))
+    return [wanted.at(len(wanted) * number // parts) for number in range(1, parts)]
+
+
+def held_by(objects: Iterable[Stored]) -> Sequences:
+    """Return the sequences that these objects hold."""
+    return Sequences.union_of(Sequences.from_text(one.sequences) for one in objects)

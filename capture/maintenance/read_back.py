@@ -1,0 +1,73 @@
+"""Outputs of a merge are read back through the store before anything names them: who reports is not who is believed."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from asyncio import to_thread
+from collections.abc import Awaitable, Callable, Sequence
+from hashlib import sha256
+from typing import IO
+
+from capture.archive.encryption import Keys
+from capture.archive.manifest import Stored
+from capture.errors import CaptureError, CompactionError, NotStored
+from capture.maintenance.plan import is_encrypted
+from capture.stores.contract import Store
+from capture.stores.ranges import StoredFile
+
+WHOLE_BYTES = 8 << 20
+"""A file of up to this size is read as a whole, and its SHA-256 compared; of a larger one what is looked at is read."""
+AT_ONCE = 2  # each takes a thread, in which it waits for others that the store reads in
+
+
+Check = Callable[[Store, Sequence[Stored]], Awaitable[None]]
+"""What looks at the outputs of a merge before they are committed: `read_back`, which raises CompactionError."""
+
+
+async def read_back(store: Store, outputs: Sequence[Stored], keys: Keys | None = None) -> None:
+    """Raise CompactionError unless each of these table files lies in the store and holds what was reported of it.
+
+    Its size, its footer, and the sequence and time of each row are read: they ascend, and are exactly the recorded
+    ones. What another column holds was checked by whoever wrote it; pages have checksums, which `capture verify` reads.
+    """
+    at_once = asyncio.Semaphore(AT_ONCE)
+
+    async def look(output: Stored) -> list[str]:
+        async with at_once:
+            return [f"{output.path}: {wrong}" for wrong in await _differences(store, output, keys)]
+
+    found = await asyncio.gather(*map(look, outputs))
+    if wrong := [one for several in found for one in several]:
+        raise CompactionError(f"what was written is not what was reported, nothing was committed: {'; '.join(wrong)}")
+
+
+async def _differences(store: Store, output: Stored, keys: Keys | None) -> list[str]:
+    from capture.maintenance.merge.table_file import check_table_file  # here, so that planning needs no pyarrow
+
+    try:
+        if len(await store.get_range(output.path, output.bytes - 1, 2)) != 1:
+            sizes = [one.bytes for one in await store.list(output.path) if one.path == output.path]
+            return [f"it has {sizes[0]} bytes in {store.url}, not {output.bytes}"]
+        if output.bytes <= WHOLE_BYTES or is_encrypted(output):
+            file: IO[bytes] = io.BytesIO(await _opened(store, output, keys))
+        else:
+            file = io.BufferedReader(StoredFile(store, output.path, output.bytes))
+        return await to_thread(check_table_file, file, output)
+    except NotStored:
+        return [f"it has no bytes in {store.url}"]
+    except CaptureError as error:
+        return [str(error)]
+    except Exception as error:  # whatever pyarrow raises on bytes that it can't read
+        return [f"it can't be read: {error}"]
+
+
+async def _opened(store: Store, output: Stored, keys: Keys | None) -> bytes:
+    data = await store.get(output.path)
+    if sha256(data).hexdigest() != output.sha256:
+        raise CompactionError("its SHA-256 is not the reported one")
+    if not is_encrypted(output):
+        return data
+    if keys is None:
+        raise CompactionError("it is encrypted, and the leader has no keys to read it with")
+    return keys.decrypt(data, output)

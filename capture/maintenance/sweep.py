@@ -1,0 +1,357 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from capture.archive import chain
+from capture.archive.chain import Head, HeadPointer, HeadReader, Retired, current, old_documents
+from capture.archive.coverage import coverage
+from capture.archive.manifest import BLOCKS, ENTRIES, Manifest, Stored, decode_entry, entry_block, entry_path
+from capture.archive.retention import EVERYTHING, Expired, Retention, recorded, removed_sequences, summed_up
+from capture.archive.sequences import Sequences
+from capture.archive.table import Table
+from capture.archive.trust import NO_CHECKS, Trust
+from capture.errors import ManifestError, NotStored
+from capture.stores.concurrency import each
+from capture.stores.contract import Listing, ObjectInfo, Store
+
+MOST_ENTRY_BYTES = 64 << 20
+"""Of an entry; its largest part is the set of its block's sequences, of which a block of millions takes some MB."""
+MOST_SAID = 20  # entries that can't be read, in the log
+GRACE = 900.0
+"""Seconds before a block that nothing names is deleted, and one that the table has consumed.
+
+It is what readers of an older picture get, and what a writer has between a block and its entry. Whoever writes a block
+gives up, without an ack, if its entry was not durable within half of this.
+"""
+NOWHERE: Mapping[str, int] = {}
+"""Of no stream it is known where it begins."""
+
+log = logging.getLogger("capture.sweep")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepPlan:
+    """What a sweep is to do: commit `manifest` (None: nothing changed), then delete entries, then objects.
+
+    `let_go` counts the blocks that the table has consumed, `expired` are those that retention removes; `dangling` are
+    entries whose block is not in the store, and holds what nothing else holds: left alone, to be looked at.
+    """
+
+    adopt: list[Stored]
+    let_go: int
+    expired: list[Expired]
+    remove_entries: list[str]
+    remove_objects: list[str]
+    manifest: Manifest | None
+    dangling: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepReport:
+    """What a sweep did: counts, the committed head, and what an operator should look at (`dangling`, `unreadable`).
+
+    `let_go` are blocks that the table has consumed, `expired` those that retention removes, `forgotten` those of both
+    that are deleted by now. `manifest` is the committed one, `table` the one it was made beside, if there is one.
+    """
+
+    head: Head
+    manifest: Manifest
+    table: Table | None = None
+    adopted: int = 0
+    messages: int = 0
+    let_go: int = 0
+    expired: int = 0
+    forgotten: int = 0
+    removed_entries: int = 0
+    removed_objects: int = 0
+    dangling: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a sweep would do; which table files retention would remove; which blocks were let go of before."""
+
+    plan: SweepPlan
+    files: list[Expired]
+    let_go: set[str]
+
+
+def plan_sweep(
+    manifest: Manifest,
+    table: Table | None,
+    entries: Iterable[Stored],
+    objects: Listing,
+    *,
+    now: float,
+    grace: float = GRACE,
+    retention: Retention = EVERYTHING,
+    begins: Mapping[str, int] = NOWHERE,
+) -> SweepPlan:
+    """Decide what to adopt, what to let go and what to remove; pure.
+
+    `objects` is a listing of the archive, in which blocks were listed before entries, and both before the manifest was
+    read: then what nothing names was not merely overtaken. `entries` are the listed entries that were read. The table
+    is a committed one, however old: what it names as consumed stays consumed. `begins` are the first sequences that the
+    streams have, as far as that is known.
+    """
+    listed = {one.path for one in objects}
+    consumed = set(table.consumed) if table else set()
+    known = _known(manifest)
+    settled = known | consumed
+    unadopted = [one for one in entries if one.path not in settled]
+    gone_blocks = [one for one in unadopted if one.path not in listed]
+    adopt = sorted((one for one in unadopted if one.path in listed), key=lambda one: one.path)
+    named = known | {one.path for one in adopt}
+    settled |= named
+    waiting = [*(one for one in manifest.blocks if one.path not in consumed), *adopt]
+    let_go = [Retired(one.path, now) for one in manifest.blocks if one.path in consumed]
+    expired = _expired(manifest, table, waiting, retention, now)
+    gone = {one.object.path for one in expired}
+    superseded = _superseded(gone_blocks, manifest, waiting, table)
+    settled |= superseded
+    kept = [one for one in manifest.retired if _is_kept(one, table, listed, now - grace)]
+    changed = adopt or let_go or expired or len(kept) < len(manifest.retired) or (table and manifest.table)
+    return SweepPlan(
+        adopt=adopt,
+        let_go=len(let_go),
+        expired=expired,
+        remove_entries=sorted(one for one in listed if one.startswith(ENTRIES) and entry_block(one) in settled),
+        remove_objects=[
+            *old_documents(manifest, objects, now - grace),
+            *(one.path for one in manifest.retired if one.path in listed and one.since < now - grace),
+            *_leftovers(named, listed, objects, now - grace),
+        ],
+        manifest=msgspec.structs.replace(
+            manifest,
+            blocks=[one for one in waiting if one.path not in gone],
+            retired=[*kept, *let_go, *(Retired(path, now) for path in sorted(gone))],
+            of_table=max(manifest.of_table, table.number if table else 0),
+            table=[] if table else manifest.table,
+            removed=summed_up(
+                recorded(manifest.removed, (one.object for one in expired), now),
+                _gone_before(manifest, table, waiting, begins),
+                now,
+            ),
+            created=now,
+        )
+        if changed
+        else None,
+        dangling=sorted(one.path for one in gone_blocks if one.path not in superseded),
+    )
+
+
+def _expired(
+    manifest: Manifest, table: Table | None, blocks: list[Stored], retention: Retention, now: float
+) -> list[Expired]:
+    """Return which of these blocks retention removes: the table's files count too, and are the compaction's.
+
+    Beside a table that is older than the last one, sizes would not add up: then none.
+    """
+    if manifest.of_table > (table.number if table else 0):
+        return []
+    ours = {one.path for one in blocks}
+    files = table.files if table else manifest.table
+    return [one for one in retention.expired([*blocks, *files], now) if one.object.path in ours]
+
+
+def _gone_before(
+    manifest: Manifest, table: Table | None, waiting: list[Stored], begins: Mapping[str, int]
+) -> Mapping[str, int]:
+    """Return, for streams of which something was removed, before which sequence neither archive nor stream has any."""
+    if manifest.of_table > (table.number if table else 0):
+        return NOWHERE
+    held = [*waiting, *(table.files if table else manifest.table)]
+    removed = {one.stream for one in (*manifest.removed, *(table.removed if table else ()))}
+    firsts = {stream: [one.first for one in held if one.stream == stream] for stream in removed & begins.keys()}
+    return {stream: min([begins[stream], *found]) for stream, found in firsts.items()}
+
+
+def _superseded(entries: list[Stored], manifest: Manifest, blocks: list[Stored], table: Table | None) -> set[str]:
+    """Return the blocks whose messages are elsewhere, too, or were until retention removed them.
+
+    Their writers gave them up, without an ack, and wrote the entry when they were deleted as leftovers already.
+    """
+    if not entries:
+        return set()
+    removed = removed_sequences(manifest.removed, table.removed if table else [])
+    covered = coverage([*blocks, *(table.files if table else manifest.table)], removed)
+    return {
+        one.path
+        for one in entries
+        if (known := covered.get(one.stream)) and not Sequences.from_text(one.sequences) - known.held - known.removed
+    }
+
+
+def _known(manifest: Manifest) -> set[str]:
+    return {one.path for part in (manifest.blocks, manifest.retired) for one in part}
+
+
+def _is_kept(one: Retired, table: Table | None, listed: set[str], before: float) -> bool:
+    """Tell whether a retired object stays in the manifest: until its grace is over, and it is gone *with its entry*.
+
+    An entry that outlived this record would look like a new one, and its rows would be adopted a second time. What
+    format 1 retired of its table stays until there is a table that has taken it over.
+    """
+    if not one.path.startswith(BLOCKS):
+        return table is None
+    return one.since >= before or one.path in listed or entry_path(one.path) in listed
+
+
+def _leftovers(named: set[str], listed: set[str], objects: Listing, before: float) -> list[str]:
+    """Return old blocks that neither the manifest nor an entry names: their writers died."""
+    return [
+        one.path
+        for one in objects
+        if one.path.startswith(BLOCKS)
+        and one.path not in named
+        and entry_path(one.path) not in listed
+        and one.modified < before
+    ]
+
+
+async def sweep(
+    store: Store,
+    pointer: HeadPointer,
+    table_head: HeadReader,
+    *,
+    now: float,
+    grace: float = GRACE,
+    node: str = "",
+    retention: Retention = EVERYTHING,
+    begins: Mapping[str, int] = NOWHERE,
+    trust: Trust = NO_CHECKS,
+) -> SweepReport:
+    """Adopt stored blocks into the manifest, let go of those that the table has consumed or that retention removes.
+
+    Then remove leftovers. May be stopped anywhere and run again, or by two at once: nothing is deleted before the
+    manifest that makes it superfluous is committed. Fenced, with nothing deleted, if this term is over. `begins` are
+    the first sequences that the streams have, asked before. What `trust` refuses is not adopted: it stays, and is told
+    of like an entry that can't be read.
+    """
+    objects = await _listed(store)
+    head, manifest = await current(store, pointer, Manifest, now)
+    table, entries, objects, unreadable = await _seen(store, manifest, table_head, objects)
+    if refused := trust.refused(entries):
+        entries, unreadable = [one for one in entries if not trust.refused([one])], [*unreadable, *refused]
+    plan = plan_sweep(manifest, table, entries, objects, now=now, grace=grace, retention=retention, begins=begins)
+    if plan.manifest is not None:
+        head = await chain.commit(store, pointer, head, msgspec.structs.replace(plan.manifest, leader=node))
+
+    async def remove(path: str) -> None:
+        pointer.check()
+        await store.delete(path)
+
+    await each([*plan.remove_entries, *plan.remove_objects], remove)
+    return _reported(plan, head, manifest, table, unreadable)
+
+
+async def preview(
+    store: Store,
+    manifest_head: HeadReader,
+    table_head: HeadReader,
+    *,
+    now: float,
+    grace: float = GRACE,
+    retention: Retention = EVERYTHING,
+) -> Preview:
+    """Return what leaders would do now; nothing is changed."""
+    objects = await _listed(store)
+    manifest = await chain.read(store, await manifest_head(), Manifest)
+    table, entries, objects, _ = await _seen(store, manifest, table_head, objects)
+    plan = plan_sweep(manifest, table, entries, objects, now=now, grace=grace, retention=retention)
+    blocks = [*(plan.manifest or manifest).blocks, *(one.object for one in plan.expired)]
+    files = {one.path: one for one in (table.files if table else manifest.table)}
+    expired = retention.expired([*blocks, *files.values()], now)
+    return Preview(plan, [one for one in expired if one.object.path in files], {one.path for one in manifest.retired})
+
+
+async def _listed(store: Store) -> Listing:
+    """List the archive; in this order: see plan_sweep."""
+    return await store.list(BLOCKS) + await store.list(ENTRIES) + await store.list(Manifest.FOLDER)
+
+
+async def _seen(
+    store: Store, manifest: Manifest, table_head: HeadReader, objects: Listing
+) -> tuple[Table | None, list[Stored], Listing, list[str]]:
+    """Return the table, the entries that are new, the objects once more, and what is wrong with unreadable entries."""
+    compacted = await table_head()
+    table = None if compacted is None else await chain.read(store, compacted, Table)
+    entries, unreadable = await _read(store, _unknown(manifest, objects))
+    return table, entries, objects + await _overtaken(store, entries, objects), unreadable
+
+
+async def _overtaken(store: Store, entries: Iterable[Stored], objects: Listing) -> Listing:
+    """Look again for blocks that were not listed, and whose entries were: most are stored by now."""
+    listed = {one.path for one in objects}
+    found: Listing = []
+
+    async def look(path: str) -> None:
+        found.extend(one for one in await store.list(path) if one.path == path)
+
+    await each([one.path for one in entries if one.path not in listed], look)
+    return found
+
+
+def _unknown(manifest: Manifest, objects: Listing) -> Listing:
+    """Return the listed entries whose block the manifest doesn't know: only these are read."""
+    known = _known(manifest)
+    return [one for one in objects if one.path.startswith(ENTRIES) and entry_block(one.path) not in known]
+
+
+async def read_entries(store: Store) -> tuple[list[Stored], list[str]]:
+    """Return the blocks that are stored and perhaps not yet adopted, and what is wrong with entries that can't be read.
+
+    For readers: call it before `read_picture`, and take `Picture.unadopted` of it.
+    """
+    return await _read(store, await store.list(ENTRIES))
+
+
+async def _read(store: Store, listed: Iterable[ObjectInfo]) -> tuple[list[Stored], list[str]]:
+    """Return the entries that can be read, and what is wrong with the others: one bad entry stops nobody."""
+    entries: list[Stored] = []
+    unreadable: list[str] = []
+
+    async def read(one: ObjectInfo) -> None:
+        path = one.path
+        try:
+            if one.bytes > MOST_ENTRY_BYTES:
+                raise ManifestError(f"{path} has {one.bytes:,} bytes, and no entry has more than {MOST_ENTRY_BYTES:,}")
+            entry = decode_entry(await store.get(path), path)
+            if entry_path(entry.path) != path:
+                raise ManifestError(f"{path} is the entry of another block, {entry.path}")
+            entries.append(entry)
+        except NotStored:  # another sweep adopted it
+            pass
+        except ManifestError as error:
+            if len(unreadable) < MOST_SAID:
+                log.error("%s", error, extra={"action": "read_entry", "path": path})
+            unreadable.append(str(error))
+
+    await each(listed, read)
+    if len(unreadable) > MOST_SAID:
+        log.error("%d entries can't be read, more than are named", len(unreadable), extra={"action": "read_entry"})
+    return entries, sorted(unreadable)
+
+
+def _reported(plan: SweepPlan, head: Head, before: Manifest, table: Table | None, unreadable: list[str]) -> SweepReport:
+    after = plan.manifest or before
+    added = plan.let_go + len(plan.expired)
+    return SweepReport(
+        head=head,
+        manifest=msgspec.structs.replace(after, number=head.number, token=head.token),
+        table=table,
+        adopted=len(plan.adopt),
+        messages=sum(one.count for one in plan.adopt),
+        let_go=plan.let_go,
+        expired=len(plan.expired),
+        forgotten=len(before.retired) + added - len(after.retired),
+        removed_entries=len(plan.remove_entries),
+        removed_objects=len(plan.remove_objects),
+        dangling=plan.dangling,
+        unreadable=unreadable,
+    )

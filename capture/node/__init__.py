@@ -1,0 +1,1 @@
+"""One process of the fleet: streams' nodes, the leader's tasks, reload, shutdown."""

@@ -1,0 +1,124 @@
+"""Which acknowledged messages are not stored where not every subject is captured: found by counting, not by reading."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+from capture.archive.coverage import Coverage
+from capture.archive.sequences import Sequences
+from capture.status.progress import Progress
+from natty import Natty, NattyError
+from natty.wire.subjects import covers
+
+PROBES = 200  # questions of one search, at most; the next one goes on
+SPAN = 64  # sequences that are looked at one by one
+MOST = 5000  # messages that one search looks at
+AT_ONCE = 32
+INACTIVE = 10 * 10**9  # nanoseconds after which the server deletes a consumer that could not be deleted
+
+Count = Callable[[int], Awaitable[int]]
+"""Returns how many messages of the captured subjects a stream has from a sequence on."""
+
+
+class Search:
+    """Looks for messages of the captured subjects that are in no object; keeps in mind which ones are of others."""
+
+    def __init__(self, natty: Natty) -> None:
+        self._natty = natty
+        self._unasked: dict[str, Sequences] = defaultdict(Sequences)
+
+    def __repr__(self) -> str:
+        return f"Search({dict(self._unasked)})"
+
+    async def unstored(self, progress: Progress, found: Coverage, present: Sequences) -> Sequences | None:
+        """Return such messages up to the last acknowledged one, a portion of them.
+
+        None if that can't be told: the server does not answer, or other subjects were captured before. `present` is
+        what the stream has up to there.
+        """
+        filters = set(progress.backlog.filters)
+        if any({*one.filter_subjects} - filters or not one.filter_subjects for one in progress.asked):
+            return None
+        self._unasked[progress.stream] &= present
+        known = present & (found.held | found.removed)
+        doubted = (present & progress.gaps(found)) - self._unasked[progress.stream]
+        try:
+            if not progress.work_queue:  # it takes no second consumer, and has hardly anything below the last ack
+                count = _counted(self._natty, progress.stream, sorted(filters))
+                doubted = await narrowed(doubted, known, count)
+            return await self._asked_of(progress, list(islice(doubted, MOST)))
+        except NattyError:
+            return None
+
+    async def _asked_of(self, progress: Progress, doubted: list[int]) -> Sequences:
+        asked = []
+        for some in _parts(doubted):
+            reads = (self._natty.jetstream.read(progress.stream, sequence=one) for one in some)
+            messages = [one for one in await asyncio.gather(*reads) if one]
+            asked += [one.sequence for one in messages if is_wanted(progress, one.sequence, one.subject)]
+            unasked = {one.sequence for one in messages} - {*asked}
+            self._unasked[progress.stream] |= Sequences.from_iterable(unasked)
+        return Sequences.from_iterable(asked)
+
+
+def is_wanted(progress: Progress, sequence: int, subject: str) -> bool:
+    """Tell whether a message was to be captured, and is of the subjects that are captured now."""
+    filters = progress.backlog.filters
+    return progress.is_asked(sequence, subject) and (">" in filters or covers(filters, subject))
+
+
+async def narrowed(doubted: Sequences, known: Sequences, count: Count) -> Sequences:
+    """Return those of the doubted sequences that lie where the stream has more messages than are known.
+
+    It halves what is counted until `SPAN` sequences are left; `PROBES` questions at most.
+    """
+    counts: dict[int, int] = {}
+
+    async def after(sequence: int) -> int:
+        if sequence not in counts:
+            counts[sequence] = await count(sequence)
+        return counts[sequence]
+
+    found: list[Sequences] = []
+    ranges = [(doubted.first, doubted.last)] if doubted else []
+    while ranges and len(counts) < PROBES and sum(map(len, found)) < MOST:
+        first, last = ranges.pop()
+        if await after(first) - await after(last + 1) <= len(known.within(first, last)):
+            continue
+        if last - first < SPAN:
+            found.append(doubted.within(first, last))
+            continue
+        middle = (first + last) // 2
+        ranges += [(middle + 1, last), (first, middle)]  # the lower half first
+    return Sequences.union_of(found)
+
+
+def _counted(natty: Natty, stream: str, filters: list[str]) -> Count:
+    async def count(sequence: int) -> int:
+        config: dict[str, Any] = {
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": sequence,
+            "ack_policy": "none",
+            "filter_subjects": filters,
+            "headers_only": True,
+            "mem_storage": True,
+            "num_replicas": 1,
+            "inactive_threshold": INACTIVE,
+        }
+        body = {"stream_name": stream, "config": config}
+        made = await natty.jetstream.request(f"CONSUMER.CREATE.{stream}", body)
+        with suppress(NattyError):
+            await natty.jetstream.request(f"CONSUMER.DELETE.{stream}.{made['name']}")
+        return int(made["num_pending"])
+
+    return count
+
+
+def _parts(sequences: list[int]) -> Iterator[list[int]]:
+    for start in range(0, len(sequences), AT_ONCE):
+        yield sequences[start : start + AT_ONCE]

@@ -1,0 +1,338 @@
+"""Stores messages that the server counts as acknowledged and that no node has stored: the sweep's leader reads them.
+
+When a purge by subject or a rollup removes a message that was delivered and not acknowledged, nats-server may move the
+consumer's ack floor past other messages that were delivered and not acknowledged. It never delivers these again. The
+stream still has them, and the archive knows exactly which ones they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
+from itertools import islice
+
+from capture.archive.coverage import Coverage
+from capture.archive.sequences import Sequences
+from capture.config.consumers import Position
+from capture.config.settings import CaptureConfig
+from capture.errors import CaptureError
+from capture.ingest.board import Board, StreamState
+from capture.ingest.commit import Acknowledger
+from capture.ingest.durable import EXPLICIT
+from capture.node.filtered import Search, is_wanted
+from capture.status.progress import Missing, Progress
+from natty import Batch, LeadershipLost, Natty, NattyError, NotConnectedError
+from natty.config.units import parse_time
+from natty.jetstream import StoredMessage
+from natty.streams.listing import all_consumers
+from natty.wire.message import RawMessage
+
+PORTION = 5000  # messages that one sweep stores
+PORTION_BYTES = 32 << 20  # after so many bytes of them it leaves the rest to the next one
+AT_ONCE = 32  # messages that are read at once
+DELIVERED = 0  # how often the consumer has delivered a healed message to the node that stores it
+REPLACED = "\ufffd"  # what the server writes for bytes of a subject that are not UTF-8
+
+log = logging.getLogger("capture.heal")
+
+StoreMessages = Callable[[AsyncIterable[Batch], Acknowledger], Awaitable[None]]
+"""Stores messages as a node stores what it reads, and settles them after that; StoreError."""
+
+
+class Unstored:
+    """Which acknowledged messages of a stream are not stored, and since when; pure: times are arguments, in seconds."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[float, Sequences]] = []
+
+    def __repr__(self) -> str:
+        return f"Unstored({self.all!r})"
+
+    @property
+    def all(self) -> Sequences:
+        """All of them."""
+        return Sequences.union_of(some for _, some in self._seen)
+
+    def update(self, found: Sequences, now: float) -> None:
+        """Take note of what is not stored at `now`: what was not found any more is forgotten."""
+        kept = [(since, some & found) for since, some in self._seen]
+        kept.append((now, found - Sequences.union_of(some for _, some in kept)))
+        self._seen = [(since, some) for since, some in kept if some]
+
+    def due(self, now: float, wait: float, held_since: float) -> Sequences:
+        """Return those that no node is going to store: seen for `wait` seconds, and before `held_since`.
+
+        That is since when some node has held the oldest message that it has not stored. Whatever the server counts as
+        acknowledged was delivered before it was first seen here: a node that may have it held messages by then.
+        """
+        return Sequences.union_of(some for since, some in self._seen if since <= now - wait and since < held_since)
+
+
+class Healer:
+    """Tends the streams of an archive for as long as one leader's term lasts; `check` raises when it is over.
+
+    `held_since` returns since when, by `elapsed`, nodes may have held messages that they have not stored; -inf if that
+    can't be told.
+    """
+
+    def __init__(
+        self,
+        natty: Natty,
+        config: CaptureConfig,
+        store: StoreMessages | None,
+        *,
+        check: Callable[[], None],
+        held_since: Callable[[], Awaitable[float]],
+        elapsed: Callable[[], float],
+    ) -> None:
+        self._natty, self._config, self._store = natty, config, store
+        self._check, self._held_since, self._elapsed = check, held_since, elapsed
+        self._unstored: dict[str, Unstored] = defaultdict(Unstored)
+        self._stranded: dict[str, Unstored] = defaultdict(Unstored)
+        self._left: dict[str, Unstored] = defaultdict(Unstored)  # the stream, unstored
+        self._gone: dict[str, Sequences] = defaultdict(Sequences)
+        self._acknowledged: dict[str, Sequences] = defaultdict(Sequences)  # again, in interest streams
+        self._acks = config.ack == EXPLICIT and not config.group
+        self._healed: Counter[str] = Counter()
+        self._search = Search(natty)
+
+    def __repr__(self) -> str:
+        return f"Healer({dict(self._unstored)}, {dict(self._healed)})"
+
+    async def state(self, progress: Progress, found: Coverage) -> StreamState:
+        """Return how far a stream is captured, having stored what no node has stored; `found` is what is held of it."""
+        gaps, missing = progress.gaps(found), None
+        present: Sequences | None = Sequences()
+        if gaps or progress.work_queue or progress.interest:
+            present = await progress.present(self._natty)
+        if present is not None:
+            await self._account_gone(progress, found, present)
+            if progress.work_queue:
+                await self.release(progress, present & found.held)
+            elif progress.interest and self._acks:
+                await self._acknowledge(progress, present & found.held)
+            unstored: Sequences | None = gaps & present - progress.unasked
+            if not progress.whole:
+                unstored = await self._search.unstored(progress, found, present)
+            if unstored is not None:
+                missing = await self.tend(progress, unstored)
+        return progress.state(found, missing, self._gone[progress.stream])
+
+    async def tend(self, progress: Progress, unstored: Sequences) -> Missing:
+        """Store what no node is going to store, a portion of it; `unstored` is what the stream has and no object."""
+        due = await self._due(self._unstored[progress.stream], unstored, progress.backlog.ack_wait)
+        if not due:
+            return Missing(awaited=unstored, healed=self._healed[progress.stream])
+        reading, reason = await self._heal(progress, due)
+        return Missing(
+            awaited=unstored - due,
+            missing=due - reading.settled,
+            remedy=reason,
+            healed=self._healed[progress.stream],
+            stored=reading.stored,
+        )
+
+    async def _account_gone(self, progress: Progress, found: Coverage, present: Sequences) -> None:
+        """Take note of messages that were seen unstored, that the stream has no more, and that no node is to store."""
+        stream = progress.stream
+        self._gone[stream] -= found.held  # a node stood still, and stored some after all
+        left = self._unstored[stream].all | self._left[stream].all
+        left -= present | found.held | found.removed | self._gone[stream]
+        gone = await self._due(self._left[stream], left, progress.backlog.ack_wait)
+        if gone:
+            self._gone[stream] |= gone
+            text = "%d messages of %s left it before a node stored them (%s), and are not in the archive: %s"
+            extra = {"action": "gone", "count": len(gone)}
+            log.error(text, len(gone), stream, gone.describe(), progress.removal, extra=extra)
+
+    async def release(self, progress: Progress, stranded: Sequences) -> None:
+        """Delete from a work queue what committed objects hold and the consumer has forgotten, as an ack would have."""
+        due = await self._due(self._stranded[progress.stream], stranded, progress.backlog.ack_wait)
+        if not due:
+            return
+        deleted = Sequences()
+        for some in _portion(due):
+            self._check()
+            gone = await asyncio.gather(*(self._delete(progress.stream, one) for one in some), return_exceptions=True)
+            deleted |= Sequences.from_iterable(one for one, error in zip(some, gone, strict=True) if error is None)
+            if error := next((one for one in gone if isinstance(one, BaseException)), None):
+                text = "stored messages stay in the work queue %s, and its consumer has forgotten them: %s"
+                log.error(text, progress.stream, error, extra={"action": "release_failed"})
+                break
+        if deleted:
+            log.warning(
+                "deleted %d messages from the work queue %s that are stored, and that the server did not delete when"
+                " they were (%s)",
+                len(deleted),
+                progress.stream,
+                deleted.describe(),
+                extra={"action": "released", "count": len(deleted)},
+            )
+
+    async def _acknowledge(self, progress: Progress, kept: Sequences) -> None:
+        """Acknowledge again, once, what an interest stream keeps although all its consumers are beyond it.
+
+        Committed objects hold these messages: whoever stored them died before it acknowledged them, and the server has
+        forgotten that it delivered them.
+        """
+        stream = progress.stream
+        try:
+            floor = await _all_are_beyond(self._natty, stream) if (kept := kept - self._acknowledged[stream]) else 0
+        except NattyError as error:
+            log.info("the consumers of %s are not known: %s", stream, error, extra={"action": "no_progress"})
+            return
+        due = await self._due(self._stranded[stream], kept.within(1, floor), progress.backlog.ack_wait)
+        if not due:
+            return
+        some = Sequences.from_iterable(one for part in _portion(due) for one in part)
+        self._check()
+        with contextlib.suppress(NotConnectedError):
+            for one in some:
+                reply = f"$JS.ACK.{stream}.{self._config.durable}.{DELIVERED}.{one}.0.0.0"
+                self._natty.connection.send(reply, b"+ACK")
+            self._acknowledged[stream] |= some
+            log.warning(
+                "acknowledged %d messages of %s again that are stored and that no consumer needs (%s)",
+                len(some),
+                stream,
+                some.describe(),
+                extra={"action": "released", "count": len(some)},
+            )
+
+    async def _due(self, known: Unstored, found: Sequences, wait: float) -> Sequences:
+        now = self._elapsed()
+        known.update(found, now)
+        if not known.due(now, wait, math.inf):
+            return Sequences()
+        return known.due(now, wait, await self._held_since())
+
+    async def _delete(self, stream: str, sequence: int) -> None:
+        await self._natty.jetstream.request(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence, "no_erase": True})
+
+    async def _heal(self, progress: Progress, due: Sequences) -> tuple[Reading, str]:
+        """Store a portion; return what became of it, and why not all is settled."""
+        reading = Reading(self._natty, self._config, progress, due, self._check)
+        if self._store is None:
+            return reading, "this node stores nothing"
+        try:
+            await self._store(reading, reading)
+        except LeadershipLost:
+            raise
+        except (CaptureError, NattyError) as error:
+            reading.trouble = str(error)
+        if reading.stored:
+            self._healed[progress.stream] += len(reading.stored)
+            log.warning(
+                "stored %d messages of %s that the server counts as acknowledged and no node has stored (%s):"
+                " nats-server forgets delivered messages at a purge by subject or a rollup",
+                len(reading.stored),
+                progress.stream,
+                reading.stored.describe(),
+                extra={"action": "healed", "count": len(reading.stored)},
+            )
+        rest = len(due) - len(reading.settled)
+        return reading, reading.trouble or (f"the sweep stores {PORTION:,} at a time" if rest else "")
+
+
+class Reading:
+    """Messages of a stream by their sequences, as batches to be stored; and where they are settled after that.
+
+    Each is acknowledged as if it had been delivered: a work queue deletes it then, also one that the consumer has
+    forgotten. Where an acknowledgement counts for several messages, none is sent.
+    """
+
+    def __init__(
+        self, natty: Natty, config: CaptureConfig, progress: Progress, wanted: Sequences, check: Callable[[], None]
+    ) -> None:
+        self.stored, self.settled, self.trouble = Sequences(), Sequences(), ""
+        self._natty, self._progress, self._wanted, self._check = natty, progress, wanted, check
+        self._consumer = config.durable
+        self._acks = config.ack == EXPLICIT and not config.group
+
+    def __repr__(self) -> str:
+        return f"Reading({self._progress.stream}, {len(self._wanted)} wanted, {len(self.stored)} stored)"
+
+    async def __aiter__(self) -> AsyncIterator[Batch]:
+        """Yield a portion of them, in order. What the stream has no more, or was not to be captured, is settled."""
+        size = 0
+        for some in _portion(self._wanted):
+            self._check()
+            found = await asyncio.gather(*(self._read(one) for one in some))
+            batch = [raw for raw in found if raw]
+            yield Batch(batch)
+            size += sum(len(subject) + len(block) + len(payload) for subject, _, block, payload in batch)
+            if size > PORTION_BYTES:
+                return
+
+    def ack(self, replies: list[bytes]) -> None:
+        """Take note of stored messages, and acknowledge them. Called by `commit.py` alone."""
+        done = Sequences.from_iterable(Batch([(b"", reply, b"", b"") for reply in replies]).sequences)
+        self.stored |= done
+        self.settled |= done
+        with contextlib.suppress(NotConnectedError):  # in a work queue it is deleted later: see `Healer.release`
+            for reply in replies if self._acks else ():
+                self._natty.connection.send(reply, b"+ACK")
+
+    def nak(self, replies: list[bytes], delay: float = 0.0) -> None:
+        """Do nothing: the next sweep reads them again."""
+
+    async def _read(self, sequence: int) -> RawMessage | None:
+        stream = self._progress.stream
+        message = await self._natty.jetstream.read(stream, sequence=sequence)
+        if message is None or not is_wanted(self._progress, sequence, message.subject):
+            self.settled |= Sequences.from_iterable([sequence])
+            return None
+        subject = await self._subject(message)
+        if subject is None:
+            return None
+        reply = f"$JS.ACK.{stream}.{self._consumer}.{DELIVERED}.{sequence}.0.{parse_time(message.time)}.0"
+        return subject, reply.encode(), message.header_block, message.data
+
+    async def _subject(self, message: StoredMessage) -> bytes | None:
+        """Return the subject's bytes: in the server's JSON those that are not UTF-8 are replaced."""
+        if REPLACED not in message.subject:
+            return message.subject.encode()
+        api = f"{self._natty.jetstream.prefix}.DIRECT.GET.{self._progress.stream}"
+        try:
+            raw = await self._natty.connection.request(api, b'{"seq":%d}' % message.sequence)
+        except NattyError as error:
+            self.trouble = (
+                f"message {message.sequence} has a subject that is not UTF-8, which takes allow_direct: {error}"
+            )
+            return None
+        lines = raw[2][raw[2].rfind(b"\r\nNats-Stream: ") :].split(b"\r\n")
+        subject = next((line[14:] for line in lines if line.startswith(b"Nats-Subject: ")), None)
+        if subject is None:
+            status = raw[2].partition(b"\r\n")[0].removeprefix(b"NATS/1.0 ").decode("utf-8", "replace")
+            which = f"message {message.sequence} has a subject that is not UTF-8"
+            self.trouble = f"{which}, and a direct get does not say it: {status}"
+        return subject
+
+
+async def held_since(board: Board, elapsed: Callable[[], float]) -> float:
+    """Return since when, by `elapsed`, nodes that run may have held messages that they have not stored.
+
+    -inf if that can't be told.
+    """
+    try:
+        return elapsed() - (await board.read()).held_for
+    except (CaptureError, NattyError) as error:
+        log.info("it can't be told what nodes hold: %s", error, extra={"action": "no_progress"})
+        return -math.inf
+
+
+async def _all_are_beyond(natty: Natty, stream: str) -> int:
+    """Return up to which sequence all consumers of a stream have acknowledged what they were to get. NattyError."""
+    consumers = await all_consumers(natty.jetstream, stream)
+    return min((Position.of([one]).floor for one in consumers.found), default=0) if not consumers.missing else 0
+
+
+def _portion(sequences: Sequences) -> Iterator[list[int]]:
+    """Yield the first of them, as many as one sweep takes, some at a time."""
+    portion = islice(sequences, PORTION)
+    while some := list(islice(portion, AT_ONCE)):
+        yield some

@@ -1,0 +1,81 @@
+"""A node's figures in Prometheus' format. It needs the extra `metrics`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
+
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from capture.node.node import Node
+from capture.node.nodes import Several
+from capture.partitioners import UNDECODABLE
+from natty import Natty
+from natty.metrics import http, telemetry
+
+
+class NodeCollector(Collector):
+    """Reads the figures of a process's nodes when it is asked: the hot path counts nothing for it."""
+
+    def __init__(self, running: Node | Several) -> None:
+        self._running = running
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield what a scrape gets: the figures by stream, then those of the client. No label is a subject."""
+        nodes = _nodes(self._running)
+        for what, text in (
+            ("messages", "Messages stored and acknowledged."),
+            ("blocks", "Blocks stored."),
+            ("bytes", "Bytes of the stored blocks."),
+            ("failures", "Attempts to store a block that failed, or that a stop has ended."),
+            ("handed_back", "Messages of such blocks; they are delivered again."),
+            ("healed", "Messages among them that this node stored as the sweep's leader, since no node had."),
+            (UNDECODABLE, "Messages among them that were stored raw, since they could not be decoded."),
+        ):
+            counter = CounterMetricFamily(f"capture_{what.strip('_')}", text, labels=["stream"])
+            for node in nodes:
+                counter.add_metric([node.config.stream], node.stored[what])
+            yield counter
+        unfit = CounterMetricFamily("capture_unfit", "Values that fitted no column.", labels=["stream", "column"])
+        for node in nodes:
+            for column, count in list(node.writer.unfit.items()):
+                unfit.add_metric([node.config.stream, column], count)
+        yield unfit
+        if natty := _client(nodes):
+            yield from telemetry.collector(natty).collect()
+
+
+def serve(running: Node | Several, address: str, guard: http.Guard | None = None) -> AbstractAsyncContextManager[int]:
+    """Meanwhile, serve `/metrics`, `/livez` and `/readyz` on "host:port" (":9100" is every address).
+
+    natty's ConfigError if the address is none, or can't be had.
+    """
+    return http.serving(address, telemetry.pages(lambda: _not_ready(running), NodeCollector(running)), guard)
+
+
+def _nodes(running: Node | Several) -> list[Node]:
+    return [running] if isinstance(running, Node) else running.nodes
+
+
+def _client(nodes: list[Node]) -> Natty | None:
+    return next((node.natty for node in nodes if node.natty), None)
+
+
+def _not_ready(running: Node | Several) -> list[str]:
+    """Return why not every stream is captured now."""
+    nodes = _nodes(running)
+    natty = _client(nodes)
+    if natty is None:
+        return [": ".join(filter(None, ("not connected yet", running.start.lacks)))]
+    failing = {} if isinstance(running, Node) else running.failing
+    starting = {one.config.stream: one.start.lacks for one in nodes if not one.start.over}
+    return [
+        *telemetry.not_ready(natty),
+        *(f"stream {stream} failed: {why}" for stream, why in failing.items()),
+        *(
+            ": ".join(filter(None, (f"stream {stream} is not captured yet", lacks)))
+            for stream, lacks in starting.items()
+            if stream not in failing
+        ),
+    ]

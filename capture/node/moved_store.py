@@ -1,0 +1,86 @@
+"""Whether a store is the one in which an archive's history is: compared with what NATS knows, before a node starts."""
+
+from __future__ import annotations
+
+from capture.archive.chain import Head, document_parts
+from capture.archive.heads import SWEEP
+from capture.archive.identity import stream_path
+from capture.archive.manifest import Manifest
+from capture.config.consumers import consumer_states
+from capture.config.settings import CaptureConfig
+from capture.errors import CaptureError, NotStored, OtherStoreError
+from capture.ingest.board import Board
+from capture.stores import Store
+from natty import Natty, NattyError
+
+WAYS_ON = (
+    "Copy the whole archive to {new} first; or go back to {old}; or begin a new archive in {new}, with another name"
+    " (archive) and another durable: see docs/moving.md"
+)
+
+
+async def check_not_moved(natty: Natty, store: Store, config: CaptureConfig) -> None:
+    """Make sure that the archive's history, if it has one, is in this store. OtherStoreError; it changes nothing.
+
+    What NATS knows is asked first, the store after it: what another node does meanwhile is then in the store. Stores
+    are compared by what they hold, not by their URLs: a copy is the archive, and so is another spelling.
+
+    A store that has lost only its newest manifest is damaged, and still the archive's: sweeps say so, nodes go on.
+    """
+    head = await SWEEP.reader(natty, config.name)()
+    states = await consumer_states(natty, config)
+    if head is not None and not await _has(natty, store, config, head):
+        raise OtherStoreError(
+            f"{_lives(config, await _known_store(natty, config), store)}: NATS knows manifest {head.number} of it as"
+            f" the committed one ({head.path}), and that is not in {store.url}. "
+            + _ways(await _known_store(natty, config), store)
+        )
+    acknowledged = [one for one in states if one["ack_floor"]["consumer_seq"]]
+    if acknowledged and not await _is_captured(store, config.stream):
+        names = ", ".join(one["name"] for one in acknowledged)
+        raise OtherStoreError(
+            f"{store.url} holds nothing of stream {config.stream}, and its consumer {names} has acknowledged"
+            f" messages up to sequence {max(one['ack_floor']['stream_seq'] for one in acknowledged):,}: they would be"
+            f" missing here. {_ways(await _known_store(natty, config), store)}"
+        )
+
+
+async def _has(natty: Natty, store: Store, config: CaptureConfig, head: Head) -> bool:
+    """Tell whether the store holds the chain that the head is of: this manifest, or later ones.
+
+    A head that went back, with NATS' disk, names one that was cleaned up; whoever leads then takes the newest.
+    """
+    found = {
+        one.path: parts[0] for one in await store.list(Manifest.FOLDER) if (parts := document_parts(Manifest, one.path))
+    }
+    if head.path in found or max(found.values(), default=0) > head.number:
+        return True
+    return bool(found) and await _known_store(natty, config) == store.url
+
+
+async def _is_captured(store: Store, stream: str) -> bool:
+    try:
+        await store.get(stream_path(stream))
+    except NotStored:
+        return False
+    return True
+
+
+async def _known_store(natty: Natty, config: CaptureConfig) -> str:
+    """Return the URL at which the archive was swept last; "" if nobody has published it."""
+    try:
+        state = (await Board(natty, config.name).read()).state
+    except (CaptureError, NattyError):
+        return ""
+    return state.store if state else ""
+
+
+def _lives(config: CaptureConfig, known: str, store: Store) -> str:
+    if known == store.url:
+        return f"the store {store.url} has lost the archive {config.name}"
+    return f"the archive {config.name} is in {known or 'another store'}, not in {store.url}"
+
+
+def _ways(known: str, store: Store) -> str:
+    old = "its copy" if known == store.url else known or "the earlier store"
+    return WAYS_ON.format(new=store.url, old=old)

@@ -1,0 +1,363 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterable, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+from capture.archive.heads import COMPACTION, SWEEP
+from capture.archive.identity import claim
+from capture.config.consumers import consumers
+from capture.config.reload import ChangingBlocks, reloaded
+from capture.config.settings import CaptureConfig
+from capture.decoders import decoder
+from capture.errors import CaptureError, NotDrained
+from capture.formats import writer
+from capture.ingest.block import OpenBlocks
+from capture.ingest.board import Board, NodeState, announced, software_version
+from capture.ingest.commit import Acknowledger, CommitOptions, Committer, going_on
+from capture.ingest.durable import TOGETHER, Durable, prepare
+from capture.ingest.group_source import GroupSource, roster_key
+from capture.ingest.hooks import Completion, Hook, hook
+from capture.ingest.layout import layout
+from capture.ingest.pipeline import capture
+from capture.ingest.source import Source, stream_info
+from capture.ingest.startup import Start
+from capture.ingest.underway import UnderWay
+from capture.node.leader_tasks import Duty
+from capture.node.moved_store import check_not_moved
+from capture.node.shutdown import Stopping, reloading
+from capture.partitioners import UNDECODABLE, grouped, partitioner
+from capture.spark import unavailable
+from capture.status.backlog import read_backlog, summarise
+from capture.stores import Store, open_store
+from natty import Batch, Election, JetStreamError, Natty, NattyError, Term, UnsupportedError
+from natty.elections import default_node_name
+from natty.errors import ConsumerNotFoundError, StreamNotFoundError
+from natty.streams import check_name
+from natty.wire.background import keep_up
+
+LONGEST_TROUBLE = 1000  # characters of a sentence about what fails, in what the node says of itself
+
+log = logging.getLogger("capture.node")
+life = logging.getLogger("capture.run")
+"""Says that a node captures, and what it did: the command line shows both at any level but `error`."""
+
+RETRY_DUTY = 5.0  # seconds before a leader's failed duty is taken up again
+RELOAD = {"action": "reload"}
+
+
+class Node:
+    """One process of the fleet: it captures always, and sweeps or compacts while it leads the one or the other."""
+
+    def __init__(
+        self,
+        config: CaptureConfig,
+        *,
+        on_store_complete: Callable[[Completion], Any] | None = None,
+        load: Callable[[], CaptureConfig] | None = None,
+        on_reload: Callable[[CaptureConfig], None] | None = None,
+    ) -> None:
+        """`on_store_complete` is called as `capture.hooks.Hook` says, in the place of the configured one.
+
+        `load` reads the configuration anew at SIGHUP, which does what it ever does without; `on_reload` is told then.
+        """
+        self.config = config
+        self.name = config.node or default_node_name()
+        self.store: Store = open_store(config.store)
+        self.stored: Counter[str] = Counter()
+        self.natty: Natty | None = None  # from when it is connected
+        self.start = Start(config.start_timeout)
+        self._load, self._on_reload = load, on_reload
+        self._stopping = Stopping()
+        self._hook = hook(config.on_store_complete) if on_store_complete is None else on_store_complete
+        self._layout = layout(config.layout)
+        self._blocks = ChangingBlocks(config.block_limits(), config.buffers.spill())
+        self._duty: Duty | None = None
+        self._completions: Hook | None = None  # where the user's hook is told of them
+        self._settled = 0  # messages that were stored, or handed back before it was told to stop
+        self._unstored = 0  # the rest of what was read by then
+        self._under_way = UnderWay()
+        self._since = time.time()
+        self._decode = decoder(config.decoder)
+        self._partition = grouped(partitioner(config.partition), interval=config.limits.interval)
+        self.writer = writer(
+            config.format,
+            decode=self._decode,
+            compression=config.compression,
+            flatten=config.flatten,
+            keys=config.block_keys(),
+        )
+        _check(config)
+
+    def __repr__(self) -> str:
+        return f"Node({self.name!r}, {self.config.stream} → {self.store.url}, {dict(self.stored)})"
+
+    async def run(self) -> None:
+        """Run until SIGTERM or SIGINT: then what was read is stored and acked, and office is left.
+
+        A server or a store that is away when it starts is waited for, as `Start` says. Told to stop meanwhile, it ends
+        without having begun. A second signal ends the process at once.
+        Raises NattyError when the stream is missing, or the server does not let us in; StoreError when the store
+        doesn't, or when a block could not be stored, if the configuration says so; NotStarted when what was waited for
+        did not come; NotDrained when not all was stored that was read before the stop.
+        """
+        settings = {"name": f"capture {self.name}", **self.config.nats}
+        with reloading(self.reload) if self._load else contextlib.nullcontext():
+            async with self._stopping.scope(), self.start.entered(lambda: Natty(**settings)) as natty:
+                await self._work(natty)
+        self._conclude()
+
+    async def run_beside(self, natty: Natty) -> None:
+        """Run over a connection that other nodes of this process use, too, until `stop`; it raises as `run` does."""
+        if not self._stopping.told:
+            async with self._stopping.scope(()):
+                await self._work(natty)
+            self._conclude()
+
+    def stop(self) -> None:
+        """Stop as at SIGTERM. Idempotent."""
+        self._stopping.tell()
+
+    async def _work(self, natty: Natty) -> None:
+        self.natty = natty
+        durables = await self.start.step(lambda: self._claim(natty))
+        tasks = [
+            *await self._campaigns(natty),
+            asyncio.create_task(keep_up(f"the summary of {self.name}", lambda: self._summarise(natty))),
+        ]
+        async with announced(Board(natty, self.config.name), self.name, self.state):
+            try:
+                await self._capture(natty, durables)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _conclude(self) -> None:
+        stored = self.stored["messages"], self.stored["blocks"]
+        life.info("%s stopped: %d messages in %d blocks stored", self.name, *stored, extra={"action": "ended"})
+        if self._unstored:
+            raise NotDrained(
+                f"{self._unstored} messages that were read could not be stored within the {self.config.drain:g} s that "
+                f"a stop may take: none of them was acknowledged, they were handed back and will be delivered again"
+            )
+
+    def state(self) -> NodeState:
+        """Return what the node says of itself."""
+        limits, due = self._blocks.limits, self._blocks.next_due(time.monotonic())
+        open_for = None if due is None else limits.max_age - due
+        return NodeState(
+            node=self.name,
+            version=software_version(),
+            since=self._since,
+            every=self.config.sweep.every,
+            stored=dict(self.stored),
+            pending=self._blocks.pending + self._under_way.messages,
+            oldest=max((age for age in (open_for, self._under_way.longest) if age is not None), default=None),
+            location=self._duty.location if self._duty and self._duty.can_compact else "",
+            troubles=[
+                text[:LONGEST_TROUBLE]
+                for text in (*(self._duty.failing.values() if self._duty else ()), *self._refused())
+            ],
+        )
+
+    def _refused(self) -> list[str]:
+        """Return what the server refuses this node at the moment, in sentences."""
+        refused = self.natty.connection.refused.now() if self.natty else []
+        return [f"the server refused: {one}: give the node's user that permission" for one in refused]
+
+    async def _claim(self, natty: Natty) -> list[Durable]:
+        """Make what is missing, and return the consumers to read. It may be done again."""
+        stream = await stream_info(natty, self.config.stream)
+        await check_not_moved(natty, self.store, self.config)
+        await claim(self.store, self.config.name, self.config.stream, stream["created"], self.config.signer())
+        durables = await consumers(natty, self.config)
+        for wanted in durables:
+            await prepare(natty, self.store, wanted)
+        return durables
+
+    async def _capture(self, natty: Natty, durables: list[Durable]) -> None:
+        config = self.config
+        told = Hook(self._hook) if self._hook else contextlib.nullcontext()
+        async with told as self._completions, self.start.entered(lambda: self._source(natty, durables)) as source:
+            committer = self._committer(source, self._settle)
+            commit = committer.commit if config.on_store_failure == "stop" else going_on(committer.commit)
+            watched = self._under_way.watched(commit)
+
+            def stop() -> float:
+                log.info("%s stops within %g s: it stores what it has read", self.name, self.config.drain)
+                source.stop()
+                return self.config.drain
+
+            try:
+                with self._stopping.draining(stop):
+                    self.start.over = True
+                    life.info("%s", self._beginning(durables), extra={"action": "began"})
+                    await capture(source, self._decode, self._partition, self._blocks, watched, slots=config.slots)
+            except (ConsumerNotFoundError, StreamNotFoundError) as error:
+                raise type(error)(_ended(error, config), code=error.code, err_code=error.err_code) from error
+            finally:
+                self._unstored = source.read - self._settled if self._stopping.told else 0
+
+    def _committer(self, acknowledger: Acknowledger, completed: Callable[[Completion], None]) -> Committer:
+        """Return what stores blocks as configured; `completed` is called, and then the user's hook."""
+        config = self.config
+        options = CommitOptions(
+            node=self.name,
+            interval=config.limits.interval,
+            give_up=config.sweep.grace / 2,
+            attempts=config.store_attempts,
+            redeliver_after=config.redeliver_after,
+        )
+
+        def on_complete(completion: Completion) -> None:
+            completed(completion)
+            if self._completions:
+                self._completions(completion)
+
+        return Committer(self.store, self.writer, acknowledger, options, layout=self._layout, on_complete=on_complete)
+
+    async def _store_messages(self, messages: AsyncIterable[Batch], acknowledger: Acknowledger) -> None:
+        """Store what the sweep's leader has read, as what is delivered is stored. StoreError."""
+
+        def completed(completion: Completion) -> None:
+            self._count(completion)
+            if completion.error is None:
+                self.stored["healed"] += completion.count
+
+        blocks, commit = OpenBlocks(self._blocks.limits), self._committer(acknowledger, completed).commit
+        await capture(messages, self._decode, self._partition, blocks, commit, slots=self.config.slots)
+
+    def _beginning(self, durables: list[Durable]) -> str:
+        names = ", ".join(one.name for one in durables)
+        where = f"through consumer {names}" if len(durables) == 1 else f"through {len(durables)} consumers, {names}"
+        return f"{self.name} captures {self.config.stream} into {self.store.url}, {where}"
+
+    def _source(self, natty: Natty, durables: list[Durable]) -> AbstractAsyncContextManager[Source | GroupSource]:
+        config = self.config
+        if not config.group:
+            together = config.ack == TOGETHER
+            return Source(natty, config.stream, config.durable, ack_wait=config.ack_wait, together=together)
+        return GroupSource(
+            natty,
+            config.stream,
+            [one.name for one in durables],
+            roster="" if config.member else roster_key(config.stream, config.group),
+            ack_wait=config.ack_wait,
+            drain=config.drain,
+            seal=self._blocks.seal,
+        )
+
+    def _count(self, completion: Completion) -> None:
+        if completion.error is None:
+            self.stored.update(blocks=1, messages=completion.count, bytes=completion.bytes)
+            if completion.key == UNDECODABLE:
+                self.stored[UNDECODABLE] += completion.count
+        else:
+            self.stored.update(failures=1, handed_back=completion.count)
+
+    def _settle(self, completion: Completion) -> None:
+        self._count(completion)
+        if completion.error is None or not self._stopping.told:
+            self._settled += completion.count
+
+    def reload(self) -> None:
+        """Go on with what may change in a running node. A configuration that can't be used changes nothing."""
+        assert self._load is not None
+        try:
+            change = reloaded(self.config, self._load())
+        except CaptureError as error:
+            log.error("nothing was reloaded, the old configuration stays: %s", error, extra={"action": "reload"})
+            return
+        self.config = change.config
+        self._blocks.change(change.config.block_limits())
+        if self._duty:
+            self._duty.config = change.config
+        if self._on_reload:
+            self._on_reload(change.config)
+        log.info("%s reloaded: %s", self.name, ", ".join(change.changed) or "nothing to change", extra=RELOAD)
+        if change.kept:
+            log.warning("%s needs a restart to change %s", self.name, ", ".join(change.kept), extra=RELOAD)
+
+    async def _summarise(self, natty: Natty) -> None:
+        config = self.config
+        await summarise(
+            self.name,
+            self.stored,
+            lambda: self.config.logging.summary_every,
+            lambda: read_backlog(natty, config),
+        )
+
+    async def _campaigns(self, natty: Natty) -> list[asyncio.Task[None]]:
+        """Be a candidate for both offices, or for the sweep alone where Spark can't run."""
+        config = self.config
+        spark_log = Path(config.log) / f"spark-{self.name}.log" if config.log else None
+        duty = self._duty = Duty(natty, self.store, config, self.name, spark_log=spark_log)
+        duty.store_messages = self._store_messages
+        offices = [(SWEEP.election(config.name), config.lease, duty.sweep)]
+        if reason := await asyncio.to_thread(unavailable, config.spark.options()):
+            log.warning(
+                "%s is no candidate for the compaction, other nodes are: %s",
+                self.name,
+                reason,
+                extra={"action": "no_spark"},
+            )
+        else:
+            duty.can_compact = True
+            offices.append((COMPACTION.election(config.name), config.compaction.lease, duty.compact))
+        return [
+            asyncio.create_task(self._campaign(natty.election(name, lease=lease, node_name=self.name), work))
+            for name, lease, work in offices
+        ]
+
+    async def _campaign(self, election: Election, work: Callable[[Term], Awaitable[None]]) -> None:
+        """Be a candidate for as long as the node runs. A duty that fails is logged and taken up again, by somebody."""
+        name, failure = election.options.name, ""
+
+        async def serve(term: Term) -> None:
+            nonlocal failure
+            failure = ""
+            await work(term)
+
+        while True:
+            try:
+                await election.run(serve)
+            except UnsupportedError as error:
+                log.error("this node is no candidate for %s: %s", name, error, extra={"action": "no_leader"})
+                return
+            except NattyError as error:
+                if str(error) != failure:  # once for what goes on, as a right that this node does not have
+                    log.error("the campaign for %s failed: %s", name, error, extra={"action": "campaign_failed"})
+                failure = str(error)
+            except Exception:
+                log.exception("the work of the leader of %s failed", name, extra={"action": "duty_failed"})
+            await asyncio.sleep(RETRY_DUTY)
+
+
+def _ended(error: JetStreamError, config: CaptureConfig) -> str:
+    """Return what becomes of a node whose stream or consumer was deleted while it read."""
+    if isinstance(error, StreamNotFoundError):
+        return (
+            f"stream {config.stream} was deleted while this node captured it. What was captured is in the archive:"
+            f" `capture verify` compares it with what was recorded of the stream, `capture restore` brings it back"
+        )
+    which = f"a consumer of group {config.group}" if config.group else f"consumer {config.durable}"
+    return (
+        f"{which} of stream {config.stream} was deleted while this node read it: start the node again. It makes the"
+        f" consumer again, which begins as the first one did; what is stored twice by that, the compaction removes"
+    )
+
+
+def _check(config: CaptureConfig) -> None:
+    """Check what a node uses only after it has connected, or when it leads. ConfigError, BadNameError."""
+    for kind in ("stream", "durable", "group", "member"):
+        if name := getattr(config, kind):
+            check_name(kind, name)
+    config.signer()
+    config.public_keys()

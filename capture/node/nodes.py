@@ -1,0 +1,112 @@
+"""Several streams in one process, over one connection: a node for each, whose archives have nothing in common."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+
+from capture.config.settings import CaptureConfig
+from capture.errors import CaptureError
+from capture.ingest.startup import Start
+from capture.node.node import Node
+from capture.node.shutdown import Stopping, reloading
+from natty import Natty, NattyError
+
+log = logging.getLogger("capture.several")
+
+RETRY_STREAM = 10.0  # seconds until a stream that failed is taken up again
+LEAVE_WITHIN = 10.0  # seconds that nodes have to leave when their own time to drain is over
+
+
+class Several:
+    """The nodes of one process. Without `keep_going` the first stream that fails stops them all, as a signal would.
+
+    With it the others go on, and the one that failed, or is not there yet, is taken up again every RETRY_STREAM seconds
+    until the process is stopped. `failing` says why each of these does not run at the moment.
+    """
+
+    def __init__(
+        self,
+        configs: Sequence[CaptureConfig],
+        *,
+        load: Callable[[], Sequence[CaptureConfig]] | None = None,
+        on_reload: Callable[[CaptureConfig], None] | None = None,
+    ) -> None:
+        """`load` and `on_reload` as for `Node`: at SIGHUP every node takes up what has changed for its stream."""
+        self._load, self._on_reload = load, on_reload
+        self.nodes = [self._node(config) for config in configs]
+        self.failing: dict[str, str] = {}
+        self.start = Start(configs[0].start_timeout)
+        self._errors: list[Exception] = []
+        self._stopping = Stopping()
+        self._stopped = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"Several({self.nodes}, {len(self.failing)} failing)"
+
+    async def run(self) -> None:
+        """Run until SIGTERM or SIGINT, as `Node.run` does. Raises what a node has raised, once all have ended."""
+        first = self.nodes[0]
+        settings = {"name": f"capture {first.name}", **first.config.nats}
+        with reloading(self.reload) if self._load else contextlib.nullcontext():
+            async with self._stopping.scope(), self.start.entered(lambda: Natty(**settings)) as natty:
+                with self._stopping.draining(self._stop):
+                    async with asyncio.TaskGroup() as running:
+                        for index in range(len(self.nodes)):
+                            running.create_task(self._run(index, natty))
+        if self._errors:
+            raise self._errors[0]
+
+    def stop(self) -> None:
+        """Stop as at SIGTERM. Idempotent."""
+        self._stopping.tell()
+
+    async def _run(self, index: int, natty: Natty) -> None:
+        """Run a node, and another one in its place for as long as that fails and the others are to go on."""
+        while not await self._ended(self.nodes[index], natty):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RETRY_STREAM):
+                    await self._stopped.wait()
+            if self._stopping.told:
+                return
+            before = self.nodes[index]
+            node = self.nodes[index] = self._node(before.config)
+            node.stored = before.stored  # what is counted goes on
+            del self.failing[node.config.stream]
+
+    async def _ended(self, node: Node, natty: Natty) -> bool:
+        """Run a node until it ends; False if it has failed and is to be taken up again."""
+        try:
+            await node.run_beside(natty)
+        except (CaptureError, NattyError) as error:
+            stream = node.config.stream
+            log.error("stream %s failed: %s", stream, error, extra={"action": "stream_failed"})
+            if node.config.keep_going and not self._stopping.told:
+                self.failing[stream] = str(error)
+                return False
+            self._errors.append(error)
+            self.stop()
+        return True
+
+    def _node(self, config: CaptureConfig) -> Node:
+        def again() -> CaptureConfig:
+            assert self._load is not None
+            for one in self._load():
+                if one.stream == config.stream:
+                    return one
+            raise CaptureError(f"stream {config.stream} is not configured any more: that needs a restart")
+
+        return Node(config, load=again, on_reload=self._on_reload)
+
+    def _stop(self) -> float:
+        self._stopped.set()
+        for node in self.nodes:
+            node.stop()
+        return max(node.config.drain for node in self.nodes) + LEAVE_WITHIN
+
+    def reload(self) -> None:
+        """Have every node take up what has changed for its stream."""
+        for node in self.nodes:
+            node.reload()

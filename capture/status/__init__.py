@@ -1,0 +1,1 @@
+"""How things are, for people and for monitors."""

@@ -1,0 +1,121 @@
+"""A line of figures in the log, while there is work."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from capture.config.consumers import Position, consumer_states
+from capture.config.settings import CaptureConfig
+from natty import ConsumerNotFoundError, Natty, NattyError
+from natty.config.units import parse_time
+from natty.streams import NANOSECONDS
+
+log = logging.getLogger("capture.summary")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backlog:
+    """What a durable consumer has before it, all of its nodes together, as the server says.
+
+    `pending` messages are not delivered yet, `unacked` ones are. `oldest` is when the first of all these was stored in
+    the stream (Unix seconds), None if there is none. Of the subjects in `filters` all is acknowledged up to sequence
+    `acked`. What is not acknowledged for `ack_wait` seconds is delivered again.
+    """
+
+    pending: int
+    unacked: int
+    oldest: float | None = None
+    acked: int = 0
+    filters: tuple[str, ...] = (">",)
+    ack_wait: float = 0.0
+
+    @property
+    def gets_all(self) -> bool:
+        """Whether it is to get every subject."""
+        return ">" in self.filters
+
+
+async def read_backlog(natty: Natty, config: CaptureConfig, stream: str = "") -> Backlog:
+    """Ask the server about a stream, the configuration's by default. NattyError."""
+    stream = stream or config.stream
+    states = await consumer_states(natty, config, stream)
+    if not states:
+        raise ConsumerNotFoundError(f"stream {stream} has no consumer that captures it")
+    position = Position.of(states)
+    filters: list[str] = []
+    oldest: list[float | None] = []
+    for one in states:
+        wanted = one["config"].get("filter_subjects") or [one["config"].get("filter_subject") or ">"]
+        filters += wanted
+        if one["num_pending"] or one["num_ack_pending"]:
+            after = int(one["ack_floor"]["stream_seq"]) + 1
+            oldest += [await _stored_at(natty, stream, after, subject) for subject in wanted]
+    return Backlog(
+        pending=position.pending,
+        unacked=position.unacked,
+        oldest=min((at for at in oldest if at is not None), default=None),
+        acked=position.floor,
+        filters=tuple(filters),
+        ack_wait=max(one["config"]["ack_wait"] for one in states) / NANOSECONDS,
+    )
+
+
+async def _stored_at(natty: Natty, stream: str, after: int, subject: str) -> float | None:
+    """Return when the first message from this sequence on was stored; None if there is none any more."""
+    try:
+        found = await natty.jetstream.request(f"STREAM.MSG.GET.{stream}", {"seq": after, "next_by_subj": subject})
+    except NattyError:
+        return None
+    return parse_time(found["message"]["time"]) / 1e9
+
+
+def sentence(node: str, stored: Counter[str], seconds: float, backlog: Backlog, now: float) -> str:
+    """Return what was stored in so many seconds, and what is left to be done."""
+    parts = [
+        f"{node}: {stored['messages']:,} messages in {stored['blocks']:,} blocks of {stored['bytes']:,} bytes stored "
+        f"in {seconds:.0f} s, {stored['messages'] / seconds:,.0f} messages/s"
+    ]
+    if stored["failures"]:
+        parts.append(f"{stored['failures']:,} blocks could not be stored")
+    waiting = f"{backlog.pending:,} pending, {backlog.unacked:,} unacknowledged"
+    if backlog.oldest is not None:
+        waiting += f", the oldest {max(0.0, now - backlog.oldest):,.0f} s old"
+    return "; ".join([*parts, waiting])
+
+
+async def summarise(
+    node: str,
+    stored: Counter[str],
+    every: Callable[[], float],
+    backlog: Callable[[], Awaitable[Backlog]],
+    *,
+    clock: Callable[[], float] = time.time,
+    elapsed: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+) -> None:
+    """Log a line every so many seconds in which something was stored or is waiting.
+
+    `every` is asked each time, 0 is "not now"; `stored` counts from the start. It never returns.
+    """
+    before, began = Counter(stored), elapsed()
+    while True:
+        wait = every()
+        await sleep(wait or 1.0)
+        if not wait:
+            continue
+        try:
+            left = await backlog()
+        except NattyError as error:
+            log.warning("the server does not say what is left to capture: %s", error, extra={"action": "summary"})
+            continue
+        done, seconds = Counter(stored), elapsed() - began
+        news = done - before
+        if news or left.pending or left.unacked:
+            figures = {"pending": left.pending, "unacknowledged": left.unacked, **news}
+            log.info("%s", sentence(node, news, seconds, left, clock()), extra={"action": "summary", **figures})
+        before, began = done, elapsed()

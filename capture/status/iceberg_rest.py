@@ -1,0 +1,195 @@
+"""A read-only Iceberg REST catalog (Apache Iceberg's `rest-catalog-open-api.yaml`): each archive a namespace, each of
+its streams a table. What it answers is what the archive's head names at that moment.
+
+Readers get no credentials here: they reach the store by their own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from capture.archive import chain
+from capture.archive.chain import Head, HeadReader
+from capture.archive.iceberg_state import folder
+from capture.archive.table import Table
+from capture.errors import CaptureError, ConfigError, NotStored
+from capture.status.https import Tokens
+from capture.stores import Address, Store
+from capture.stores.address import SCHEMES
+from natty import NattyError
+
+READS = (
+    "GET /v1/{prefix}/namespaces",
+    "GET /v1/{prefix}/namespaces/{namespace}",
+    "HEAD /v1/{prefix}/namespaces/{namespace}",
+    "GET /v1/{prefix}/namespaces/{namespace}/tables",
+    "GET /v1/{prefix}/namespaces/{namespace}/tables/{table}",
+    "HEAD /v1/{prefix}/namespaces/{namespace}/tables/{table}",
+)
+"""What clients are told that they may ask for."""
+
+log = logging.getLogger("capture.catalog")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Archive:
+    """One archive's tables as last committed; what was read last is kept until the head changes."""
+
+    def __init__(self, store: Store, head: HeadReader) -> None:
+        self.store = store
+        self._head = head
+        self._known: tuple[Head, Table] | None = None
+
+    def __repr__(self) -> str:
+        return f"Archive({self.store.url})"
+
+    async def table(self) -> Table:
+        """Return the committed table; an empty one before the first. CaptureError, NattyError."""
+        head = await self._head()
+        if head is None:
+            return Table()
+        if self._known is None or self._known[0] != head:
+            self._known = head, await chain.read(self.store, head, Table)
+        return self._known[1]
+
+    async def metadata(self, stream: str) -> tuple[str, bytes] | None:
+        """Return the location and the content of a stream's metadata file; None if there is no such table."""
+        for attempt in range(2):
+            exposed = (await self.table()).iceberg.get(stream)
+            if exposed is None:
+                return None
+            base = exposed.location.removesuffix(folder(stream))
+            try:
+                return f"{base}{exposed.metadata}", await self.store.get(exposed.metadata)
+            except NotStored:  # the answer of a NATS server that lags behind by a whole grace time
+                self._known = None
+                if attempt:
+                    raise
+        raise AssertionError("two attempts")
+
+
+class RestCatalog:
+    """Answers for some archives, by name, to clients that show one of the tokens."""
+
+    def __init__(self, archives: Mapping[str, Archive], tokens: Iterable[str]) -> None:
+        self._archives = archives
+        self._tokens = Tokens(tokens)
+        if not self._tokens:
+            raise ConfigError("the catalog needs a token: without one it would answer everybody")
+
+    def __repr__(self) -> str:
+        return f"RestCatalog({', '.join(self._archives)})"
+
+    def application(self) -> web.Application:
+        """Return it as a web application."""
+        application = web.Application(middlewares=[self._guarded])
+        namespace = "/v1/namespaces/{namespace}"
+        table = f"{namespace}/tables/{{table}}"
+        application.add_routes(
+            [
+                web.get("/v1/config", self._config),
+                web.get("/v1/namespaces", self._namespaces),
+                web.get(namespace, self._namespace, allow_head=False),
+                web.head(namespace, self._has_namespace),
+                web.get(f"{namespace}/tables", self._tables),
+                web.get(table, self._table, allow_head=False),
+                web.head(table, self._has_table),
+            ]
+        )
+        return application
+
+    @web.middleware
+    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Let nobody in without a token, and answer every error as Iceberg's clients expect."""
+        if not self._tokens.admit(request.headers.get("Authorization", "")):
+            return _error(401, "NotAuthorizedException", "a valid bearer token is needed")
+        try:
+            return await handler(request)
+        except web.HTTPMethodNotAllowed:
+            return _error(403, "ForbiddenException", "this catalog is read-only: capture's leader alone commits")
+        except web.HTTPException as error:
+            return _error(error.status, "NoSuchEndpointException", f"{request.method} {request.path}: {error.reason}")
+        except (CaptureError, NattyError) as error:
+            log.error("the catalog could not answer: %s", error, extra={"action": "catalog_failed"})
+            return _error(503, "ServiceUnavailableException", "the archive can't be read at the moment")
+
+    async def _config(self, request: web.Request) -> web.StreamResponse:
+        return _json({"defaults": {}, "overrides": {}, "endpoints": list(READS)})
+
+    async def _namespaces(self, request: web.Request) -> web.StreamResponse:
+        if parent := request.query.get("parent"):
+            return _json({"namespaces": []}) if parent in self._archives else _no_namespace(parent)
+        return _json({"namespaces": [[name] for name in self._archives]})
+
+    async def _namespace(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["namespace"]
+        return _json({"namespace": [name], "properties": {}}) if name in self._archives else _no_namespace(name)
+
+    async def _has_namespace(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["namespace"]
+        return web.Response(status=204) if name in self._archives else _no_namespace(name)
+
+    async def _tables(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["namespace"]
+        if name not in self._archives:
+            return _no_namespace(name)
+        tables = (await self._archives[name].table()).iceberg
+        return _json({"identifiers": [{"namespace": [name], "name": stream} for stream in sorted(tables)]})
+
+    async def _table(self, request: web.Request) -> web.StreamResponse:
+        name, stream = request.match_info["namespace"], request.match_info["table"]
+        if name not in self._archives:
+            return _no_namespace(name)
+        archive = self._archives[name]
+        found = await archive.metadata(stream)
+        if found is None:
+            return _no_table(name, stream)
+        location, metadata = found
+        config = reading_hints(archive.store.url)
+        return _json({"metadata-location": location, "metadata": msgspec.Raw(metadata), "config": config})
+
+    async def _has_table(self, request: web.Request) -> web.StreamResponse:
+        name, stream = request.match_info["namespace"], request.match_info["table"]
+        if name not in self._archives:
+            return _no_namespace(name)
+        tables = (await self._archives[name].table()).iceberg
+        return web.Response(status=204) if stream in tables else _no_table(name, stream)
+
+
+def reading_hints(store_url: str) -> dict[str, str]:
+    """Return what clients may be told of an S3 server besides the location: where it is. Never a credential.
+
+    The region has two names: the specification's, and the one that Polars reads. Buckets are in the path of a server
+    that has an endpoint of its own, as our own client asks for them.
+    """
+    if store_url.partition("://")[0] not in SCHEMES:
+        return {}
+    address = Address.parse(store_url)
+    hints: dict[str, str] = {}
+    if address.scheme == "s3" and address.endpoint:
+        hints |= {"s3.endpoint": address.endpoint, "s3.path-style-access": "true"}
+    if address.region:
+        hints |= {"client.region": address.region, "s3.region": address.region}
+    return hints
+
+
+def _no_namespace(name: str) -> web.Response:
+    return _error(404, "NoSuchNamespaceException", f"there is no archive {name}")
+
+
+def _no_table(name: str, stream: str) -> web.Response:
+    return _error(404, "NoSuchTableException", f"there is no table {stream} in {name}")
+
+
+def _error(status: int, kind: str, message: str) -> web.Response:
+    return _json({"error": {"message": message, "type": kind, "code": status}}, status)
+
+
+def _json(content: Any, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(content), status=status, content_type="application/json")

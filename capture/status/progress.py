@@ -1,0 +1,160 @@
+"""How far a stream is captured: what stream and consumer say, and what the archive holds of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from capture.archive.coverage import Coverage
+from capture.archive.scope import Asked, read_records
+from capture.archive.sequences import Sequences
+from capture.config.settings import CaptureConfig
+from capture.ingest.board import StreamState, server_time
+from capture.status.backlog import Backlog, read_backlog
+from capture.stores import Store
+from natty import Natty, NattyError
+from natty.streams import NANOSECONDS, stream_state
+from natty.wire.repeated import Repeated
+
+LONGEST_SET = 64 << 10  # bytes of a set of sequences that is published: a key's value is a message
+
+_repeated = Repeated(logging.getLogger("capture.progress"))
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Acknowledged messages that the stream has and no object: what nodes may still store, and what is missing.
+
+    `remedy` says what becomes of the missing ones; `healed` were stored by the sweep since its leader began, `stored`
+    by this one.
+    """
+
+    awaited: Sequences = field(default_factory=Sequences)
+    missing: Sequences = field(default_factory=Sequences)
+    remedy: str = ""
+    healed: int = 0
+    stored: Sequences = field(default_factory=Sequences)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What was said of a stream, and when, by the server's clock; before a sweep, which finds what was acknowledged."""
+
+    stream: str
+    first: int
+    last: int
+    now: float
+    backlog: Backlog
+    asked: list[Asked]  # what was recorded of its durables
+    work_queue: bool = False
+    interest: bool = False
+    removal: str = ""  # why the stream may have a message no more
+
+    @property
+    def unasked(self) -> Sequences:
+        """What lies before the start of every durable."""
+        return Sequences.from_range(1, min((one.start for one in self.asked), default=1) - 1)
+
+    @property
+    def whole(self) -> bool:
+        """Whether messages of all subjects were to be captured, always."""
+        return self.backlog.gets_all and not any(one.filter_subjects for one in self.asked)
+
+    def is_asked(self, sequence: int, subject: str) -> bool:
+        """Tell whether a message was to be captured."""
+        return not self.asked or any(one.start <= sequence and one.takes(subject) for one in self.asked)
+
+    def gaps(self, found: Coverage) -> Sequences:
+        """Return what was acknowledged and is not held: deleted, expired, not asked for, or missing."""
+        begin = min((one.start for one in self.asked), default=None)
+        return found.gaps(self.backlog.acked, None if begin is None else max(1, self.first, begin))
+
+    async def present(self, natty: Natty) -> Sequences | None:
+        """Return what the stream has up to the last acknowledged message; None if the server does not say."""
+        try:
+            state = await stream_state(natty.jetstream, self.stream, deleted=True)
+        except NattyError as error:
+            text = f"it can't be told what of {self.stream} is missing: {error}"
+            _repeated.info(text, text, extra={"action": "no_progress"})
+            return None
+        there = Sequences.from_range(max(1, state["first_seq"]), min(state["last_seq"], self.backlog.acked))
+        return there - Sequences.from_iterable(state.get("deleted") or ())
+
+    def state(self, found: Coverage | None, missing: Missing | None, gone: Sequences | None = None) -> StreamState:
+        """Return how far the stream is captured. None: what is held, or missing, can't be told this time.
+
+        `gone` are messages that left the stream before anybody could store them.
+        """
+        known, oldest = found or Coverage(), self.backlog.oldest
+        lacks = missing or Missing()
+        gaps = self.gaps(found) - lacks.stored if found else Sequences()
+        return StreamState(
+            stream=self.stream,
+            first=self.first,
+            last=self.last,
+            acked=self.backlog.acked,
+            pending=self.backlog.pending,
+            unacked=self.backlog.unacked,
+            lag=None if oldest is None else max(0.0, self.now - oldest),
+            held=len(known.held),
+            overlaps=len(known.overlaps),
+            removed=len(known.removed - known.held),
+            gaps=len(gaps),
+            gaps_are=gaps.describe() if gaps else "",
+            missing=None if missing is None else len(missing.missing),
+            missing_are=lacks.missing.describe() if lacks.missing else "",
+            remedy=lacks.remedy,
+            awaited=len(lacks.awaited),
+            awaited_are=lacks.awaited.describe() if lacks.awaited else "",
+            awaited_set=text if len(text := lacks.awaited.to_text()) <= LONGEST_SET else "",
+            ack_wait=self.backlog.ack_wait,
+            healed=lacks.healed,
+            gone=len(gone) if gone else 0,
+            gone_are=gone.describe() if gone else "",
+            gone_because=self.removal if gone else "",
+        )
+
+
+async def read_progress(natty: Natty, store: Store, stream: str, config: CaptureConfig) -> Progress | None:
+    """Ask the server how far a stream is captured; None if it does not say, or has no such stream or consumer.
+
+    StoreError; ManifestError if what was asked of a durable can't be read.
+    """
+    try:
+        backlog = await read_backlog(natty, config, stream)
+        info: dict[str, Any] = await natty.jetstream.request(f"STREAM.INFO.{stream}")
+    except NattyError as error:
+        text = f"it can't be told how far {stream} is captured: {error}"
+        _repeated.info(text, text, extra={"action": "no_progress"})
+        return None
+    state = info["state"]
+    return Progress(
+        stream,
+        first=int(state["first_seq"]),
+        last=int(state["last_seq"]),
+        now=server_time(info),
+        backlog=backlog,
+        asked=await read_records(store, stream),
+        work_queue=info["config"]["retention"] == "workqueue",
+        interest=info["config"]["retention"] == "interest",
+        removal=removal(info["config"]),
+    )
+
+
+def removal(config: Mapping[str, Any]) -> str:
+    """Return, for people, what may have removed a message from a stream with this configuration."""
+    rules = []
+    if config.get("retention") == "interest":
+        rules.append("it keeps only what a consumer has not acknowledged (retention = interest)")
+    if config.get("retention") == "workqueue":
+        rules.append("it deletes what is acknowledged (retention = workqueue)")
+    if age := config.get("max_age"):
+        rules.append(f"it removes what is older than {age / NANOSECONDS:g} s (max_age)")
+    if config.get("allow_msg_ttl"):
+        rules.append("a message may have a TTL of its own (Nats-TTL)")
+    if config.get("discard") == "old":
+        limits = [name for name in ("max_msgs", "max_bytes", "max_msgs_per_subject") if config.get(name, -1) > 0]
+        rules += [f"it removes the oldest where {' or '.join(limits)} is reached"] if limits else []
+    return "; ".join([*rules, "or they were purged, rolled up or deleted" if rules else "they were purged or deleted"])

@@ -1,0 +1,169 @@
+"""The status page: what `capture status` says, for a browser, for Prometheus and for probes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from capture.errors import CaptureError
+from capture.status.https import Tokens
+from capture.status.status import Status
+from capture.verification.outputs import labels, metric
+from natty import NattyError
+
+log = logging.getLogger("capture.serve")
+
+FRESH = 1.0  # seconds that a look serves everybody who asks
+LOOK_TIMEOUT = 8.0  # seconds that a look may take
+PAGE = {"index.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+PROBES = ("/livez", "/readyz")
+ASKED = {"WWW-Authenticate": 'Basic realm="capture: the token is the password", charset="UTF-8"'}
+
+Look = Callable[[], Awaitable[list[Status]]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class StatusPage:
+    """Answers with the archives' status, as `look` finds it. With `tokens`, only who shows one is answered.
+
+    `/` is the page, `/status.json` what it shows, `/metrics` the same for Prometheus, `/readyz` says whether NATS
+    answers, `/livez` that this process does; the probes answer anybody.
+    """
+
+    def __init__(self, look: Look, tokens: Iterable[str] = ()) -> None:
+        self._look = look
+        self._tokens = Tokens(tokens)
+        self._looking = asyncio.Lock()
+        self._found: list[Status] | str = ""  # or why nothing was found
+        self._at = float("-inf")
+
+    def __repr__(self) -> str:
+        return f"StatusPage({self._found!r})"
+
+    def application(self) -> web.Application:
+        """Return it as a web application."""
+        application = web.Application(middlewares=[self._guarded])
+        application.add_routes(
+            [
+                web.get("/", self._page),
+                web.get("/{name:page\\.(?:css|js)}", self._page),
+                web.get("/status.json", self._status),
+                web.get("/metrics", self._metrics),
+                web.get("/readyz", self._ready),
+                web.get("/livez", self._live),
+            ]
+        )
+        return application
+
+    @web.middleware
+    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        shown = request.headers.get("Authorization", "")
+        if self._tokens and request.path not in PROBES and not self._tokens.admit(shown, basic=True):
+            return web.Response(status=401, text="a token is needed\n", headers=HEADERS | ASKED)
+        answer = await handler(request)
+        answer.headers.update(HEADERS)
+        return answer
+
+    async def _page(self, request: web.Request) -> web.Response:
+        name = request.match_info.get("name", "index.html")
+        content = (files("capture.status") / "page" / name).read_bytes()
+        return web.Response(body=content, content_type=PAGE[name], charset="utf-8")
+
+    async def _status(self, request: web.Request) -> web.Response:
+        found = await self._now()
+        said = {"error": found} if isinstance(found, str) else {"archives": [one.as_dict() for one in found]}
+        status = 503 if isinstance(found, str) else 200
+        return web.Response(body=msgspec.json.encode(said), status=status, content_type="application/json")
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        found = await self._now()
+        if isinstance(found, str):
+            return web.Response(status=503, text=f"{found}\n")
+        return web.Response(text=metrics(found), content_type="text/plain", charset="utf-8")
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        found = await self._now()
+        return web.Response(status=503, text=f"{found}\n") if isinstance(found, str) else web.Response(text="ready\n")
+
+    async def _live(self, request: web.Request) -> web.Response:
+        return web.Response(text="alive\n")
+
+    async def _now(self) -> list[Status] | str:
+        """Return what is there, or why that is not known; many who ask at once cost one look."""
+        clock = asyncio.get_running_loop().time
+        async with self._looking:
+            if clock() - self._at > FRESH:
+                try:
+                    async with asyncio.timeout(LOOK_TIMEOUT):
+                        self._found = await self._look()
+                except TimeoutError:
+                    self._found = f"NATS has not answered for {LOOK_TIMEOUT:g} s"
+                except (CaptureError, NattyError) as error:
+                    self._found = str(error)
+                self._at = clock()
+            return self._found
+
+
+def metrics(found: Iterable[Status]) -> str:
+    """Return the archives' figures in Prometheus' text format. No label is a subject or a key."""
+    samples: dict[tuple[str, str], list[tuple[str, float]]] = {}
+
+    def add(name: str, text: str, value: float | None, **told: str) -> None:
+        if value is not None:
+            samples.setdefault((name, text), []).append((labels(**told), float(value)))
+
+    for one in found:
+        archive = one.archive
+        add("ok", "Whether nothing is wrong with the archive.", not one.troubles, archive=archive)
+        add("troubles", "What is wrong with the archive, counted.", len(one.troubles), archive=archive)
+        for office, leader in (("sweep", one.sweeper), ("compaction", one.compactor)):
+            add("led", "Whether somebody leads.", bool(leader), archive=archive, office=office)
+        _add_state(add, one)
+        for heard in one.view.nodes:
+            told = {"archive": archive, "node": heard.node.node}
+            add("node_heard_seconds", "Seconds since the node was heard.", heard.ago, **told)
+            add("node_troubles", "What fails in the node, counted.", len(heard.node.troubles), **told)
+            pending = None if heard.is_late else heard.node.pending
+            add("node_pending", "Messages in the node's open blocks.", pending, **told)
+    return "".join(metric(f"capture_archive_{name}", text, values) for (name, text), values in samples.items())
+
+
+def _add_state(add: Callable[..., None], one: Status) -> None:
+    state, archive = one.view.state, one.archive
+    if state is None:
+        return
+    for name, text, value in (
+        ("swept_seconds", "Seconds since the last sweep.", one.view.ago),
+        ("blocks", "Blocks that wait for the compaction.", state.blocks),
+        ("block_messages", "Messages in these.", state.messages),
+        ("block_bytes", "Bytes of these.", state.bytes),
+        ("files", "Files of the table.", state.files),
+        ("rows", "Messages in the table.", state.rows),
+        ("table_bytes", "Bytes of the table.", state.table_bytes),
+    ):
+        add(name, text, value, archive=archive)
+    for stream in state.streams:
+        told: dict[str, Any] = {"archive": archive, "stream": stream.stream}
+        add("stream_held", "Messages of the stream in the archive.", stream.held, **told)
+        if one.knows(stream):  # a figure that froze would look well for ever
+            add("stream_pending", "Messages of the stream not delivered yet.", stream.pending, **told)
+            add("stream_unacked", "Messages of the stream not acknowledged yet.", stream.unacked, **told)
+            add("stream_lag_seconds", "Age of the oldest message not captured.", stream.lag or 0.0, **told)
+        if not one.view.is_late:
+            add("stream_missing", "Acknowledged messages that are in no object.", stream.missing, **told)
+            add("stream_awaited", "Acknowledged messages that nodes may still store.", stream.awaited, **told)
+            add("stream_healed", "Messages that the sweep's leader stored, since no node had.", stream.healed, **told)
+            add("stream_gone", "Messages that left the stream before a node stored them.", stream.gone, **told)

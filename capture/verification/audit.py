@@ -1,0 +1,324 @@
+"""Tamper evidence: what of an archive was changed, removed, put elsewhere, or signed by somebody else.
+
+A head, in NATS or noted elsewhere, names a document by its SHA-256, and each document its predecessor: nothing that is
+still there can be changed unnoticed. Documents name blocks and table files by their SHA-256: `capture.verify` reads
+those. docs/archive.md says what can't be seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import NamedTuple, TypeVar
+
+from capture.archive.chain import KEPT, Document, Head, HeadReader, decode, document_parts, latest_offline, read
+from capture.archive.history import Prefetch
+from capture.archive.iceberg_state import Iceberg, folder, hint_path, version_of_copy, version_path
+from capture.archive.identity import SIGNING, Signing, read_claim
+from capture.archive.manifest import Manifest
+from capture.archive.readme import README, VERSION, text, version_of
+from capture.archive.recording import HISTORY, Earlier, Recording
+from capture.archive.signing import PublicKeys, split
+from capture.archive.table import Table
+from capture.archive.trust import check_vouched, manifest_missing
+from capture.errors import ManifestError, NotStored, SignatureError
+from capture.stores.contract import Store
+
+CHAINS: tuple[type[Document], ...] = (Manifest, Table, Recording)
+
+HeadReaders = Mapping[type[Document], HeadReader]
+"""How the committed head of each chain is learnt of: `capture.head.head_readers` asks NATS."""
+
+UNVOUCHED = "nobody vouches for the newest documents: ask NATS, or give a public key of an archive that is signed"
+
+_BESIDE: dict[type[Document], tuple[tuple[type[Document], str], ...]] = {
+    Manifest: ((Table, "of_manifest"), (Recording, "of_manifest")),
+    Table: ((Manifest, "of_table"),),
+}
+"""Which documents say, and where, what the number of the newest one of a chain was when they were written."""
+
+Kind = TypeVar("Kind", bound=Document)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """What was found: `problems` are sentences that each name an object, `notes` say what nobody vouches for.
+
+    `documents` is how many were read.
+    """
+
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    documents: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Tell whether nothing was tampered with, as far as can be seen."""
+        return not self.problems
+
+
+async def audit(
+    store: Store,
+    heads: HeadReaders | None = None,
+    *,
+    archive: str,
+    keys: PublicKeys | None = None,
+    noted: Iterable[Head] = (),
+    deep: bool = False,
+) -> Audit:
+    """Check the documents of an archive against each other. StoreError if the store can't be read.
+
+    Without `heads`, and where NATS knows of none, the newest documents in the store are taken for the committed ones.
+    With `keys` they must be signed by one of these, for the archive of this name.
+    `noted` heads were written down elsewhere, by `capture head`: nothing may be older than they are. `deep` reads every
+    document and the whole history; otherwise the newest are read, and the others only must be there.
+    """
+    auditor = _Auditor(store, heads or {}, keys, list(noted), deep, archive)
+    for kind in CHAINS:
+        await auditor.look_at(kind)
+    if keys is None and not heads:
+        auditor.notes.append(UNVOUCHED)
+    return Audit(problems=tuple(auditor.problems), notes=tuple(auditor.notes), documents=auditor.documents)
+
+
+class _Link(NamedTuple):
+    """What is remembered of a document of a chain: the whole of a manifest may be large."""
+
+    number: int
+    token: int
+    parent_sha256: str
+
+
+@dataclass
+class _Auditor:
+    """One look at an archive. Each chain is followed from its head; then comes what else lies in its folder."""
+
+    store: Store
+    heads: HeadReaders
+    keys: PublicKeys | None
+    noted: list[Head]
+    deep: bool
+    archive: str
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    documents: int = 0
+
+    async def look_at(self, kind: type[Kind]) -> None:
+        """Check a chain of documents, and what the newest one says of other objects."""
+        head = await self._head(kind)
+        if head is None:
+            self.problems += [_unreached(one, None) for one in self._noted_of(kind)]
+            if kind is Manifest and self.keys is not None and not self.heads:
+                await self._nothing_to_vouch_for()
+            return
+        objects = await self.store.list(kind.FOLDER)  # after the head was read: it holds the head and what came later
+        listed = {one.path: parts[0] for one in objects if (parts := document_parts(kind, one.path))}
+        newest = await self._named(kind, head.path, head.sha256, "the head", must_be_signed=True)
+        chain = await self._followed(kind, head.path, newest)
+        self._as_noted(kind, head, chain.values())
+        await self._all_there(kind, head, set(listed.values()))
+        for path, number in listed.items():
+            if path not in chain and path != head.path and (self.deep or number > head.number):
+                await self._beside(kind, path, chain.values(), must_be_signed=number > head.number)
+        if isinstance(newest, Recording):
+            await self._told_by(head.path, newest)
+        if isinstance(newest, Table):
+            for stream, exposed in newest.iceberg.items():
+                await self._exposed(head.path, stream, exposed)
+
+    async def _nothing_to_vouch_for(self) -> None:
+        try:
+            await check_vouched(self.store)
+        except ManifestError as error:
+            self.problems.append(str(error))
+
+    async def _head(self, kind: type[Document]) -> Head | None:
+        head = await self.heads[kind]() if kind in self.heads else None
+        return head or await latest_offline(self.store, kind)
+
+    def _noted_of(self, kind: type[Document]) -> list[Head]:
+        return [one for one in self.noted if document_parts(kind, one.path)]
+
+    def _as_noted(self, kind: type[Document], head: Head, chain: Iterable[_Link]) -> None:
+        """Check that the chain goes through what was noted, as far as its documents are still there."""
+        digests = {one.number - 1: one.parent_sha256 for one in chain} | {head.number: head.sha256}
+        for one in self._noted_of(kind):
+            if one.number > head.number:
+                self.problems.append(_unreached(one, head))
+            elif digests.get(one.number, one.sha256) != one.sha256:
+                self.problems.append(f"{one.path} was noted, and the archive holds another document of its number")
+
+    # Documents.
+
+    async def _named(
+        self, kind: type[Kind], path: str, digest: str, namer: str, *, must_be_signed: bool = False
+    ) -> Kind | None:
+        """Return a document that is named with its SHA-256; None if there is something wrong, or it was cleaned up."""
+        data = await self._unchanged(path, digest, namer, kind)
+        return None if data is None else self._sound(kind, path, data, must_be_signed=must_be_signed)
+
+    def _sound(self, kind: type[Kind], path: str, data: bytes, *, must_be_signed: bool) -> Kind | None:
+        """Return the document if it is one, lies in its place, and is signed as it must be."""
+        self.documents += 1
+        try:
+            document = decode(data, path, kind)
+            if self.keys is not None and (must_be_signed or split(data)[1] is not None):
+                self.keys.check(self.archive, path, data)
+        except (ManifestError, SignatureError) as error:
+            self.problems.append(str(error))
+            return None
+        return document
+
+    async def _followed(self, kind: type[Kind], path: str, newest: Kind | None) -> dict[str, _Link]:
+        """Return the newest document and, if we look deep, those before it, back to where clean-up has ended the chain.
+
+        What comes before one that is wrong can't be told.
+        """
+        chain: dict[str, _Link] = {}
+        child = newest
+        while child is not None:
+            chain[path] = _Link(child.number, child.token, child.parent_sha256)
+            if not self.deep or not child.parent:
+                break
+            parent = await self._named(kind, child.parent, child.parent_sha256, path)
+            if parent is not None and (parent.number != child.number - 1 or parent.token > child.token):
+                self.problems.append(f"{child.parent} does not come before {path}, which names it")
+            path, child = child.parent, parent
+        return chain
+
+    async def _all_there(self, kind: type[Document], head: Head, numbers: set[int]) -> None:
+        """See by the numbers that none of the last documents is missing: a chain that ends early is none."""
+        for number in range(max(1, head.number - KEPT + 1), head.number):
+            path = f"{kind.FOLDER}{number:010d}-"
+            if number in numbers or any(problem.startswith(path) for problem in self.problems):
+                continue
+            if not await self._is_over(kind, f"{path}0.json"):
+                self.problems.append(f"{path}….json is missing, one of the last {KEPT}")
+
+    async def _is_over(self, kind: type[Document], path: str) -> bool:
+        """Tell whether a document may be deleted by now: clean-up goes on while we look.
+
+        The newest one may be gone: those of other chains that were written beside it tell its number.
+        """
+        parts, newest = document_parts(kind, path), await self._head(kind)
+        if parts is None:
+            return False
+        number = newest.number if newest else 0
+        return parts[0] <= max(number, await self._told_number(kind)) - KEPT
+
+    async def _told_number(self, kind: type[Document]) -> int:
+        """Return the highest number of a document of this kind that the newest ones of other chains name; 0 if none."""
+        told = 0
+        for other, field_name in _BESIDE.get(kind, ()):
+            with suppress(ManifestError):  # what is wrong with that one is told when its own chain is looked at
+                told = max(told, getattr(await read(self.store, await self._head(other), other), field_name))
+        return told
+
+    async def _beside(self, kind: type[Kind], path: str, chain: Iterable[_Link], *, must_be_signed: bool) -> None:
+        """Check what no document names: written by a deposed leader, or about to be committed."""
+        data = await self._read(path)
+        if data is None:
+            return
+        committed = {one.number: one.token for one in chain}
+        document = self._sound(kind, path, data, must_be_signed=must_be_signed)
+        if document is not None and document.token > committed.get(document.number, document.token):
+            self.problems.append(f"{path} is of a later term than the one that was committed: it was put there")
+
+    async def _unchanged(
+        self,
+        path: str,
+        digest: str,
+        namer: str,
+        kind: type[Document] | None = None,
+        ahead: Prefetch | None = None,
+    ) -> bytes | None:
+        """Return an object that is named with its SHA-256; None if it is not there as it was, which is a problem.
+
+        But for a document of this kind that was cleaned up.
+        """
+        data = await self._read(path, ahead)
+        if data is None:
+            if kind is None or not await self._is_over(kind, path):
+                self.problems.append(f"{path} is missing, and {namer} names it")
+        elif sha256(data).hexdigest() != digest:
+            self.problems.append(f"{path} was changed: its SHA-256 is not the one that {namer} names")
+        else:
+            return data
+        return None
+
+    async def _read(self, path: str, ahead: Prefetch | None = None) -> bytes | None:
+        try:
+            return await (ahead or self.store).get(path)
+        except NotStored:
+            return None
+
+    # What else there is.
+
+    async def _told_by(self, path: str, recording: Recording) -> None:
+        """Check what the newest recording tells of other objects."""
+        for one, digest in recording.fixed.items():
+            await self._unchanged(one, digest, path)
+        if recording.readme:
+            await self._description(recording.readme)
+        newest = await self._head(Manifest)
+        if missing := manifest_missing(recording, path, newest.number if newest else 0):
+            self.problems.append(missing)
+        if self.keys is not None:
+            await self._declared(self.keys)
+        if self.deep:
+            await self._history(path, recording.earlier)
+
+    async def _exposed(self, path: str, stream: str, exposed: Iceberg) -> None:
+        """Check Iceberg's own files, and what leads readers without a catalog to them."""
+        for one, digest in (exposed.objects() if self.deep else {exposed.metadata: exposed.sha256}).items():
+            await self._unchanged(one, digest, path)
+        copy, hint = version_path(stream, exposed.number), hint_path(stream)
+        listed = {one.path for one in await self.store.list(f"{folder(stream)}/metadata/v")}
+        copied, hinted = await self._read(copy), await self._read(hint)
+        newest = await self._head(Table)
+        if newest is None or newest.path != path:
+            return  # another one was committed while we looked: what leads there is about to change
+        wrong = {one for one in listed if (number := version_of_copy(one)) is not None and number > exposed.number}
+        wrong |= {copy} if copied is None or sha256(copied).hexdigest() != exposed.sha256 else set()
+        wrong |= {hint} if hinted != str(exposed.number).encode() else set()
+        self.problems += [f"{one} leads readers without a catalog elsewhere than {path}" for one in sorted(wrong)]
+
+    async def _description(self, recorded: int) -> None:
+        found = await self._read(README)
+        if found is None:
+            self.problems.append(f"{README} is missing: a node writes it when it starts")
+        elif (version_of(found) or 0) > VERSION:
+            self.notes.append(f"{README} is of a later version than this program, which can't check it")
+        elif version_of(found) is None or (recorded == VERSION and found != text()):
+            self.problems.append(f"{README} was changed, or is not the archive's: remove it, and start a node anew")
+
+    async def _declared(self, keys: PublicKeys) -> None:
+        try:
+            declared = (await read_claim(self.store, SIGNING, Signing)).keys
+        except NotStored:
+            self.problems.append(f"{SIGNING} is missing: a node writes it when it starts")
+        except ManifestError as error:
+            self.problems.append(str(error))
+        else:
+            given = keys.lines()
+            if any(given.get(name, key) != key for name, key in declared.items()) or given.keys().isdisjoint(declared):
+                self.problems.append(f"{SIGNING} was changed: the keys in it are not the given ones")
+            elif others := sorted(declared.keys() - given):
+                self.notes.append(f"{SIGNING} names more keys than were given: {', '.join(others)}")
+
+    async def _history(self, namer: str, earlier: Earlier | None) -> None:
+        """Follow the recordings of all hours, each of which names the one before it by its SHA-256."""
+        async with Prefetch(self.store, (await self.store.list(HISTORY))[::-1]) as ahead:
+            while earlier is not None:
+                data = await self._unchanged(earlier.path, earlier.sha256, namer, ahead=ahead)
+                if data is None:
+                    return
+                self.documents += 1
+                namer, earlier = earlier.path, decode(data, earlier.path, Recording).earlier
+
+
+def _unreached(noted: Head, head: Head | None) -> str:
+    last = head.path if head else "nothing"
+    return f"{noted.path} was noted, and the archive ends before it, with {last}: newer documents were removed"

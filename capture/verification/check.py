@@ -1,0 +1,395 @@
+"""What an archive holds against what its stream says, for the command line and the demo."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+
+import msgspec
+
+from capture.archive.chain import Head, latest_offline, read
+from capture.archive.heads import COMPACTION, SWEEP, head_readers
+from capture.archive.identity import Identity, holds_archive, read_claim, require_archive, stream_path
+from capture.archive.manifest import Manifest, Stored
+from capture.archive.recording import Consumer, Recording, resume
+from capture.archive.scope import never_asked, read_records
+from capture.archive.sequences import Sequences
+from capture.archive.table import Table
+from capture.archive.view import Picture, read_picture
+from capture.config.consumers import Position, consumer_states, consumers_of, recorded_consumers
+from capture.config.settings import CaptureConfig
+from capture.errors import CaptureError, ManifestError, NotStored
+from capture.ingest.board import server_time
+from capture.ingest.source import stream_info
+from capture.maintenance.sweep import read_entries
+from capture.stores import Store
+from capture.verification.audit import HeadReaders, audit
+from capture.verification.explanation import Explained, explain
+from capture.verification.objects import Progress, read_archive
+from capture.verification.verdict import Holdings, StreamView, Verdict, compare
+from natty import Natty, StreamNotFoundError
+from natty.streams import stream_state
+from natty.wire.servers import Version
+
+JSON_VERSION = 1
+"""Of `Check.as_dict`. It grows when a field gets another meaning or goes, not when one is added."""
+WELL, UNCHECKED, WRONG = 0, 1, 3
+"""Exit statuses: all is well; something could not be checked; something is missing or damaged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """A verdict on the sequences that were acknowledged; the ones after them are on their way.
+
+    `uncompared` says why the stream could not be compared although it was to be; `gone`, that there is no such stream
+    any more; `recorded` is when what it was compared with was recorded instead (Unix seconds). `notes` are what else an
+    operator should know; `advice` says what becomes of what is missing, or what to do.
+    """
+
+    verdict: Verdict
+    held: Holdings
+    stream: str
+    store: str
+    deep: bool = True
+    unacknowledged: int = 0
+    gone: bool = False
+    recorded: float = 0.0
+    uncompared: str = ""
+    notes: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+    checked_at: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def status(self) -> int:
+        """WRONG if something is missing or damaged, else UNCHECKED if something could not be checked, else WELL."""
+        if not self.verdict.ok:
+            return WRONG
+        return UNCHECKED if self.uncompared or self.verdict.unchecked or self.verdict.awaited else WELL
+
+    @property
+    def ok(self) -> bool:
+        """Whether all was checked, nothing is missing, nothing is there twice, and every object is sound."""
+        return self.status == WELL
+
+    def sentence(self) -> str:
+        """Return the verdict for people."""
+        said = [self.verdict.sentence()]
+        if self.unacknowledged:
+            said.append(f"{self.unacknowledged:,} newer ones are not acknowledged yet")
+        if self.gone:
+            said.append(f"the stream {self.stream} is gone")
+        if self.recorded:
+            when = datetime.fromtimestamp(self.recorded, UTC)
+            said.append(f"compared with what was recorded of it at {when:%Y-%m-%d %H:%M:%S} UTC")
+        if not self.deep:
+            said.append("checksums were not checked")
+        if self.uncompared:
+            said.append(f"the stream could not be compared: {self.uncompared}")
+        return "; ".join([*said, *self.advice, *self.notes])
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the verdict for programs: docs/verify.md describes every field."""
+        return {
+            "version": JSON_VERSION,
+            "status": self.status,
+            "stream": self.stream,
+            "store": self.store,
+            "checked_at": self.checked_at,
+            "seconds": round(self.seconds, 3),
+            "objects": self.held.objects,
+            "bytes": self.held.bytes,
+            "checksums": self.deep,
+            **self.verdict.as_dict(),
+            "ok": self.ok,
+            "unacknowledged": self.unacknowledged,
+            "stream_gone": self.gone,
+            "recorded_at": self.recorded or None,
+            "uncompared": self.uncompared,
+            "notes": list(self.notes),
+            "advice": list(self.advice),
+        }
+
+
+async def check(
+    natty: Natty | None,
+    config: CaptureConfig,
+    store: Store,
+    *,
+    deep: bool = True,
+    noted: Iterable[Head] = (),
+    on_progress: Progress | None = None,
+) -> Check:
+    """Compare archive and stream by exact sets. Without `natty` the archive is compared with what it has recorded.
+
+    `deep` reads every object and every document again. Documents must be signed, if the configuration names public
+    keys; `noted` heads were written down elsewhere: see `capture.audit`. What capture has acknowledged is asked for
+    first, then the archive is read, then the stream: so what was acknowledged is in the archive by then, and what left
+    the stream meanwhile is not taken for missing.
+    StreamNotFoundError if neither server nor archive knows the stream; CaptureError if it was made again;
+    NoArchiveError if the store holds no archive, and NATS knows of none.
+    """
+    began = time.time()
+    before = await _acknowledged(natty, config, store) if natty else None
+    await _there_is_one(natty, config, store)
+    live = natty if before else None
+    heads = head_readers(live, config.name) if live else None
+    audited = await audit(store, heads, archive=config.name, keys=config.public_keys(), noted=noted, deep=deep)
+    recording = await _recording(store, heads)
+    uncompared = ""
+    if before and before.gone and (found := await recorded_consumers(config, store, recording)):
+        before = _as_recorded(before, found)
+        uncompared = _gone(found, before)
+    held = await _holdings(live, config, store, deep, on_progress)
+    held = replace(held, problems=(*_not_told(held.problems, audited.problems), *audited.problems))
+    unacknowledged = before.waiting if before else 0
+    advice: tuple[str, ...] = ()
+    if live and before:
+        verdict, stored_since, advice = await _compared(live, config, store, held, before, recording)
+        unacknowledged += len(stored_since)
+    else:
+        if not held.objects and not held.problems and config.stream not in recording.streams:
+            await require_archive(store, config.stream)
+        verdict = compare(held, await _recorded_view(config, store, recording))
+    return Check(
+        verdict=verdict,
+        held=held,
+        stream=config.stream,
+        store=store.url,
+        deep=deep,
+        unacknowledged=unacknowledged,
+        gone=natty is not None and before is None,
+        recorded=recording.created if before is None and verdict.asked else 0.0,
+        uncompared=uncompared,
+        notes=audited.notes,
+        advice=advice,
+        checked_at=began,
+        seconds=time.time() - began,
+    )
+
+
+def _not_told(problems: Iterable[str], told: Iterable[str]) -> list[str]:
+    """Return the problems of reading the archive without those of documents that the audit names first."""
+    documents = {one.partition(" ")[0] for one in told}
+    return [one for one in dict.fromkeys(problems) if not any(path in one for path in documents)]
+
+
+async def _there_is_one(natty: Natty | None, config: CaptureConfig, store: Store) -> None:
+    """NoArchiveError if the store holds no archive. One that NATS knows is compared all the same: it was lost."""
+    if natty and not await holds_archive(store) and await SWEEP.reader(natty, config.name)():
+        return
+    await require_archive(store)
+
+
+# --- the archive -----------------------------------------------------------------------------------------------------
+
+
+async def _holdings(
+    natty: Natty | None, config: CaptureConfig, store: Store, deep: bool, on_progress: Progress | None
+) -> Holdings:
+    """Return what the archive holds of the stream; the entries are read first, then manifest and table."""
+
+    async def look() -> tuple[list[Stored], Picture]:
+        entries, unreadable[:] = await read_entries(store)
+        picture = await archive_picture(natty, config, store)
+        return [one for one in entries if one.stream == config.stream], _of_stream(picture, config.stream)
+
+    unreadable: list[str] = []
+    try:
+        entries, picture = await look()
+        view = await read_archive(
+            store,
+            picture,
+            deep=deep,
+            pending_entries=entries,
+            keys=config.keys(),
+            again=look,
+            on_progress=on_progress,
+        )
+    except ManifestError as error:
+        return Holdings(problems=(str(error), *unreadable))
+    held = view.of(config.stream)
+    refused = config.trust().refused([*picture.blocks, *picture.files, *picture.unadopted(entries)])
+    return replace(held, problems=(*held.problems, *unreadable, *refused))
+
+
+def _of_stream(picture: Picture, stream: str) -> Picture:
+    """Return the part of a picture that is of one stream."""
+    blocks = [one for one in picture.manifest.blocks if one.stream == stream]
+    files = [one for one in picture.table.files if one.stream == stream]
+    manifest = msgspec.structs.replace(picture.manifest, blocks=blocks)
+    return Picture(manifest, msgspec.structs.replace(picture.table, files=files))
+
+
+async def archive_picture(natty: Natty | None, config: CaptureConfig, store: Store) -> Picture:
+    """Return the archive as last committed; without `natty`, by the newest documents in the store."""
+    if natty is None:
+        return await read_picture(
+            store, partial(latest_offline, store, Manifest), partial(latest_offline, store, Table)
+        )
+    return await read_picture(store, SWEEP.reader(natty, config.name), COMPACTION.reader(natty, config.name))
+
+
+async def _recording(store: Store, heads: HeadReaders | None) -> Recording:
+    """Return what the archive has recorded, as far as that can be read: the audit says what is wrong with it."""
+    try:
+        head = await heads[Recording]() if heads else None
+        return await read(store, head or await latest_offline(store, Recording), Recording)
+    except ManifestError:
+        return Recording()
+
+
+# --- the stream ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acknowledged:
+    """How far capture was when it was asked: all up to `floor` is settled, and `waiting` messages after it are not.
+
+    `last` is the stream's last sequence, asked for before that, `at` so many Unix seconds by the server's clock. `gone`
+    says that capture has no consumer: how far it was is then what the archive has recorded, if it has.
+    """
+
+    last: int
+    floor: int
+    at: float = 0.0
+    waiting: int = 0
+    delivered: int | None = None
+    acks_delete: bool = False
+    gone: bool = False
+
+    @property
+    def upto(self) -> int:
+        """The last sequence that must be stored."""
+        return min(self.last, self.floor) if self.waiting else self.last
+
+
+async def _acknowledged(natty: Natty, config: CaptureConfig, store: Store) -> Acknowledged | None:
+    """Return how far capture is; None if the stream is gone, and the archive knows it.
+
+    CaptureError if it was made again under its name; StreamNotFoundError if nobody knows it.
+    """
+    try:
+        known = await read_claim(store, stream_path(config.stream), Identity)
+    except (NotStored, ManifestError):  # the audit tells of a damaged one
+        known = None
+    try:
+        info = await stream_info(natty, config.stream)
+    except StreamNotFoundError:
+        if known is None:
+            raise
+        return None
+    if known and known.created != info["created"]:
+        raise CaptureError(
+            f"the archive in {store.url} is of a stream {config.stream} made at {known.created}, and the server's was"
+            f" made at {info['created']}: they have nothing in common. To check the archive alone, use --offline"
+        )
+    last, acks_delete = info["state"]["last_seq"], info["config"]["retention"] != "limits"
+    states = await consumer_states(natty, config)
+    if not states:
+        return Acknowledged(last=last, floor=last, at=server_time(info), acks_delete=acks_delete, gone=True)
+    position = Position.of(states)
+    return Acknowledged(
+        last=last,
+        floor=position.floor,
+        at=max(map(server_time, states)),
+        waiting=position.pending + position.unacked,
+        delivered=position.delivered,
+        acks_delete=acks_delete,
+    )
+
+
+async def _compared(
+    natty: Natty,
+    config: CaptureConfig,
+    store: Store,
+    held: Holdings,
+    before: Acknowledged,
+    recording: Recording,
+) -> tuple[Verdict, Sequences, tuple[str, ...]]:
+    """Compare with the stream as it is now: what left it meanwhile is not missing. What seems missing is asked about.
+
+    Was it asked for at all? Did the consumer, perhaps led by another server, know of it when it said how far it is? And
+    what does the sweep's leader say of it? Returns what was stored meanwhile, too, and what to do about the missing.
+    """
+    verdict = compare(held, await _view(natty, config, before, recording))
+    if not (doubted := verdict.missing - held.lost):
+        return verdict, Sequences(), _advice(held, Explained(), doubted, natty.connection.server_version)
+    unwanted = await never_asked(natty, store, config.stream, doubted)
+    if doubted.last > before.floor and (now := await _acknowledged(natty, config, store)) and now.waiting:
+        before = replace(before, waiting=max(1, before.waiting))
+    view = replace(await _view(natty, config, before, recording), unwanted=unwanted)
+    doubted = compare(held, view).missing - held.lost
+    said = await explain(natty, store, config, doubted, before.at) if doubted else Explained()
+    view = replace(await _view(natty, config, before, recording), unwanted=unwanted | said.stored, awaited=said.awaited)
+    verdict = compare(held, view)
+    verdict = replace(verdict, unwanted=verdict.unwanted - said.stored)
+    missing = verdict.missing - held.lost
+    return verdict, said.stored, _advice(held, said, missing, natty.connection.server_version)
+
+
+def _advice(held: Holdings, said: Explained, missing: Sequences, version: Version) -> tuple[str, ...]:
+    """Return what to do about what is missing."""
+    advice = []
+    if missing and held.problems and not held.objects:
+        advice.append("the store does not hold what NATS knows of this archive: check the store, see docs/moving.md")
+    elif missing:
+        advice.append(said.to_do(version))
+    if held.lost:
+        advice.append(
+            "what damaged objects held is delivered again, as far as the stream still has it, to a node with another"
+            " durable"
+        )
+    return tuple(advice)
+
+
+async def _view(natty: Natty, config: CaptureConfig, before: Acknowledged, recording: Recording) -> StreamView:
+    state = await stream_state(natty.jetstream, config.stream, deleted=True)
+    first = max(1, state["first_seq"])  # a stream that never held a message says 0, and that 0 is deleted
+    return StreamView(
+        first=first,
+        last=before.upto,
+        deleted=Sequences.from_iterable(state.get("deleted") or [])
+        | recording.deleted(config.stream).within(1, first - 1),
+        delivered=before.delivered,
+        acks_delete=before.acks_delete,
+    )
+
+
+async def _recorded_view(config: CaptureConfig, store: Store, recording: Recording) -> StreamView | None:
+    """Return what was recorded of the stream; None if that was nothing, not how far capture was, or is damaged."""
+    record = recording.streams.get(config.stream)
+    try:
+        asked = await read_records(store, config.stream)
+    except ManifestError:
+        return None  # the audit names it
+    if record is None or not (found := consumers_of(record, config, asked)):
+        return None
+    last = min(record.state["last_seq"], *(resume(consumer)[0].stream_seq for consumer in found.values()))
+    begin = min((one.start for one in asked), default=1)
+    whole = min((one.start for one in asked if not one.filter_subjects), default=last + 1 if asked else 1)
+    return StreamView(
+        first=max(1, record.state["first_seq"]),
+        last=last,
+        deleted=recording.deleted(config.stream),
+        unwanted=Sequences.from_range(1, begin - 1),
+        doubtful=Sequences.from_range(begin, whole - 1),
+        delivered=min(consumer.delivered.stream_seq for consumer in found.values()),
+        acks_delete=record.configurations[-1].config["retention"] != "limits",
+    )
+
+
+def _as_recorded(before: Acknowledged, consumers: Mapping[str, Consumer]) -> Acknowledged:
+    """Return how far capture was at the last recording: what came later was perhaps never delivered to it."""
+    floor = min(before.last, *(resume(one)[0].stream_seq for one in consumers.values()))
+    return replace(before, floor=floor, waiting=before.last - floor)
+
+
+def _gone(consumers: Iterable[str], before: Acknowledged) -> str:
+    return (
+        f"consumer {', '.join(consumers)} of capture is gone, and how far it was is only known up to sequence"
+        f" {before.floor:,}, as recorded. Start a node: it makes the consumer again, and captures the rest"
+    )

@@ -1,0 +1,86 @@
+"""Why an acknowledged message may not be in the archive yet: what the sweep's leader has published about it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from capture.archive.coverage import coverage
+from capture.archive.heads import COMPACTION, SWEEP
+from capture.archive.sequences import Sequences
+from capture.archive.view import read_picture
+from capture.config.settings import CaptureConfig
+from capture.errors import CaptureError
+from capture.ingest.board import ALLOWANCE, LATE, Board, StreamState
+from capture.maintenance.sweep import read_entries
+from capture.stores import Store
+from natty import Natty, NattyError
+from natty.wire.servers import NEEDS, Version, text_of
+
+LOOK = 0.2  # seconds between two looks at what is published
+
+
+@dataclass(frozen=True)
+class Explained:
+    """Of messages that seemed to be missing: nodes may store the `awaited` ones, and the `stored` ones are by now.
+
+    `leader` tells whether a leader has swept since, who stores what no node has stored.
+    """
+
+    awaited: Sequences = field(default_factory=Sequences)
+    stored: Sequences = field(default_factory=Sequences)
+    leader: bool = False
+
+    def to_do(self, version: Version) -> str:
+        """Return who stores what is missing, as a sentence, or what to do first where nobody can."""
+        need = NEEDS["leader election"]
+        if self.leader:
+            return "the sweep stores what is missing and still in the stream: capture status says why it has not yet"
+        if not need.met_by(version):
+            return (
+                f"no node can sweep this archive with nats-server {text_of(version)}: upgrade it to"
+                f" {need.text_for(version)} or later, then the sweep stores what is missing and still in the stream;"
+                " or start a node with another durable, which is given all of the stream again"
+            )
+        return "no node sweeps this archive: start one, it stores what is missing and still in the stream"
+
+
+async def explain(natty: Natty, store: Store, config: CaptureConfig, missing: Sequences, asked: float) -> Explained:
+    """Return what a sweep says of these messages that has begun after they were asked about (server's Unix seconds).
+
+    It waits for that sweep, as long as a node runs, and none is late. StoreError, ManifestError.
+    """
+    try:
+        found = await _swept(natty, config, asked)
+    except (NattyError, CaptureError):
+        found = None
+    if found is None:
+        return Explained()
+    entries, _ = await read_entries(store)
+    picture = await read_picture(store, SWEEP.reader(natty, config.name), COMPACTION.reader(natty, config.name))
+    held = coverage([*picture.blocks, *picture.files, *picture.unadopted(entries)], {}).get(config.stream)
+    stored = missing & held.held if held else Sequences()
+    return Explained(_awaited(found, missing) - stored, stored, leader=True)
+
+
+async def _swept(natty: Natty, config: CaptureConfig, asked: float) -> StreamState | None:
+    """Return what is published of the stream by a sweep that has begun since; None if nobody sweeps, or too late."""
+    board, published, now = Board(natty, config.name), set[float](), asyncio.get_running_loop().time
+    deadline = now() + LATE * config.sweep.every + ALLOWANCE
+    while now() < deadline:
+        view = await board.read()
+        if (view.state and view.is_late) or not any(not one.is_late for one in view.nodes):
+            return None
+        if view.state:
+            published.add(view.state.swept)
+            if view.state.swept > asked or len(published) > 2:  # a clock that is behind: the third has begun since
+                return next((one for one in view.state.streams if one.stream == config.stream), None)
+        await asyncio.sleep(LOOK)
+    return None
+
+
+def _awaited(state: StreamState, missing: Sequences) -> Sequences:
+    """Return which of these are awaited; all, where those that are awaited are too many to be published."""
+    if state.awaited and not state.awaited_set:
+        return missing
+    return missing & Sequences.from_text(state.awaited_set)

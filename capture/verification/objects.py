@@ -1,0 +1,317 @@
+"""What an archive holds: each object is read again, hashed, opened and compared with its record."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from asyncio import to_thread
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from hashlib import sha256
+from typing import IO
+
+from capture.archive.encryption import Keys
+from capture.archive.manifest import BLOCKS, TABLE, Stored
+from capture.archive.sequences import Sequences
+from capture.archive.view import Picture
+from capture.errors import CaptureError, CipherError, FormatError, KeyMissingError, NotStored
+from capture.stores.contract import Store
+from capture.verification.verdict import Holdings
+
+UNDECODABLE_KEY = "_undecodable"  # as `capture.partitioners.UNDECODABLE`; a user's key has another text
+OBJECTS_AT_ONCE = 4
+CHUNK_BYTES = 8 << 20
+"""So much of an object is read at a time."""
+SPOOL_BYTES = 32 << 20
+"""A larger object lies in a temporary file while it is looked at; a block is hardly ever larger."""
+
+Progress = Callable[[int, int], None]
+"""Told how many objects were looked at, and how many there are."""
+
+Again = Callable[[], Awaitable[tuple[list[Stored], Picture]]]
+"""Reads the entries, and then the picture, anew."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchiveView:
+    """What the archive holds, by stream; `problems` are those of all streams."""
+
+    streams: dict[str, Holdings]
+
+    def of(self, stream: str) -> Holdings:
+        """Return the holdings of a stream; empty if the archive has nothing of it."""
+        return self.streams.get(stream, Holdings())
+
+    @property
+    def problems(self) -> list[str]:
+        """Every problem that was found."""
+        return [problem for one in self.streams.values() for problem in one.problems]
+
+
+class State(Enum):
+    """How an object was found."""
+
+    SOUND = "sound"  # as its record says
+    UNCHECKED = "unchecked"  # there, and nobody can say more
+    WRONG = "wrong"  # whole, but not what its record says
+    DAMAGED = "damaged"  # changed or cut off: it holds nothing
+    GONE = "gone"
+
+
+BROKEN = frozenset({State.WRONG, State.DAMAGED, State.GONE})
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One object that was looked at, and a sentence about what is wrong.
+
+    What it holds stands here only if its record says otherwise: thousands of findings are to take no memory.
+    """
+
+    state: State
+    sentence: str = ""
+    held: Sequences | None = None
+    rows: int = 0
+
+
+SOUND = Finding(State.SOUND)
+
+
+async def read_archive(
+    store: Store,
+    picture: Picture,
+    *,
+    deep: bool = True,
+    pending_entries: Iterable[Stored] = (),
+    keys: Keys | None = None,
+    again: Again | None = None,
+    on_progress: Progress | None = None,
+) -> ArchiveView:
+    """Return what the archive holds, by its picture and the entries that wait for the sweep.
+
+    Every object must be there with its size. `deep` reads each again: its SHA-256, and the sequences and times of its
+    rows, against its record; encrypted ones need `keys`. What is missing or changed holds nothing. Read the pending
+    entries before the picture (see `capture.sweep.read_entries`), or one that is adopted in between is in neither.
+
+    An object that is gone may have been compacted and removed since the picture was read: `again` tells, and what has
+    taken its place is looked at instead. Memory grows with the number of objects, not with their size.
+    """
+    findings: dict[str, Finding] = {}
+    pending_entries = list(pending_entries)
+    while True:
+        adopted = [*picture.blocks, *picture.files]
+        records = [*adopted, *picture.unadopted(pending_entries)]
+        await _look_at(store, [one for one in records if one.path not in findings], findings, deep, keys, on_progress)
+        gone = {one.path for one in records if findings[one.path].state is State.GONE}
+        if not gone or again is None:
+            break
+        pending_entries, newer = await again()
+        named = {one.path for one in (*newer.blocks, *newer.files, *newer.unadopted(pending_entries))}
+        if gone <= named:
+            break
+        picture = newer
+        for path in gone & named:
+            del findings[path]
+    return ArchiveView(streams=_by_stream(records, adopted, picture, findings, deep))
+
+
+async def _look_at(
+    store: Store,
+    records: list[Stored],
+    findings: dict[str, Finding],
+    deep: bool,
+    keys: Keys | None,
+    on_progress: Progress | None,
+) -> None:
+    """Look at a few objects at a time; one listing tells which are there at all."""
+    sizes = {one.path: one.bytes for one in await store.list(BLOCKS) + await store.list(TABLE)} if records else {}
+    waiting = iter(records)
+    before = len(findings)
+
+    async def work() -> None:
+        for record in waiting:
+            finding = _by_size(record, sizes.get(record.path))
+            if finding is SOUND and deep:
+                finding = await _read_again(store, record, keys)
+            findings[record.path] = finding
+            if on_progress is not None:
+                on_progress(len(findings), before + len(records))
+
+    async with asyncio.TaskGroup() as workers:
+        for _ in range(OBJECTS_AT_ONCE):
+            workers.create_task(work())
+
+
+def _by_size(record: Stored, found: int | None) -> Finding:
+    if found is None:
+        return Finding(State.GONE, f"{record.path} is missing")
+    if found != record.bytes:
+        return Finding(State.DAMAGED, f"{record.path} has {found:,} bytes, not {record.bytes:,}")
+    if not recorded_sequences(record):
+        return Finding(State.DAMAGED, f"the record of {record.path} does not say what it holds")
+    return SOUND
+
+
+# --- one object ------------------------------------------------------------------------------------------------------
+
+
+async def _read_again(store: Store, record: Stored, keys: Keys | None) -> Finding:
+    """Compare an object with its record: the hash first, then what it holds."""
+    with tempfile.SpooledTemporaryFile(SPOOL_BYTES) as file:
+        try:
+            digest = await _copy(store, record, file)
+        except NotStored:
+            return Finding(State.GONE, f"{record.path} is missing")
+        except CaptureError as error:
+            return Finding(State.UNCHECKED, f"{record.path} can't be read: {error}")
+        if digest != record.sha256:
+            return Finding(State.DAMAGED, f"{record.path} was changed: its SHA-256 is not the recorded one")
+        return await to_thread(_check, record, file, keys)
+
+
+async def _copy(store: Store, record: Stored, file: IO[bytes]) -> str:
+    """Copy an object into the file, piece by piece, and return its SHA-256."""
+    digest = sha256()
+
+    def take(data: bytes) -> None:
+        digest.update(data)
+        file.write(data)
+
+    for start in range(0, record.bytes, CHUNK_BYTES):
+        await to_thread(take, await store.get_range(record.path, start, CHUNK_BYTES))
+    file.seek(0)
+    return digest.hexdigest()
+
+
+def _check(record: Stored, file: IO[bytes], keys: Keys | None) -> Finding:
+    try:
+        held = _positions_of(record, file, keys)
+        return _compared(record, held)
+    except KeyMissingError as error:
+        return Finding(State.UNCHECKED, f"{record.path} can't be opened: {error}")
+    except CipherError as error:
+        return Finding(State.DAMAGED, f"{record.path} can't be opened: {error}")
+    except Exception as error:  # whatever a reader raises on bytes that it can't read
+        return Finding(State.DAMAGED, f"{record.path} is no {record.format} that can be read: {error}")
+
+
+@dataclass(frozen=True)
+class _Positions:
+    """Where an object's rows belong: their sequences, how many rows, and the earliest and latest time (ns)."""
+
+    held: Sequences
+    rows: int
+    min_ns: int
+    max_ns: int
+
+
+def _positions_of(record: Stored, file: IO[bytes], keys: Keys | None) -> _Positions:
+    from capture.formats import reader  # here, so that the arithmetic needs no pyarrow
+
+    held, rows = Sequences(), 0
+    earliest, latest = [], []
+    for sequences, times_ns in reader(record.format, keys).positions(file, record):
+        held = held | Sequences.from_iterable(sequences)
+        rows += len(sequences)
+        if times_ns:
+            earliest.append(min(times_ns))
+            latest.append(max(times_ns))
+    if not rows:
+        raise FormatError("it has no rows")
+    return _Positions(held, rows, min(earliest), max(latest))
+
+
+def _compared(record: Stored, found: _Positions) -> Finding:
+    recorded = recorded_sequences(record)
+    if found.held != recorded:
+        sentence = (
+            f"{record.path} does not hold what its record says: without {(recorded - found.held).describe()}, "
+            f"with {(found.held - recorded).describe()} besides"
+        )
+    elif found.rows != record.count:
+        sentence = f"{record.path} has {found.rows:,} rows, its record says {record.count:,}"
+    elif wrong := _wrong_facts(record, found):
+        sentence = f"{record.path} does not hold what its record says: {', '.join(wrong)}"
+    else:
+        return SOUND
+    return Finding(State.WRONG, sentence, found.held, found.rows)
+
+
+def _wrong_facts(record: Stored, found: _Positions) -> list[str]:
+    """Return what the record says wrongly; the times of early records are not known."""
+    facts = [("first", record.first, found.held.first), ("last", record.last, found.held.last)]
+    if record.max_ns:
+        facts += [("min_ns", record.min_ns, found.min_ns), ("max_ns", record.max_ns, found.max_ns)]
+    wrong = [f"{name} is {is_}, recorded is {said}" for name, said, is_ in facts if said != is_]
+    if found.min_ns < record.interval * 1_000_000_000:
+        wrong.append(f"a message is of {found.min_ns} ns, before its interval begins")
+    return wrong
+
+
+def recorded_sequences(record: Stored) -> Sequences:
+    """Return the sequences that a record says its object holds; none if it does not say so readably."""
+    try:
+        return Sequences.from_text(record.sequences)
+    except ValueError:
+        return Sequences()
+
+
+# --- all of them -----------------------------------------------------------------------------------------------------
+
+
+def _by_stream(
+    records: list[Stored], adopted: list[Stored], picture: Picture, findings: dict[str, Finding], deep: bool
+) -> dict[str, Holdings]:
+    """Add up what every object holds."""
+    paths, removed = {one.path for one in adopted}, picture.removed
+    found: dict[str, Holdings] = {}
+    for stream in sorted({one.stream for one in records} | removed.keys()):
+        mine = [one for one in records if one.stream == stream]
+        found[stream] = _added_up(mine, paths, findings, removed.get(stream, Sequences()), deep)
+    return found
+
+
+def _added_up(
+    records: list[Stored], adopted: set[str], findings: dict[str, Finding], removed: Sequences, deep: bool
+) -> Holdings:
+    """Undecodable is what lies nowhere but under the undecodable key; proven is what was just read in full."""
+    table = [one for one in records if one.path.startswith(TABLE)]
+
+    def held(one: Stored) -> Sequences:
+        return _held(one, findings[one.path])
+
+    stored = Sequences.union_of(map(held, records))
+    tabled = Sequences.union_of(map(held, table))
+    failed = [one for one in records if findings[one.path].state in BROKEN]
+    dangling = [one for one in failed if findings[one.path].state is State.GONE and one.path not in adopted]
+    given_up = {one.path for one in dangling}
+    broken = [one for one in failed if one.path not in given_up]
+    lost = Sequences.union_of(map(recorded_sequences, broken)) - stored
+    unchecked = [one for one in records if findings[one.path].state is State.UNCHECKED]
+    proofs = (one for one in records if deep and one.path in adopted and _is_proof(one, findings[one.path]))
+    return Holdings(
+        stored=stored,
+        table=tabled,
+        undecodable=stored - Sequences.union_of(held(one) for one in records if one.key != UNDECODABLE_KEY),
+        proven=Sequences.union_of(map(recorded_sequences, proofs)),
+        removed=removed - stored - lost,
+        lost=lost,
+        dangling={findings[one.path].sentence: recorded_sequences(one) - stored - removed for one in dangling},
+        duplicates=sum(findings[one.path].rows or one.count for one in table if held(one)) - len(tabled),
+        problems=tuple(findings[one.path].sentence for one in broken),
+        unchecked=tuple(findings[one.path].sentence for one in unchecked),
+        objects=len(records),
+        bytes=sum(one.bytes for one in records),
+    )
+
+
+def _held(record: Stored, finding: Finding) -> Sequences:
+    return (finding.held or Sequences()) if finding.state in BROKEN else recorded_sequences(record)
+
+
+def _is_proof(record: Stored, finding: Finding) -> bool:
+    """Tell whether the object holds its messages whole: CSV keeps no payload of what it makes rows of."""
+    from capture.formats import reader  # here, so that the arithmetic needs no pyarrow
+
+    return finding.state is State.SOUND and reader(record.format).restorable

@@ -1,0 +1,141 @@
+"""A check as monitoring systems read it: one line for Nagios and its relatives, a text file for Prometheus."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from uuid import uuid4
+
+from capture.errors import ConfigError
+from capture.verification.check import UNCHECKED, WELL, WRONG, Check
+from capture.verification.verdict import COUNTED
+
+OK, WARNING, CRITICAL, UNKNOWN = 0, 1, 2, 3
+"""Nagios' exit statuses."""
+_NAMES = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
+_NAGIOS = {WELL: OK, UNCHECKED: WARNING, WRONG: CRITICAL}
+LONGEST = 1000
+"""Characters of a Nagios line's text: some of its relatives read no more."""
+
+
+# --- Nagios: the plug-in guidelines of monitoring-plugins.org --------------------------------------------------------
+
+
+def nagios(check: Check) -> tuple[int, str]:
+    """Return the exit status and the line: the verdict, then what was counted as performance data.
+
+    CRITICAL: something is missing or damaged. WARNING: as far as could be seen nothing is, but not all could be seen.
+    """
+    status = _NAGIOS[check.status]
+    counts = {name: len(getattr(check.verdict, name)) for name in COUNTED}
+    measured = {
+        **counts,
+        "duplicates": check.verdict.duplicates,
+        "problems": len(check.verdict.problems),
+        "unchecked": len(check.verdict.unchecked),
+        "unacknowledged": check.unacknowledged,
+        "objects": check.held.objects,
+    }
+    data = [f"{name}={value}{_LIMITS.get(name, '')}" for name, value in measured.items()]
+    data += [f"size={check.held.bytes}B", f"time={check.seconds:.3f}s"]
+    return status, f"{_line(status, check.sentence())} | {' '.join(data)}"
+
+
+def nagios_unknown(reason: str) -> tuple[int, str]:
+    """Return the exit status and the line where nothing could be checked at all."""
+    return UNKNOWN, _line(UNKNOWN, reason)
+
+
+_LIMITS = {"missing": ";;0", "duplicates": ";;0", "problems": ";;0", "unchecked": ";0"}
+"""Warning and critical thresholds: above zero."""
+
+
+def _line(status: int, text: str) -> str:
+    """Return the text as one line without the bar that begins the performance data."""
+    said = " ".join(text.replace("|", "/").split())
+    return f"CAPTURE {_NAMES[status]} - {said if len(said) <= LONGEST else said[: LONGEST - 1] + '…'}"
+
+
+# --- Prometheus: the text format, for node_exporter's textfile collector ---------------------------------------------
+
+
+def prometheus(check: Check) -> str:
+    """Return the check's figures in Prometheus' text format. No label is a subject."""
+    verdict, of_stream = check.verdict, labels(stream=check.stream)
+    sequences = [(labels(stream=check.stream, state=name), float(len(getattr(verdict, name)))) for name in COUNTED]
+    return _outcome(check.stream, check.status, check.checked_at) + "".join(
+        (
+            _metric("sequences", "Sequences of the stream, by what became of them.", sequences),
+            *(
+                _metric(name, text, [(of_stream, float(value))])
+                for name, text, value in (
+                    ("duplicates", "Rows that the compacted table holds too often.", verdict.duplicates),
+                    ("problems", "Objects that are damaged or missing, and documents.", len(verdict.problems)),
+                    ("unchecked", "Objects that could not be checked.", len(verdict.unchecked)),
+                    ("unacknowledged", "Messages that capture has not acknowledged yet.", check.unacknowledged),
+                    ("compared", "Whether the stream could be compared.", verdict.asked and not check.uncompared),
+                    ("objects", "Objects that were looked at.", check.held.objects),
+                    ("bytes", "Bytes of these.", check.held.bytes),
+                    ("seconds", "Seconds that the check took.", round(check.seconds, 3)),
+                )
+            ),
+        )
+    )
+
+
+def prometheus_failure(stream: str, now: float) -> str:
+    """Return what is known where nothing could be checked: that, and when (Unix seconds)."""
+    return _outcome(stream, UNCHECKED, now)
+
+
+def _outcome(stream: str, status: int, now: float) -> str:
+    of_stream = labels(stream=stream)
+    return (
+        _metric("ok", "Whether nothing is missing or damaged, and all could be checked.", [(of_stream, status == WELL)])
+        + _metric("status", "Exit status of the check: 0 well, 1 not all checked, 3 wrong.", [(of_stream, status)])
+        + _metric("timestamp_seconds", "When the check began, Unix seconds.", [(of_stream, now)])
+    )
+
+
+def _metric(name: str, text: str, samples: list[tuple[str, float]]) -> str:
+    return metric(f"capture_verify_{name}", text, samples)
+
+
+def metric(name: str, text: str, samples: Iterable[tuple[str, float]]) -> str:
+    """Return a gauge with a value for each set of `labels`."""
+    lines = [f"# HELP {name} {text}", f"# TYPE {name} gauge"]
+    lines += [f"{name}{{{given}}} {_number(value)}" for given, value in samples]
+    return "\n".join(lines) + "\n"
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)
+
+
+def labels(**given: str) -> str:
+    """Return labels as they stand between braces."""
+    return ",".join(f'{name}="{_escaped(value)}"' for name, value in given.items())
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file that others may read at any moment: they see the old one or the new one. ConfigError if that fails.
+
+    Everybody may read it, as far as this process's umask allows: the collector is another user.
+    """
+    part = path.with_name(f".{path.name}.{uuid4().hex}")
+    try:
+        try:
+            with part.open("x") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{path} can't be written: {error.strerror}; check --prometheus") from error
