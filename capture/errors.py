@@ -1,3 +1,31 @@
+"""The errors of capture, and what is wrong with a setting in our words: msgspec speaks of types and of paths."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+
+KINDS = {
+    "float": "a number",
+    "int": "a whole number",
+    "str": "text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a table",
+    "null": "nothing",
+}
+BOUNDS = {">": "above", ">=": "of at least", "<": "below", "<=": "of at most"}
+
+_AT = re.compile(r"(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<place>.*)`)?", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
+_MISSING = re.compile(r"Object missing required field `(.*)`")
+_KIND = re.compile(r"Expected `([^`]*)`, got `([^`]*)`")
+_BOUND = re.compile(r"Expected `([^`]*)` (>=|<=|>|<) (\S+)")
+
+
 class CaptureError(Exception):
     """Something went wrong in capture."""
 
@@ -111,3 +139,50 @@ class NotSwept(CaptureError):
 
 class DataLossError(CaptureError):
     """Messages were removed from the stream before they were read."""
+
+
+def mistake(error: msgspec.ValidationError, among: Sequence[str] = ()) -> str:
+    """Return a sentence about the setting that a value does not fit; it shows no value, which may be a secret.
+
+    `among` are its values where it has only so many.
+    """
+    parts = _AT.fullmatch(str(error))
+    what, place = (parts["what"], parts["place"] or "") if parts else (str(error), "")
+    if found := _UNKNOWN.fullmatch(what):
+        return f"there is no setting `{found[1]}`" + (f" in [{place}]" if place else "")
+    if found := _MISSING.fullmatch(what):
+        return f"`{found[1]}` is missing" + (f" in [{place}]" if place else "")
+    if found := _KIND.fullmatch(what):
+        return f"`{place}` must be {_kinds(found[1])}, not {_kinds(found[2])}"
+    if found := _BOUND.fullmatch(what):
+        return f"`{place}` must be {_kinds(found[1])} {BOUNDS[found[2]]} {_number(found[3])}"
+    if what.startswith("Invalid enum value"):
+        return f"`{place}` must be one of {', '.join(among)}" if among else f"`{place}` can't have this value"
+    if "out of range" in what.lower():
+        return f"`{place}` is too large"
+    return f"`{place}`: {what[0].lower()}{what[1:]}" if place else what
+
+
+def choices(struct: type[msgspec.Struct], place: Sequence[str]) -> tuple[str, ...]:
+    """Return the values of a setting that has only so many, by its tables and its name; () of others."""
+    kind: Any = struct
+    for name in place:
+        is_struct = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+        kind = get_type_hints(kind).get(name) if is_struct else _of_table(kind)
+    kind = _of_table(kind) or kind
+    return get_args(kind) if get_origin(kind) is Literal else ()
+
+
+def _of_table(kind: Any) -> Any:
+    """Return what a table of free names holds; None of other kinds."""
+    tables = [one for one in (kind, *get_args(kind)) if get_origin(one) is dict]
+    return get_args(tables[0])[1] if tables else None
+
+
+def _kinds(types: str) -> str:
+    named = [one.strip() for one in types.split("|")]
+    return " or ".join(KINDS.get(one, one) for one in named if one != "null" or len(named) == 1)
+
+
+def _number(text: str) -> str:
+    return text if text.lstrip("-").isdecimal() else f"{float(text):.15g}"

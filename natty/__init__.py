@@ -47,7 +47,8 @@ from natty.publishing.atomic import AtomicMessage
 from natty.publishing.outbox import Outbox, OutboxOptions
 from natty.publishing.publisher import Publisher
 from natty.publishing.window import PublisherOptions
-from natty.pulling.pull import Pull, PullOptions
+from natty.pulling.credit import PullOptions
+from natty.pulling.pull import Pull
 from natty.wire.message import Batch, Message
 
 __all__ = [

@@ -23,7 +23,8 @@ from natty.publishing.awaited import Awaited
 from natty.publishing.outbox import Callback, Outbox
 from natty.publishing.publisher import Publisher
 from natty.publishing.window import PublisherOptions
-from natty.pulling.pull import Pull, PullOptions
+from natty.pulling.credit import PullOptions
+from natty.pulling.pull import Pull
 from natty.templates import Templates
 from natty.wire import tracing
 from natty.wire.connection import Connection

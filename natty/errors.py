@@ -1,4 +1,27 @@
-from natty.text import legible
+"""The errors of natty, and text that can stand in one."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+UNREADABLE = (msgspec.MsgspecError, ValueError, ArithmeticError, RecursionError)
+"""What msgspec raises for bytes that somebody else wrote: not JSON, not UTF-8, too large numbers, nested too deeply."""
+_LONE = re.compile("[\ud800-\udfff]")
+
+
+def legible(text: str) -> str:
+    r"""Return text that everything can encode: a byte that is not UTF-8 reads \xff, another lone surrogate \ud800.
+
+    See `names` for how the bytes come into the text.
+    """
+    return text if text.isascii() else _LONE.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    point = ord(match[0])
+    return f"\\x{point - 0xDC00:02x}" if 0xDC80 <= point <= 0xDCFF else f"\\u{point:04x}"
 
 
 class NattyError(Exception):

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from natty.config.units import check_seconds
-from natty.decoding import UNREADABLE
 from natty.errors import (
+    UNREADABLE,
     BadSubjectError,
     BucketNotFoundError,
     ConfigError,
@@ -24,11 +24,12 @@ from natty.errors import (
     StreamNotFoundError,
     UnsupportedError,
     WrongLastSequenceError,
+    legible,
 )
-from natty.text import legible
+from natty.names import check_subject, delivered_subject
 from natty.wire.connection import Connection
 from natty.wire.headers import MESSAGE_ID, TTL
-from natty.wire.message import Headers, check_subject, delivered_subject, encode_headers, parse_headers
+from natty.wire.message import Headers, encode_headers, parse_headers
 from natty.wire.servers import NEEDS, Need, text_of
 
 OWN_API = "$JS.API"  # of the domain and account that we are connected to

@@ -13,6 +13,19 @@ FILES = sorted(path for package in ("natty", "capture") for path in (ROOT / pack
 
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
 
+# Lower rows first: a folder or file imports from its own row and from those before it, whatever the import is for.
+LAYERS = {
+    "natty": [
+        *["errors", "names", "config", "tls", "wire", "jetstream", "pulling", "publishing", "streams"],
+        *["consuming", "kv", "elections", "templates", "groups", "client", "metrics", "__init__", "testing", "cli"],
+        "__main__",
+    ],
+    "capture": [
+        *["errors", "stores", "archive", "ingest", "decoders", "partitioners", "formats", "maintenance", "iceberg"],
+        *["spark", "config", "reading", "verification", "restoring", "status", "node", "__init__", "testing", "cli"],
+        "__main__",
+    ],
+}
 HEAVY = {
     "pyspark": {"capture/spark/"},
     "py4j": {"capture/spark/"},
@@ -73,6 +86,16 @@ def imports_of(path: Path) -> set[str]:
     return {module.partition(".")[0] for node, module, _ in _imports_of(tree) if id(node) not in skipped}
 
 
+@cache
+def imported_files(path: Path) -> frozenset[Path]:
+    """Return the files of its own package that a file imports."""
+    package, found = path.relative_to(ROOT).parts[0], set()
+    for _, module, name in _imports_of(tree_of(path)):
+        if module.partition(".")[0] == package:
+            found.add(MODULES.get(f"{module}.{name}") or MODULES[module])
+    return frozenset(found - {path})
+
+
 def _imports_of(tree: ast.AST):
     """Yield the node, the module and the name of every import; the name is empty for a module alone."""
     for node in ast.walk(tree):
@@ -80,6 +103,36 @@ def _imports_of(tree: ast.AST):
             yield from ((node, alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             yield from ((node, node.module, alias.name) for alias in node.names)
+
+
+def row_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[1].removesuffix(".py")
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_every_file_has_a_row_and_a_package_twenty_of_them_at_most(package):
+    rows = {row_of(path) for path in FILES if name_of(path).startswith(f"{package}/")}
+    assert rows == set(LAYERS[package])
+    assert len(rows) <= 20
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_imports_point_one_way(path):
+    """Those under TYPE_CHECKING and inside functions, too."""
+    rows = LAYERS[path.relative_to(ROOT).parts[0]]
+    mine = rows.index(row_of(path))
+    for other in imported_files(path):
+        assert rows.index(row_of(other)) <= mine, f"{name_of(path)} imports {name_of(other)} from a higher row"
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_no_files_import_each_other(package):
+    """Not over other files either, and whatever the import is for; a package's own `__init__` aside."""
+    left = {path: imported_files(path) for path in FILES if name_of(path).startswith(f"{package}/")}
+    while ready := [path for path, others in left.items() if not others & left.keys() - {path}]:
+        for path in ready:
+            del left[path]
+    assert not left, f"in circles, or above them: {sorted(map(name_of, left))}"
 
 
 def test_natty_never_imports_capture():

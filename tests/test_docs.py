@@ -12,7 +12,7 @@ from patient import PATIENCE
 from typer.main import get_command
 
 from capture.cli.app import make_app as make_capture_app
-from capture.config.settings import load
+from capture.config.load import load
 from natty.cli.app import make_app as make_natty_app
 
 ROOT = Path(__file__).parents[1]

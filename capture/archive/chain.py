@@ -17,7 +17,7 @@ import msgspec
 from capture.archive.signing import Signer, split, vouch
 from capture.errors import ManifestError, NotStored
 from capture.stores.contract import Listing, Store
-from natty.decoding import UNREADABLE
+from natty.errors import UNREADABLE
 
 KEPT = 20
 """How many documents of a chain stay, however old they are."""

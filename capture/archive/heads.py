@@ -13,9 +13,9 @@ from capture.archive.signing import Signer
 from capture.archive.table import Table
 from capture.errors import ConfigError, Fenced, ManifestError
 from natty import LeadershipLost, Natty, Term
-from natty.decoding import decode
 from natty.elections import ElectionOptions
 from natty.errors import BadRecordError, BucketNotFoundError
+from natty.kv.records import decode
 
 
 @dataclass(frozen=True)

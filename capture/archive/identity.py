@@ -16,7 +16,7 @@ from capture.archive.readme import describe
 from capture.archive.signing import SIGNING_VARIABLE, Signer
 from capture.errors import AlreadyStored, ConfigError, ManifestError, NoArchiveError, NotStored
 from capture.stores import Store
-from natty.decoding import UNREADABLE
+from natty.errors import UNREADABLE
 
 ARCHIVE = "_archive.json"
 SIGNING = "_signing.json"

@@ -7,6 +7,7 @@ from typing import ClassVar
 import msgspec
 
 from capture.archive.chain import Document, decode_known
+from capture.archive.encryption import ENDING
 from capture.errors import ManifestError, StoreError
 from capture.stores.contract import checked_path
 
@@ -188,3 +189,8 @@ def entry_path(block: str) -> str:
 def entry_block(entry: str) -> str:
     """Return the path of the block that an entry's path belongs to."""
     return f"{BLOCKS}{entry.removeprefix(ENTRIES).removesuffix('.json')}"
+
+
+def is_encrypted(one: Stored) -> bool:
+    """Tell whether an object is."""
+    return one.format.endswith(f".{ENDING}")

@@ -19,9 +19,9 @@ from capture.archive.sequences import Sequences
 from capture.errors import AlreadyStored, ManifestError
 from capture.stores import Store
 from natty import Batch, Natty
-from natty.decoding import UNREADABLE
+from natty.errors import UNREADABLE
+from natty.names import covers
 from natty.pulling.ordered import CaughtUp, Ordered, OrderedOptions
-from natty.wire.subjects import covers
 
 ASKED = "_asked/"
 READ_AHEAD = 8192  # messages, of which only subjects come

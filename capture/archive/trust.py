@@ -10,13 +10,12 @@ from hashlib import sha256
 
 from capture.archive import chain
 from capture.archive.chain import HeadReader, latest_offline
-from capture.archive.manifest import BLOCKS, TABLE, Manifest, Stored
+from capture.archive.manifest import BLOCKS, TABLE, Manifest, Stored, is_encrypted
 from capture.archive.recording import Recording
 from capture.archive.signing import PublicKeys
 from capture.archive.table import Table
 from capture.archive.view import Picture, read_picture
 from capture.errors import CipherError, FormatError, ManifestError
-from capture.maintenance.plan import is_encrypted
 from capture.stores.contract import Store
 
 AT_ONCE = 8  # objects that are compared with their records

@@ -14,6 +14,13 @@ from capture.archive.table import Table, first_table, waiting
 from capture.errors import ManifestError
 from capture.stores.contract import Store
 
+GRACE = 900.0
+"""Seconds before a block that nothing names is deleted, and one that the table has consumed.
+
+It is what readers of an older picture get, and what a writer has between a block and its entry. Whoever writes a block
+gives up, without an ack, if its entry was not durable within half of this.
+"""
+
 
 @dataclass(frozen=True)
 class Picture:

@@ -21,7 +21,8 @@ from capture.cli import settings
 from capture.config.settings import CaptureConfig
 from capture.formats.ndjson import lines
 from capture.reading.merge import RECORD, records_of
-from capture.reading.read import ReadOptions, read_batches
+from capture.reading.options import ReadOptions
+from capture.reading.read import read_batches
 from natty import Natty
 from natty.cli import connect
 from natty.cli.ask import seconds

@@ -18,7 +18,8 @@ from capture.archive.identity import require_archive
 from capture.archive.table import Table
 from capture.cli import settings
 from capture.cli.archive import Offline
-from capture.config.settings import TOKEN_VARIABLE, CaptureConfig
+from capture.config.load import TOKEN_VARIABLE
+from capture.config.settings import CaptureConfig
 from capture.errors import ConfigError
 from capture.node.shutdown import Stopping
 from capture.stores import open_store

@@ -17,10 +17,10 @@ import typer
 from capture.archive.heads import SWEEP
 from capture.cli import settings
 from capture.cli.node import run
+from capture.config.load import NEEDED, RELATED, contradictions, given_settings, lacking, read
+from capture.config.load import settings as settings_of
 from capture.config.provenance import Given, Place
 from capture.config.secrets import check_exposure
-from capture.config.settings import NEEDED, RELATED, contradictions, given_settings, lacking, read
-from capture.config.settings import settings as settings_of
 from capture.decoders import decoder
 from capture.errors import CaptureError, ConfigError
 from capture.formats import writer
@@ -32,7 +32,7 @@ from natty.cli import connect
 from natty.cli.tables import print_document
 from natty.config.settings import Config, redact, resolve
 from natty.errors import NattyError
-from natty.streams import check_name
+from natty.names import check_name
 from natty.tls import client_context
 
 HIDDEN = "***"

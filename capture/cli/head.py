@@ -10,7 +10,7 @@ from capture.archive.heads import head_readers
 from capture.archive.identity import require_archive
 from capture.cli import settings
 from capture.cli.archive import Offline
-from capture.config.settings import NEEDED
+from capture.config.load import NEEDED
 from capture.errors import CaptureError
 from capture.stores import open_store
 from capture.verification.audit import CHAINS

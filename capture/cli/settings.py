@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from capture.archive.keyfile import check_private
-from capture.config.settings import CaptureConfig, load
+from capture.config.load import load
+from capture.config.settings import CaptureConfig
 from capture.config.streams import each, only
 from capture.errors import ConfigError
 

@@ -31,8 +31,7 @@ from natty.cli.ask import confirm, seconds
 from natty.cli.run import run_async
 from natty.cli.tables import print_document
 from natty.cli.terminal import say
-from natty.decoding import UNREADABLE
-from natty.errors import ConnectError, DomainUnreachableError, JetStreamNotEnabledError
+from natty.errors import UNREADABLE, ConnectError, DomainUnreachableError, JetStreamNotEnabledError
 
 STANDARD_OUTPUT = Path("-")
 PURGE_JSON_VERSION = 1

@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
+from capture.config.load import settings
 from capture.config.provenance import Place
-from capture.config.settings import CaptureConfig, settings
+from capture.config.settings import CaptureConfig
 from capture.ingest.block import Groups, Limits, OpenBlocks, SealedBlock
 from capture.ingest.spill import Spill
 

@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
-
 import msgspec
 
 from capture.archive.manifest import quote_key
+from capture.config.settings import CaptureConfig, Own
 from capture.errors import ConfigError
 from capture.stores.address import SCHEMES
-
-if TYPE_CHECKING:
-    from capture.config.settings import CaptureConfig
-
-
-class Own(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a stream has of its own: `[streams.NAME]` in the file. The rest is as for all."""
-
-    durable: str | None = None
-    archive: str | None = None
-    filter_subjects: list[str] | None = None
-    start: int | str | None = None
-    ack: Literal["explicit", "all"] | None = None
-    group: str | None = None
-    member: str | None = None
 
 
 def each(config: CaptureConfig) -> list[CaptureConfig]:

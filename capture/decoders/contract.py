@@ -4,11 +4,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from capture.ingest.record import Records, V
+from capture.ingest.record import Decoder, Records, V
 from natty.wire.message import Batch, Message
-
-Decoder = Callable[[Batch], Records[V]]
-"""Columns in, columns out. It never raises: what it can't decode is an entry of `errors`, and is stored raw."""
 
 Flatten = Callable[[V], Iterable[Mapping[str, Any]]]
 """What a value is as rows of a CSV file: one, several or none, each with its cells by column."""

@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
-from capture.decoders.contract import Decoder, Decoding, by_batch, reason
+from capture.decoders.contract import Decoding, by_batch, reason
 from capture.errors import ConfigError
-from capture.ingest.record import Records, V
+from capture.ingest.record import Decoder, Records, V
 from natty.wire.message import Batch
 
 

@@ -1,5 +1,5 @@
 from capture.formats.choose import read_object, reader, writer
-from capture.formats.contract import Format, Writer, check_format
-from capture.maintenance.merge.schema_evolution import combined
+from capture.formats.contract import Format, check_format
+from capture.ingest.block import Writer
 
-__all__ = ["Format", "Writer", "check_format", "combined", "read_object", "reader", "writer"]
+__all__ = ["Format", "Writer", "check_format", "read_object", "reader", "writer"]

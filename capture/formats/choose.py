@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from capture.archive.encryption import ENDING, Keys
 from capture.archive.manifest import Stored
-from capture.decoders import Decoder, Decoding, decoder
+from capture.decoders import Decoding, decoder
 from capture.errors import CaptureError, ConfigError, FormatError
 from capture.formats.block_format import BlockWriter
 from capture.formats.codecs import ENDINGS, NONE, codec
@@ -17,6 +17,7 @@ from capture.formats.ndjson import NdjsonWriter
 from capture.formats.parquet import ParquetWriter
 from capture.formats.raw import RawWriter
 from capture.ingest.plugin import load
+from capture.ingest.record import Decoder
 
 FORMATS = ("parquet", "ndjson", "csv", "raw")
 

@@ -8,31 +8,13 @@ from typing import IO, Protocol, TypeAlias
 import pyarrow as pa
 
 from capture.formats.envelope import SCHEMA, to_table
-from capture.ingest.block import SealedBlock
+from capture.ingest.block import SealedBlock, Writer
 from capture.ingest.record import Records
 
 Positions: TypeAlias = Iterator[tuple[list[int], list[int]]]
 """Sequences, and the times (Unix nanoseconds) of the same messages, some thousands at a time."""
 
 LARGE = 1 << 20  # bytes of the largest payload that the conformance check writes
-
-
-class Writer(Protocol):
-    """Turns a sealed block into the bytes of one object. It runs in a thread, several at a time."""
-
-    @property
-    def suffix(self) -> str:
-        """The end of the object's name, with its dot."""
-        ...
-
-    @property
-    def format(self) -> str:
-        """The name that the manifest keeps: the suffix without its dot."""
-        ...
-
-    def write(self, block: SealedBlock) -> bytes:
-        """Return the object's bytes; any message can be written."""
-        ...
 
 
 class Format(Writer, Protocol):

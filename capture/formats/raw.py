@@ -14,7 +14,7 @@ from capture.formats.contract import Positions
 from capture.formats.envelope import SCHEMA, to_table
 from capture.ingest.block import SealedBlock
 from capture.ingest.record import Records
-from natty.decoding import UNREADABLE
+from natty.errors import UNREADABLE
 
 MAGIC = b"CAPRAW1\n"
 LENGTH = struct.Struct(">I")

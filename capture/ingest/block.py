@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 from capture.errors import ConfigError
 from capture.ingest.record import Records
@@ -338,3 +338,21 @@ def _sealed(records: Records[Any]) -> Records[Any]:
     if records.sequences == sorted(records.sequences):
         return records
     return records.select(sorted(range(len(records)), key=records.sequences.__getitem__))
+
+
+class Writer(Protocol):
+    """Turns a sealed block into the bytes of one object. It runs in a thread, several at a time."""
+
+    @property
+    def suffix(self) -> str:
+        """The end of the object's name, with its dot."""
+        ...
+
+    @property
+    def format(self) -> str:
+        """The name that the manifest keeps: the suffix without its dot."""
+        ...
+
+    def write(self, block: SealedBlock) -> bytes:
+        """Return the object's bytes; any message can be written."""
+        ...

@@ -17,9 +17,9 @@ import msgspec
 from capture.archive.iceberg_state import TableState
 from natty import Bucket, BucketNotFoundError, KeyNotFoundError, Natty, NattyError
 from natty.config.units import parse_time
-from natty.decoding import Faults, Seconds, Text, UnixTime, Whole, decode
 from natty.errors import BadRecordError
 from natty.kv import BadKeyError
+from natty.kv.records import Faults, Seconds, Text, UnixTime, Whole, decode
 from natty.streams.concurrency import answers
 from natty.wire.background import keep_up
 

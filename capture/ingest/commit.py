@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from capture.archive.manifest import Stored, block_path, encode, entry_path
 from capture.archive.sequences import Sequences
+from capture.archive.view import GRACE
 from capture.errors import AlreadyStored, ConfigError, StoreError
 from capture.ingest.block import INTERVAL, SealedBlock
 from capture.ingest.hooks import Completion
 from capture.ingest.layout import Layout, Partition, hive
-from capture.maintenance.sweep import GRACE
 from capture.stores.contract import Store
 from natty.wire.repeated import Repeated
 
 if TYPE_CHECKING:
-    from capture.formats.contract import Writer
+    from capture.ingest.block import Writer
 
 ATTEMPTS = 5  # to put one object
 BACKOFF = 0.5  # seconds before the second attempt; doubled with every further one

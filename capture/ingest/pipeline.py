@@ -8,9 +8,8 @@ from collections.abc import AsyncIterable, Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from capture.decoders.contract import Decoder
 from capture.ingest.block import Groups, OpenBlocks, SealedBlock
-from capture.ingest.record import Records, V
+from capture.ingest.record import Decoder, Records, V
 from capture.ingest.slots import SLOTS, Slots
 from capture.ingest.spill import CHUNK_BYTES
 from natty.wire.message import Batch

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -200,3 +200,7 @@ def origin_of(block: bytes) -> tuple[str, int] | None:
 
 def _replaced(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+Decoder = Callable[[Batch], Records[V]]
+"""Columns in, columns out. It never raises: what it can't decode is an entry of `errors`, and is stored raw."""

@@ -12,7 +12,7 @@ from capture.errors import NotAlone
 from capture.ingest.ack_floor import DeliveryGap, Floor
 from natty import Batch, JetStreamError, Natty, NotConnectedError, Pull, RequestTimeoutError, StreamNotFoundError
 from natty.errors import ConnectionClosedError
-from natty.streams import check_name
+from natty.names import check_name
 from natty.wire.background import keep_up
 from natty.wire.message import RawMessage
 from natty.wire.repeated import Repeated

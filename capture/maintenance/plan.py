@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from capture.archive.encryption import ENDING
-from capture.archive.manifest import Stored, table_path
+from capture.archive.manifest import Stored, is_encrypted, table_path
 from capture.archive.sequences import Sequences
 from capture.archive.view import Picture
 from capture.errors import ConfigError
@@ -83,11 +83,6 @@ def plan(
     due = [cut for cut in cuts if any(one.path not in tabled for one in cut)]
     due.sort(key=lambda cut: (min(one.stored_ns for one in cut if one.path not in tabled), cut[0].path))
     return _exclusive(picture, _run(due, policy), policy, token, unique)
-
-
-def is_encrypted(one: Stored) -> bool:
-    """Tell whether an object is."""
-    return one.format.endswith(f".{ENDING}")
 
 
 def _is_mergeable(one: Stored, policy: Policy) -> bool:

@@ -10,9 +10,8 @@ from hashlib import sha256
 from typing import IO
 
 from capture.archive.encryption import Keys
-from capture.archive.manifest import Stored
+from capture.archive.manifest import Stored, is_encrypted
 from capture.errors import CaptureError, CompactionError, NotStored
-from capture.maintenance.plan import is_encrypted
 from capture.stores.contract import Store
 from capture.stores.ranges import StoredFile
 

@@ -14,6 +14,7 @@ from capture.archive.retention import EVERYTHING, Expired, Retention, recorded, 
 from capture.archive.sequences import Sequences
 from capture.archive.table import Table
 from capture.archive.trust import NO_CHECKS, Trust
+from capture.archive.view import GRACE
 from capture.errors import ManifestError, NotStored
 from capture.stores.concurrency import each
 from capture.stores.contract import Listing, ObjectInfo, Store
@@ -21,12 +22,6 @@ from capture.stores.contract import Listing, ObjectInfo, Store
 MOST_ENTRY_BYTES = 64 << 20
 """Of an entry; its largest part is the set of its block's sequences, of which a block of millions takes some MB."""
 MOST_SAID = 20  # entries that can't be read, in the log
-GRACE = 900.0
-"""Seconds before a block that nothing names is deleted, and one that the table has consumed.
-
-It is what readers of an older picture get, and what a writer has between a block and its entry. Whoever writes a block
-gives up, without an ack, if its entry was not durable within half of this.
-"""
 NOWHERE: Mapping[str, int] = {}
 """Of no stream it is known where it begins."""
 

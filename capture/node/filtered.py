@@ -13,7 +13,7 @@ from capture.archive.coverage import Coverage
 from capture.archive.sequences import Sequences
 from capture.status.progress import Progress
 from natty import Natty, NattyError
-from natty.wire.subjects import covers
+from natty.names import covers
 
 PROBES = 200  # questions of one search, at most; the next one goes on
 SPAN = 64  # sequences that are looked at one by one

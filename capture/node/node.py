@@ -39,7 +39,7 @@ from capture.stores import Store, open_store
 from natty import Batch, Election, JetStreamError, Natty, NattyError, Term, UnsupportedError
 from natty.elections import default_node_name
 from natty.errors import ConsumerNotFoundError, StreamNotFoundError
-from natty.streams import check_name
+from natty.names import check_name
 from natty.wire.background import keep_up
 
 LONGEST_TROUBLE = 1000  # characters of a sentence about what fails, in what the node says of itself

@@ -24,7 +24,7 @@ from natty.config.units import nanoseconds_of, parse_time
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from capture.reading.read import ReadOptions, Where
+    from capture.reading.options import ReadOptions, Where
 
 
 async def batches_of(

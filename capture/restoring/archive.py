@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from capture.archive.sequences import MAXIMUM
 from capture.errors import FormatError
 from capture.ingest.record import Records
-from natty.decoding import UNREADABLE
+from natty.errors import UNREADABLE
 
 MAGIC = b"NATSARC1"
 STATE, CONSUMERS = b"state.json", b"consumers/"

@@ -22,6 +22,7 @@ from capture.archive.readme import VERSION
 from capture.archive.recording import Configuration, Recording, StreamRecord, fixed, follow_up
 from capture.archive.sequences import Sequences
 from capture.archive.signing import Signer
+from capture.archive.view import GRACE
 from capture.config.settings import CaptureConfig
 from capture.decoders import decoder
 from capture.errors import ConfigError, FormatError, NotStored, RestoreError
@@ -31,7 +32,6 @@ from capture.ingest.commit import CommitOptions, Committer
 from capture.ingest.layout import layout
 from capture.ingest.pipeline import capture
 from capture.ingest.record import Records
-from capture.maintenance.sweep import GRACE
 from capture.partitioners import grouped, partitioner
 from capture.restoring.archive import ArchiveReader, ArchiveWriter
 from capture.restoring.contents import check_settings, checked_state, consumers_of
@@ -41,7 +41,7 @@ from capture.restoring.plan import EXACT, Options, Target, plan_restore
 from capture.restoring.s2 import unpacked
 from capture.stores import Store
 from natty import Batch
-from natty.decoding import UNREADABLE
+from natty.errors import UNREADABLE
 
 META = "backup.json"
 DATA = ("stream.arc.s2", "stream.tar.s2")

@@ -10,7 +10,7 @@ import msgspec
 from capture.archive.recording import Consumer, Position, Unacked
 from capture.archive.sequences import MAXIMUM, WIDEST
 from capture.errors import FormatError
-from natty.streams.names import BadNameError, check_name
+from natty.names import BadNameError, check_name
 
 LONGEST_NAME = 255  # bytes of a stream's or a consumer's name, of servers
 

@@ -17,8 +17,8 @@ from capture.reading.merge import FAN_IN
 from capture.restoring.past import Past, Window, bounds
 from capture.restoring.pick import unfit
 from capture.restoring.uptake import LEVEL, MARK, own_metadata
+from natty.names import overlap
 from natty.wire.servers import NEEDS
-from natty.wire.subjects import overlap
 
 EXACT = NEEDS["exact restore of streams"].minimum
 """The first server that takes a stream in as it was."""

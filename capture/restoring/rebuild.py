@@ -32,8 +32,8 @@ from capture.restoring.uptake import (
 from capture.stores import Store
 from natty import JetStreamError, Natty
 from natty.errors import RequestTimeoutError
+from natty.names import check_name
 from natty.streams.listing import all_streams
-from natty.streams.names import check_name
 
 THERE_WITHIN = 60.0  # seconds after which a server says that consumers and messages are all there
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from capture.config.settings import CaptureConfig
-    from capture.reading.read import Where
+    from capture.reading.options import Where
     from capture.restoring.plan import Plan
     from capture.restoring.rebuild import Restored
     from natty import Natty
@@ -83,7 +83,8 @@ def configured(archive: Where, stream: str) -> CaptureConfig:
     """Return the configuration of an archive, for this stream. ConfigError."""
     import msgspec
 
-    from capture.config.settings import CaptureConfig, load
+    from capture.config.load import load
+    from capture.config.settings import CaptureConfig
 
     if isinstance(archive, CaptureConfig):
         return msgspec.structs.replace(archive, stream=stream)

@@ -19,8 +19,7 @@ import msgspec
 from capture.errors import RestoreError
 from capture.restoring.archive import KEEP_ALIVE
 from natty import JetStreamError, Natty, NattyError, StreamNotFoundError
-from natty.decoding import UNREADABLE
-from natty.errors import RequestTimeoutError
+from natty.errors import UNREADABLE, RequestTimeoutError
 from natty.wire.message import RawMessage, status_of
 
 MARK = "capture.restore"

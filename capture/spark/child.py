@@ -12,7 +12,6 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-import capture
 from capture.errors import SparkError
 from capture.spark.environment import needed
 from capture.spark.options import SparkOptions
@@ -199,6 +198,6 @@ def _first_words(log: Path, begins: int) -> str:
 
 
 def _environment(scratch: Path, also: Iterable[str]) -> dict[str, str]:
-    importable = str(Path(capture.__file__).resolve().parent.parent)
+    importable = str(Path(__file__).resolve().parents[2])
     python_path = os.pathsep.join([importable, *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**needed(os.environ, also), "PYTHONPATH": python_path, "TMPDIR": str(scratch)}

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pyspark
 
-import capture
 from capture.errors import SparkError
 from capture.spark import kubernetes, yarn
 from capture.spark.environment import harmless
@@ -198,7 +197,7 @@ def _start(
 
 def _environment(scratch: Path, python: str, properties: Mapping[str, str]) -> dict[str, str]:
     libraries = properties.get("spark.driver.extraLibraryPath")
-    importable = str(Path(capture.__file__).resolve().parent.parent)  # workers import `capture`, installed or not
+    importable = str(Path(__file__).resolve().parents[2])  # workers import `capture`, installed or not
     python_path = [importable, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **harmless(os.environ),

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from capture.config.consumers import Position, consumer_states
 from capture.config.settings import CaptureConfig
 from natty import ConsumerNotFoundError, Natty, NattyError
-from natty.config.units import parse_time
-from natty.streams import NANOSECONDS
+from natty.config.units import NANOSECONDS, parse_time
 
 log = logging.getLogger("capture.summary")
 

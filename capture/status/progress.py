@@ -15,7 +15,8 @@ from capture.ingest.board import StreamState, server_time
 from capture.status.backlog import Backlog, read_backlog
 from capture.stores import Store
 from natty import Natty, NattyError
-from natty.streams import NANOSECONDS, stream_state
+from natty.config.units import NANOSECONDS
+from natty.streams import stream_state
 from natty.wire.repeated import Repeated
 
 LONGEST_SET = 64 << 10  # bytes of a set of sequences that is published: a key's value is a message

@@ -9,8 +9,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 import msgspec
 
-from capture.config.mistakes import mistake
-from capture.errors import ConfigError, StoreError
+from capture.errors import ConfigError, StoreError, mistake
 from capture.stores.contract import checked_path
 
 SCHEMES = {"s3": "bucket", "az": "container", "gs": "bucket"}

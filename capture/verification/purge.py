@@ -19,11 +19,11 @@ from capture.stores import Store
 from natty import Batch, JetStreamError, Natty
 from natty.config.units import parse_time
 from natty.jetstream import NO_MESSAGE
+from natty.names import covers
 from natty.pulling.ordered import CaughtUp, Ordered, OrderedOptions
 from natty.streams import stream_state
 from natty.streams.admin import check_purge
 from natty.streams.listing import all_consumers, all_streams
-from natty.wire.subjects import covers
 
 READ_AHEAD = 8192  # messages, of which only headers come
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from natty.streams import NANOSECONDS
+from natty.config.units import NANOSECONDS
 from natty.wire.servers import NEEDS, text_of
 
 SKEW_WARN, SKEW_FAIL = 1.0, 30.0  # seconds between two clocks

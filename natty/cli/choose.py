@@ -10,7 +10,7 @@ from natty import Natty
 from natty.cli.ask import ask, needed, on_terminal
 from natty.cli.run import run_async
 from natty.errors import ConfigError
-from natty.streams import check_name
+from natty.names import check_name
 from natty.streams.listing import consumer_names, stream_names
 from natty.streams.nearest import naming_nearest
 

@@ -18,9 +18,8 @@ from natty.cli.consumer_show import facts_of, list_rows, report_rows
 from natty.cli.run import run_async
 from natty.cli.tables import print_document, print_facts, print_table
 from natty.cli.terminal import say
-from natty.config.units import show_duration
+from natty.config.units import NANOSECONDS, show_duration
 from natty.errors import ConfigError
-from natty.streams import NANOSECONDS
 from natty.streams.listing import Listing, all_consumers, consumer_names
 from natty.streams.nearest import naming_nearest
 

@@ -20,8 +20,10 @@ from natty.cli.run import run_async
 from natty.cli.stream_code import EXIT_PENDING, SIGNS
 from natty.cli.tables import print_document, print_facts
 from natty.cli.terminal import say
+from natty.config.units import NANOSECONDS
 from natty.errors import ConfigError, ConsumerExistsError
-from natty.streams import NANOSECONDS, Plan, Risk, check_name, plan_consumer
+from natty.names import check_name
+from natty.streams import Plan, Risk, plan_consumer
 from natty.streams.consumer import check_consumer, settings_from
 from natty.streams.document import load_document
 from natty.streams.file import ONLY_DURABLE

@@ -18,8 +18,9 @@ from natty.cli.ask import seconds
 from natty.cli.run import run_async
 from natty.cli.show import Form, form_of, show_message
 from natty.errors import RequestTimeoutError
+from natty.names import check_name
 from natty.pulling.take import take, why_silent
-from natty.streams import check_name
+from natty.streams.nearest import naming_nearest
 
 Answer = Callable[[Message], None]
 
@@ -107,7 +108,7 @@ async def _next(settings: dict[str, Any], wish: _Wish) -> None:
     shown = 0
     async with Natty(**settings) as natty:
         taken = take(natty.jetstream, wish.stream, wish.consumer, wish.count, wait=wish.timeout)
-        async with aclosing(taken):
+        async with naming_nearest(natty.jetstream, wish.stream, wish.consumer), aclosing(taken):
             async for batch in taken:
                 for message in batch:
                     shown += 1

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from natty.config.units import nanoseconds_of, parse_time, show_duration, show_size
-from natty.streams import NANOSECONDS
+from natty.config.units import NANOSECONDS, nanoseconds_of, parse_time, show_duration, show_size
 from natty.streams.listing import Listing
 
 Rows = tuple[tuple[str, ...], list[tuple[Any, ...]]]

@@ -6,6 +6,7 @@ import asyncio
 import json
 import shlex
 import sys
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -32,8 +33,14 @@ Pending = Annotated[
 _HELP = "the commands of `natty group`, without its first words; static, elastic, processing-time DURATION, exit"
 
 
-def add_commands(app: typer.Typer, kind: Kind) -> None:
-    """Add what members do, and what shows them at work, to the commands of a kind of group."""
+def add_commands(apps: Mapping[Kind, typer.Typer]) -> None:
+    """Add what members do, and what shows them at work, to the commands of each kind of group."""
+    for kind in apps:
+        _add(kind, apps)
+
+
+def _add(kind: Kind, apps: Mapping[Kind, typer.Typer]) -> None:
+    app = apps[kind]
 
     @named(app, "consume", "join")
     @connect.options
@@ -55,7 +62,7 @@ def add_commands(app: typer.Typer, kind: Kind) -> None:
     @connect.options
     def prompt(*, nats: dict[str, Any], sleep: Sleep = "20ms") -> None:
         """Take commands from a prompt, or from standard input, one a line."""
-        _prompt(app, kind, nats, sleep)
+        _prompt(apps, kind, nats, sleep)
 
     @app.command(name="lag")
     @connect.options
@@ -190,11 +197,8 @@ def _table_of_members(members: list[dict[str, Any]]) -> Rows:
 _COUNTS = ("instances", "unacked", "lag")
 
 
-def _prompt(app: typer.Typer, kind: Kind, nats: dict[str, Any], sleep: str) -> None:
+def _prompt(apps: Mapping[Kind, typer.Typer], kind: Kind, nats: dict[str, Any], sleep: str) -> None:
     """Run lines as commands of this kind of group. An error is told, and the prompt goes on."""
-    from natty.cli.group import elastic, static  # here: that file hooks this one in
-
-    apps: dict[str, typer.Typer] = {"static": static, "elastic": elastic}
     flags = [word for name, value in nats.items() for word in (_FLAGS[name], str(value))]
     while True:
         print(f"[{kind}]> ", end="", file=sys.stderr, flush=True)

@@ -18,7 +18,8 @@ from natty.cli.run import run_async
 from natty.cli.show import fields_of
 from natty.cli.terminal import json_text, say, write
 from natty.errors import PublishError
-from natty.wire.message import Headers, check_subject, encode_headers
+from natty.names import check_subject
+from natty.wire.message import Headers, encode_headers
 
 _WRITE_AHEAD = 256  # messages between two looks at the socket and the progress
 

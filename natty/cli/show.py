@@ -9,7 +9,7 @@ from typing import Any
 
 from natty.cli.terminal import json_text, write
 from natty.jetstream import StoredMessage
-from natty.text import decode, encode
+from natty.names import decode, encode
 from natty.wire.message import Message, RawMessage, parse_headers
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from natty.cli.ask import one_of, seconds, size
-from natty.streams import NANOSECONDS
+from natty.config.units import NANOSECONDS
 
 UNLIMITED = -1
 

@@ -15,8 +15,7 @@ from natty.cli.choose import StreamName, stream_of
 from natty.cli.run import run_async
 from natty.cli.tables import Json, print_document, print_facts, print_table
 from natty.cli.terminal import say
-from natty.config.units import show_duration, show_size
-from natty.streams import NANOSECONDS
+from natty.config.units import NANOSECONDS, show_duration, show_size
 from natty.streams.listing import Listing, all_streams, stream_names
 from natty.streams.nearest import naming_nearest
 from natty.streams.report import Order, Replication, Row, leaders_of, replications_of, rows_of, total

@@ -21,7 +21,8 @@ from natty.cli.stream_look import read_info, show_info
 from natty.cli.tables import Json, print_document
 from natty.cli.terminal import say
 from natty.errors import ConfigError, StreamExistsError
-from natty.streams import Plan, Risk, check_name
+from natty.names import check_name
+from natty.streams import Plan, Risk
 from natty.streams.document import check, complaints, copied, load_document
 from natty.streams.ensure import change_document, create_document, plan_document
 from natty.streams.nearest import naming_nearest

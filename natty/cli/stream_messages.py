@@ -16,9 +16,9 @@ from natty.cli.tables import Json, print_document
 from natty.cli.terminal import say, write
 from natty.errors import ConfigError
 from natty.jetstream import StoredMessage
+from natty.names import check_pattern
 from natty.streams.admin import check_purge, delete_message, message, purge
 from natty.streams.nearest import naming_nearest
-from natty.wire.subjects import check_pattern
 
 Sequence = Annotated[int | None, typer.Argument(metavar="SEQUENCE", min=1, help="The message's sequence.")]
 

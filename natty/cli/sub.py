@@ -14,8 +14,9 @@ from natty.cli import connect
 from natty.cli.printer import Printer
 from natty.cli.run import run_async
 from natty.cli.show import Form, form_of, show_message
+from natty.config.units import NANOSECONDS
 from natty.errors import BadSubjectError
-from natty.streams import NANOSECONDS, check_name
+from natty.names import check_name
 from natty.wire.message import RawMessage
 
 _IDLE = 60.0  # seconds after which the server removes the reader of a stream, should we not be able to

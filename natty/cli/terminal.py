@@ -11,7 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from natty.text import decode, encode, legible
+from natty.errors import legible
+from natty.names import decode, encode
 
 
 def printable(text: str, also: str = "") -> str:

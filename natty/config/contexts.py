@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 
 from natty.config.secret_files import exposure
-from natty.decoding import UNREADABLE
-from natty.errors import ConfigError
+from natty.errors import UNREADABLE, ConfigError
 
 logger = logging.getLogger("natty.contexts")
 

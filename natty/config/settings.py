@@ -13,7 +13,7 @@ import msgspec
 from natty.config.contexts import read_context, selected
 from natty.config.units import parse_duration
 from natty.errors import BadSubjectError, ConfigError
-from natty.wire.message import check_subject
+from natty.names import check_subject
 
 DEFAULT_URL = "nats://127.0.0.1:4222"
 CONNECT_TIMEOUT = 2.0  # seconds for one server: TCP, TLS, authentication

@@ -7,6 +7,8 @@ import re
 import time
 from datetime import UTC, datetime, timedelta, tzinfo
 
+NANOSECONDS = 1_000_000_000
+"""Of a second."""
 _SECONDS = {
     "ns": 1e-9,
     "us": 1e-6,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, cast
 
-from natty.config.units import check_timings
+from natty.config.units import NANOSECONDS, check_timings
 from natty.consuming.bodies import BodyError
 from natty.consuming.dead_letters import BURIED, DeadLetterOptions, DeadLetters
 from natty.consuming.dead_letters.box import RETRY_FOR
@@ -21,9 +21,9 @@ from natty.consuming.shutdown import stopped_by_signals
 from natty.consuming.workers import Workers
 from natty.errors import ConsumerNotFoundError, NattyError, NotConnectedError, UnsupportedError
 from natty.jetstream import JetStream
-from natty.pulling.credit import size_of
-from natty.pulling.pull import Pull, PullOptions
-from natty.streams import NANOSECONDS, create_consumer
+from natty.pulling.credit import PullOptions, size_of
+from natty.pulling.pull import Pull
+from natty.streams import create_consumer
 from natty.streams.stranded import QueueMender
 from natty.wire import tracing
 from natty.wire.background import keep_up

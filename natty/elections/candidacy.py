@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from natty.config.units import clock
+from natty.elections.candidate import Candidate
 from natty.elections.renewer import renewer_of
 from natty.elections.tenure import Tenure
 from natty.elections.term import Term
@@ -20,7 +21,6 @@ from natty.wire.lifetime import Running
 
 if TYPE_CHECKING:
     from natty.elections.driver import Driver
-    from natty.elections.election import Election
 
 log = logging.getLogger("natty.leader")
 
@@ -30,35 +30,35 @@ LEAVE_WITHIN = 1.0  # seconds for giving the lease back; after that, silence mus
 class Candidacy:
     """Wanting the office, from `async with` to its end, over as many terms as come."""
 
-    def __init__(self, election: Election) -> None:
+    def __init__(self, candidate: Candidate) -> None:
         self.told_to_stop = asyncio.Event()
         self.reason = ""
-        self._election = election
+        self._candidate = candidate
         self._loop = asyncio.get_running_loop()
-        self._renewer = renewer_of(election.jetstream.connection)
+        self._renewer = renewer_of(candidate.jetstream.connection)
         self._terms: asyncio.Queue[Tenure | None] = asyncio.Queue()  # None: the client is being closed
         self._left = asyncio.Event()
         self._began = 0.0
         self._notes: set[asyncio.Task[None]] = set()
         self._driver: Driver | None = None
         self._closed = False
-        lifetime, within = election.jetstream.connection.lifetime, LEAVE_WITHIN + election.options.rules.lease
+        lifetime, within = candidate.jetstream.connection.lifetime, LEAVE_WITHIN + candidate.options.rules.lease
         self.running = Running(lifetime, self._end, within)
 
     async def __aenter__(self) -> Candidacy:
-        options = self._election.options
+        options = self._candidate.options
         with ExitStack() as failing:
             failing.enter_context(self.running)
-            self._driver = await self._renewer.join(options, self._election.node, self._tell, self._check)
+            self._driver = await self._renewer.join(options, self._candidate.node, self._tell, self._check)
             failing.pop_all()
-        self._election.driver = self._driver
-        self._election.jetstream.connection.observed.add(self._election, ELECTION, options.name)
+        self._candidate.driver = self._driver
+        self._candidate.jetstream.connection.observed.add(self._candidate, ELECTION, options.name)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._election.jetstream.connection.observed.retire(self._election)
+        self._candidate.jetstream.connection.observed.retire(self._candidate)
         self._left.clear()
         self._post("withdraw")
         self._post("joined")  # a term that nobody has taken up
@@ -78,7 +78,7 @@ class Candidacy:
         self._resign("closed")
 
     async def _leave(self) -> None:
-        await _within(self._left, min(LEAVE_WITHIN, self._election.options.rules.lease))
+        await _within(self._left, min(LEAVE_WITHIN, self._candidate.options.rules.lease))
         if self._notes:
             await asyncio.wait(self._notes, timeout=LEAVE_WITHIN)
         assert self._driver is not None
@@ -86,12 +86,12 @@ class Candidacy:
 
     async def elected(self) -> Term:
         """Wait for the office. ConnectionClosedError if the client is closed meanwhile."""
-        election = self._election
+        candidate = self._candidate
         while True:
             tenure = await self._terms.get()
             if tenure is None or self._closed:
                 text = (
-                    f"the client was closed: {election.node} is not a candidate of {election.options.name!r} any more"
+                    f"the client was closed: {candidate.node} is not a candidate of {candidate.options.name!r} any more"
                 )
                 raise ConnectionClosedError(text)
             if tenure.remaining() > 0:
@@ -103,32 +103,34 @@ class Candidacy:
         if self.reason:  # meanwhile
             self.told_to_stop.set()
         self._began = clock()
-        term = election.term = Term(
-            election.jetstream,
-            election.subjects,
+        term = candidate.term = Term(
+            candidate.jetstream,
+            candidate.subjects,
             tenure,
-            name=election.options.name,
-            node=election.node,
+            name=candidate.options.name,
+            node=candidate.node,
             leave=self._resign,
         )
-        election.elected += 1
-        log.info("%s leads %r, token %d", election.node, election.options.name, term.token, extra={"action": "elected"})
-        self._note(note_begin(election.jetstream, election.subjects, term))
-        call_hook(election.options.on_elected, term.token)
+        candidate.elected += 1
+        log.info(
+            "%s leads %r, token %d", candidate.node, candidate.options.name, term.token, extra={"action": "elected"}
+        )
+        self._note(note_begin(candidate.jetstream, candidate.subjects, term))
+        call_hook(candidate.options.on_elected, term.token)
         return term
 
     async def left_office(self) -> None:
         """The work has ended: release the lease, and return when that is done or not possible any more."""
-        term, self._election.term = self._election.term, None
+        term, self._candidate.term = self._candidate.term, None
         assert term is not None
-        name, reason = self._election.options.name, self.reason or "done"
+        name, reason = self._candidate.options.name, self.reason or "done"
         if term.remaining() > 0:
-            self._note(note_end(self._election.jetstream, self._election.subjects, term, reason))
+            self._note(note_end(self._candidate.jetstream, self._candidate.subjects, term, reason))
         self._post("joined")
-        await _within(self._left, min(LEAVE_WITHIN, self._election.options.rules.lease))
-        self._election.losses[reason] = self._election.losses.get(reason, 0) + 1
+        await _within(self._left, min(LEAVE_WITHIN, self._candidate.options.rules.lease))
+        self._candidate.losses[reason] = self._candidate.losses.get(reason, 0) + 1
         log.info("%s led %r for %.1f s: %s", term.node, name, clock() - self._began, reason, extra={"action": "left"})
-        call_hook(self._election.options.on_lost, reason)
+        call_hook(self._candidate.options.on_lost, reason)
 
     def _note(self, writing: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(_noted(writing))
@@ -144,13 +146,13 @@ class Candidacy:
 
     def _check(self) -> None:
         """At every pulse: is the work well?"""
-        health = self._election.options.health
-        if health is None or self._election.term is None or self.told_to_stop.is_set():
+        health = self._candidate.options.health
+        if health is None or self._candidate.term is None or self.told_to_stop.is_set():
             return
         try:
             well = health()
         except Exception:
-            log.exception("the health check of %r failed", self._election.options.name)
+            log.exception("the health check of %r failed", self._candidate.options.name)
             well = False
         if not well:
             self._resign("health")
@@ -166,12 +168,12 @@ class Candidacy:
         elif event in ("stop", "lost"):
             self.reason = self.reason or about
             self.told_to_stop.set()
-            if self._election.term is not None:
-                self._election.term.lost.set()
+            if self._candidate.term is not None:
+                self._candidate.term.lost.set()
         elif event == "left":
             self._left.set()
         elif event == "seen":
-            call_hook(self._election.options.on_new_leader, about.id)
+            call_hook(self._candidate.options.on_new_leader, about.id)
 
 
 async def _noted(writing: Coroutine[Any, Any, None]) -> None:

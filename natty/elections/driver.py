@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from natty.config.units import clock
-from natty.decoding import Faults, Text
 from natty.elections.actions import Action, Ask, Elected, Left, Lost, Mark, Read, Seen, Stop, WentBack, Write
 from natty.elections.bucket import make_bucket
 from natty.elections.machine import Candidate
@@ -20,6 +19,7 @@ from natty.elections.record import ABSENT, Sight, Subjects, sight_of
 from natty.elections.tenure import Tenure
 from natty.errors import AuthorizationError, BucketNotFoundError, NattyError, WrongLastSequenceError
 from natty.jetstream import IN_FLIGHT, JetStream, read_ack
+from natty.kv.records import Faults, Text
 from natty.wire.message import RawMessage, encode_headers
 from natty.wire.repeated import Repeated
 

@@ -12,9 +12,9 @@ from natty.config.units import parse_time
 from natty.consuming.handler import is_async
 from natty.elections.bucket import make_bucket
 from natty.elections.candidacy import Candidacy, call_hook
-from natty.elections.driver import Driver
-from natty.elections.options import ElectionOptions, default_node_name
-from natty.elections.record import Lease, Subjects, sight_of
+from natty.elections.candidate import Candidate
+from natty.elections.options import ElectionOptions
+from natty.elections.record import Lease, sight_of
 from natty.elections.term import Term
 from natty.errors import BucketNotFoundError, LeadershipLost
 from natty.jetstream import JetStream, StoredMessage
@@ -25,27 +25,15 @@ T = TypeVar("T")
 OVERRUN = 1.0  # seconds after which work that goes on is told to stop again, and reported
 
 
-class Election:
+class Election(Candidate):
     """One node's part in an election: `await run(work)`, or `async with election as term`."""
 
     def __init__(self, jetstream: JetStream, options: ElectionOptions) -> None:
-        self.jetstream = jetstream
-        self.options = options
-        self.node = options.node_name or default_node_name()
-        self.subjects = Subjects(options.bucket, options.lease_key)
-        self.term: Term | None = None
-        self.losses: dict[str, int] = {}
-        self.elected = 0
-        self.driver: Driver | None = None
+        super().__init__(jetstream, options)
         self._scope: _Scope | None = None
 
     def __repr__(self) -> str:
         return f"Election({self.options.name!r}, {self.node}, {self.term or 'not leading'})"
-
-    @property
-    def stream(self) -> str:
-        """The bucket's stream."""
-        return self.subjects.stream
 
     def commit_subject(self, commit: str) -> str:
         """Where the commits of this name stand."""
@@ -54,42 +42,6 @@ class Election:
     async def prepare(self) -> None:
         """Make the bucket if there is none; raises as `make_bucket` does."""
         await make_bucket(self.jetstream, self.options)
-
-    def is_leader(self) -> bool:
-        """Whether this node may act as the leader now: its own deadline has not passed."""
-        return self.term is not None and self.term.remaining() > 0
-
-    def step_down(self, to: str = "") -> None:
-        """Leave office and stay a candidate; others go first. Nothing happens on a node that does not lead."""
-        if self.term is not None:
-            self.term.step_down(to)
-
-    def transfer(self, to: str) -> None:
-        """Hand the office over to this node; as `step_down`."""
-        if self.term is not None:
-            self.term.transfer(to)
-
-    @property
-    def figures(self) -> dict[str, Any]:
-        """What to watch: `leading`, `token`, `elected` and `losses` (how often, and why).
-
-        Of the present candidacy `writes` stored and `failures` (tries refused or unanswered), and the worst seconds:
-        `slowest` from a write's send to its ack, `least_left` of the lease when it was renewed, `latest` that a timer
-        of the renewer came late, `longest_silence` between two sights of the lease.
-        """
-        driver = self.driver
-        return {
-            "leading": self.is_leader(),
-            "token": self.term.token if self.term is not None else 0,
-            "elected": self.elected,
-            "losses": dict(self.losses),
-            "writes": driver.writes if driver is not None else 0,
-            "failures": driver.failures if driver is not None else 0,
-            "slowest": driver.slowest if driver is not None else 0.0,
-            "least_left": driver.least_left if driver is not None else float("inf"),
-            "latest": driver.latest if driver is not None else 0.0,
-            "longest_silence": driver.longest_silence if driver is not None else 0.0,
-        }
 
     async def last_commit(self, commit: str) -> StoredMessage | None:
         """Return the last commit of this name: a hint, `Term.read` makes sure. BucketNotFoundError."""

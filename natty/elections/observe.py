@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import msgspec
 
 from natty.config.units import clock
-from natty.decoding import decode
 from natty.elections.driver import Call
 from natty.elections.options import LEASE_KEY, ElectionOptions, silence
 from natty.elections.record import ABSENT, Epoch, Sight, Subjects, hinted_revision, observed, sight_of
@@ -22,6 +21,7 @@ from natty.errors import (
     NoRespondersError,
 )
 from natty.jetstream import JetStream
+from natty.kv.records import decode
 from natty.wire.message import RawMessage
 
 READ_AGAIN = 1.0  # seconds until a read that failed is tried again

@@ -10,9 +10,9 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from natty.consuming.dead_letters.advisory import durable_of
 from natty.consuming.dead_letters.letter import prefix_of
 from natty.consuming.dead_letters.streams import ADVISORIES, LETTERS
-from natty.consuming.dead_letters.watch import durable_of
 from natty.elections.options import BUCKET
 from natty.elections.record import Subjects, observed
 from natty.jetstream import OWN_API

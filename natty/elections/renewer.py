@@ -21,13 +21,13 @@ import msgspec
 
 from natty.config.settings import Config
 from natty.config.units import clock
-from natty.decoding import decode
 from natty.elections.driver import Call, Driver, Tell
 from natty.elections.machine import Candidate
 from natty.elections.options import PULSE, ElectionOptions
 from natty.elections.record import hinted_revision, observed
 from natty.errors import BadRecordError, NattyError
 from natty.jetstream import JetStream
+from natty.kv.records import decode
 from natty.wire.background import keep_up
 from natty.wire.connection import Connection, Subscription
 from natty.wire.message import RawMessage

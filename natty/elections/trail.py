@@ -9,11 +9,11 @@ import time
 
 import msgspec
 
-from natty.decoding import Text, UnixTime, Whole, decode
 from natty.elections.record import Subjects
 from natty.elections.term import READ_TIMEOUT, Term
 from natty.errors import BadRecordError, BucketNotFoundError, NattyError
 from natty.jetstream import JetStream
+from natty.kv.records import Text, UnixTime, Whole, decode
 
 KEPT = 30 * 24 * 3600  # seconds
 _TOKEN = re.compile(r"[0-9]{1,20}")

@@ -22,7 +22,8 @@ from natty.groups.records import Record
 from natty.groups.settings import bucket_settings
 from natty.jetstream import JetStream
 from natty.kv import Bucket
-from natty.streams import BadNameError, create_replicated
+from natty.names import BadNameError
+from natty.streams import create_replicated
 
 Kind = Literal["static", "elastic"]
 R = TypeVar("R", bound=Record)

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from natty.config.units import NANOSECONDS
 from natty.elections import clock
 from natty.groups.place import seen
 from natty.jetstream import JetStream
 from natty.pulling.pin import PIN_REFUSED, Pin
-from natty.streams import NANOSECONDS
 from natty.wire.message import status_of
 
 ANSWER = 0.05  # seconds within which the server answers to a request that keeps the pin

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from natty.config.units import NANOSECONDS
 from natty.errors import ConsumerNotFoundError, NattyError, StreamNotFoundError
 from natty.groups.admin import GroupAdmin
 from natty.groups.elastic import ElasticAdmin
 from natty.groups.partitions import partition_filters
 from natty.groups.records import Record
 from natty.jetstream import JetStream
-from natty.streams import NANOSECONDS
 from natty.wire.counters import LAG
 
 logger = logging.getLogger("natty.groups")

@@ -8,6 +8,7 @@ from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Any, Self
 
+from natty.config.units import NANOSECONDS
 from natty.consuming.handler import Handler
 from natty.errors import (
     BadGroupError,
@@ -30,7 +31,6 @@ from natty.groups.static import StaticAdmin
 from natty.groups.work import Work
 from natty.jetstream import JetStream
 from natty.kv import Bucket, Entry, Event, Gone, PictureComplete
-from natty.streams import NANOSECONDS
 from natty.wire.counters import GROUP, HANDLER
 from natty.wire.lifetime import Running
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from natty.errors import BadGroupError
-from natty.streams import check_name
+from natty.names import check_name
 
 STATIC_BUCKET = "static-consumer-groups"
 ELASTIC_BUCKET = "elastic-consumer-groups"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from natty.text import encode
+from natty.names import encode
 
 WHOLE_SUBJECT = ">"  # the filter of a group that names none
 _FNV_OFFSET = 2166136261

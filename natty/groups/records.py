@@ -13,7 +13,6 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from natty.decoding import decode
 from natty.errors import BadGroupError, BadRecordError
 from natty.groups import rules
 from natty.groups.partitions import (
@@ -24,6 +23,7 @@ from natty.groups.partitions import (
     assignment,
     partition_filters,
 )
+from natty.kv.records import decode
 
 T = TypeVar("T")
 _ESCAPED = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}

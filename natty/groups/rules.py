@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from natty.errors import BadGroupError
 from natty.groups.partitions import MemberMapping, PartitioningFilter
-from natty.wire.subjects import overlap
+from natty.names import overlap
 
 T = TypeVar("T")
 MOST_PARTITIONS = 10_000  # of a new group

@@ -20,7 +20,7 @@ from natty.consuming.workers import Workers
 from natty.errors import NattyError
 from natty.groups.stint import Stint
 from natty.jetstream import JetStream
-from natty.text import decode
+from natty.names import decode
 from natty.wire import tracing
 from natty.wire.connection import Connection
 from natty.wire.message import Message, RawMessage

@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import ceil
 from typing import Any
 
-from natty.config.units import clock, seconds_of
+from natty.config.units import NANOSECONDS, clock, seconds_of
 from natty.errors import (
     BucketNotFoundError,
     ConnectionClosedError,
@@ -28,7 +28,6 @@ from natty.jetstream import JetStream, StoredMessage
 from natty.kv.entry import Entry, Gone, PictureComplete, headers_to_keep, stored_entry, ttl_header
 from natty.kv.names import check_bucket, check_filter, check_key
 from natty.kv.watch import Watch, WatchOptions
-from natty.streams import NANOSECONDS
 from natty.wire.message import Headers, as_payload, encode_headers
 
 ATTEMPTS = 20  # to change a key that others change at the same time

@@ -23,14 +23,13 @@ from natty.errors import (
     WrongLastSequenceError,
 )
 from natty.jetstream import NO_MESSAGE, RETRY_DELAY, SEND_AGAIN, JetStream, PubAck, read_ack
+from natty.names import check_subject, covers, decode
 from natty.pulling.ordered import CaughtUp, Ordered, OrderedOptions, Vanished
-from natty.text import decode
 from natty.wire import tracing
 from natty.wire.connection import Connection
 from natty.wire.headers import publish_headers
 from natty.wire.link import Outgoing
-from natty.wire.message import Batch, Headers, as_payload, check_subject, encode_headers, parse_headers
-from natty.wire.subjects import covers
+from natty.wire.message import Batch, Headers, as_payload, encode_headers, parse_headers
 
 MAX_MESSAGES = 1000  # of a batch, the server's limit
 SKEW = 0.5  # seconds by which the clocks of the servers that led the stream may differ for a batch to be found

@@ -16,9 +16,9 @@ from natty.errors import (
     WrongLastSequenceError,
 )
 from natty.jetstream import JetStream, in_process, read_ack
+from natty.names import decode
 from natty.publishing.fast import APPEND, BATCH_UNKNOWN, END, START, flow_prefix, place_of, read_answer
 from natty.publishing.window import PublisherOptions, Waiting
-from natty.text import decode
 from natty.wire import tracing
 from natty.wire.connection import Subscription
 from natty.wire.counters import PUBLISHER

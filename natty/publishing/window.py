@@ -6,7 +6,7 @@ import msgspec
 
 from natty.config.units import check_timings
 from natty.errors import PublishError
-from natty.text import decode
+from natty.names import decode
 
 
 @dataclass(frozen=True, kw_only=True)

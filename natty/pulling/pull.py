@@ -2,39 +2,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass
 
-from natty.errors import UnsupportedError
+from natty.config.units import NANOSECONDS
 from natty.jetstream import JetStream
+from natty.names import check_name
+from natty.pulling.credit import PullOptions
 from natty.pulling.pin import Pin
 from natty.pulling.supply import PullCounts, Supply
-from natty.streams import NANOSECONDS, check_name
 from natty.wire.counters import PULL
 from natty.wire.message import Batch, RawMessage
-
-
-@dataclass(frozen=True, kw_only=True)
-class PullOptions:
-    """How much to ask for. Credit is what was asked for or arrived, and is not finished: it bounds memory.
-
-    In Python a message takes some 400 bytes more than those that are counted (see `credit.size_of`).
-    """
-
-    max_messages: int = 4096
-    max_bytes: int = 32 * 1024 * 1024  # a larger message comes alone
-    expires: float = 10.0  # seconds that a request lives: so long may one that a dead link left take messages
-    heartbeat: float = 5.0  # seconds; the server says so when it has nothing to deliver
-    tick: float | None = None  # seconds; yield an empty batch when nothing came for that long
-
-    def __post_init__(self) -> None:
-        if self.heartbeat * 2 > self.expires:
-            raise UnsupportedError(
-                f"a heartbeat of {self.heartbeat:g} s is over half of expires, {self.expires:g} s; servers refuse that"
-            )
-        if self.max_messages < 1 or self.max_bytes < 1:
-            raise ValueError(
-                f"max_messages is {self.max_messages} and max_bytes {self.max_bytes}: with less than 1 nothing comes"
-            )
 
 
 class Pull:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from natty.config.units import NANOSECONDS
 from natty.errors import (
     ConfigError,
     ConsumerExistsError,
@@ -23,12 +24,11 @@ from natty.errors import (
 from natty.jetstream import JetStream
 from natty.pulling.credit import Credit, size_of
 from natty.pulling.pin import PIN_REFUSED, Pin
-from natty.streams import NANOSECONDS
 from natty.wire.connection import Subscription
 from natty.wire.message import ACKS, RawMessage, parse_headers, status_of
 
 if TYPE_CHECKING:
-    from natty.pulling.pull import PullOptions
+    from natty.pulling.credit import PullOptions
 
 logger = logging.getLogger("natty.pull")
 

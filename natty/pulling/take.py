@@ -9,10 +9,9 @@ from typing import Any
 
 import msgspec
 
+from natty.config.units import NANOSECONDS
 from natty.errors import AuthorizationError, JetStreamError, NattyError, NotConnectedError, RequestTimeoutError
 from natty.jetstream import JetStream
-from natty.streams.nearest import naming_nearest
-from natty.streams.settings import NANOSECONDS
 from natty.wire.connection import Connection
 from natty.wire.message import ACKS, Batch, RawMessage, status_of
 
@@ -26,8 +25,8 @@ async def take(
     """Yield the next messages as they come, `count` at most; end early when none came for `wait` seconds.
 
     One request for 500 messages and nothing else goes over the wire (`$JS.API.CONSUMER.MSG.NEXT`, ADR-37); only where
-    it is refused, the server is asked why: StreamNotFoundError and ConsumerNotFoundError name what is nearly meant,
-    JetStreamError tells the rest. AuthorizationError, NotConnectedError, RequestTimeoutError if the server is silent.
+    it is refused, the server is asked why: StreamNotFoundError, ConsumerNotFoundError, JetStreamError.
+    AuthorizationError, NotConnectedError, RequestTimeoutError if the server is silent.
     """
     subject = f"{jetstream.prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer}"
     with _Inbox(jetstream.connection, subject) as inbox:
@@ -137,8 +136,7 @@ class _Inbox:
 
 async def _limits(jetstream: JetStream, stream: str, consumer: str, text: str, *, again: bool) -> tuple[int, float]:
     """Find out why a request was refused: raise that, or return the messages and seconds that it may ask for."""
-    async with naming_nearest(jetstream, stream, consumer):
-        config: dict[str, Any] = (await jetstream.request(f"CONSUMER.INFO.{stream}.{consumer}"))["config"]
+    config: dict[str, Any] = (await jetstream.request(f"CONSUMER.INFO.{stream}.{consumer}"))["config"]
     name = f"consumer {consumer} of stream {stream}"
     if target := config.get("deliver_subject"):
         raise JetStreamError(f"{name} pushes its messages to {target}: nothing is taken from it; `natty sub` listens")

@@ -1,5 +1,6 @@
 """Streams and consumers as code: compare what is with what is wanted, apply what is safe, refuse the rest."""
 
+from natty.names import BadNameError, check_name
 from natty.streams.admin import MessageNotFoundError, PurgeRefused, delete_message, message, purge
 from natty.streams.ensure import (
     create_consumer,
@@ -14,13 +15,11 @@ from natty.streams.ensure import (
     stream_state,
 )
 from natty.streams.file import Declared, load_streams
-from natty.streams.names import BadNameError, check_name
 from natty.streams.pause import pause_consumer, resume_consumer
 from natty.streams.plan import Change, Plan, Risk, plan
-from natty.streams.settings import NANOSECONDS, difference, to_wire
+from natty.streams.settings import difference, to_wire
 
 __all__ = [
-    "NANOSECONDS",
     "BadNameError",
     "Change",
     "Declared",

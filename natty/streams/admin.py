@@ -7,11 +7,10 @@ from typing import Any
 
 from natty.errors import ConfigError, JetStreamError, NattyError
 from natty.jetstream import JetStream, StoredMessage
+from natty.names import check_name, covers, overlap
 from natty.streams.ensure import stream_state
 from natty.streams.listing import Listing, all_consumers
-from natty.streams.names import check_name
 from natty.wire.servers import FAULTS, Version
-from natty.wire.subjects import covers, overlap
 
 _NOT_DELETED = frozenset({10043, 10057})  # there is no such message, or the stream denies deleting
 

@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 from itertools import combinations
 from typing import Any
 
-from natty.config.units import nanoseconds_of, parse_duration, parse_time, show_duration, show_time
+from natty.config.units import NANOSECONDS, nanoseconds_of, parse_duration, parse_time, show_duration, show_time
 from natty.errors import ConfigError
+from natty.names import check_pattern, overlap
 from natty.streams.file import ONLY_DURABLE, check_consumer_settings
-from natty.streams.settings import NANOSECONDS, from_wire
-from natty.wire.subjects import check_pattern, overlap
+from natty.streams.settings import from_wire
 
 _STARTS = {
     "all": "all",

@@ -13,13 +13,11 @@ from typing import Any
 
 import msgspec
 
-from natty.config.units import show_duration, show_size
-from natty.decoding import UNREADABLE
-from natty.errors import ConfigError, NattyError
+from natty.config.units import NANOSECONDS, show_duration, show_size
+from natty.errors import UNREADABLE, ConfigError, NattyError
+from natty.names import check_name, check_pattern, overlap
 from natty.streams.file import check_stream_settings
-from natty.streams.names import check_name
-from natty.streams.settings import NANOSECONDS, from_wire
-from natty.wire.subjects import check_pattern, overlap
+from natty.streams.settings import from_wire
 
 LARGEST_MESSAGE = 2**31 - 1  # bytes: what the server's field holds
 SHORTEST_AGE = NANOSECONDS // 10

@@ -19,8 +19,8 @@ from natty.errors import (
     UnsupportedError,
 )
 from natty.jetstream import OWN_API, STREAM_EXISTS, JetStream
+from natty.names import check_name
 from natty.streams.file import ONLY_DURABLE, check_consumer_settings, check_stream_settings
-from natty.streams.names import check_name
 from natty.streams.origins import refuse_lossy_sources
 from natty.streams.plan import CONSUMER, STREAM, Judge, Plan, Risk, plan
 from natty.streams.settings import differing, to_wire

@@ -24,12 +24,11 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from natty.config.units import parse_duration, parse_size
-from natty.decoding import UNREADABLE
-from natty.errors import ConfigError
-from natty.streams.names import BadNameError, check_name
+from natty.config.units import NANOSECONDS, parse_duration, parse_size
+from natty.errors import UNREADABLE, ConfigError
+from natty.names import BadNameError, check_name
 from natty.streams.nearest import nearest
-from natty.streams.settings import DURATIONS, LISTS_OF_SECONDS, NANOSECONDS
+from natty.streams.settings import DURATIONS, LISTS_OF_SECONDS
 
 Table = dict[str, Any]
 ONLY_DURABLE = (

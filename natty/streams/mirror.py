@@ -14,16 +14,14 @@ from typing import Any
 
 import msgspec
 
-from natty.config.units import parse_time, show_time
-from natty.decoding import UNREADABLE
-from natty.errors import ConfigError, JetStreamError, NattyError, UnsupportedError
+from natty.config.units import NANOSECONDS, parse_time, show_time
+from natty.errors import UNREADABLE, ConfigError, JetStreamError, NattyError, UnsupportedError
 from natty.jetstream import JetStream
+from natty.names import check_name, check_pattern
 from natty.streams.ensure import create_replicated
 from natty.streams.listing import all_streams, stream_names
-from natty.streams.names import check_name
 from natty.streams.nearest import naming_nearest
-from natty.streams.settings import NANOSECONDS, from_wire
-from natty.wire.subjects import check_pattern
+from natty.streams.settings import from_wire
 
 SILENT_AFTER = 5.0  # seconds: an origin that lives is heard every second
 AFTER_PROMOTION = "natty.promotion"  # metadata of a mirror: what it needs to take its origin's place, JSON

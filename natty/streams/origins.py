@@ -8,8 +8,8 @@ from typing import Any
 
 from natty.errors import NattyError, UnsupportedError
 from natty.jetstream import JetStream
+from natty.names import covers
 from natty.wire.servers import FAULTS, text_of
-from natty.wire.subjects import covers
 
 FAULT = FAULTS["filtered sources of a work queue"]
 

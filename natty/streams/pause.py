@@ -7,8 +7,8 @@ from typing import Any
 
 from natty.errors import ConfigError
 from natty.jetstream import JetStream
+from natty.names import check_name
 from natty.streams.consumer import on_wire
-from natty.streams.names import check_name
 from natty.streams.nearest import naming_nearest
 
 

@@ -13,8 +13,8 @@ from enum import StrEnum
 from math import inf
 from typing import Any
 
+from natty.names import covers
 from natty.streams.settings import describe, differing
-from natty.wire.subjects import covers
 
 FIXED = "the server never changes it"
 UNKNOWN = "what it does to those who use it is not known"

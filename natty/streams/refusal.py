@@ -9,8 +9,8 @@ from typing import Any
 from natty.config.units import show_size
 from natty.errors import JetStreamError, NattyError
 from natty.jetstream import JetStream
+from natty.names import overlap
 from natty.streams.listing import all_streams
-from natty.wire.subjects import overlap
 
 _NO_PEERS = 10005
 _NO_MEMORY = 10028

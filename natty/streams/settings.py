@@ -3,7 +3,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-NANOSECONDS = 1_000_000_000
+from natty.config.units import NANOSECONDS
+
 DURATIONS = {
     "max_age",
     "duplicate_window",

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from natty.decoding import decode
 from natty.elections import Election, ElectionOptions, Term
 from natty.errors import (
     BadRecordError,
@@ -20,6 +19,7 @@ from natty.errors import (
 )
 from natty.jetstream import JetStream
 from natty.kv import Bucket
+from natty.kv.records import decode
 from natty.kv.settings import create_bucket
 from natty.streams import create_replicated, delete_stream
 from natty.streams.ensure import change_document

@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from natty.decoding import Faults, decode
 from natty.elections import Term
 from natty.errors import (
     BadRecordError,
@@ -26,6 +25,7 @@ from natty.errors import (
 )
 from natty.jetstream import JetStream
 from natty.kv import BadKeyError, Bucket, Entry
+from natty.kv.records import Faults, decode
 from natty.streams.concurrency import answers
 from natty.streams.ensure import create_document
 from natty.streams.listing import all_streams, stream_names

@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from natty.decoding import Whole
+from natty.config.units import NANOSECONDS
 from natty.errors import ConfigError
-from natty.streams import NANOSECONDS, BadNameError, check_name
+from natty.kv.records import Whole
+from natty.names import BadNameError, check_name, check_pattern, covers
 from natty.streams.file import check_stream_settings
 from natty.streams.settings import from_wire
-from natty.wire.subjects import check_pattern, covers
 
 MAX_STREAMS = 1000  # of a template, unless it names another number
 LONGEST_NAME = 255  # characters: the name of a stream's folder

@@ -19,14 +19,14 @@ from natty.errors import (
     PayloadTooLargeError,
     RequestTimeoutError,
 )
-from natty.text import decode
+from natty.names import decode, wire_word
 from natty.wire.answers import Answers
 from natty.wire.background import keep_up
 from natty.wire.connect_errors import connect_error
 from natty.wire.counters import Observed
 from natty.wire.lifetime import Lifetime
 from natty.wire.link import Link, Outgoing, Sink, checked
-from natty.wire.message import RawMessage, as_payload, status_of, wire_word
+from natty.wire.message import RawMessage, as_payload, status_of
 from natty.wire.refusals import Refusals
 from natty.wire.repeated import Repeated
 from natty.wire.session import SinkLink, sink_path_fault

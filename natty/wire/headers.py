@@ -8,8 +8,8 @@ from functools import lru_cache
 from math import ceil
 
 from natty.config.units import seconds_of
-from natty.wire.message import Headers, check_subject, encode_headers
-from natty.wire.subjects import covers
+from natty.names import check_subject, covers
+from natty.wire.message import Headers, encode_headers
 
 MESSAGE_ID = "Nats-Msg-Id"
 TTL = "Nats-TTL"

@@ -1,66 +1,17 @@
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
-from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import Protocol
 
-from natty.errors import BadSubjectError
-from natty.text import decode, encode, legible
-
-if TYPE_CHECKING:
-    from natty.wire.connection import Connection
+from natty.errors import legible
+from natty.names import decode, encode
 
 RawMessage = tuple[bytes, bytes, bytes, bytes]
 """(subject, reply, header block, payload), as the parser delivers them; the header block is `b""` if there is none."""
 
 Headers = Mapping[str, str | list[str]]
 """Headers to send: a value, or several for a repeated name."""
-
-
-_TOKEN = re.compile(r"[^\s.\x00-\x1f]+")
-_BREAK = re.compile(rb"[ \t\r\n]")  # ends a word of a protocol line, or the line
-
-
-@lru_cache(maxsize=4096)
-def check_subject(subject: str) -> bytes:
-    """Return the subject as it goes over the wire if it can be published on; BadSubjectError names what is wrong.
-
-    The protocol is lines of words: a blank inside would make the server end the session.
-    """
-    for token in subject.split("."):
-        if not token:
-            raise BadSubjectError(f"subject {subject!r} is empty, or has an empty token: two dots, or one at an end")
-        if token in ("*", ">"):
-            raise BadSubjectError(f"subject {subject!r} has the wildcard {token}: name one subject to publish on")
-        if not _TOKEN.fullmatch(token):
-            raise BadSubjectError(f"subject {subject!r} has a blank or a control character in {token!r}")
-    return wire_word(subject)
-
-
-def delivered_subject(subject: str) -> bytes:
-    """Return the bytes of a subject that the server delivered once, to publish on it again.
-
-    The server takes more than `check_subject` does: control characters and wildcards, too. BadSubjectError for what
-    it can't have delivered.
-    """
-    if not all(subject.split(".")):
-        raise BadSubjectError(f"subject {subject!r} has an empty token: no message can have been delivered on it")
-    return wire_word(subject)
-
-
-def wire_word(text: str | bytes) -> bytes:
-    """Return a subject, with wildcards or without, or the name of a queue as one word of a protocol line.
-
-    BadSubjectError if it is empty, or has a blank or a line break: it would begin another word or line.
-    """
-    try:
-        word = encode(text) if isinstance(text, str) else text
-    except UnicodeEncodeError as error:
-        raise BadSubjectError(f"{text!r} has a character that UTF-8 can't encode") from error
-    if not word or _BREAK.search(word):
-        raise BadSubjectError(f"{text!r} is empty, or has a blank or a line break: no subject or queue can be")
-    return word
 
 
 def as_payload(data: object, what: str = "the data of a message") -> bytes:
@@ -143,10 +94,17 @@ class Acks:
         return self._tokens[index + self._shift :: self._width]
 
 
+class Sender(Protocol):
+    """What answers to messages are sent by: a connection."""
+
+    def send(self, subject: bytes, data: bytes) -> None:
+        """Publish."""
+
+
 class Batch:
     """Messages that one read of the socket brought, in order of delivery; columns for those who work by batches."""
 
-    def __init__(self, raw: list[RawMessage], connection: Connection | None = None) -> None:
+    def __init__(self, raw: list[RawMessage], connection: Sender | None = None) -> None:
         self.raw = raw
         self._connection = connection
 
@@ -211,7 +169,7 @@ class Message:
 
     __slots__ = ("_connection", "_raw", "settled")
 
-    def __init__(self, raw: RawMessage, connection: Connection | None = None) -> None:
+    def __init__(self, raw: RawMessage, connection: Sender | None = None) -> None:
         self._raw = raw
         self._connection = connection
         self.settled = False
@@ -226,7 +184,7 @@ class Message:
 
     @property
     def subject(self) -> str:
-        """The subject it was published on; a byte that is not UTF-8 is a lone surrogate in it (see `natty.text`)."""
+        """The subject it was published on; a byte that is not UTF-8 is a lone surrogate in it (see `names`)."""
         return decode(self._raw[0])
 
     @property

@@ -22,8 +22,7 @@ from nats.protocol.parser import Parser as StockParser
 from natty import tls
 from natty.config.secret_files import exposure
 from natty.config.settings import Config
-from natty.decoding import UNREADABLE
-from natty.errors import AuthorizationError, ConfigError, SessionEndedError, TLSRequiredError
+from natty.errors import UNREADABLE, AuthorizationError, ConfigError, SessionEndedError, TLSRequiredError
 from natty.wire.link import Outgoing
 from natty.wire.message import RawMessage
 from natty.wire.parser import Parser, ProtocolError

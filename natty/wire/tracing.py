@@ -7,17 +7,15 @@ Names and attributes follow OpenTelemetry's semantic conventions for messaging; 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from natty.text import legible
+from natty.errors import legible
 from natty.wire.message import Headers, Message
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Link, Span, Tracer
-
-    from natty.consuming.handler import Call
 
 Inject = Callable[[Headers], Headers]
 """Adds the trace context to headers, unless they carry one of their own."""
@@ -57,7 +55,9 @@ def creating(stream: str) -> Callable[[str, Headers | None], Headers] | None:
     return created
 
 
-def processing(call: Call, stream: str, durable: str) -> Call:
+def processing(
+    call: Callable[[list[Message]], Awaitable[object]], stream: str, durable: str
+) -> Callable[[list[Message]], Awaitable[object]]:
     """Return the call of a handler within a span, linked to the spans that its messages were published in.
 
     A single message's span is also a child of its publisher's. The same call where nothing is traced.

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from capture.archive.chain import Head
 from capture.cli.app import make_app
-from capture.config.settings import load
+from capture.config.load import load
 from capture.errors import CaptureError
 from capture.stores import open_store
 from natty import NattyError

@@ -12,7 +12,7 @@ from electing import forever, vacated
 from group_members import LONG, Notes, make, publish
 from patient import NEVER, PATIENCE, until
 
-from capture.config.settings import load
+from capture.config.load import load
 from capture.ingest.board import Board
 from capture.ingest.source import Source
 from capture.node import node as capture_node

@@ -11,7 +11,7 @@ from patient import NEVER, PATIENCE
 import capture
 from capture.archive import chain
 from capture.archive.recording import Recording
-from capture.config.settings import load
+from capture.config.load import load
 from capture.errors import ConfigError, FormatError
 from capture.formats.envelope import to_table
 from capture.restoring.archive import ArchiveReader, ArchiveWriter, as_columns

@@ -16,7 +16,8 @@ from secret import write_secret
 from capture.archive.encryption import Keys
 from capture.archive.heads import COMPACTION, TermHead
 from capture.archive.manifest import BLOCKS, ENTRIES, TABLE, decode_entry
-from capture.config.settings import Compacting, load
+from capture.config.load import load
+from capture.config.settings import Compacting
 from capture.decoders import decoder, json_as, keyed
 from capture.formats import read_object, writer
 from capture.ingest.block import OpenBlocks

@@ -8,7 +8,7 @@ import pytest
 from group_members import partitioned
 from patient import FILLING, NEVER, PATIENCE, until
 
-from capture.config.settings import load
+from capture.config.load import load
 from capture.errors import ConfigError
 from capture.formats.parquet import ParquetWriter
 from capture.ingest import group_source, pinned_consumer

@@ -8,7 +8,7 @@ from dying import DIES
 from patient import NEVER, PATIENCE
 
 from capture.archive.view import read_picture
-from capture.config.settings import load
+from capture.config.load import load
 from capture.decoders import decoder
 from capture.formats import parquet, writer
 from capture.ingest.block import Limits, OpenBlocks

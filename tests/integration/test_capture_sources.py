@@ -12,7 +12,7 @@ from patient import NEVER, PATIENCE, until
 
 from capture.archive.scope import never_asked
 from capture.archive.sequences import Sequences
-from capture.config.settings import load
+from capture.config.load import load
 from capture.config.streams import each
 from capture.errors import ConfigError, NotAlone
 from capture.formats.parquet import ParquetWriter

@@ -11,7 +11,7 @@ from group_members import partitioned
 from patient import PATIENCE, PATIENT, until
 from stores_faults import Say
 
-from capture.config.settings import load
+from capture.config.load import load
 from capture.config.streams import each
 from capture.errors import NotStarted, StoreUnreadableError
 from capture.node import node as capture_node

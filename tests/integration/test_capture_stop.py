@@ -12,7 +12,7 @@ from listening import listening
 from patient import NEVER, PATIENCE, until
 
 from capture.archive.manifest import ENTRIES, decode_entry
-from capture.config.settings import load
+from capture.config.load import load
 from capture.node.node import Node
 from capture.stores import open_store
 from capture.verification.check import check

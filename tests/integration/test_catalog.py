@@ -24,7 +24,7 @@ from secret import write_secret
 from capture.archive import chain
 from capture.archive.table import Table
 from capture.cli import main
-from capture.config.settings import load
+from capture.config.load import load
 from capture.errors import ConfigError
 from capture.iceberg import Exposer
 from capture.status.https import server_context, serving

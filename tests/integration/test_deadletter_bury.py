@@ -7,7 +7,7 @@ from patient import PATIENT
 
 from natty import DeadLetters, Natty, PublishError, StreamExistsError
 from natty.config.units import parse_time
-from natty.consuming.dead_letters.watch import Watch
+from natty.consuming.dead_letters.bury import Watch
 from natty.testing import NatsServer
 
 

@@ -7,7 +7,7 @@ from go_groups import ELASTIC, Go
 
 from natty import BadGroupError
 from natty.groups import ElasticAdmin, PartitioningFilter
-from natty.streams import BadNameError
+from natty.names import BadNameError
 
 FOO = PartitioningFilter("foo.*", (1,))
 

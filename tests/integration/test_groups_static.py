@@ -8,7 +8,7 @@ from go_groups import STATIC, Go
 from natty import BadGroupError, GroupExistsError, GroupNotFoundError, JetStreamError, NattyError, StreamNotFoundError
 from natty.groups import StaticAdmin, list_groups
 from natty.groups.settings import static_member_consumer
-from natty.streams import BadNameError
+from natty.names import BadNameError
 
 
 @pytest.fixture

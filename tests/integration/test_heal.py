@@ -28,7 +28,7 @@ from healing import (
 from patient import NEVER, PATIENCE
 
 from capture.archive.sequences import Sequences
-from capture.config.settings import load
+from capture.config.load import load
 from capture.node.heal import Healer, Reading
 from capture.reading.read import read
 from capture.status.progress import read_progress

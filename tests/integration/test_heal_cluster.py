@@ -19,7 +19,7 @@ from healing import (
 )
 from patient import PATIENCE, PATIENT
 
-from capture.config.settings import load
+from capture.config.load import load
 from natty import Natty, NattyError
 
 pytestmark = pytest.mark.long

@@ -20,7 +20,7 @@ from healing import (
 )
 from patient import PATIENCE
 
-from capture.config.settings import load
+from capture.config.load import load
 from capture.ingest.board import Board
 from capture.stores import open_store
 from capture.verification.check import check

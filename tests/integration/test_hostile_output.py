@@ -12,7 +12,7 @@ from patient import NEVER
 
 from natty import DeadLetterOptions, DeadLetters
 from natty.consuming.dead_letters.letter import Original
-from natty.text import decode
+from natty.names import decode
 
 PAYLOAD = b"\x1b[2J\x1b]0;pwned\x07\xc2\x9b31m\xff[red]x\ty\n"
 ACTED_ON = {*range(0x20), 0x7F, *range(0x80, 0xA0)} - {ord("\n"), ord("\r"), ord("\t")}  # pty: a line ends with \r\n

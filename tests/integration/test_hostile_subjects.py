@@ -16,10 +16,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from natty import DeadLetterOptions, DeadLetters, StreamNotFoundError
 from natty.cli.run import LogFormat, configure_logging
-from natty.consuming.dead_letters.watch import GAVE_UP
+from natty.consuming.dead_letters.streams import GAVE_UP
 from natty.groups import PartitioningFilter
+from natty.names import decode, encode
 from natty.pulling.ordered import Ordered
-from natty.text import decode, encode
 from natty.wire.message import Batch
 
 

@@ -17,7 +17,7 @@ from capture.archive import chain
 from capture.archive.heads import COMPACTION, SWEEP, TermHead
 from capture.archive.iceberg_state import archive_location, folder
 from capture.archive.table import Table
-from capture.config.settings import load
+from capture.config.load import load
 from capture.ingest.board import Board, NodeState
 from capture.node.leader_tasks import Duty, Sweeps
 from capture.status.status import look

@@ -13,7 +13,7 @@ from command_line import settings_of
 from patient import PATIENCE, until
 
 from capture.archive.heads import SWEEP
-from capture.config.settings import load
+from capture.config.load import load
 from capture.errors import OtherStoreError
 from capture.ingest.board import Board
 from capture.node.moved_store import check_not_moved

@@ -15,7 +15,7 @@ import urllib.request
 import pytest
 from patient import PATIENCE, PATIENT
 
-from capture.config.settings import load
+from capture.config.load import load
 from capture.ingest.board import Board
 from capture.stores import open_store
 from capture.verification.check import check

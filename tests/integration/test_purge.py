@@ -4,7 +4,7 @@ import pytest
 from archiving import store_all, sweep_once
 from patient import FILLING, PATIENCE
 
-from capture.config.settings import load
+from capture.config.load import load
 from capture.errors import PurgeRefused
 from capture.stores import open_store
 from capture.verification.check import check

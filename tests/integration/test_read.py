@@ -7,7 +7,7 @@ from archiving import compact_once, store_all, sweep_once
 from patient import PATIENCE
 
 import capture
-from capture.config.settings import load
+from capture.config.load import load
 from capture.errors import CaptureError, ConfigError, DataLossError
 from capture.reading import seam
 from capture.stores import open_store

@@ -9,7 +9,7 @@ from patient import PATIENCE
 
 import capture
 from capture.archive.heads import COMPACTION, SWEEP, TermHead
-from capture.config.settings import load
+from capture.config.load import load
 from capture.maintenance.compaction import compact
 from capture.maintenance.plan import Policy
 from capture.stores import open_store

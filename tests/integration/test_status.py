@@ -13,7 +13,8 @@ from rich.console import Console
 from capture.archive.heads import SWEEP
 from capture.cli.going import show_going
 from capture.cli.status import look, pages
-from capture.config.settings import CaptureConfig, load
+from capture.config.load import load
+from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError
 from capture.ingest import board as capture_state
 from capture.ingest.board import BUCKET, Board, StreamState

@@ -5,7 +5,8 @@ from patient import PATIENCE
 
 from natty import ConsumerExistsError, StreamExistsError, StreamNotFoundError, UnsupportedError
 from natty.errors import JetStreamError, WrongLastSequenceError
-from natty.streams import BadNameError, stream_state
+from natty.names import BadNameError
+from natty.streams import stream_state
 
 
 @pytest.fixture

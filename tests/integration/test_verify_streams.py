@@ -9,7 +9,7 @@ from archiving import compact_once, store_all, sweep_once
 from patient import FILLING, PATIENCE
 
 from capture.archive.heads import COMPACTION, SWEEP, TermHead
-from capture.config.settings import load
+from capture.config.load import load
 from capture.errors import CaptureError
 from capture.maintenance.compaction import compact
 from capture.maintenance.plan import Policy

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, suppress
 from patient import NEVER, PATIENCE
 
 from natty import DeadLetterOptions, DeadLetters, StreamNotFoundError
-from natty.consuming.dead_letters.watch import durable_of
+from natty.consuming.dead_letters.advisory import durable_of
 
 
 class Scene:

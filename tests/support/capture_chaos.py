@@ -30,7 +30,7 @@ from patient import NEVER, PATIENCE
 from stores import running_seaweedfs
 
 from capture.config.consumers import Position
-from capture.config.settings import load as load_config
+from capture.config.load import load as load_config
 from capture.ingest.board import Board
 from natty import Natty, NattyError
 from natty.testing import NatsCluster, NatsServer

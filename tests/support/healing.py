@@ -8,7 +8,7 @@ import pytest
 from patient import PATIENCE
 
 from capture.archive.identity import claim
-from capture.config.settings import load
+from capture.config.load import load
 from capture.formats import writer
 from capture.formats.choose import read_object
 from capture.ingest.block import SealedBlock

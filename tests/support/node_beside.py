@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from patient import PATIENCE
 
-from capture.config.settings import load
+from capture.config.load import load
 from capture.config.streams import each
 from capture.node.node import Node
 

@@ -7,7 +7,7 @@ from archiving import store_all, sweep_once
 from patient import PATIENCE
 
 from capture.archive.sequences import Sequences
-from capture.config.settings import load
+from capture.config.load import load
 from capture.restoring.past import Window
 from capture.restoring.plan import Options
 from capture.restoring.rebuild import prepare, restore_exactly

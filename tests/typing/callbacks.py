@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from capture.decoders import Decoder, json_as, keyed, per_message
+from capture.decoders import json_as, keyed, per_message
 from capture.ingest.block import OpenBlocks
 from capture.ingest.hooks import Completion, Hook
 from capture.ingest.layout import Partition, resolved_by
 from capture.ingest.pipeline import capture
-from capture.ingest.record import Record
+from capture.ingest.record import Decoder, Record
 from capture.partitioners import grouped, per_record
 from natty.wire.message import Batch, Message
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from capture.archive.sequences import WIDEST
-from capture.config.settings import load
+from capture.config.load import load
 from capture.errors import FormatError
 from capture.restoring.archive import COLUMNS, ArchiveWriter, varint
 from capture.restoring.backup import DATA, META, export_backup, import_backup

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from capture_settings import NAMED, no_settings_of_this_machine  # noqa: F401
 
+from capture.config.load import given_settings, load, read
 from capture.config.provenance import lines_of
-from capture.config.settings import CaptureConfig, given_settings, load, read
+from capture.config.settings import CaptureConfig
 from capture.errors import ConfigError
 from capture.ingest.block import Limits
 from capture.maintenance.plan import Policy

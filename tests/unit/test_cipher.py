@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from secret import write_secret
 
 from capture.archive.encryption import CHUNK_BYTES, MAGIC, Facts, Keys, read_header
-from capture.config.settings import load
+from capture.config.load import load
 from capture.errors import CipherError, ConfigError
 
 OLD, NEW = bytes(range(32)), bytes(range(32, 64))

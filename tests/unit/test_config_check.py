@@ -8,7 +8,7 @@ from capture_settings import NAMED, no_settings_of_this_machine  # noqa: F401
 from secret import write_secret
 
 from capture.cli.config import problems, shown
-from capture.config.settings import given_settings, load
+from capture.config.load import given_settings, load
 from capture.errors import CaptureError
 from capture.node.node import Node
 from natty import NattyError

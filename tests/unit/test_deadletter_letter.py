@@ -22,7 +22,7 @@ from natty.consuming.dead_letters.letter import (
     subject_of,
 )
 from natty.jetstream import StoredMessage
-from natty.streams import BadNameError
+from natty.names import BadNameError
 from natty.wire.message import encode_headers, parse_headers
 
 PREFIX = prefix_of("DEAD_LETTERS")

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capture.decoders import Decoder, by_batch, decoder, json_as, keyed, per_message
+from capture.decoders import by_batch, decoder, json_as, keyed, per_message
 from capture.errors import ConfigError
-from capture.ingest.record import Records
+from capture.ingest.record import Decoder, Records
 from natty.wire.message import Batch, Message
 
 

@@ -10,9 +10,9 @@ from capture.archive.scope import read_record
 from capture.errors import ManifestError
 from capture.stores import MemoryStore
 from natty.config.contexts import read_context
-from natty.decoding import MOST_FAULTS, Faults, decode
 from natty.errors import BadRecordError, ConfigError, PublishError
 from natty.jetstream import read_ack
+from natty.kv.records import MOST_FAULTS, Faults, decode
 from natty.streams.concurrency import answers
 from natty.streams.document import load_document
 from natty.wire.parser import ProtocolError

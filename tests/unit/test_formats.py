@@ -29,7 +29,7 @@ from capture.archive.encryption import Keys
 from capture.archive.manifest import Manifest, decode_entry
 from capture.archive.table import Table
 from capture.archive.view import Picture
-from capture.config.settings import load
+from capture.config.load import load
 from capture.decoders import decoder
 from capture.errors import CaptureError, ConfigError, FormatError
 from capture.formats import read_object, reader, writer

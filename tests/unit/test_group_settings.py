@@ -12,7 +12,7 @@ from natty.groups.settings import (
     static_member_consumer,
     work_queue_settings,
 )
-from natty.streams import BadNameError
+from natty.names import BadNameError
 
 
 def test_names():

@@ -3,19 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from natty.errors import BadSubjectError
-from natty.wire.message import (
-    Acks,
-    Batch,
-    Message,
-    ack_tokens,
-    as_payload,
-    check_subject,
-    delivered_subject,
-    encode_headers,
-    parse_headers,
-    status_of,
-    wire_word,
-)
+from natty.names import check_subject, delivered_subject, wire_word
+from natty.wire.message import Acks, Batch, Message, ack_tokens, as_payload, encode_headers, parse_headers, status_of
 
 OLD = b"$JS.ACK.ORDERS.billing.3.41.17.1795000000123456789.5"
 NEW = b"$JS.ACK.hub.ACCHASH.ORDERS.billing.3.41.17.1795000000123456789.5"

@@ -14,8 +14,7 @@ from cryptography.exceptions import InvalidSignature
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capture.archive import chain, iceberg_state, identity, manifest, recording, signing, table
-from capture.archive import scope as asked
+from capture.archive import chain, iceberg_state, identity, manifest, recording, scope, signing, table
 from capture.archive.encryption import Keys
 from capture.archive.readme import README, VERSION, describe, text, version_of
 from capture.archive.sequences import Sequences
@@ -29,9 +28,9 @@ PROGRAM, SETS, DECRYPTED, SIGNATURE = re.findall(r"^```python\n(.*?)^```", PAGE,
 
 def ran(code):
     """Return the names that a program of the page defines."""
-    scope = {"__name__": "the page"}
-    exec(compile(code, README, "exec"), scope)
-    return scope
+    names = {"__name__": "the page"}
+    exec(compile(code, README, "exec"), names)
+    return names
 
 
 def imported(code):
@@ -135,10 +134,10 @@ async def test_it_opens_what_is_encrypted():
 
 def test_it_names_every_field_and_every_column():
     kinds = [
-        manifest.Stored, manifest.Manifest, manifest.Removed, table.Table, iceberg_state.Iceberg, iceberg_state.Snapshot,
-        chain.Retired, recording.Recording,
+        manifest.Stored, manifest.Manifest, manifest.Removed, table.Table, iceberg_state.Iceberg,
+        iceberg_state.Snapshot, chain.Retired, recording.Recording,
         recording.StreamRecord, recording.Configuration, recording.Consumer, recording.Position, recording.Earlier,
-        identity.Archive, identity.Identity, identity.Signing, asked.Asked, signing.Signature,
+        identity.Archive, identity.Identity, identity.Signing, scope.Asked, signing.Signature,
     ]  # fmt: skip
     named = {name for kind in kinds for name in kind.__struct_fields__} | {"signature"} | set(SCHEMA.names)
     said = set(re.findall(r"[`\"](\w+)[`\"]", PAGE))
@@ -150,7 +149,7 @@ def test_it_names_every_place():
         manifest.BLOCKS, manifest.ENTRIES, manifest.TABLE, manifest.Manifest.FOLDER, table.Table.FOLDER,
         iceberg_state.ICEBERG,
         recording.Recording.FOLDER, recording.HISTORY, identity.ARCHIVE, identity.SIGNING, identity.STREAMS,
-        asked.ASKED, README,
+        scope.ASKED, README,
     ):  # fmt: skip
         assert f"| `{place}" in PAGE
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from capture.config.load import load, settings
 from capture.config.reload import LIVE, ChangingBlocks, reloaded
-from capture.config.settings import CaptureConfig, load, settings
+from capture.config.settings import CaptureConfig
 from capture.errors import ConfigError
 from capture.ingest.block import Limits
 from capture.ingest.record import Records

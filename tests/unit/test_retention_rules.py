@@ -10,7 +10,7 @@ from capture.archive.retention import Retention, Rule, recorded, removed_sequenc
 from capture.archive.sequences import Sequences
 from capture.archive.table import Table
 from capture.archive.view import Picture
-from capture.config.settings import load
+from capture.config.load import load
 from capture.errors import ConfigError
 
 NOW, GRACE = 100_000.0, 1_000.0

@@ -13,7 +13,7 @@ from capture.archive.encryption import Keys
 from capture.archive.signing import PublicKeys, SigningKeys
 from capture.cli import app as capture_app
 from capture.cli import settings
-from capture.config.settings import load
+from capture.config.load import load
 from capture.errors import ConfigError, SparkError
 from capture.spark.properties import read_properties
 from capture.stores import check_store, open_store

@@ -11,7 +11,8 @@ import pytest
 
 from capture.archive.scope import Asked, never_asked, read_records, write_record
 from capture.archive.sequences import Sequences
-from capture.config.settings import CaptureConfig, load
+from capture.config.load import load
+from capture.config.settings import CaptureConfig
 from capture.config.streams import each, only
 from capture.errors import ConfigError
 from capture.ingest.block import Limits, OpenBlocks

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from capture.config.settings import load
+from capture.config.load import load
 from capture.errors import SparkError
 from capture.spark import gateway
 from capture.spark.java import Java

@@ -5,8 +5,8 @@ import pytest
 
 from capture.cli.status import _age, _size
 from capture.ingest.board import MOST_SAID, ArchiveState, Heard, NodeState, StreamState, View
-from natty.decoding import decode
 from natty.errors import BadRecordError
+from natty.kv.records import decode
 
 STATE = ArchiveState(
     archive="A",

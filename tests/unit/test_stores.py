@@ -8,7 +8,7 @@ from urllib.request import url2pathname
 import pytest
 from obstore.exceptions import GenericError
 
-from capture.config.settings import load
+from capture.config.load import load
 from capture.errors import (
     AlreadyStored,
     ConfigError,

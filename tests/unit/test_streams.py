@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from natty.streams import BadNameError, check_name, difference, to_wire
+from natty.names import BadNameError, check_name
+from natty.streams import difference, to_wire
 
 
 def test_durations_are_seconds_here_and_nanoseconds_on_the_wire():

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from natty.wire.subjects import covers
+from natty.names import covers
 
 
 @pytest.mark.parametrize(

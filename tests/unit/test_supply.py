@@ -2,8 +2,8 @@ import pytest
 
 from natty import Natty
 from natty.errors import BadSubjectError
+from natty.names import BadNameError
 from natty.pulling.supply import _first_delivery
-from natty.streams import BadNameError
 
 STATUS = (b"_INBOX.x", b"", b"NATS/1.0 100 Idle Heartbeat\r\n\r\n", b"")
 

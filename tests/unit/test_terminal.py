@@ -8,7 +8,8 @@ import pytest
 from natty.cli.run import LogFormat, configure_logging
 from natty.cli.tables import print_facts, print_table
 from natty.cli.terminal import json_text, printable, say, write
-from natty.text import decode, encode, legible
+from natty.errors import legible
+from natty.names import decode, encode
 
 HOSTILE = b"a\x1b[2J\x1b]0;title\x07\r\x9b31m\xc2\x9b31m\xe2\x80\xae[red]\xff"
 

@@ -22,7 +22,8 @@ from capture.archive.table import Table
 from capture.archive.trust import Trust, check_contents
 from capture.archive.view import Picture
 from capture.cli.app import make_app
-from capture.config.settings import CaptureConfig, load
+from capture.config.load import load
+from capture.config.settings import CaptureConfig
 from capture.errors import (
     CaptureError,
     CipherError,

@@ -22,7 +22,7 @@ from capture.decoders import Decoding, json_as, per_message, typed
 from capture.decoders import decoder as known_decoder
 from capture.decoders.json import decode as as_json
 from capture.errors import ConfigError
-from capture.formats import combined, reader, writer
+from capture.formats import reader, writer
 from capture.formats import typed_columns as typed_module
 from capture.formats.envelope import SCHEMA
 from capture.formats.parquet import ParquetWriter
@@ -30,7 +30,7 @@ from capture.formats.schema import CONFLICTS, schema_of
 from capture.formats.typed_columns import WHOLE, typed_columns
 from capture.ingest.block import OpenBlocks, SealedBlock
 from capture.ingest.record import Records
-from capture.maintenance.merge.schema_evolution import conformed, unified
+from capture.maintenance.merge.schema_evolution import combined, conformed, unified
 from capture.partitioners import UNDECODABLE, grouped, partitioner
 from natty.wire.message import Batch, Message
 

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -21,8 +21,10 @@ from rich.console import Console
 from capture.archive.heads import SWEEP
 from capture.archive.view import Picture
 from capture.cli.demo import flights
+from capture.cli.demo.result import Result
 from capture.cli.demo.view import View
-from capture.config.settings import CaptureConfig, load
+from capture.config.load import load
+from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError
 from capture.spark import SparkDriver
 from capture.spark import View as SparkView
@@ -79,39 +81,6 @@ class DemoOptions:
     folder: Path | None = None
     port: int | None = None
     as_json: bool = False
-
-
-@dataclass
-class Result:
-    """What the demo found; the last table shows it."""
-
-    messages: int = 0
-    published_per_second: float = 0.0
-    captured_per_second: float = 0.0
-    plain_text: str = ""
-    killed: str = ""
-    successor: str = ""
-    failover_seconds: float = 0.0
-    blocks: int = 0
-    block_bytes: int = 0
-    files: int = 0
-    file_bytes: int = 0
-    verdict: str = ""
-    verified: bool = False
-    questions_asked: int = 0
-    folder: str = ""
-    seconds: float = 0.0
-    differences: list[str] = field(default_factory=list)
-
-    @property
-    def answers_equal(self) -> bool:
-        """Whether every question was asked, and Spark's answers are the CSV's."""
-        return self.questions_asked == len(flights.QUESTIONS) and not self.differences
-
-    @property
-    def ok(self) -> bool:
-        """Whether everything was as promised."""
-        return self.verified and self.answers_equal
 
 
 async def run_demo(options: DemoOptions) -> bool:

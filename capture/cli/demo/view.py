@@ -16,7 +16,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from capture.cli.demo.flights import Answer, Question
-    from capture.cli.demo.run import Result
+    from capture.cli.demo.result import Result
 
 ROWS_SHOWN = 5
 

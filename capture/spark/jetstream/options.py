@@ -12,7 +12,7 @@ from capture.errors import ConfigError
 from natty.config.settings import redact
 from natty.config.units import parse_time, show_time
 from natty.errors import NattyError
-from natty.streams import check_name
+from natty.names import check_name
 
 SECRET = ("password", "token", "user")
 SPARKS_OWN = ("checkpointlocation", "queryname")

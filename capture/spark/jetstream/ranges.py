@@ -14,8 +14,8 @@ from capture.spark.jetstream.plan import LEAVE, Range, StreamFacts, Tally, gone
 from natty import Batch, Natty
 from natty.errors import JetStreamError
 from natty.jetstream import NO_MESSAGE
+from natty.names import check_name
 from natty.pulling.ordered import Began, CaughtUp, Ordered, OrderedOptions
-from natty.streams import check_name
 
 log = logging.getLogger("capture.spark.jetstream")
 

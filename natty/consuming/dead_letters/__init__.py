@@ -1,10 +1,9 @@
 """Dead letters: what no consumer could handle, kept in a stream of its own until somebody decides."""
 
 from natty.consuming.dead_letters.box import LetterBox, LetterNotFoundError, Retried
-from natty.consuming.dead_letters.bury import DeadLetters
+from natty.consuming.dead_letters.bury import BURIED, DeadLetters
 from natty.consuming.dead_letters.letter import Letter, LetterFilter
 from natty.consuming.dead_letters.streams import LETTERS, DeadLetterOptions
-from natty.consuming.dead_letters.watch import BURIED
 
 __all__ = [
     "BURIED",

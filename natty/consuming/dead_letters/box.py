@@ -25,7 +25,8 @@ from natty.errors import (
     StreamNotFoundError,
 )
 from natty.jetstream import JetStream, StoredMessage
-from natty.streams import PurgeRefused, check_name, stream_state
+from natty.names import check_name
+from natty.streams import PurgeRefused, stream_state
 from natty.streams.admin import check_purge
 
 logger = logging.getLogger("natty.deadletter")

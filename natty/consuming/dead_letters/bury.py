@@ -1,22 +1,44 @@
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
+from dataclasses import replace
 
+from natty.consuming.dead_letters.advisory import (
+    RETRY_DELAY,
+    Advisory,
+    BadAdvisoryError,
+    delay_of,
+    durable_of,
+    read_advisory,
+)
 from natty.consuming.dead_letters.letter import (
     MAX_HEADER_BYTES,
+    REPLACED,
     Original,
     headers_of,
     identity_of,
     prefix_of,
     subject_of,
 )
-from natty.consuming.dead_letters.streams import DeadLetterOptions, ensure_streams
-from natty.consuming.dead_letters.watch import Watch
-from natty.errors import WrongLastSequenceError
-from natty.jetstream import JetStream
-from natty.streams import check_name
-from natty.wire.message import Message, encode_headers
+from natty.consuming.dead_letters.streams import ADVISORIES_AGE, GAVE_UP, TERMINATED, DeadLetterOptions, ensure_streams
+from natty.errors import NattyError, NotConnectedError, StreamNotFoundError, WrongLastSequenceError
+from natty.jetstream import JetStream, StoredMessage
+from natty.names import check_name, decode
+from natty.pulling.credit import PullOptions
+from natty.pulling.ordered import Ordered, OrderedOptions
+from natty.pulling.pull import Pull
+from natty.streams import ensure_consumer
+from natty.wire.message import Batch, Message, encode_headers
 
+logger = logging.getLogger("natty.deadletter")
+
+BURIED = "natty: buried"
+"""The reason to `term` a message with after `bury`: an advisory that carries it makes no second letter."""
+EXACT_WITHIN = 5.0  # seconds that it may take to read a subject that is not UTF-8
+ALL = "*"  # the consumers of a stream
 _TRIES = 3  # of a conditional write that somebody else's came before
 
 
@@ -103,3 +125,126 @@ class DeadLetters:
         if last is not None and last.data == data:
             return last.sequence
         return (await self._jetstream.publish(subject, data, stream=self.options.letters)).seq
+
+
+class Watch:
+    """Buries what the server gave up on for one consumer.
+
+    The advisories wait in a work-queue stream, and are acknowledged when the letter is durable. `advised` are the
+    consumers that they are about, `*` for all of the stream's; letters name `consumer`, and leave so many of a
+    subject's first tokens out (`strip`): a group's stream has put its partition there.
+    """
+
+    def __init__(
+        self, jetstream: JetStream, letters: DeadLetters, stream: str, consumer: str, advised: str = "", strip: int = 0
+    ) -> None:
+        self.strip = strip
+        self.stream, self.consumer = check_name("stream", stream), check_name("consumer", consumer)
+        self.advised = ALL if advised == ALL else check_name("consumer", advised or consumer)
+        self.durable = durable_of(stream, self.advised, consumer if advised == ALL else "")
+        self._jetstream = jetstream
+        self._letters = letters
+        self._complete = False  # whether the streams and the consumer are there, as far as we know
+
+    def __repr__(self) -> str:
+        return f"Watch({self.stream}/{self.consumer})"
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Watch until the block is left. Errors of the beginning are raised; later ones are logged and tried again."""
+        await self._ensure()  # whatever is wrong now is raised here
+        task = asyncio.create_task(self._run(), name=repr(self))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _ensure(self) -> None:
+        await self._letters.ensure()
+        settings = {
+            "filter_subjects": [f"{kind}.{self.stream}.{self.advised}" for kind in (GAVE_UP, TERMINATED)],
+            "inactive_threshold": ADVISORIES_AGE,  # what it has not seen by then is gone as well
+            "description": f"dead letters of consumer {self.consumer} of stream {self.stream}",
+        }
+        await ensure_consumer(self._jetstream, self._letters.options.advisories, self.durable, settings)
+        self._complete = True
+
+    async def _run(self) -> None:
+        while self._jetstream.connection.state != "closed":
+            try:
+                await self._follow()
+            except Exception as error:  # whatever it was: the advisories wait in their stream
+                known = isinstance(error, NattyError)
+                logger.warning("%r was interrupted, again in %g s: %s", self, RETRY_DELAY, error, exc_info=not known)
+                self._complete = False
+                await asyncio.sleep(RETRY_DELAY)
+
+    async def _follow(self) -> None:
+        if not self._complete:
+            await self._ensure()
+        advisories, options = self._letters.options.advisories, PullOptions(max_messages=100)
+        pull = Pull(self._jetstream, advisories, self.durable, options, recreate=self._ensure)
+        async with aclosing(pull.__aiter__()) as batches:
+            async for batch in batches:
+                for message in batch:
+                    await self._settle(message)
+                pull.finished(len(batch))
+
+    async def _settle(self, message: Message) -> None:
+        """Acknowledge the advisory when the letter is durable; otherwise it comes again."""
+        try:
+            await self._bury(read_advisory(message.data))
+            message.ack()
+        except NotConnectedError as error:
+            logger.info("%r: an advisory is looked at again later: %s", self, error)
+        except BadAdvisoryError as error:
+            logger.warning("%r: an advisory can't be read: %s", self, error)
+            message.ack()
+        except Exception as error:  # whatever it is, the other advisories are looked at
+            known, delay = isinstance(error, NattyError), delay_of(message.deliveries)
+            text = "%r: a letter could not be stored, again in %g s: %s"
+            logger.warning(text, self, delay, error, exc_info=not known)
+            message.nak(delay)
+
+    async def _bury(self, advisory: Advisory) -> None:
+        if advisory.stream != self.stream or self.advised not in (ALL, advisory.consumer):
+            raise BadAdvisoryError(f"it names consumer {advisory.consumer!r} of stream {advisory.stream!r}")
+        if advisory.reason == BURIED:
+            return
+        stored = await self._find(advisory)
+        if stored is None and await self._letters.buried(self.stream, advisory.stream_seq, self.consumer):
+            return  # buried with its payload before it was terminated
+        original = advisory.original(stored)
+        if REPLACED in original.subject:
+            exact = await self._exact_subject(original.sequence)
+            original = replace(original, subject=exact or original.subject, subject_known=bool(exact))
+        original = replace(original, subject=original.subject.split(".", self.strip)[-1])
+        sequence = await self._letters.store(original, self.consumer, advisory.letter_reason)
+        what = "" if stored else ", without its payload: the stream has it no more"
+        logger.warning(
+            "message %d of %s is dead letter %d%s: %s",
+            advisory.stream_seq, advisory.stream, sequence, what, advisory.letter_reason,
+            extra={"action": "dead letter"},
+        )  # fmt: skip
+
+    async def _find(self, advisory: Advisory) -> StoredMessage | None:
+        """Return the message that the server gave up on, None if its stream has it no more."""
+        try:
+            stored = await self._jetstream.read(self.stream, sequence=advisory.stream_seq)
+        except StreamNotFoundError:
+            return None
+        return stored if stored and advisory.is_about(stored) else None
+
+    async def _exact_subject(self, sequence: int) -> str:
+        """Return a subject byte for byte, as only a delivery tells it; "" where the stream allows none beside ours."""
+        options = OrderedOptions(start=sequence, max_messages=1, headers_only=True)
+        with suppress(NattyError, TimeoutError):
+            async with (
+                asyncio.timeout(EXACT_WITHIN),
+                aclosing(Ordered(self._jetstream, self.stream, options).__aiter__()) as steps,
+            ):
+                async for step in steps:
+                    if isinstance(step, Batch):
+                        return decode(step.subjects[0]) if step.sequences[0] == sequence else ""
+        return ""

@@ -17,12 +17,10 @@ from pathlib import Path
 
 import msgspec
 
-from natty.decoding import UNREADABLE
-from natty.errors import BadSubjectError, NattyError
+from natty.errors import UNREADABLE, BadSubjectError, NattyError, legible
 from natty.jetstream import StoredMessage
-from natty.streams import check_name
-from natty.text import encode, legible
-from natty.wire.message import Message, check_subject, encode_headers
+from natty.names import check_name, check_subject, encode
+from natty.wire.message import Message, encode_headers
 
 FACT = "Natty-Dead-"  # begins our own headers
 ORIGINAL = (

@@ -8,8 +8,8 @@ from typing import Any
 from natty.consuming.dead_letters.letter import prefix_of
 from natty.errors import JetStreamError, StreamExistsError
 from natty.jetstream import JetStream
+from natty.names import covers
 from natty.streams import create_replicated
-from natty.wire.subjects import covers
 
 LETTERS = "DEAD_LETTERS"
 ADVISORIES = "NATTY_ADVISORIES"

@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from natty.consuming.dead_letters.watch import (
+from natty.consuming.dead_letters.advisory import (
     RETRY_DELAY_MAX,
     Advisory,
     BadAdvisoryError,

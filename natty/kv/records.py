@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from natty.errors import BadRecordError
+from natty.errors import UNREADABLE, BadRecordError
 
 MOST_BYTES = 1024 * 1024  # of a record: far more than any of ours has
 MOST_FAULTS = 50  # keys whose fault is remembered, so that it is logged once
@@ -25,9 +25,6 @@ Text = Annotated[str, msgspec.Meta(max_length=4096)]
 """A name or a sentence."""
 
 T = TypeVar("T")
-
-UNREADABLE = (msgspec.MsgspecError, ValueError, ArithmeticError, RecursionError)
-"""What msgspec raises for bytes that somebody else wrote: not JSON, not UTF-8, too large numbers, nested too deeply."""
 
 
 def decode(data: bytes, kind: type[T] | Any, *, most_bytes: int = MOST_BYTES) -> T:

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from typing import Any
+
+from natty.elections.driver import Driver
+from natty.elections.options import ElectionOptions, default_node_name
+from natty.elections.record import Subjects
+from natty.elections.term import Term
+from natty.jetstream import JetStream
+
+
+class Candidate:
+    """What one node is in an election: its name, its term while it leads, and the figures."""
+
+    def __init__(self, jetstream: JetStream, options: ElectionOptions) -> None:
+        self.jetstream = jetstream
+        self.options = options
+        self.node = options.node_name or default_node_name()
+        self.subjects = Subjects(options.bucket, options.lease_key)
+        self.term: Term | None = None
+        self.losses: dict[str, int] = {}
+        self.elected = 0
+        self.driver: Driver | None = None
+
+    @property
+    def stream(self) -> str:
+        """The bucket's stream."""
+        return self.subjects.stream
+
+    def is_leader(self) -> bool:
+        """Whether this node may act as the leader now: its own deadline has not passed."""
+        return self.term is not None and self.term.remaining() > 0
+
+    def step_down(self, to: str = "") -> None:
+        """Leave office and stay a candidate; others go first. Nothing happens on a node that does not lead."""
+        if self.term is not None:
+            self.term.step_down(to)
+
+    def transfer(self, to: str) -> None:
+        """Hand the office over to this node; as `step_down`."""
+        if self.term is not None:
+            self.term.transfer(to)
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """What to watch: `leading`, `token`, `elected` and `losses` (how often, and why).
+
+        Of the present candidacy `writes` stored and `failures` (tries refused or unanswered), and the worst seconds:
+        `slowest` from a write's send to its ack, `least_left` of the lease when it was renewed, `latest` that a timer
+        of the renewer came late, `longest_silence` between two sights of the lease.
+        """
+        driver = self.driver
+        return {
+            "leading": self.is_leader(),
+            "token": self.term.token if self.term is not None else 0,
+            "elected": self.elected,
+            "losses": dict(self.losses),
+            "writes": driver.writes if driver is not None else 0,
+            "failures": driver.failures if driver is not None else 0,
+            "slowest": driver.slowest if driver is not None else 0.0,
+            "least_left": driver.least_left if driver is not None else float("inf"),
+            "latest": driver.latest if driver is not None else 0.0,
+            "longest_silence": driver.longest_silence if driver is not None else 0.0,
+        }
