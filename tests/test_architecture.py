@@ -177,7 +177,7 @@ def test_import_natty_loads_nothing_heavy():
     assert not heavy & set(loaded.split())
 
 
-def test_only_sinklink_knows_what_nats_py_keeps_private():
+def test_only_one_file_knows_what_nats_py_keeps_private():
     private = {"_transport", "_io_writer", "_read_loop", "_connect_command", "_ps", "_subs", "_process_msg"}
     for path in FILES:
         if name_of(path) == "natty/wire/session.py":

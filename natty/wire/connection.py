@@ -166,7 +166,7 @@ class Connection:
                 return
             except ConnectionClosedError:
                 raise
-            except Exception as error:  # whatever a driver raises: reasons.py tells the kinds apart
+            except Exception as error:  # whatever a driver raises: connect_errors tells the kinds apart
                 failures.append((url, error))
                 self._servers.append(self._servers.pop(self._servers.index(url)))
         certificate, over_tls = bool(self.config.tls_cert), self.config.tls_required
