@@ -39,7 +39,7 @@ class Natty:
 
     Settings are those of `Config`, by keyword; what is not given comes from the environment (`NATS_URL`, `NATS_CREDS`,
     `NATS_CERT`, `NATS_KEY`, `NATS_CA`, …), then from a context of the `nats` tool, then from the defaults. With
-    `servers`, only a context that `context` names counts: see `config.resolve`.
+    `servers`, only a context that `context` names counts: see `config.settings.resolve`.
     The way out, for all that has no method here: `natty.jetstream` (raw API requests) and `natty.connection`.
     """
 

@@ -135,6 +135,11 @@ def test_no_files_import_each_other(package):
     assert not left, f"in circles, or above them: {sorted(map(name_of, left))}"
 
 
+def test_loggers_keep_their_names_when_files_move():
+    """Users set levels by them."""
+    assert [name_of(path) for path in FILES if "getLogger(__name__)" in path.read_text()] == []
+
+
 def test_natty_never_imports_capture():
     for path in FILES:
         if name_of(path).startswith("natty/"):

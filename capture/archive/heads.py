@@ -52,7 +52,7 @@ COMPACTION = Office(".compaction", "table")
 
 
 def head_readers(natty: Natty, archive: str) -> dict[type[Document], HeadReader]:
-    """Return what reads the head of each of an archive's chains: for `capture.audit`."""
+    """Return what reads the head of each of an archive's chains: for `verification.audit`."""
     return {
         Manifest: SWEEP.reader(natty, archive),
         Table: COMPACTION.reader(natty, archive),

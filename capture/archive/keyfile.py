@@ -45,7 +45,7 @@ def check_keys(keys: Mapping[str, bytes]) -> None:
 
 
 def check_private(path: str | Path, kind: str) -> None:
-    """Raise ConfigError if others may read this file, which holds secrets: see `natty.private`. OSError."""
+    """Raise ConfigError if others may read this file, which holds secrets: see `natty.config.secret_files`. OSError."""
     if exposed := exposure(path):
         raise ConfigError(f"{kind} {path} holds secrets, and {exposed}")
 

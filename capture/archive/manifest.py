@@ -56,7 +56,7 @@ class Removed(msgspec.Struct, frozen=True, kw_only=True):
     """What retention has removed of a stream, in all: not missing, but not there any more.
 
     `sequences` (`Sequences.to_text`) are those of `objects` objects of `bytes` bytes, the last of them let go at `at`
-    (Unix seconds). What other objects hold as well is there all the same. `capture.picture.Picture.removed` reads it.
+    (Unix seconds). What other objects hold as well is there all the same. `view.Picture.removed` reads it.
     Of the sequences before `below` no exact record is kept: neither archive nor stream had any of them any more.
     """
 
@@ -74,7 +74,7 @@ class Manifest(Document, frozen=True, kw_only=True):
     `of_table` is the number of the last table by which it let blocks go: beside an older one they would be missing.
     `removed` is what retention has removed of the blocks, by stream.
     In format 1 the manifest told of the table, too, and retired its files. A manifest of format 2 keeps both as it
-    found them until there is a `capture.table.Table`, which begins with them.
+    found them until there is a `capture.archive.table.Table`, which begins with them.
     """
 
     FOLDER: ClassVar[str] = "_manifest/"

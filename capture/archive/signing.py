@@ -2,7 +2,7 @@
 
 A document carries its signature as its last field. What is signed is a line that names the archive and the path, and
 then the document as it is without that field: a document that lies elsewhere, or in another archive, is noticed.
-docs/archive.md has it byte for byte; `capture.audit` checks a whole archive.
+docs/archive.md has it byte for byte; `verification.audit` checks a whole archive.
 """
 
 from __future__ import annotations

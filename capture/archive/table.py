@@ -24,7 +24,7 @@ class Table(Document, frozen=True, kw_only=True):
     are earlier files that are about to be deleted. `of_manifest` is the number of the manifest that it was last made
     of: beside an older one it may show a message twice, since it has forgotten blocks which that one still names.
     `removed` is what retention has removed of the files, by stream. `columns` are the typed columns of all files so far
-    (`capture.writers.evolution.read_columns`). `iceberg` has each stream's table as other engines see it; there is none
+    (`merge.schema_evolution.read_columns`). `iceberg` has each stream's table as other engines see it; there is none
     in format 1.
     """
 

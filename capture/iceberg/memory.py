@@ -25,7 +25,7 @@ class MemoryFiles(FileIO):
         return _Output(location, self)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
-        """Nothing is deleted here: `capture.compact` does that, a grace time later."""
+        """Nothing is deleted here: `maintenance.compaction` does that, a grace time later."""
         raise NotImplementedError
 
     def write(self, location: str, data: bytes) -> None:

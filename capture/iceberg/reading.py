@@ -37,7 +37,7 @@ class ArchiveCatalog(NoopCatalog):
     """
 
     def __init__(self, archives: Mapping[str, tuple[Store, HeadReader]]) -> None:
-        """`archives` have a store and what reads the head of its table: `capture.head.COMPACTION.reader`."""
+        """`archives` have a store and what reads the head of its table: `capture.archive.heads.COMPACTION.reader`."""
         super().__init__("archives")
         self._archives = archives
         self._loop = asyncio.get_running_loop()

@@ -29,7 +29,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
     `output` is the path of the table file to write; a large group has several, one more from each of the `bounds`
     (sequences) on. `exclude` (`Sequences.to_text`) are sequences to leave out because the table holds them elsewhere.
-    `columns` are the table's typed columns so far (`capture.writers.evolution.write_columns`).
+    `columns` are the table's typed columns so far (`capture.maintenance.merge.schema_evolution.write_columns`).
     """
 
     stream: str

@@ -63,7 +63,7 @@ class Node:
         load: Callable[[], CaptureConfig] | None = None,
         on_reload: Callable[[CaptureConfig], None] | None = None,
     ) -> None:
-        """`on_store_complete` is called as `capture.hooks.Hook` says, in the place of the configured one.
+        """`on_store_complete` is called as `capture.ingest.hooks.Hook` says, in the place of the configured one.
 
         `load` reads the configuration anew at SIGHUP, which does what it ever does without; `on_reload` is told then.
         """

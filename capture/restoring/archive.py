@@ -134,7 +134,7 @@ def varint(number: int) -> bytes:
 
 
 def as_columns(rows: pa.RecordBatch) -> pa.Table:
-    """Return COLUMNS of rows with the envelope's (`capture.writers.envelope.SCHEMA`)."""
+    """Return COLUMNS of rows with the envelope's (`capture.formats.envelope.SCHEMA`)."""
     subject, raw = rows["subject"].cast(pa.binary()), rows["subject_raw"]
     if raw.null_count < len(rows):
         subject = pc.coalesce(raw, subject)

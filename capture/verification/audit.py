@@ -1,7 +1,7 @@
 """Tamper evidence: what of an archive was changed, removed, put elsewhere, or signed by somebody else.
 
 A head, in NATS or noted elsewhere, names a document by its SHA-256, and each document its predecessor: nothing that is
-still there can be changed unnoticed. Documents name blocks and table files by their SHA-256: `capture.verify` reads
+still there can be changed unnoticed. Documents name blocks and table files by their SHA-256: `objects` reads
 those. docs/archive.md says what can't be seen.
 """
 
@@ -29,7 +29,7 @@ from capture.stores.contract import Store
 CHAINS: tuple[type[Document], ...] = (Manifest, Table, Recording)
 
 HeadReaders = Mapping[type[Document], HeadReader]
-"""How the committed head of each chain is learnt of: `capture.head.head_readers` asks NATS."""
+"""How the committed head of each chain is learnt of: `capture.archive.heads.head_readers` asks NATS."""
 
 UNVOUCHED = "nobody vouches for the newest documents: ask NATS, or give a public key of an archive that is signed"
 

@@ -126,7 +126,7 @@ async def check(
     """Compare archive and stream by exact sets. Without `natty` the archive is compared with what it has recorded.
 
     `deep` reads every object and every document again. Documents must be signed, if the configuration names public
-    keys; `noted` heads were written down elsewhere: see `capture.audit`. What capture has acknowledged is asked for
+    keys; `noted` heads were written down elsewhere: see `audit`. What capture has acknowledged is asked for
     first, then the archive is read, then the stream: so what was acknowledged is in the archive by then, and what left
     the stream meanwhile is not taken for missing.
     StreamNotFoundError if neither server nor archive knows the stream; CaptureError if it was made again;

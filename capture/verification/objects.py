@@ -92,7 +92,7 @@ async def read_archive(
 
     Every object must be there with its size. `deep` reads each again: its SHA-256, and the sequences and times of its
     rows, against its record; encrypted ones need `keys`. What is missing or changed holds nothing. Read the pending
-    entries before the picture (see `capture.sweep.read_entries`), or one that is adopted in between is in neither.
+    entries before the picture (see `sweep.read_entries`), or one that is adopted in between is in neither.
 
     An object that is gone may have been compacted and removed since the picture was read: `again` tells, and what has
     taken its place is looked at instead. Memory grows with the number of objects, not with their size.

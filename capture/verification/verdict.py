@@ -24,7 +24,7 @@ class StreamView:
     (other subjects, before its start), of `doubtful` ones that can't be told any more. `delivered` is the highest one
     that capture was ever given, if known. `awaited` are acknowledged, and nodes may still store them. `acks_delete`: it
     is a work queue, or keeps what somebody has an interest in.
-    Read `last` before the archive and the rest after it: see `capture.report`.
+    Read `last` before the archive and the rest after it: see `verification.check`.
     """
 
     first: int

@@ -28,7 +28,7 @@ KILL_INTERVAL = 0.01  # seconds between two looks whether what was killed is gon
 
 
 def clock() -> float:
-    """The clock of `natty.leader.options`."""
+    """The clock of `natty.elections.options`."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 

@@ -157,7 +157,7 @@ class Bucket:
         Only if nobody changed the key in between: it is a compare-and-set on the revision of the `Entry` given, which
         is then not read again, or on the one read now. With `revision` or `value`, only if the key has that one.
         A key that is gone is not brought back. Its headers are kept, and its own TTL, unless `ttl` names another.
-        `valid_until` of the result is when that TTL ends at the earliest, by `natty.leader.clock()`, which counts the
+        `valid_until` of the result is when that TTL ends at the earliest, by `elections.clock()`, which counts the
         time that this machine sleeps, from before the write was sent; None for a key without its own TTL.
         RevisionConflictError (`current` is the revision found instead), KeyNotFoundError if it is gone,
         RequestTimeoutError if it stayed in doubt for `timeout` seconds.

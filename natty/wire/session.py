@@ -130,7 +130,7 @@ async def _cancellable(work: Coroutine[Any, Any, None]) -> None:
 
 
 class SinkLink:
-    """One session whose bytes go through `natty.parser` straight to sinks."""
+    """One session whose bytes go through `natty.wire.parser` straight to sinks."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
