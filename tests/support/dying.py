@@ -3,7 +3,7 @@
 DIES = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from capture.config.settings import load
+from capture.config.load import load
 from capture.node.node import Node
 
 config, prefix, at = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])

@@ -29,7 +29,11 @@ class Running:
 @pytest.fixture
 async def start_beside(fleet, monkeypatch):
     """Start a node in this process, `start_beside(path, natty)`; those that still run are cancelled in the end."""
-    for limit in ("capture.source.END_TIMEOUT", "natty.supply.DRAIN_TIMEOUT", "natty.connection.CLOSE_TIMEOUT"):
+    for limit in (
+        "capture.ingest.source.END_TIMEOUT",
+        "natty.pulling.supply.DRAIN_TIMEOUT",
+        "natty.wire.connection.CLOSE_TIMEOUT",
+    ):
         monkeypatch.setattr(limit, PATIENCE)
     running = []
 

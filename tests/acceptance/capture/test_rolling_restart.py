@@ -13,7 +13,10 @@ BETWEEN = 500  # messages handled between two restarts
 IN_FLIGHT = WORKERS * MAX_MESSAGES  # what the processes that were stopped can have had, all together
 SCRIPT = f"""
 import asyncio, os, sys
-from natty import Message, Natty, connection, consume, supply
+from natty import Message, Natty
+from natty.consuming import consume
+from natty.pulling import supply
+from natty.wire import connection
 
 connection.CLOSE_TIMEOUT = consume.FLUSH_TIMEOUT = supply.DRAIN_TIMEOUT = {PATIENCE}
 

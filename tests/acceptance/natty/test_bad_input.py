@@ -181,8 +181,9 @@ UNHURRIED = """
 from functools import partial
 import capture.node.node, capture.ingest.source, natty.wire.connection, natty.pulling.supply
 from capture.cli import main
-capture.node.CommitOptions = partial(capture.node.CommitOptions, backoff=0.01)
-capture.source.END_TIMEOUT = natty.connection.CLOSE_TIMEOUT = natty.supply.DRAIN_TIMEOUT = 60.0  # to hand back
+capture.node.node.CommitOptions = partial(capture.node.node.CommitOptions, backoff=0.01)
+capture.ingest.source.END_TIMEOUT = natty.wire.connection.CLOSE_TIMEOUT = 60.0  # to hand back
+natty.pulling.supply.DRAIN_TIMEOUT = 60.0
 main()
 """
 

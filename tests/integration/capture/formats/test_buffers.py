@@ -16,7 +16,7 @@ RESERVES = 64 * MiB  # what allocators keep for later
 HANGS = """
 import asyncio, logging, sys
 from pathlib import Path
-from capture.config.settings import load
+from capture.config.load import load
 from capture.node.node import Node
 
 config, gate = Path(sys.argv[1]), Path(sys.argv[2])
@@ -39,7 +39,8 @@ asyncio.run(node.run())
 SMALL_DISK = """
 import resource, signal, sys
 import capture.ingest.source, natty.wire.connection, natty.pulling.supply
-capture.source.END_TIMEOUT = natty.connection.CLOSE_TIMEOUT = natty.supply.DRAIN_TIMEOUT = 60.0
+capture.ingest.source.END_TIMEOUT = natty.wire.connection.CLOSE_TIMEOUT = 60.0  # to hand back
+natty.pulling.supply.DRAIN_TIMEOUT = 60.0
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
 sys.argv = ["capture", "run", "--config", sys.argv[1], "--node-name", "full"]

@@ -34,7 +34,7 @@ sys.path.insert(0, sys.argv[2])
 from deposed import elected_and_asleep
 
 from capture.maintenance.compaction import compact
-from capture.config.settings import load
+from capture.config.load import load
 from capture.errors import Fenced
 from capture.archive.heads import COMPACTION, SWEEP, TermHead
 from capture.iceberg import Exposer

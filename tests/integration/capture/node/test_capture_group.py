@@ -85,7 +85,11 @@ def at_once(monkeypatch):
     """Wait for nothing but what the server does; no pin and no registration runs out where a machine stands still."""
     for module in (pinned_consumer, group_source):
         monkeypatch.setattr(module, "TICK", 0.02)
-    for place in ("capture.group.PIN_TTL", "capture.pinned.PIN_TTL", "capture.grouped.TTL"):
+    for place in (
+        "capture.config.consumers.PIN_TTL",
+        "capture.ingest.pinned_consumer.PIN_TTL",
+        "capture.ingest.group_source.TTL",
+    ):
         monkeypatch.setattr(place, PATIENCE)
 
 

@@ -28,7 +28,7 @@ import sys
 import capture.node.node
 from capture.cli import main
 
-chosen, wanted, read = capture.node.decoder, int(sys.argv[2]), 0
+chosen, wanted, read = capture.node.node.decoder, int(sys.argv[2]), 0
 
 def counting(spec):
     decode = chosen(spec)
@@ -43,7 +43,7 @@ def counting(spec):
 
     return counted
 
-capture.node.decoder = counting
+capture.node.node.decoder = counting
 sys.argv = ["capture", "run", "--config", sys.argv[1], "--node-name", "reader"]
 main()
 """
@@ -52,8 +52,9 @@ SMALL_FILES = """
 import resource, signal, sys
 from functools import partial
 import capture.node.node, capture.ingest.source, natty.wire.connection, natty.pulling.supply
-capture.node.CommitOptions = partial(capture.node.CommitOptions, backoff=0.01)
-capture.source.END_TIMEOUT = natty.connection.CLOSE_TIMEOUT = natty.supply.DRAIN_TIMEOUT = 60.0
+capture.node.node.CommitOptions = partial(capture.node.node.CommitOptions, backoff=0.01)
+capture.ingest.source.END_TIMEOUT = natty.wire.connection.CLOSE_TIMEOUT = 60.0  # to hand back
+natty.pulling.supply.DRAIN_TIMEOUT = 60.0
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 sys.argv = ["capture", "run", "--config", sys.argv[1], "--node-name", "full"]
@@ -259,7 +260,11 @@ async def test_a_store_slower_than_ack_wait_causes_no_redelivery(fleet):
 @pytest.fixture
 def unhurried(monkeypatch):
     """Let what is handed back in the end take the time that a busy machine needs for it."""
-    for limit in ("capture.source.END_TIMEOUT", "natty.supply.DRAIN_TIMEOUT", "natty.connection.CLOSE_TIMEOUT"):
+    for limit in (
+        "capture.ingest.source.END_TIMEOUT",
+        "natty.pulling.supply.DRAIN_TIMEOUT",
+        "natty.wire.connection.CLOSE_TIMEOUT",
+    ):
         monkeypatch.setattr(limit, PATIENCE)
 
 

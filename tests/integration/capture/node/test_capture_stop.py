@@ -59,7 +59,8 @@ from capture.errors import StoreError
 from capture.stores import FileStore
 
 config, node, fault, *options = sys.argv[1:]
-capture.source.END_TIMEOUT = natty.connection.CLOSE_TIMEOUT = natty.supply.DRAIN_TIMEOUT = 60.0  # to hand back
+capture.ingest.source.END_TIMEOUT = natty.wire.connection.CLOSE_TIMEOUT = 60.0  # to hand back
+natty.pulling.supply.DRAIN_TIMEOUT = 60.0
 capture.cli.node.THREADS_END_WITHIN = 0.5
 store = FileStore._put
 
