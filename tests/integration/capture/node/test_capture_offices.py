@@ -45,11 +45,12 @@ async def test_a_node_without_spark_sweeps_and_leaves_the_compaction_to_others(f
     fleet.start("node-2", config)
     await until(led_by(fleet, COMPACTION, "node-2"))
     assert await fleet.natty.get_leader(SWEEP.election(fleet.stream)) == "bare"
-    names = await elections(fleet.natty.jetstream, BUCKET)
-    assert [name for name in names if fleet.stream in name] == [
-        f"capture.{fleet.stream}",
-        f"capture.{fleet.stream}.compaction",
-    ]
+    both = [f"capture.{fleet.stream}", f"capture.{fleet.stream}.compaction"]
+
+    async def are_listed():  # as soon as the leader has noted its term
+        return [name for name in await elections(fleet.natty.jetstream, BUCKET) if fleet.stream in name] == both
+
+    await until(are_listed)
     said = fleet.log("bare").read_text()
     assert said.count("bare is no candidate for the compaction, other nodes are: Spark is not installed here") == 1
     assert 'pip install "natty-nats[spark]"' in said
