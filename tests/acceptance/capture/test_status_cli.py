@@ -75,7 +75,14 @@ def test_a_node_is_seen_while_it_runs_and_told_of_when_it_was_killed(shell, serv
 
         served(wait)
 
-    until(lambda view: view.state and view.nodes and view.state.streams and view.state.streams[0].held == MESSAGES)
+    until(
+        lambda view: (
+            view.state
+            and view.state.streams
+            and view.state.streams[0].held == MESSAGES
+            and [heard.node.stored.get("messages") for heard in view.nodes] == [MESSAGES]
+        )
+    )
     data = json.loads(shell.capture("status", "--config", "capture.toml", "--json").out)
     assert (data["state"]["leader"], data["leaders"]["sweep"]) == ("node-1", "node-1")
     (stream,) = data["state"]["streams"]
