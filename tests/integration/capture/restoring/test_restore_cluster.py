@@ -74,7 +74,7 @@ async def test_a_stream_whose_server_lost_its_disk_is_restored_as_three_replicas
 async def test_consumers_of_three_replicas_are_where_they_were_time_after_time(
     nats_cluster, natty, natty_name, tmp_path
 ):
-    """One of 50 streams lost its consumers' places before, and one of 50 was not taken in at all."""
+    """One of 30 streams lost its consumers' places before, and one of 50 was not taken in at all."""
     name = natty_name("again")
     await filled(natty, name)
     await natty.ensure_consumer(name, "three", ack_wait=NEVER)
