@@ -281,7 +281,7 @@ async def stream_there(natty: Natty, stream: str, last: int, within: float, *, r
                 with contextlib.suppress(JetStreamError, RequestTimeoutError):
                     told = await natty.jetstream.request(f"STREAM.INFO.{stream}")
                     state, cluster = told["state"], told.get("cluster", {})
-                    led = replicas == 1 or (cluster.get("leader") and len(cluster.get("replicas", ())) == replicas - 1)
+                    led = replicas <= 1 or (cluster.get("leader") and len(cluster.get("replicas", ())) == replicas - 1)
                     if led and state["last_seq"] >= last and (state["first_seq"] or not last):
                         return
                     said = f"sequences {state['first_seq']} to {state['last_seq']}{'' if led else ', without a leader'}"
