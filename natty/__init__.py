@@ -3,7 +3,7 @@
 import natty.wire.nats_py  # noqa: F401  # before the rest, which imports nats-py
 from natty.client import Natty, as_leader
 from natty.config.settings import Config
-from natty.consuming.consume import ConsumeOptions, Consumption
+from natty.consuming.consume import Consumption
 from natty.consuming.dead_letters import (
     DeadLetterOptions,
     DeadLetters,
@@ -12,6 +12,7 @@ from natty.consuming.dead_letters import (
     LetterFilter,
     LetterNotFoundError,
 )
+from natty.consuming.options import ConsumeOptions
 from natty.elections import Election, ElectionOptions, Leadership, Term
 from natty.errors import (
     AuthorizationError,
@@ -47,8 +48,8 @@ from natty.publishing.atomic import AtomicMessage
 from natty.publishing.outbox import Outbox, OutboxOptions
 from natty.publishing.publisher import Publisher
 from natty.publishing.window import PublisherOptions
-from natty.pulling.credit import PullOptions
 from natty.pulling.pull import Pull
+from natty.pulling.requests import PullOptions
 from natty.wire.message import Batch, Message
 
 __all__ = [

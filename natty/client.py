@@ -9,9 +9,10 @@ from typing import Any, Self, TypeVar
 from natty import kv, streams
 from natty.config.settings import Config, resolve
 from natty.consuming import closing
-from natty.consuming.consume import ConsumeOptions, Consumption
+from natty.consuming.consume import Consumption
 from natty.consuming.dead_letters import LETTERS, LetterBox
 from natty.consuming.handler import Handler
+from natty.consuming.options import ConsumeOptions
 from natty.elections import Election, ElectionOptions, Leadership, Lease, Term, ask_to_step_down, observe
 from natty.errors import PublishError
 from natty.groups import ElasticGroup, StaticGroup
@@ -23,8 +24,8 @@ from natty.publishing.awaited import Awaited
 from natty.publishing.outbox import Callback, Outbox
 from natty.publishing.publisher import Publisher
 from natty.publishing.window import PublisherOptions
-from natty.pulling.credit import PullOptions
 from natty.pulling.pull import Pull
+from natty.pulling.requests import PullOptions
 from natty.templates import Templates
 from natty.wire import tracing
 from natty.wire.connection import Connection

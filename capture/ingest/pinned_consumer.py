@@ -13,8 +13,8 @@ from natty.errors import ConnectionClosedError
 from natty.groups.keeping import FLUSH_TIMEOUT, keep_pin
 from natty.groups.names import PRIORITY_GROUP
 from natty.groups.place import seen
-from natty.pulling.credit import PullOptions
 from natty.pulling.pin import Pin
+from natty.pulling.requests import PullOptions
 from natty.wire.background import keep_up
 from natty.wire.message import RawMessage
 from natty.wire.repeated import Repeated

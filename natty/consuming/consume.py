@@ -2,27 +2,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, cast
 
-from natty.config.units import NANOSECONDS, check_timings
+from natty.config.units import NANOSECONDS
 from natty.consuming.bodies import BodyError
 from natty.consuming.dead_letters import BURIED, DeadLetterOptions, DeadLetters
 from natty.consuming.dead_letters.box import RETRY_FOR
 from natty.consuming.dead_letters.letter import reason_of
 from natty.consuming.handler import Call, FromThreads, Handler, caller, is_async, within
-from natty.consuming.lanes import Lanes, OrderedBy, Turn, key_by
+from natty.consuming.lanes import Lanes, Turn
+from natty.consuming.options import ConsumeOptions, key_by
 from natty.consuming.receipts import Receipts
 from natty.consuming.shutdown import stopped_by_signals
 from natty.consuming.workers import Workers
 from natty.errors import ConsumerNotFoundError, NattyError, NotConnectedError, UnsupportedError
 from natty.jetstream import JetStream
-from natty.pulling.credit import PullOptions, size_of
+from natty.pulling.credit import size_of
 from natty.pulling.pull import Pull
+from natty.pulling.requests import PullOptions
 from natty.streams import create_consumer
 from natty.streams.stranded import QueueMender
 from natty.wire import tracing
@@ -38,37 +39,6 @@ SPARE_DELIVERIES = 10  # beyond the ladder: restarts hand messages back untried,
 BURY_AGAIN_DELAY = 5.0  # seconds before a message that could not be buried is tried again, if there is no ladder
 FLUSH_TIMEOUT = 2.0  # seconds to wait for the server to have the last acks
 _RETRY_FOR = RETRY_FOR.encode()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConsumeOptions:
-    """How a handler is run."""
-
-    concurrency: int = 1  # calls of the handler at one time
-    ordered_by: OrderedBy = None  # "subject", "header:NAME" or a function of the message: one of a key at a time
-    retries: Sequence[float] = (1.0, 5.0, 30.0, 300.0)  # seconds before each try after a failure
-    timeout: float | None = None  # seconds that one call of the handler may take; then it is cancelled and has failed
-    dead_letters: bool | DeadLetterOptions = True  # where messages go after the last retry; False: the last one repeats
-    batch: int = 0  # call the handler with a list of up to so many messages
-    batch_wait: float = 0.1  # seconds that the first message of a batch waits for the others
-    shutdown_timeout: float = 10.0  # seconds that running handlers have to finish when asked to stop
-    max_messages: int = 500  # asked for or being handled at one time
-    max_bytes: int = PullOptions.max_bytes
-    keep_alive: bool = True  # restart ack_wait of what runs and of what waits for its turn
-    signals: bool = True  # stop at SIGTERM and SIGINT, unless the application handles them itself
-
-    def __post_init__(self) -> None:
-        check_timings(self, "timeout", "batch_wait", "shutdown_timeout", "retries")
-        if self.concurrency < 1:
-            raise ValueError(f"concurrency is {self.concurrency}; at least one handler must run")
-        if not (self.retries or self.dead_letters):
-            raise ValueError("retries is empty; name at least one delay in seconds, or leave dead_letters on")
-        if self.batch > self.max_messages:
-            raise ValueError(f"batch {self.batch} is over max_messages {self.max_messages}: it could never be full")
-        if self.ordered_by is not None and self.batch:
-            raise ValueError("ordered_by and batch exclude each other; batches with concurrency=1 are in stream order")
-        if self.ordered_by is not None and not self.keep_alive:
-            raise ValueError("ordered_by holds messages back, and that needs keep_alive")
 
 
 class Consumption:

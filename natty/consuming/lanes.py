@@ -1,15 +1,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 
 from natty.wire.message import Message
-
-OrderedBy = str | Callable[[Message], Hashable] | None
-"""What makes messages wait for each other: "subject", "header:NAME", a function of the message, or nothing.
-
-A message whose function returns None, or that lacks the header, has no key: it waits for nobody.
-"""
 
 
 class Turn:
@@ -23,20 +17,6 @@ class Turn:
 
     def __repr__(self) -> str:
         return f"Turn({self.message!r}, key={self.key!r})"
-
-
-def key_by(ordered_by: OrderedBy) -> Callable[[Message], Hashable]:
-    """Return the function that gives a message its key. ValueError on a name that is none."""
-    if ordered_by is None:
-        return lambda message: None
-    if callable(ordered_by):
-        return ordered_by
-    if ordered_by == "subject":
-        return lambda message: message.subject
-    kind, _, name = ordered_by.partition(":")
-    if kind != "header" or not name:
-        raise ValueError(f'ordered_by is {ordered_by!r}; it is "subject", "header:NAME" or a function of the message')
-    return lambda message: message.headers.get(name, [None])[0]
 
 
 class Lanes:

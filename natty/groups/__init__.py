@@ -3,7 +3,7 @@
 from natty.groups.admin import GroupAdmin, MemberState, list_groups
 from natty.groups.elastic import Change, ElasticAdmin
 from natty.groups.group import ElasticGroup, StaticGroup
-from natty.groups.joining import JoinOptions, MemberEvent, State
+from natty.groups.joining import JoinOptions, JoinSettings, MemberEvent, State
 from natty.groups.member import Membership
 from natty.groups.partitions import MemberMapping, PartitioningFilter, key_of, partition_of
 from natty.groups.records import ElasticRecord, Record, StaticRecord
@@ -16,6 +16,7 @@ __all__ = [
     "ElasticRecord",
     "GroupAdmin",
     "JoinOptions",
+    "JoinSettings",
     "MemberEvent",
     "MemberMapping",
     "MemberState",

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 from natty.consuming.handler import Handler
 from natty.groups.autojoin import AutoMembership
 from natty.groups.elastic import ElasticAdmin
-from natty.groups.joining import JoinOptions
+from natty.groups.joining import JoinOptions, JoinSettings
 from natty.groups.member import Membership
 from natty.groups.roster import TTL
 from natty.groups.static import StaticAdmin
@@ -15,7 +15,12 @@ class ElasticGroup(ElasticAdmin):
     """An elastic group of a stream: `async with group.join("m1", handler)`, and what administers it."""
 
     def join(
-        self, member: str | None = None, handler: Handler | None = None, *, ttl: float = TTL, **options: Any
+        self,
+        member: str | None = None,
+        handler: Handler | None = None,
+        *,
+        ttl: float = TTL,
+        **options: Unpack[JoinSettings],
     ) -> Membership:
         """Return an instance of a member, to be used with `async with`; the member need not be listed yet.
 
@@ -34,7 +39,7 @@ class ElasticGroup(ElasticAdmin):
 class StaticGroup(StaticAdmin):
     """A static group of a stream: `async with group.join("m1", handler)`, and what administers it."""
 
-    def join(self, member: str, handler: Handler, **options: Any) -> Membership:
+    def join(self, member: str, handler: Handler, **options: Unpack[JoinSettings]) -> Membership:
         """Return an instance of a listed member, to be used with `async with`. Options: `JoinOptions`."""
         group = (self.stream, self.name)
         return Membership(self._jetstream, self.kind, group, member, handler, JoinOptions(**options))

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypedDict
 
 from natty.config.units import check_timings
+from natty.consuming.dead_letters import DeadLetterOptions
+from natty.consuming.options import OrderedBy
 from natty.groups.settings import ACK_WAIT
 from natty.groups.work import WorkOptions
 from natty.streams.file import check_consumer_settings
@@ -35,6 +37,23 @@ class MemberEvent:
     kind: str
     partitions: tuple[int, ...]
     time: float = field(default_factory=time.time)  # Unix seconds
+
+
+class JoinSettings(TypedDict, total=False):
+    """The options of `join` as keywords: the fields of `JoinOptions`."""
+
+    ordered_by: OrderedBy
+    concurrency: int
+    retries: Sequence[float]
+    dead_letters: bool | DeadLetterOptions
+    max_deliveries: int
+    ack_wait: float
+    max_ack_pending: int
+    max_bytes: int
+    shutdown_timeout: float
+    consumer: dict[str, Any]
+    on_event: Callable[[MemberEvent], None] | None
+    lag_every: float
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,9 +17,10 @@ from natty.groups.stint import Stint
 from natty.groups.work import Work, by_sequence, delivery_of, identity_of, sequence_of
 from natty.jetstream import JetStream
 from natty.names import decode
-from natty.pulling.credit import PullOptions, size_of
+from natty.pulling.credit import size_of
 from natty.pulling.pin import Pin
 from natty.pulling.pull import Pull
+from natty.pulling.requests import PullOptions
 from natty.wire.background import keep_up
 from natty.wire.message import Batch
 

@@ -15,7 +15,8 @@ from natty.consuming.dead_letters import BURIED, DeadLetterOptions, DeadLetters
 from natty.consuming.dead_letters.box import RETRY_FOR
 from natty.consuming.dead_letters.letter import reason_of
 from natty.consuming.handler import FromThreads, Handler, caller, is_async
-from natty.consuming.lanes import Lanes, OrderedBy, Turn, key_by
+from natty.consuming.lanes import Lanes, Turn
+from natty.consuming.options import OrderedBy, key_by
 from natty.consuming.workers import Workers
 from natty.errors import NattyError
 from natty.groups.stint import Stint

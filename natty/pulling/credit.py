@@ -5,35 +5,10 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from natty.errors import UnsupportedError
 from natty.wire.message import RawMessage
 
 SHARES = 3  # requests that overlap, so that the server has one to serve while the next is on its way
 RECENT = 8  # batches over which the typical size of a message is averaged
-
-
-@dataclass(frozen=True, kw_only=True)
-class PullOptions:
-    """How much to ask for. Credit is what was asked for or arrived, and is not finished: it bounds memory.
-
-    In Python a message takes some 400 bytes more than those that are counted (see `size_of`).
-    """
-
-    max_messages: int = 4096
-    max_bytes: int = 32 * 1024 * 1024  # a larger message comes alone
-    expires: float = 10.0  # seconds that a request lives: so long may one that a dead link left take messages
-    heartbeat: float = 5.0  # seconds; the server says so when it has nothing to deliver
-    tick: float | None = None  # seconds; yield an empty batch when nothing came for that long
-
-    def __post_init__(self) -> None:
-        if self.heartbeat * 2 > self.expires:
-            raise UnsupportedError(
-                f"a heartbeat of {self.heartbeat:g} s is over half of expires, {self.expires:g} s; servers refuse that"
-            )
-        if self.max_messages < 1 or self.max_bytes < 1:
-            raise ValueError(
-                f"max_messages is {self.max_messages} and max_bytes {self.max_bytes}: with less than 1 nothing comes"
-            )
 
 
 def size_of(messages: Iterable[RawMessage]) -> int:

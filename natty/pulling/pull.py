@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from natty.config.units import NANOSECONDS
 from natty.jetstream import JetStream
 from natty.names import check_name
-from natty.pulling.credit import PullOptions
 from natty.pulling.pin import Pin
+from natty.pulling.requests import PullOptions
 from natty.pulling.supply import PullCounts, Supply
 from natty.wire.counters import PULL
 from natty.wire.message import Batch, RawMessage

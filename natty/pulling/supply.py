@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,11 +23,9 @@ from natty.errors import (
 from natty.jetstream import JetStream
 from natty.pulling.credit import Credit, size_of
 from natty.pulling.pin import PIN_REFUSED, Pin
+from natty.pulling.requests import PullOptions
 from natty.wire.connection import Subscription
 from natty.wire.message import ACKS, RawMessage, parse_headers, status_of
-
-if TYPE_CHECKING:
-    from natty.pulling.credit import PullOptions
 
 logger = logging.getLogger("natty.pull")
 

@@ -27,9 +27,9 @@ from natty.consuming.dead_letters.streams import ADVISORIES_AGE, GAVE_UP, TERMIN
 from natty.errors import NattyError, NotConnectedError, StreamNotFoundError, WrongLastSequenceError
 from natty.jetstream import JetStream, StoredMessage
 from natty.names import check_name, decode
-from natty.pulling.credit import PullOptions
 from natty.pulling.ordered import Ordered, OrderedOptions
 from natty.pulling.pull import Pull
+from natty.pulling.requests import PullOptions
 from natty.streams import ensure_consumer
 from natty.wire.message import Batch, Message, encode_headers
 

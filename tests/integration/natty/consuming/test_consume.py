@@ -19,7 +19,7 @@ from consuming import (
 from patient import NEVER, PATIENCE, PATIENT
 
 from natty import ConsumerExistsError, Natty, StreamNotFoundError, UnsupportedError
-from natty.consuming.consume import ConsumeOptions
+from natty.consuming.options import ConsumeOptions
 from natty.wire.counters import PULL
 
 

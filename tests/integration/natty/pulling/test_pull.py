@@ -7,7 +7,7 @@ from patient import FILLING, NEVER, PATIENCE, PATIENT, reconfigure, turns, until
 
 from natty import ConsumerNotFoundError, Natty, NotConnectedError, StreamNotFoundError, UnsupportedError
 from natty.pulling import supply
-from natty.pulling.credit import PullOptions
+from natty.pulling.requests import PullOptions
 from natty.testing import NatsServer, ServerOptions
 
 QUICK = {"heartbeat": 0.3, "expires": 1.0}

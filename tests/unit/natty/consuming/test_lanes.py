@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from natty.consuming.lanes import Lanes, Turn, key_by
+from natty.consuming.lanes import Lanes, Turn
+from natty.consuming.options import key_by
 from natty.wire.message import Message
 
 

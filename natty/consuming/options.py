@@ -1,0 +1,80 @@
+"""How handlers are run: the options of `consume`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+from natty.config.units import check_timings
+from natty.consuming.dead_letters import DeadLetterOptions
+from natty.pulling.requests import PullOptions
+from natty.wire.message import Message
+
+OrderedBy = str | Callable[[Message], Hashable] | None
+"""What makes messages wait for each other: "subject", "header:NAME", a function of the message, or nothing.
+
+A message whose function returns None, or that lacks the header, has no key: it waits for nobody.
+"""
+
+
+class ConsumeSettings(TypedDict, total=False):
+    """The options of `consume` as keywords: the fields of `ConsumeOptions`."""
+
+    concurrency: int
+    ordered_by: OrderedBy
+    retries: Sequence[float]
+    timeout: float | None
+    dead_letters: bool | DeadLetterOptions
+    batch: int
+    batch_wait: float
+    shutdown_timeout: float
+    max_messages: int
+    max_bytes: int
+    keep_alive: bool
+    signals: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumeOptions:
+    """How a handler is run."""
+
+    concurrency: int = 1  # calls of the handler at one time
+    ordered_by: OrderedBy = None  # "subject", "header:NAME" or a function of the message: one of a key at a time
+    retries: Sequence[float] = (1.0, 5.0, 30.0, 300.0)  # seconds before each try after a failure
+    timeout: float | None = None  # seconds that one call of the handler may take; then it is cancelled and has failed
+    dead_letters: bool | DeadLetterOptions = True  # where messages go after the last retry; False: the last one repeats
+    batch: int = 0  # call the handler with a list of up to so many messages
+    batch_wait: float = 0.1  # seconds that the first message of a batch waits for the others
+    shutdown_timeout: float = 10.0  # seconds that running handlers have to finish when asked to stop
+    max_messages: int = 500  # asked for or being handled at one time
+    max_bytes: int = PullOptions.max_bytes
+    keep_alive: bool = True  # restart ack_wait of what runs and of what waits for its turn
+    signals: bool = True  # stop at SIGTERM and SIGINT, unless the application handles them itself
+
+    def __post_init__(self) -> None:
+        check_timings(self, "timeout", "batch_wait", "shutdown_timeout", "retries")
+        if self.concurrency < 1:
+            raise ValueError(f"concurrency is {self.concurrency}; at least one handler must run")
+        if not (self.retries or self.dead_letters):
+            raise ValueError("retries is empty; name at least one delay in seconds, or leave dead_letters on")
+        if self.batch > self.max_messages:
+            raise ValueError(f"batch {self.batch} is over max_messages {self.max_messages}: it could never be full")
+        if self.ordered_by is not None and self.batch:
+            raise ValueError("ordered_by and batch exclude each other; batches with concurrency=1 are in stream order")
+        if self.ordered_by is not None and not self.keep_alive:
+            raise ValueError("ordered_by holds messages back, and that needs keep_alive")
+
+
+def key_by(ordered_by: OrderedBy) -> Callable[[Message], Hashable]:
+    """Return the function that gives a message its key. ValueError on a name that is none."""
+    if ordered_by is None:
+        return lambda message: None
+    if callable(ordered_by):
+        return ordered_by
+    if ordered_by == "subject":
+        return lambda message: message.subject
+    kind, _, name = ordered_by.partition(":")
+    if kind != "header" or not name:
+        raise ValueError(f'ordered_by is {ordered_by!r}; it is "subject", "header:NAME" or a function of the message')
+    return lambda message: message.headers.get(name, [None])[0]
