@@ -3,8 +3,11 @@
 import natty.wire.nats_py  # noqa: F401  # before the rest, which imports nats-py
 from natty.client import Natty, as_leader
 from natty.config.settings import Config
+from natty.consuming.bodies import BodyError
 from natty.consuming.consume import Consumption
 from natty.consuming.dead_letters import (
+    BadAdvisoryError,
+    BadLetterError,
     DeadLetterOptions,
     DeadLetters,
     Letter,
@@ -12,14 +15,18 @@ from natty.consuming.dead_letters import (
     LetterFilter,
     LetterNotFoundError,
 )
+from natty.consuming.handler import HandlerTimeoutError
 from natty.consuming.options import ConsumeOptions
 from natty.elections import Election, ElectionOptions, Leadership, Term
 from natty.errors import (
     AuthorizationError,
     BadGroupError,
+    BadRecordError,
+    BadSubjectError,
     BucketNotFoundError,
     ConfigError,
     ConnectError,
+    ConnectionClosedError,
     ConsumerExistsError,
     ConsumerNotFoundError,
     DomainUnreachableError,
@@ -29,39 +36,58 @@ from natty.errors import (
     JetStreamNotEnabledError,
     KeyExistsError,
     KeyNotFoundError,
-    LeadershipLost,
+    LeadershipLostError,
     NattyError,
+    NoRespondersError,
     NotConnectedError,
+    PayloadTooLargeError,
     PublishError,
     RequestTimeoutError,
     RevisionConflictError,
-    StaleToken,
+    SessionEndedError,
+    StaleTokenError,
     StreamExistsError,
     StreamNotFoundError,
+    TLSClosedError,
     TLSError,
+    TLSHandshakeError,
+    TLSRequiredError,
     UnsupportedError,
     WrongLastSequenceError,
 )
+from natty.groups import TooManyDeliveriesError
 from natty.jetstream import JetStream, PubAck
-from natty.kv import Bucket, Entry, Gone, PictureComplete, Watch
+from natty.kv import BadKeyError, Bucket, Entry, Gone, PictureComplete, Watch
+from natty.names import BadNameError
 from natty.publishing.atomic import AtomicMessage
 from natty.publishing.outbox import Outbox, OutboxOptions
 from natty.publishing.publisher import Publisher
 from natty.publishing.window import PublisherOptions
 from natty.pulling.pull import Pull
 from natty.pulling.requests import PullOptions
+from natty.streams import MessageNotFoundError, PurgeRefusedError
+from natty.streams.mirror import PromotionRefusedError
+from natty.templates import TemplateNotFoundError
 from natty.wire.message import Batch, Message
 
 __all__ = [
     "AtomicMessage",
     "AuthorizationError",
+    "BadAdvisoryError",
     "BadGroupError",
+    "BadKeyError",
+    "BadLetterError",
+    "BadNameError",
+    "BadRecordError",
+    "BadSubjectError",
     "Batch",
+    "BodyError",
     "Bucket",
     "BucketNotFoundError",
     "Config",
     "ConfigError",
     "ConnectError",
+    "ConnectionClosedError",
     "ConsumeOptions",
     "ConsumerExistsError",
     "ConsumerNotFoundError",
@@ -75,37 +101,49 @@ __all__ = [
     "Gone",
     "GroupExistsError",
     "GroupNotFoundError",
+    "HandlerTimeoutError",
     "JetStream",
     "JetStreamError",
     "JetStreamNotEnabledError",
     "KeyExistsError",
     "KeyNotFoundError",
     "Leadership",
-    "LeadershipLost",
+    "LeadershipLostError",
     "Letter",
     "LetterBox",
     "LetterFilter",
     "LetterNotFoundError",
     "Message",
+    "MessageNotFoundError",
     "Natty",
     "NattyError",
+    "NoRespondersError",
     "NotConnectedError",
     "Outbox",
     "OutboxOptions",
+    "PayloadTooLargeError",
     "PictureComplete",
+    "PromotionRefusedError",
     "PubAck",
     "PublishError",
     "Publisher",
     "PublisherOptions",
     "Pull",
     "PullOptions",
+    "PurgeRefusedError",
     "RequestTimeoutError",
     "RevisionConflictError",
-    "StaleToken",
+    "SessionEndedError",
+    "StaleTokenError",
     "StreamExistsError",
     "StreamNotFoundError",
+    "TLSClosedError",
     "TLSError",
+    "TLSHandshakeError",
+    "TLSRequiredError",
+    "TemplateNotFoundError",
     "Term",
+    "TooManyDeliveriesError",
     "UnsupportedError",
     "Watch",
     "WrongLastSequenceError",

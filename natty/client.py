@@ -210,14 +210,14 @@ class Natty:
     ) -> int:
         """Delete messages at once: all, on a subject, before a sequence, all but the newest; see `stream.purge`.
 
-        `stream.PurgeRefused`, unless `allow_pending`: by subject, while consumers hold other unacknowledged messages.
+        PurgeRefusedError, unless `allow_pending`: by subject, while consumers hold other unacknowledged messages.
         """
         return await streams.purge(
             self.jetstream, name, subject=subject, below=below, keep=keep, allow_pending=allow_pending
         )
 
     async def get_message(self, stream_name: str, *, sequence: int = 0, last_for: str = "") -> StoredMessage:
-        """Return the message at a sequence, or the last one on a subject; `stream.MessageNotFoundError`."""
+        """Return the message at a sequence, or the last one on a subject; MessageNotFoundError."""
         return await streams.message(self.jetstream, stream_name, sequence=sequence, last_for=last_for)
 
     async def delete_message(self, stream_name: str, sequence: int, *, erase: bool = True) -> bool:
@@ -248,7 +248,7 @@ class Natty:
         """Let a paused consumer deliver again at once; one that is not paused is no error."""
         await streams.resume_consumer(self.jetstream, stream_name, durable)
 
-    def templates(self) -> Templates:
+    def stream_templates(self) -> Templates:
         """Return the templates of this account, which make streams on demand; asks nothing yet. docs/templates.md"""
         return Templates(self.jetstream)
 
@@ -337,7 +337,7 @@ class Natty:
     def leader(self, name: str, **options: Any) -> Election:
         """Return a block that runs while this node is elected: `async with natty.leader("sweeper") as term`.
 
-        Entering it campaigns. The block is cancelled when the term ends, and LeadershipLost raised at its end.
+        Entering it campaigns. The block is cancelled when the term ends, and LeadershipLostError raised at its end.
         """
         return self.election(name, **options)
 

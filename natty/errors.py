@@ -187,9 +187,9 @@ class BadGroupError(NattyError):
     """A consumer group can't be like that: its record, or what it is to become, breaks a rule."""
 
 
-class LeadershipLost(NattyError):
+class LeadershipLostError(NattyError):
     """This node is not the leader any more: its lease ran out or was taken over."""
 
 
-class StaleToken(LeadershipLost):
+class StaleTokenError(LeadershipLostError):
     """The server refused a commit: another leader's term has begun."""

@@ -12,7 +12,7 @@ from capture.archive.recording import Recording
 from capture.archive.signing import Signer
 from capture.archive.table import Table
 from capture.errors import ConfigError, Fenced, ManifestError
-from natty import LeadershipLost, Natty, Term
+from natty import LeadershipLostError, Natty, Term
 from natty.elections import ElectionOptions
 from natty.errors import BadRecordError, BucketNotFoundError
 from natty.kv.records import decode
@@ -76,21 +76,21 @@ class TermHead:
         """Fenced if the term is over by its own deadline, or the work was told to stop."""
         try:
             self._term.check()
-        except LeadershipLost as error:
+        except LeadershipLostError as error:
             raise Fenced(str(error)) from error
 
     async def read(self) -> Head | None:
         """Return the head, and take it over: no earlier leader can commit any more. Fenced."""
         try:
             return _decode(await self._term.read(self._office.commit))
-        except LeadershipLost as error:
+        except LeadershipLostError as error:
             raise Fenced(str(error)) from error
 
     async def commit(self, head: Head) -> None:
         """Make this the head. Fenced if the term is over, by the clock or by the server's word."""
         try:
             await self._term.commit(self._office.commit, msgspec.json.encode(head))
-        except LeadershipLost as error:
+        except LeadershipLostError as error:
             raise Fenced(str(error)) from error
 
 

@@ -25,7 +25,7 @@ from capture.ingest.commit import Acknowledger
 from capture.ingest.durable import EXPLICIT
 from capture.node.filtered import Search, is_wanted
 from capture.status.progress import Missing, Progress
-from natty import Batch, LeadershipLost, Natty, NattyError, NotConnectedError
+from natty import Batch, LeadershipLostError, Natty, NattyError, NotConnectedError
 from natty.config.units import parse_time
 from natty.jetstream import StoredMessage
 from natty.streams.listing import all_consumers
@@ -220,7 +220,7 @@ class Healer:
             return reading, "this node stores nothing"
         try:
             await self._store(reading, reading)
-        except LeadershipLost:
+        except LeadershipLostError:
             raise
         except (CaptureError, NattyError) as error:
             reading.trouble = str(error)

@@ -35,7 +35,7 @@ from capture.node.heal import Healer, StoreMessages, held_since
 from capture.spark import SparkDriver
 from capture.status.progress import Progress, read_progress
 from capture.stores import Store
-from natty import LeadershipLost, Natty, NattyError, Term
+from natty import LeadershipLostError, Natty, NattyError, Term
 
 Result = TypeVar("Result")
 
@@ -131,7 +131,7 @@ class Duty:
         return archive_location(self.store, self.config.table.location)
 
     async def sweep(self, term: Term) -> None:
-        """Sweep for as long as the term lasts; LeadershipLost when it ends."""
+        """Sweep for as long as the term lasts; LeadershipLostError when it ends."""
         sweeps, recording = Sweeps(self, term), TermHead(term, RECORDING, self.config.signer())
         async with self._told(SWEEPING, RECORDS):
             while True:
@@ -141,7 +141,7 @@ class Duty:
                 await asyncio.sleep(self.config.sweep.every)
 
     async def compact(self, term: Term) -> None:
-        """Compact in every slot for as long as the term lasts; LeadershipLost when it ends.
+        """Compact in every slot for as long as the term lasts; LeadershipLostError when it ends.
 
         Spark runs under the term: no process of it outlives the deadline, and none is left when this returns.
         """
@@ -176,8 +176,8 @@ class Duty:
         try:
             done = await work
         except Fenced as error:
-            raise LeadershipLost(str(error)) from error
-        except (LeadershipLost, NotSwept):
+            raise LeadershipLostError(str(error)) from error
+        except (LeadershipLostError, NotSwept):
             raise
         except (CaptureError, NattyError) as error:
             failed = f"the {what} failed: {error}"
@@ -283,7 +283,7 @@ class Sweeps:
     async def run(self) -> SweepReport:
         """Sweep once and publish the archive's state. How far streams are captured is asked first: see `Progress`.
 
-        Fenced or LeadershipLost if the term is over; CaptureError. A state that can't be published is told of.
+        Fenced or LeadershipLostError if the term is over; CaptureError. A state that can't be published is told of.
         """
         duty, config, elapsed = self._duty, self._duty.config, asyncio.get_running_loop().time
         began = elapsed()

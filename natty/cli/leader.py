@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from natty import ConfigError, Election, LeadershipLost, Natty
+from natty import ConfigError, Election, LeadershipLostError, Natty
 from natty.cli import connect
 from natty.cli.run import run_async
 from natty.cli.tables import print_document, print_table
@@ -224,7 +224,7 @@ class _Errand:
                 self.elected.set()
                 environment = os.environ | {"NATTY_TOKEN": str(term.token), "NATTY_TERM": str(term.number)}
                 status = await term.run_process(self._command, env=environment, on_start=self._started)
-        except LeadershipLost as error:
+        except LeadershipLostError as error:
             typer.echo(f"natty: {self._command[0]} was stopped: {error}", err=True)
             return EXIT_LOST
         return SIGNALED - status if status < 0 else status

@@ -157,32 +157,32 @@ def run(
 
 async def _add(nats: dict[str, Any], name: str, options: dict[str, Any], wanted: dict[str, Any]) -> Template:
     async with Natty(**nats) as natty:
-        return await natty.templates().add(name, settings=wanted, **options)
+        return await natty.stream_templates().add(name, settings=wanted, **options)
 
 
 async def _edit(nats: dict[str, Any], name: str, max_streams: int) -> Template:
     async with Natty(**nats) as natty:
-        return await natty.templates().edit(name, max_streams=max_streams)
+        return await natty.stream_templates().edit(name, max_streams=max_streams)
 
 
 async def _ls(nats: dict[str, Any]) -> list[Template]:
     async with Natty(**nats) as natty:
-        return await natty.templates().ls()
+        return await natty.stream_templates().ls()
 
 
 async def _info(nats: dict[str, Any], name: str) -> Standing:
     async with Natty(**nats) as natty:
-        return await natty.templates().info(name)
+        return await natty.stream_templates().info(name)
 
 
 async def _rm(nats: dict[str, Any], name: str, force: bool) -> list[str]:
     async with Natty(**nats) as natty:
-        return await natty.templates().rm(name, force=force)
+        return await natty.stream_templates().rm(name, force=force)
 
 
 async def _run(nats: dict[str, Any], options: dict[str, Any]) -> None:
     async with Natty(**nats) as natty:
-        running = asyncio.create_task(natty.templates().run(**options))
+        running = asyncio.create_task(natty.stream_templates().run(**options))
 
         def stop() -> None:
             running.cancel()

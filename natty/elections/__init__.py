@@ -1,13 +1,13 @@
 """Leader election on a key-value bucket: fast by silence and republishing, safe by a token that the server checks."""
 
 from natty.config.units import clock
+from natty.elections.audit_trail import TermNote, trail
 from natty.elections.election import Election
-from natty.elections.observe import Leadership, ask_to_step_down, elections, leadership, observe
+from natty.elections.observer import Leadership, ask_to_step_down, elections, leadership, observe
 from natty.elections.options import BUCKET, ElectionOptions, default_node_name
 from natty.elections.process import Program, run_guarded
 from natty.elections.record import Lease, Subjects
 from natty.elections.term import Term
-from natty.elections.trail import TermNote, trail
 
 __all__ = [
     "BUCKET",

@@ -10,11 +10,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from natty.config.units import clock
+from natty.elections.audit_trail import note_begin, note_end
 from natty.elections.candidate import Candidate
 from natty.elections.renewer import renewer_of
 from natty.elections.tenure import Tenure
 from natty.elections.term import Term
-from natty.elections.trail import note_begin, note_end
 from natty.errors import ConnectionClosedError
 from natty.wire.counters import ELECTION
 from natty.wire.lifetime import Running

@@ -16,7 +16,7 @@ from natty.elections.candidate import Candidate
 from natty.elections.options import ElectionOptions
 from natty.elections.record import Lease, sight_of
 from natty.elections.term import Term
-from natty.errors import BucketNotFoundError, LeadershipLost
+from natty.errors import BucketNotFoundError, LeadershipLostError
 from natty.jetstream import JetStream, StoredMessage
 
 log = logging.getLogger("natty.leader")
@@ -102,7 +102,7 @@ class Election(Candidate):
             await asyncio.wait([body, told], return_when=asyncio.FIRST_COMPLETED)
             if body.done() and not body.cancelled():
                 return (body.result(),)
-        except LeadershipLost as error:
+        except LeadershipLostError as error:
             log.info("the work of %s noticed: %s", self.node, error)
         finally:
             told.cancel()
@@ -116,7 +116,10 @@ class Election(Candidate):
     # The block form.
 
     async def __aenter__(self) -> Term:
-        """Campaign until elected. The block is cancelled when the term ends, and LeadershipLost raised at its end."""
+        """Campaign until elected, and return the term.
+
+        When the term ends the block is cancelled, and raises LeadershipLostError.
+        """
         if self._scope is not None:
             raise RuntimeError("this election is in use: make another one for another block")
         await self.prepare()
@@ -170,7 +173,7 @@ class _Scope:
         if ours and (error is None or isinstance(error, asyncio.CancelledError)):
             election = self._election
             text = f"{election.node} does not lead {election.options.name!r} any more: {reason}"
-            raise LeadershipLost(text) from error
+            raise LeadershipLostError(text) from error
 
 
 async def _called(work: Callable[[Term], Any], term: Term) -> Any:

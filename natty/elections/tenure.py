@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 from natty.config.units import clock
-from natty.errors import LeadershipLost
+from natty.errors import LeadershipLostError
 
 
 class Tenure:
@@ -32,11 +32,11 @@ class Tenure:
         return max(0.0, self.deadline - clock())
 
     def check(self, who: str) -> None:
-        """LeadershipLost if it is over, or the work was told to stop."""
+        """LeadershipLostError if it is over, or the work was told to stop."""
         if self.remaining() <= 0:
-            raise LeadershipLost(f"{who} any more (token {self.token}{f', {self.ended}' if self.ended else ''})")
+            raise LeadershipLostError(f"{who} any more (token {self.token}{f', {self.ended}' if self.ended else ''})")
         if self.stopping:
-            raise LeadershipLost(f"{who} for long: told to stop, {self.stopping} (token {self.token})")
+            raise LeadershipLostError(f"{who} for long: told to stop, {self.stopping} (token {self.token})")
 
     def extend(self, deadline: float) -> None:
         """A renewal moved the deadline."""

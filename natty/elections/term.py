@@ -16,11 +16,11 @@ from natty.elections.record import Subjects
 from natty.elections.tenure import Tenure
 from natty.errors import (
     ConnectionClosedError,
-    LeadershipLost,
+    LeadershipLostError,
     NotConnectedError,
     PublishError,
     RequestTimeoutError,
-    StaleToken,
+    StaleTokenError,
     WrongLastSequenceError,
 )
 from natty.jetstream import IN_FLIGHT, JetStream, StoredMessage
@@ -78,13 +78,13 @@ class Term:
         return self._tenure.remaining()
 
     def check(self) -> None:
-        """LeadershipLost if the deadline has passed, or the work was told to stop or, in `to_thread`, cancelled.
+        """LeadershipLostError if the deadline has passed, or the work was told to stop or, in `to_thread`, cancelled.
 
         Call it before every step; safe to call from any thread.
         """
         told = _told.get()
         if told is not None and told.is_set():
-            raise LeadershipLost(f"{self.name!r}: the work of {self.node} was cancelled (token {self.token})")
+            raise LeadershipLostError(f"{self.name!r}: the work of {self.node} was cancelled (token {self.token})")
         self._tenure.check(f"{self.node} does not lead {self.name!r}")
 
     def step_down(self, to: str = "") -> None:
@@ -130,7 +130,7 @@ class Term:
         """Return the last commit of this name and take it over.
 
         The read is confirmed by writing it again under this term's token, so that a stale answer can't be built upon.
-        StaleToken if a later term has begun; LeadershipLost past the deadline.
+        StaleTokenError if a later term has begun; LeadershipLostError past the deadline.
         """
         async with self._committing:
             return await self._read(commit)
@@ -138,7 +138,7 @@ class Term:
     async def commit(self, commit: str, data: bytes) -> None:
         """Store `data` as the last commit of this name, if this term still holds. The server decides, not a clock.
 
-        StaleToken if another term has begun; LeadershipLost past the deadline. `data` must not be empty.
+        StaleTokenError if another term has begun; LeadershipLostError past the deadline. `data` must not be empty.
         """
         await self.batch({commit: data})
 
@@ -236,9 +236,9 @@ class Term:
             if (last.sequence if last else 0) != expected[name]:
                 raise _Moved(f"{name!r} was written by somebody else: {error}") from error
 
-    def _stale(self, text: str) -> StaleToken:
+    def _stale(self, text: str) -> StaleTokenError:
         self._leave("fenced")
-        return StaleToken(text)
+        return StaleTokenError(text)
 
 
 def _token_of(commit: StoredMessage) -> int:
@@ -262,5 +262,5 @@ def _in_thread(call: Callable[[], T]) -> asyncio.Future[T]:
     return asyncio.wrap_future(done)
 
 
-class _Moved(LeadershipLost):
+class _Moved(LeadershipLostError):
     """A commit is not where this term left it."""

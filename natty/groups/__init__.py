@@ -8,6 +8,7 @@ from natty.groups.member import Membership
 from natty.groups.partitions import MemberMapping, PartitioningFilter, key_of, partition_of
 from natty.groups.records import ElasticRecord, Record, StaticRecord
 from natty.groups.static import StaticAdmin
+from natty.groups.work import TooManyDeliveriesError
 
 __all__ = [
     "Change",
@@ -27,6 +28,7 @@ __all__ = [
     "StaticAdmin",
     "StaticGroup",
     "StaticRecord",
+    "TooManyDeliveriesError",
     "key_of",
     "list_groups",
     "partition_of",

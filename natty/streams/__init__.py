@@ -1,7 +1,7 @@
 """Streams and consumers as code: compare what is with what is wanted, apply what is safe, refuse the rest."""
 
 from natty.names import BadNameError, check_name
-from natty.streams.admin import MessageNotFoundError, PurgeRefused, delete_message, message, purge
+from natty.streams.admin import MessageNotFoundError, PurgeRefusedError, delete_message, message, purge
 from natty.streams.ensure import (
     create_consumer,
     create_replicated,
@@ -16,7 +16,7 @@ from natty.streams.ensure import (
 )
 from natty.streams.file import Declared, load_streams
 from natty.streams.pause import pause_consumer, resume_consumer
-from natty.streams.plan import Change, Plan, Risk, plan
+from natty.streams.planning import Change, Plan, Risk, plan
 from natty.streams.settings import difference, to_wire
 
 __all__ = [
@@ -43,7 +43,7 @@ __all__ = [
     "plan_consumer",
     "plan_stream",
     "resume_consumer",
-    "PurgeRefused",
+    "PurgeRefusedError",
     "purge",
     "stream_state",
     "to_wire",

@@ -19,7 +19,7 @@ class MessageNotFoundError(NattyError):
     """The stream has no such message."""
 
 
-class PurgeRefused(NattyError):
+class PurgeRefusedError(NattyError):
     """A purge by subject would make consumers lose messages on other subjects; nothing was deleted."""
 
 
@@ -44,8 +44,9 @@ async def purge(
 
     `subject` takes only messages on it, wildcards too; `below` those before a sequence, "truncate"; `keep` leaves the
     newest so many. StreamNotFoundError; JetStreamError where the stream denies it, and where the server refuses both
-    `below` and `keep`: ConfigError, before anything is asked. PurgeRefused, unless `allow_pending`: with a subject, the
-    server would forget other messages that consumers hold; see `check_purge`. Protocol: ADR-10's STREAM.PURGE.
+    `below` and `keep`: ConfigError, before anything is asked. PurgeRefusedError, unless `allow_pending`: with a
+    subject, the server would forget other messages that consumers hold; see `check_purge`.
+    Protocol: ADR-10's STREAM.PURGE.
     """
     if below and keep:
         raise ConfigError("a purge is down to a sequence, or keeps a number of messages: not both")
@@ -59,7 +60,7 @@ async def purge(
 
 
 async def check_purge(jetstream: JetStream, stream: str, subject: str, *, held: bool = True) -> None:
-    """PurgeRefused if consumers would lose messages that a purge of this subject leaves in the stream.
+    """PurgeRefusedError if consumers would lose messages that a purge of this subject leaves in the stream.
 
     nats-server forgets what they hold unacknowledged (looked at if `held`), and, before 2.15, what consumers with
     several filters have not been delivered yet. A hint: what is delivered between this look and the purge is forgotten.
@@ -68,7 +69,7 @@ async def check_purge(jetstream: JetStream, stream: str, subject: str, *, held: 
     hazards = purge_hazards(consumers, subject, jetstream.connection.server_version, held=held)
     if hazards:
         more = f", and {len(hazards) - 3} more" if len(hazards) > 3 else ""
-        raise PurgeRefused(
+        raise PurgeRefusedError(
             f"stream {stream} was not purged by subject {subject}: {'; '.join(hazards[:3])}{more}. The server would not"
             " deliver those messages again. Wait until they are acknowledged; `natty stream purge --allow-pending`, or"
             " allow_pending=True, purges all the same"

@@ -22,7 +22,7 @@ from natty.jetstream import OWN_API, STREAM_EXISTS, JetStream
 from natty.names import check_name
 from natty.streams.file import ONLY_DURABLE, check_consumer_settings, check_stream_settings
 from natty.streams.origins import refuse_lossy_sources
-from natty.streams.plan import CONSUMER, STREAM, Judge, Plan, Risk, plan
+from natty.streams.planning import CONSUMER, STREAM, Judge, Plan, Risk, plan
 from natty.streams.settings import differing, to_wire
 
 WITHIN = 30.0  # seconds in which a request must be answered: so long may it take a cluster to elect a leader

@@ -52,7 +52,7 @@ _NO_MIRROR_CHANGE = 10055
 OVERLAP = 10065
 
 
-class PromotionRefused(NattyError):
+class PromotionRefusedError(NattyError):
     """The mirror can't take its origin's place, or would lose messages by it; nothing was changed."""
 
 
@@ -213,20 +213,22 @@ async def promote(
 ) -> dict[str, Any]:
     """Make a mirror a stream of its own, on its origin's subjects unless others are named; return its configuration.
 
-    Messages and consumers stay as they are, and what is published goes on at the next sequence. PromotionRefused, and
-    nothing changed: it is none; it misses messages that it knows of, or its origin lives elsewhere and takes the same
-    subjects, and not `force`; no subjects are known. UnsupportedError where the server can't.
+    Messages and consumers stay as they are, and the next message gets the next sequence. PromotionRefusedError, with
+    nothing changed: the stream is not a mirror; without `force`, it misses messages that it knows of, or its origin
+    lives elsewhere and takes the same subjects; no subjects are known. UnsupportedError: the server is too old.
     """
     async with naming_nearest(jetstream, name):
         info = await jetstream.request(f"STREAM.INFO.{check_name('stream', name)}")
     config = info["config"]
     if not config.get("mirror"):
-        raise PromotionRefused(f"stream {name} is no mirror; `natty stream mirror ls` shows them")
+        raise PromotionRefusedError(f"stream {name} is no mirror; `natty stream mirror ls` shows them")
     (state,) = copying(info)
     kept = _kept(config)
     wanted = list(subjects) or kept.get("subjects", [])
     if not wanted:
-        raise PromotionRefused(f"on which subjects {name} shall be published is not known: name them with --subject")
+        raise PromotionRefusedError(
+            f"on which subjects {name} shall be published is not known: name them with --subject"
+        )
     for subject in wanted:
         check_pattern(subject)
     if not force:
@@ -235,15 +237,15 @@ async def promote(
 
 
 def refuse_promotion(state: Copying) -> None:
-    """PromotionRefused if messages are missing, or the origin lives where the server does not see it."""
+    """PromotionRefusedError if messages are missing, or the origin lives where the server does not see it."""
     if state.lag or state.heard is None:
         missing = f"{state.lag} messages of" if state.lag else "whatever is in"
-        raise PromotionRefused(
+        raise PromotionRefusedError(
             f"mirror {state.stream} misses {missing} {state.origin} ({state.state}): wait for it, or give --force to"
             " go on without"
         )
     if state.external and state.heard <= SILENT_AFTER:
-        raise PromotionRefused(
+        raise PromotionRefusedError(
             f"the origin of {state.stream} lives, it was heard {state.heard:.1f} s ago: two streams would store what is"
             " published. Take the subjects from it first, or give --force"
         )
@@ -252,7 +254,7 @@ def refuse_promotion(state: Copying) -> None:
 async def take_over(jetstream: JetStream, config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Make a copy, given its configuration, a stream of its own with these settings (as on the wire), `subjects` too.
 
-    PromotionRefused if other streams take some of the subjects; UnsupportedError where the server can't.
+    PromotionRefusedError if other streams take some of the subjects; UnsupportedError where the server can't.
     """
     name = config["name"]
     left = {key: value for key, value in config.items() if key not in ("mirror", "sources", "mirror_direct")}
@@ -266,7 +268,7 @@ async def take_over(jetstream: JetStream, config: Mapping[str, Any], settings: M
                 f" {name} with `natty stream mirror gather`, and promote its subjects by hand"
             ) from error
         if error.err_code == OVERLAP:
-            raise PromotionRefused(await who_takes(jetstream, settings["subjects"], besides=name)) from error
+            raise PromotionRefusedError(await who_takes(jetstream, settings["subjects"], besides=name)) from error
         raise
     return dict(answer["config"])
 

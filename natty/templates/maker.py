@@ -19,7 +19,7 @@ from natty.errors import (
     ConfigError,
     JetStreamError,
     KeyNotFoundError,
-    LeadershipLost,
+    LeadershipLostError,
     NattyError,
     StreamExistsError,
 )
@@ -64,21 +64,21 @@ class Maker:
         self._slots = asyncio.Semaphore(AT_ONCE)
 
     async def run(self) -> None:
-        """Serve the templates until the term ends. LeadershipLost; trouble with one of them is told, and passes."""
+        """Serve the templates until the term ends: LeadershipLostError. Logs what is wrong with one of them."""
         done = False
         while True:
             self._term.check()
             try:
                 done = done or await self._finish()
                 await self._reload()
-            except LeadershipLost:
+            except LeadershipLostError:
                 raise
             except NattyError as error:
                 self._tell("", str(error))
             for template in self._templates:
                 try:
                     await self._serve(template)
-                except LeadershipLost:
+                except LeadershipLostError:
                     raise
                 except NattyError as error:
                     self._tell(template.name, f"template {template.name}: {error}")

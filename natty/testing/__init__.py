@@ -6,6 +6,7 @@ The fixtures stand in `natty.testing.plugin`, which pytest loads by itself where
 from natty.testing.binary import ServerBinaryError, find_server, server_version
 from natty.testing.cluster import NatsCluster
 from natty.testing.options import ServerOptions
+from natty.testing.probe import NoAnswerError
 from natty.testing.process import free_ports
 from natty.testing.proxy import Proxy
 from natty.testing.server import NatsServer, ServerStartError
@@ -21,6 +22,7 @@ __all__ = [
     "find_server",
     "server_version",
     "free_ports",
+    "NoAnswerError",
     "ServerBinaryError",
     "ServerStartError",
 ]

@@ -7,7 +7,7 @@ import msgspec
 from patient import until
 
 from capture.archive.heads import COMPACTION, SWEEP
-from natty import BucketNotFoundError, LeadershipLost
+from natty import BucketNotFoundError, LeadershipLostError
 from natty.elections import BUCKET, clock
 from natty.elections.bucket import make_bucket
 from natty.elections.options import ElectionOptions
@@ -86,7 +86,7 @@ async def committed(terms, name, data):
         term = terms[-1]
         try:
             await term.commit(name, data)
-        except (LeadershipLost, BucketNotFoundError):
+        except (LeadershipLostError, BucketNotFoundError):
             await asyncio.sleep(0.05)
         else:
             return term

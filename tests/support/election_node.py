@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 
-from natty import KeyExistsError, KeyNotFoundError, LeadershipLost, Natty, NattyError
+from natty import KeyExistsError, KeyNotFoundError, LeadershipLostError, Natty, NattyError
 from natty.elections import clock
 
 STEP = 0.02  # seconds between two effects
@@ -78,7 +78,7 @@ async def commit(term):
     try:
         await term.commit("head", str(term.token).encode())
         say("committed", clock(), term.token, term._chain["head"])
-    except LeadershipLost as error:
+    except LeadershipLostError as error:
         say("refused", clock(), term.token, type(error).__name__)
         raise
     except NattyError as error:

@@ -10,7 +10,7 @@ from natty.templates.maker import streams_of, waiting_in
 
 async def drained(natty, name, within=2 * PATIENCE):
     """Wait until a template's intake is empty; return the payloads of each of its streams, in order."""
-    template = await natty.templates().get(name)
+    template = await natty.stream_templates().get(name)
     async with asyncio.timeout(within):
         while await _waiting(natty, template):
             await asyncio.sleep(0.1)

@@ -156,8 +156,8 @@ async def election(natty, name, folder):
 
 async def template(natty, name, folder):
     """Acknowledged messages of tokens that are new, in bursts, are in their streams, each once."""
-    await natty.templates().add(name, subject=f"{name}.*", stream=f"{name}_{{1}}")
-    running = asyncio.create_task(natty.templates().run())
+    await natty.stream_templates().add(name, subject=f"{name}.*", stream=f"{name}_{{1}}")
+    running = asyncio.create_task(natty.stream_templates().run())
     sent = {b"first"}
     await natty.publish(f"{name}.old", b"first")
     await drained(natty, name)  # from here on the stream of this token takes its messages while others wait

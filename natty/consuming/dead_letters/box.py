@@ -26,7 +26,7 @@ from natty.errors import (
 )
 from natty.jetstream import JetStream, StoredMessage
 from natty.names import check_name
-from natty.streams import PurgeRefused, stream_state
+from natty.streams import PurgeRefusedError, stream_state
 from natty.streams.admin import check_purge
 
 logger = logging.getLogger("natty.deadletter")
@@ -141,7 +141,7 @@ class LetterBox:
         await self._state()
         try:
             await check_purge(self._jetstream, self.stream, wanted.subject(self._prefix))
-        except PurgeRefused:
+        except PurgeRefusedError:
             return False
         return True
 

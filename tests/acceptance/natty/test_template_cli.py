@@ -117,8 +117,8 @@ def test_no_acknowledged_message_is_lost_or_doubled_when_the_server_is_killed(sh
     async def work(server):
         acked, tried = [], []
         async with Natty(**server.connect_options(), **PATIENT) as natty:
-            await natty.templates().add(name, subject=f"{name}.*", stream=f"{name}_{{1}}")
-            running = asyncio.create_task(natty.templates().run())
+            await natty.stream_templates().add(name, subject=f"{name}.*", stream=f"{name}_{{1}}")
+            running = asyncio.create_task(natty.stream_templates().run())
             for number in range(2000):
                 if number == 1000:
                     await asyncio.to_thread(server.kill)

@@ -34,7 +34,7 @@ from capture.reading.read import read
 from capture.status.progress import read_progress
 from capture.stores import open_store
 from capture.verification.check import check
-from natty import LeadershipLost
+from natty import LeadershipLostError
 
 
 @pytest.mark.long
@@ -247,7 +247,7 @@ async def test_a_leader_whose_term_is_over_reads_and_stores_nothing_more(fleet, 
     progress = await read_progress(fleet.natty, first.node.store, fleet.stream, first.node.config)
 
     def over():
-        raise LeadershipLost("the term is over")
+        raise LeadershipLostError("the term is over")
 
     healer = Healer(
         fleet.natty,
@@ -259,6 +259,6 @@ async def test_a_leader_whose_term_is_over_reads_and_stores_nothing_more(fleet, 
     )
     before = await rows(path)
     await healer.tend(progress, Sequences.from_range(1, 5))
-    with pytest.raises(LeadershipLost):
+    with pytest.raises(LeadershipLostError):
         await healer.tend(progress, Sequences.from_range(1, 5))
     assert before == await rows(path)

@@ -12,7 +12,7 @@ from deposed import believing
 from electing import LONG, Work, outlasting, renewals, vacated
 from patient import PATIENCE, PATIENT, until
 
-from natty import KeyNotFoundError, LeadershipLost, Natty, StaleToken, UnsupportedError
+from natty import KeyNotFoundError, LeadershipLostError, Natty, StaleTokenError, UnsupportedError
 from natty.elections import clock
 
 pytestmark = pytest.mark.usefixtures("released_without_hurry")
@@ -169,7 +169,7 @@ async def test_a_foreign_write_on_the_lease_deposes_the_leader(nodes, natty):
     await natty.bucket(BUCKET).put(one.options.name, b"not a lease")
     await until(lambda: lost)
     assert lost == ["superseded"]
-    with pytest.raises(LeadershipLost, match=r"node-1 does not lead .* any more \(token \d+, superseded"):
+    with pytest.raises(LeadershipLostError, match=r"node-1 does not lead .* any more \(token \d+, superseded"):
         work.terms[0].check()
 
 
@@ -232,11 +232,11 @@ async def test_a_commit_is_refused_once_another_term_has_read_it(nodes):
     two, _ = await node_leading(nodes, second)
     assert await second.terms[0].read("head") == b"2"
     old = believing(first.terms[0])  # a node whose clock stood still: only the server can tell
-    with pytest.raises(StaleToken, match="taken over by another term"):
+    with pytest.raises(StaleTokenError, match="taken over by another term"):
         await old.commit("head", b"late")
-    with pytest.raises(StaleToken, match="by a later term"):
+    with pytest.raises(StaleTokenError, match="by a later term"):
         await old.commit("head", b"late again")
-    with pytest.raises(StaleToken, match="taken over by another term"):
+    with pytest.raises(StaleTokenError, match="taken over by another term"):
         await old.commit("unread", b"late")
     await second.terms[0].commit("head", b"3")
     assert (await two.last_commit("head")).data == b"3"
@@ -301,7 +301,7 @@ def test_a_lease_that_is_too_short_is_refused(natty_name):
 
 SCRIPT = textwrap.dedent("""
     import asyncio, json, sys
-    from natty import LeadershipLost, Natty
+    from natty import LeadershipLostError, Natty
 
     async def main(settings, name, lease):
         terms, committing = [], []
@@ -312,7 +312,7 @@ SCRIPT = textwrap.dedent("""
                 try:
                     await term.commit("head", line.strip().encode())
                     say("committed", term.token)
-                except LeadershipLost as error:
+                except LeadershipLostError as error:
                     say(type(error).__name__, term.token)
 
         async def work(term):
@@ -382,13 +382,13 @@ async def test_a_leader_that_was_frozen_past_its_lease_can_not_commit(nodes, nat
         word = ""
         while word != "committed":  # again, if a stall has ended that term
             process.stdin.write(b"first\n")
-            word, token = await says("committed", "StaleToken", "LeadershipLost")
+            word, token = await says("committed", "StaleTokenError", "LeadershipLostError")
         process.send_signal(signal.SIGSTOP)
         process.stdin.write(b"from the grave\n")
         two, _ = await node_leading(nodes, second)
         await second.terms[0].commit("head", b"second")
         process.send_signal(signal.SIGCONT)
-        word, said = await says("committed", "StaleToken", "LeadershipLost")
+        word, said = await says("committed", "StaleTokenError", "LeadershipLostError")
         assert word != "committed"
         assert token <= said < second.terms[0].token
         assert (await two.last_commit("head")).data == b"second"

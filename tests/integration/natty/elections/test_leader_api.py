@@ -7,7 +7,7 @@ import pytest
 from electing import LONG, forever, vacated
 from patient import PATIENCE, PATIENT, until
 
-from natty import LeadershipLost, Natty, NattyError, StreamExistsError
+from natty import LeadershipLostError, Natty, NattyError, StreamExistsError
 
 pytestmark = pytest.mark.usefixtures("released_without_hurry")
 
@@ -31,7 +31,7 @@ async def test_a_block_runs_while_leader_and_ends_with_the_term(natty, name):
         await term.commit("position", b"1")
         assert election.is_leader()
     assert not election.is_leader()
-    with pytest.raises(LeadershipLost, match="not lead"):
+    with pytest.raises(LeadershipLostError, match="not lead"):
         term.check()
 
     async def again():
@@ -40,7 +40,7 @@ async def test_a_block_runs_while_leader_and_ends_with_the_term(natty, name):
             await natty.bucket(BUCKET["bucket"]).delete(name)  # a foreign delete
             await asyncio.Event().wait()
 
-    with pytest.raises(LeadershipLost, match=f"does not lead '{name}' any more: superseded"):
+    with pytest.raises(LeadershipLostError, match=f"does not lead '{name}' any more: superseded"):
         await again()
     assert asyncio.current_task().cancelling() == 0
 

@@ -8,7 +8,7 @@ import pytest
 from electing import LONG, forever, renewals, vacated
 from patient import PATIENCE, PATIENT, until
 
-from natty import LeadershipLost, Natty
+from natty import LeadershipLostError, Natty
 from natty.elections import renewer
 from natty.elections.driver import Driver
 from natty.elections.renewer import renewer_of
@@ -107,7 +107,7 @@ async def test_a_hung_main_side_is_not_kept_in_office(natty, name, running):
     while terms[0].remaining() > 0:
         assert time.monotonic() - began < PATIENCE
         time.sleep(0.01)  # the loop is stuck
-    with pytest.raises(LeadershipLost):
+    with pytest.raises(LeadershipLostError):
         terms[0].check()
 
 

@@ -17,7 +17,7 @@ import pytest
 from electing import LONG, forever, renewals, vacated
 from patient import PATIENCE, PATIENT, until
 
-from natty import LeadershipLost, Natty
+from natty import LeadershipLostError, Natty
 
 pytestmark = pytest.mark.usefixtures("released_without_hurry")
 
@@ -41,7 +41,7 @@ async def test_a_plain_function_runs_in_a_thread_and_is_joined_before_the_lease_
         assert threading.current_thread() is not threading.main_thread()
         first.append(term)
         loop.call_soon_threadsafe(began.set)
-        with contextlib.suppress(LeadershipLost):
+        with contextlib.suppress(LeadershipLostError):
             while True:
                 term.check()
                 time.sleep(0.01)
@@ -120,7 +120,7 @@ async def test_a_thread_hears_by_check_that_its_work_was_cancelled_though_the_te
             while True:
                 term.check()
                 time.sleep(0.01)
-        except LeadershipLost as error:
+        except LeadershipLostError as error:
             heard.append(str(error))
 
     async with natty.leader(name, lease=LONG, **BUCKET) as term:
@@ -191,7 +191,7 @@ async def test_a_program_is_killed_with_its_children_when_its_term_ends(natty_pr
 
 PARENT = textwrap.dedent("""
     import asyncio, json, sys
-    from natty import LeadershipLost, Natty
+    from natty import LeadershipLostError, Natty
 
     async def main(settings, name, bucket, lease, command):
         async with Natty(**settings) as natty:
@@ -199,7 +199,7 @@ PARENT = textwrap.dedent("""
                 try:
                     async with natty.leader(name, lease=lease, **bucket) as term:
                         await term.run_process(["sh", "-c", command])
-                except LeadershipLost:
+                except LeadershipLostError:
                     pass
 
     asyncio.run(main(*json.loads(sys.argv[1])))

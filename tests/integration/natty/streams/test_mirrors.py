@@ -9,7 +9,7 @@ from servers import old_server
 from two_clusters import two_clusters
 
 from natty import ConfigError, Natty, StreamNotFoundError, UnsupportedError
-from natty.streams.mirror import Origin, PromotionRefused, copies, create_mirror, create_sourced, promote
+from natty.streams.mirror import Origin, PromotionRefusedError, copies, create_mirror, create_sourced, promote
 from natty.testing import NatsServer
 
 
@@ -47,7 +47,7 @@ async def test_a_mirror_is_promoted_with_the_subjects_and_the_settings_of_its_or
     await create_mirror(natty.jetstream, mirror, Origin(stream=origin), {"metadata": {"who": "tests"}})
     await has(natty, mirror, 10)
     before = await dumped(natty, origin)
-    with pytest.raises(PromotionRefused, match=f"stream {origin} takes {origin}"):
+    with pytest.raises(PromotionRefusedError, match=f"stream {origin} takes {origin}"):
         await promote(natty.jetstream, mirror)
     await natty.delete_stream(origin)
     config = await promote(natty.jetstream, mirror)
@@ -57,7 +57,7 @@ async def test_a_mirror_is_promoted_with_the_subjects_and_the_settings_of_its_or
     assert (await dumped(natty, mirror))[1] == before[1]
     ack = await natty.publish(f"{origin}.new", b"x")
     assert (ack.stream, ack.seq) == (mirror, 11)
-    with pytest.raises(PromotionRefused, match=r"is no mirror"):
+    with pytest.raises(PromotionRefusedError, match=r"is no mirror"):
         await promote(natty.jetstream, mirror)
 
 
@@ -74,7 +74,7 @@ async def test_a_mirror_begins_where_it_is_told_and_keeps_what_it_is_told(natty,
     assert subjects == {"elsewhere.0", "elsewhere.1"}
     await natty.delete_stream(origin)
     assert (await promote(jetstream, f"{origin}_S"))["subjects"] == [f"{origin}.1"]
-    with pytest.raises(PromotionRefused, match="name them with --subject"):
+    with pytest.raises(PromotionRefusedError, match="name them with --subject"):
         await promote(jetstream, f"{origin}_T")
     assert (await promote(jetstream, f"{origin}_T", ["elsewhere.*"]))["subjects"] == ["elsewhere.*"]
 
@@ -96,9 +96,9 @@ async def test_a_mirror_that_misses_messages_is_not_promoted_unawares(natty, ori
     request = natty.jetstream.request
     settings = {"name": lagging, "storage": "file", "retention": "limits", "num_replicas": 1}
     await request(f"STREAM.CREATE.{lagging}", settings | {"mirror": {"name": f"{origin}_NONE"}})
-    with pytest.raises(PromotionRefused, match="name them with --subject"):
+    with pytest.raises(PromotionRefusedError, match="name them with --subject"):
         await promote(natty.jetstream, lagging)
-    with pytest.raises(PromotionRefused, match=rf"misses whatever is in {origin}_NONE \(never heard\)"):
+    with pytest.raises(PromotionRefusedError, match=rf"misses whatever is in {origin}_NONE \(never heard\)"):
         await promote(natty.jetstream, lagging, [f"{lagging}.>"])
     assert (await promote(natty.jetstream, lagging, [f"{lagging}.>"], force=True))["subjects"] == [f"{lagging}.>"]
 
@@ -133,7 +133,7 @@ async def test_a_lost_clusters_mirror_is_promoted_and_goes_on_with_consumers():
                 assert config["num_replicas"] == 3
                 await has(near, "ORDERS", 100)
                 before = (await dumped(far, "ORDERS"))[1]
-                with pytest.raises(PromotionRefused, match="lives, it was heard"):
+                with pytest.raises(PromotionRefusedError, match="lives, it was heard"):
                     await promote(near.jetstream, "ORDERS")
             for server in hub:
                 await asyncio.to_thread(server.kill)
@@ -142,7 +142,7 @@ async def test_a_lost_clusters_mirror_is_promoted_and_goes_on_with_consumers():
                     try:
                         config = await promote(near.jetstream, "ORDERS")
                         break
-                    except PromotionRefused:
+                    except PromotionRefusedError:
                         await asyncio.sleep(0.5)
             assert (config["subjects"], config["duplicate_window"]) == (["orders.>"], 60 * 10**9)
             assert (await dumped(near, "ORDERS"))[1] == before

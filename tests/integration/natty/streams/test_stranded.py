@@ -15,7 +15,7 @@ from natty.cli import doctor
 from natty.cli.checks import Status
 from natty.cli.server_checks import check_stranded
 from natty.consuming.dead_letters.letter import Original
-from natty.streams import PurgeRefused
+from natty.streams import PurgeRefusedError
 from natty.streams import stranded as module
 from natty.streams.listing import Listing, all_consumers, all_streams
 from natty.streams.stranded import QueueMender, stranded
@@ -246,7 +246,7 @@ async def test_a_purge_by_subject_is_refused_while_messages_are_held(natty, natt
     await natty.ensure_consumer(name, "d", ack_wait=NEVER)
     await natty.ensure_consumer(name, "only", ack_wait=NEVER, filter_subjects=[f"{name}.1"])
     held = await hold(natty, name, 2)
-    with pytest.raises(PurgeRefused, match=r"consumer d holds 2 unacknowledged messages.*--allow-pending"):
+    with pytest.raises(PurgeRefusedError, match=r"consumer d holds 2 unacknowledged messages.*--allow-pending"):
         await natty.purge_stream(name, subject=f"{name}.1")
     assert await messages_in(natty, name) == 4
     assert await natty.purge_stream(name, below=2) == 1

@@ -168,9 +168,9 @@ async def test_no_stream_takes_part_of_a_work_queue_where_the_server_would_lose_
         with pytest.raises(UnsupportedError, match="would delete messages"):
             await create_sourced(natty.jetstream, f"{name}_S", [Origin(stream=name, filter_subject=f"{name}.a")])
         with pytest.raises(UnsupportedError, match=r"a stream template needs nats-server 2\.14\.6 or later"):
-            await natty.templates().add(name, subject=f"{name}.t.*", stream=f"{name}_{{1}}")
+            await natty.stream_templates().add(name, subject=f"{name}.t.*", stream=f"{name}_{{1}}")
         with pytest.raises(UnsupportedError, match=r"a stream template needs nats-server 2\.14\.6 or later"):
-            await natty.templates().run()
+            await natty.stream_templates().run()
         with pytest.raises(UnsupportedError, match="would delete messages"):
             await natty.group(name, "g").create(4, [PartitioningFilter(f"{name}.a.*", (1,))])
         await natty.ensure_stream(f"{name}_ALL", sources=[{"name": name}])

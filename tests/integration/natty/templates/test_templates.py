@@ -9,7 +9,7 @@ from electing import vacated
 from patient import PATIENCE
 from template_streams import payloads_of
 
-from natty import ConfigError, NattyError, StaleToken
+from natty import ConfigError, NattyError, StaleTokenError
 from natty.templates import TemplateNotFoundError
 from natty.templates.declared import BUCKET, ELECTION
 from natty.templates.maker import MAKING, Job, Maker, report_of
@@ -23,9 +23,9 @@ async def template(natty, natty_name, running):
     async def declare(*, run=True, name=None, **options):
         name = name or natty_name("t")
         defaults = {"subject": f"{name}.*", "stream": f"{name}_{{1}}"}
-        made.append(await natty.templates().add(name, **defaults | options))
+        made.append(await natty.stream_templates().add(name, **defaults | options))
         if run:
-            running(natty.templates().run())
+            running(natty.stream_templates().run())
         return made[-1]
 
     yield declare
@@ -51,7 +51,7 @@ async def held(natty, stream, count, within=PATIENCE):
 async def standing(natty, name, condition, within=PATIENCE):
     """Wait until a template stands as wanted."""
     async with asyncio.timeout(within):
-        while not condition(found := await natty.templates().info(name)):
+        while not condition(found := await natty.stream_templates().info(name)):
             await asyncio.sleep(0.05)
     return found
 
@@ -69,8 +69,8 @@ async def test_the_first_message_of_a_token_is_stored_and_gets_a_stream_with_all
 async def test_what_is_published_before_anybody_runs_the_template_is_kept(natty, template, running):
     made = await template(run=False)
     await natty.publish(f"{made.name}.early", b"first")
-    assert (await natty.templates().info(made.name)).waiting == {f"{made.name}.early": 1}
-    running(natty.templates().run())
+    assert (await natty.stream_templates().info(made.name)).waiting == {f"{made.name}.early": 1}
+    running(natty.stream_templates().run())
     assert await held(natty, f"{made.name}_early", 1) == [b"first"]
 
 
@@ -99,7 +99,7 @@ async def test_bad_tokens_limits_and_a_clash_are_reported_and_hold_back_nobody(n
     found = await standing(natty, made.name, lambda now: len(now.streams) == 2 and len(now.refused) == 3)
     assert "has its 2 streams" in found.refused[f"{made.name}.third"]
     assert sum(found.waiting.values()) == 3
-    await natty.templates().edit(made.name, max_streams=3)
+    await natty.stream_templates().edit(made.name, max_streams=3)
     assert await held(natty, f"{made.name}_third", 1) == [b"x"]
     assert (await natty.jetstream.request(f"STREAM.INFO.{taken}"))["config"]["subjects"] == [f"{taken}.other"]
 
@@ -128,28 +128,28 @@ async def test_a_stream_that_its_operator_changed_stays_as_it_is(natty, template
     await natty.publish(f"{made.name}.a", b"x")
     assert await held(natty, stream, 1) == [b"x"]
     assert (await natty.jetstream.request(f"STREAM.INFO.{stream}"))["config"]["max_msgs"] == 7
-    assert (await natty.templates().info(made.name)).refused == {}
+    assert (await natty.stream_templates().info(made.name)).refused == {}
 
 
 async def test_a_removed_template_leaves_its_streams_and_each_takes_its_subjects(natty, template):
     made = await template()
     await natty.publish(f"{made.name}.a", b"before")
     await held(natty, f"{made.name}_a", 1)
-    assert await natty.templates().rm(made.name) == [f"{made.name}_a"]
+    assert await natty.stream_templates().rm(made.name) == [f"{made.name}_a"]
     ack = await natty.publish(f"{made.name}.a", b"after")
     assert ack.stream == f"{made.name}_a"
     assert await payloads_of(natty, f"{made.name}_a") == [b"before", b"after"]
     with pytest.raises(TemplateNotFoundError):
-        await natty.templates().info(made.name)
+        await natty.stream_templates().info(made.name)
 
 
 async def test_a_template_is_not_removed_while_messages_wait_that_have_no_stream(natty, template):
     made = await template()
     await natty.publish(f"{made.name}.a/b", b"kept")
     with pytest.raises(ConfigError, match=rf"1 messages wait for a stream \(1 on {made.name}\.a/b\)"):
-        await natty.templates().rm(made.name)
+        await natty.stream_templates().rm(made.name)
     await natty.publish(f"{made.name}.a/b", b"kept, too")
-    assert (await natty.templates().info(made.name)).waiting == {f"{made.name}.a/b": 2}
+    assert (await natty.stream_templates().info(made.name)).waiting == {f"{made.name}.a/b": 2}
 
 
 async def test_a_template_declared_again_is_the_same_and_otherwise_it_is_refused(natty, template):
@@ -187,7 +187,7 @@ async def test_publishers_are_refused_when_too_much_waits_on_their_subject(natty
 async def test_an_unknown_template_is_told_with_the_nearest_names(natty, template):
     made = await template(run=False)
     with pytest.raises(TemplateNotFoundError, match=f"did you mean {made.name}"):
-        await natty.templates().info(made.name + "x")
+        await natty.stream_templates().info(made.name + "x")
 
 
 @pytest.mark.long
@@ -198,9 +198,9 @@ async def test_a_leader_that_was_deposed_meanwhile_makes_no_stream(natty, templa
     made = await template(run=False, max_streams=1)
     await natty.publish(f"{made.name}.a", b"x")
     async with natty.leader("stream-templates", bucket=bucket, lease=1.0):
-        with pytest.raises(StaleToken):
+        with pytest.raises(StaleTokenError):
             await asleep._serve(made)
-    assert (await natty.templates().info(made.name)).streams == []
+    assert (await natty.stream_templates().info(made.name)).streams == []
 
 
 @pytest.mark.long
@@ -214,7 +214,7 @@ async def test_what_a_leader_had_decided_and_not_made_is_made_by_its_successor_f
         await term.commit(MAKING, msgspec.json.encode([decided]))
     for token in "ab":
         await natty.publish(f"{made.name}.{token}", b"x")
-    running(natty.templates().run(**office))
+    running(natty.stream_templates().run(**office))
     assert await held(natty, f"{made.name}_b", 1) == [b"x"]
     assert (await standing(natty, made.name, lambda now: now.streams)).streams == [f"{made.name}_b"]
 
@@ -242,7 +242,7 @@ async def test_a_removed_templates_stream_keeps_the_other_sources_that_it_has(na
     document["sources"].append({"name": other})
     settings = {"storage": "file", "retention": "limits", "num_replicas": 1}
     await natty.jetstream.request(f"STREAM.CREATE.{made.name}_a", document | settings)
-    await natty.templates().rm(made.name)
+    await natty.stream_templates().rm(made.name)
     config = (await natty.jetstream.request(f"STREAM.INFO.{made.name}_a"))["config"]
     assert (config["subjects"], config["sources"]) == ([f"{made.name}.a"], [{"name": other}])
 
@@ -262,13 +262,13 @@ async def test_rubbish_among_the_declarations_stops_no_template(natty, template)
     await natty.publish(f"$KV.natty_leaders.{ELECTION}.commit.{report_of(made.name)}", b"\xff")
     try:
         async with asyncio.timeout(PATIENCE):
-            running = asyncio.create_task(natty.templates().run())
+            running = asyncio.create_task(natty.stream_templates().run())
             await natty.publish(f"{made.name}.a", b"x")
             assert await held(natty, f"{made.name}_a", 1) == [b"x"]
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
         with pytest.raises(ConfigError, match=r"template rubbish1 is none: .*names \{7\}"):
-            await natty.templates().info("rubbish1")
+            await natty.stream_templates().info("rubbish1")
     finally:
         for number in range(len(rubbish)):
             await bucket.purge(f"rubbish{number}")

@@ -17,9 +17,9 @@ async def test_what_a_cluster_acknowledged_is_in_its_stream_once_when_the_intake
     acked, tried = set(), set()
     with NatsCluster(3) as cluster:
         async with Natty(**cluster.connect_options(), **PATIENT | {"timeout": DOUBT}) as natty:
-            made = await natty.templates().add("t", subject="t.*", stream="T_{1}")
+            made = await natty.stream_templates().add("t", subject="t.*", stream="T_{1}")
             assert made.settings == {"num_replicas": 3}
-            running = asyncio.create_task(natty.templates().run())
+            running = asyncio.create_task(natty.stream_templates().run())
 
             async def publish(first):
                 for number in range(250):

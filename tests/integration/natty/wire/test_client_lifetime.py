@@ -9,7 +9,7 @@ from consuming import fill
 from electing import LONG, Work, forever, vacated
 from patient import NEVER, PATIENCE, PATIENT, until
 
-from natty import LeadershipLost, Natty, NattyError, NotConnectedError, PublishError
+from natty import LeadershipLostError, Natty, NattyError, NotConnectedError, PublishError
 from natty.errors import ConnectionClosedError
 from natty.pulling import supply
 from natty.pulling.ordered import Ordered
@@ -187,7 +187,7 @@ async def handled(client, stream, begun):
 
 
 async def templates(client, stream, begun):
-    task = asyncio.create_task(client.templates().run(lease=LONG))
+    task = asyncio.create_task(client.stream_templates().run(lease=LONG))
     await until(lambda: client.connection.lifetime.running)
     begun.set()
     await task
@@ -301,7 +301,7 @@ async def test_closing_cancels_a_block_that_leads(natty, client, name):
     task = asyncio.create_task(lead())
     await ended(inside.wait())
     await ended(client.close())
-    with pytest.raises(LeadershipLost, match="any more: closed"):
+    with pytest.raises(LeadershipLostError, match="any more: closed"):
         await ended(task)
     await leads_at_once(natty, name)
 
@@ -320,7 +320,7 @@ async def test_a_leader_that_closes_its_own_client_is_cancelled_and_the_lease_is
             await close(term)
 
     run = client.election(name, lease=LONG, max_stall=LONG, **BUCKET).run(close) if form == "work" else lead()
-    with pytest.raises(ConnectionClosedError if form == "work" else LeadershipLost):
+    with pytest.raises(ConnectionClosedError if form == "work" else LeadershipLostError):
         await ended(run)
     assert steps == ["connected"]
     await ended(client.close())

@@ -3,7 +3,7 @@
 import pytest
 
 from natty import NattyError
-from natty.streams.mirror import Copying, Origin, PromotionRefused, copying, refuse_promotion
+from natty.streams.mirror import Copying, Origin, PromotionRefusedError, copying, refuse_promotion
 
 
 def told(**mirror):
@@ -86,5 +86,5 @@ def test_a_promotion_that_would_lose_or_double_messages_is_refused(changed, comp
     good = {"stream": "M", "kind": "mirror", "origin": "O", "state": "caught up", "lag": 0, "heard": 0.5}
     refuse_promotion(Copying(**good))
     refuse_promotion(Copying(**good | {"external": "$JS.hub.API", "heard": 5.1, "state": "silent"}))
-    with pytest.raises(PromotionRefused, match=complaint):
+    with pytest.raises(PromotionRefusedError, match=complaint):
         refuse_promotion(Copying(**good | changed))

@@ -6,7 +6,7 @@ import pytest
 from natty.errors import ConfigError
 from natty.streams import load_streams
 from natty.streams.file import _ConsumerSettings, _StreamSettings
-from natty.streams.plan import CONSUMER, STREAM
+from natty.streams.planning import CONSUMER, STREAM
 
 DOCS = (Path(__file__).parents[4] / "docs" / "streams.md").read_text()
 

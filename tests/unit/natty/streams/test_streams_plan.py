@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from natty.streams.plan import CONSUMER, STREAM, Plan, Risk, plan
+from natty.streams.planning import CONSUMER, STREAM, Plan, Risk, plan
 
 S, D, F = Risk.SAFE, Risk.DESTRUCTIVE, Risk.FIXED
 DOCS = (Path(__file__).parents[4] / "docs" / "streams.md").read_text()
