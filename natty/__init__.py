@@ -1,6 +1,5 @@
 """An opinionated NATS JetStream client: durable consume and publish, key-value, leader election, TLS end to end."""
 
-import natty.wire.nats_py  # noqa: F401  # before the rest, which imports nats-py
 from natty.client import Natty, as_leader
 from natty.config.settings import Config
 from natty.consuming.bodies import BodyError

@@ -27,8 +27,7 @@ from capture.restoring.uptake import HIDDEN, give_up, in_making, remove_leftover
 from capture.stores import Store
 from natty import Natty, NattyError, PublishError
 from natty.jetstream import read_ack
-from natty.wire.link import Outgoing
-from natty.wire.message import RawMessage, status_of
+from natty.wire.message import Outgoing, RawMessage, status_of
 
 WINDOW = 4096  # messages without an ack
 WINDOW_BYTES = 8 << 20

@@ -28,8 +28,7 @@ from natty.pulling.ordered import CaughtUp, Ordered, OrderedOptions, Vanished
 from natty.wire import tracing
 from natty.wire.connection import Connection
 from natty.wire.headers import publish_headers
-from natty.wire.link import Outgoing
-from natty.wire.message import Batch, Headers, as_payload, encode_headers, parse_headers
+from natty.wire.message import Batch, Headers, Outgoing, as_payload, encode_headers, parse_headers
 
 MAX_MESSAGES = 1000  # of a batch, the server's limit
 SKEW = 0.5  # seconds by which the clocks of the servers that led the stream may differ for a batch to be found

@@ -6,8 +6,6 @@ import errno
 import socket
 import ssl
 
-import nats.errors
-
 from natty import tls
 from natty.config.settings import redact
 from natty.errors import (
@@ -53,7 +51,7 @@ def _reason(error: Exception, url: str, *, client_certificate: bool, over_tls: b
         return TLSHandshakeError, tls.explain(error, url)
     if isinstance(error, TLSError):
         return TLSHandshakeError, str(error)
-    if isinstance(error, nats.errors.Error | AuthorizationError) and _refuses_login(str(error).lower()):
+    if isinstance(error, AuthorizationError) and _refuses_login(str(error).lower()):
         return AuthorizationError, "it refused these credentials; check user, password, token, creds or nkey"
     if isinstance(error, TimeoutError):
         return (

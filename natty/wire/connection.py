@@ -25,12 +25,10 @@ from natty.wire.background import keep_up
 from natty.wire.connect_errors import connect_error
 from natty.wire.counters import Observed
 from natty.wire.lifetime import Lifetime
-from natty.wire.link import Link, Outgoing, Sink, checked
-from natty.wire.message import RawMessage, as_payload, status_of
+from natty.wire.message import Outgoing, RawMessage, Sink, as_payload, status_of
 from natty.wire.refusals import Refusals
 from natty.wire.repeated import Repeated
-from natty.wire.session import SinkLink, sink_path_fault
-from natty.wire.stock import StockLink
+from natty.wire.session import Session
 
 logger = logging.getLogger("natty.connection")
 
@@ -39,6 +37,14 @@ RECONNECT_DELAY = 0.1  # seconds before the second round over the servers; doubl
 RECONNECT_DELAY_MAX = 2.0
 MOST_REFUSED = 100  # refusals of a session that are logged
 CLOSE_TIMEOUT = 2.0  # seconds that closing waits for those who leave, and for the server to have taken what was sent
+
+
+def check(message: Outgoing) -> Outgoing:
+    """Return a message to publish with its payload as bytes. TypeError names what is of another type."""
+    for what, value in zip(("subject", "reply", "header block"), message, strict=False):
+        if not isinstance(value, bytes):
+            raise TypeError(f"the {what} of a message on the wire must be bytes and is of type {type(value).__name__}")
+    return message if isinstance(message[3], bytes) else (*message[:3], as_payload(message[3]))
 
 
 class Subscription:
@@ -75,8 +81,7 @@ class Connection:
         self._repeated = Repeated(logger)
         self.observed = Observed()  # what pulls, publishers and elections have counted
         self.reconnects = 0
-        self._link: Link | None = None
-        self._make_link: Callable[[Config], Link] = SinkLink
+        self._session: Session | None = None
         self._servers = list(config.servers)
         self._url = ""
         self._max_payload = DEFAULT_MAX_PAYLOAD
@@ -107,12 +112,12 @@ class Connection:
     @property
     def server_info(self) -> dict[str, Any]:
         """The server's INFO: version, max_payload, jetstream, …"""
-        return self._link.info if self._link else {}
+        return self._session.info if self._session else {}
 
     @property
     def server_certificate(self) -> dict[str, Any]:
-        """The server's TLS certificate as `ssl` shows it; empty without TLS, or on nats-py's own path."""
-        return self._link.certificate if self._link else {}
+        """The server's TLS certificate as `ssl` shows it; empty without TLS."""
+        return self._session.certificate if self._session else {}
 
     @property
     def server_version(self) -> tuple[int, ...]:
@@ -143,11 +148,6 @@ class Connection:
         return self
 
     async def _open(self) -> None:
-        if fault := await sink_path_fault():
-            logger.warning(
-                "falling back to nats-py's own path, several times slower: %s", fault, extra={"action": "fallback"}
-            )
-            self._make_link = StockLink
         try:
             await self._connect_any()
         except NattyError as error:
@@ -173,28 +173,27 @@ class Connection:
         raise connect_error(failures, client_certificate=certificate, over_tls=over_tls) from failures[0][1]
 
     async def _connect(self, url: str) -> None:
-        link = self._make_link(self.config)
-        link.on_messages, link.on_end, link.on_notice = self._dispatch, self._link_ended, self._notice
-        await link.open(url)
+        session = Session(self.config, self._dispatch, self._session_ended, self._notice)
+        await session.open(url)
         if self.state == "closed":  # meanwhile
-            link.abort()
+            session.abort()
             raise ConnectionClosedError("the client was closed while it connected")
         self._ended.clear()
         self.refused.begin()
-        self._link, self._url, self.state = link, url, "connected"
-        self._max_payload = int(link.info.get("max_payload", DEFAULT_MAX_PAYLOAD))
+        self._session, self._url, self.state = session, url, "connected"
+        self._max_payload = int(session.info.get("max_payload", DEFAULT_MAX_PAYLOAD))
         self._discover()
         for subscription in self._subscriptions.values():
-            link.subscribe(subscription.sid, subscription.subject, subscription.queue)
+            session.subscribe(subscription.sid, subscription.subject, subscription.queue)
         self._connected.set()
 
     def _discover(self) -> None:
         """Take the servers that this session has named into the list of those to connect to."""
-        if self._link is not None and not self.config.ignore_discovered_servers:
-            others = (beside(self._url, address) for address in self._link.discovered)
+        if self._session is not None and not self.config.ignore_discovered_servers:
+            others = (beside(self._url, address) for address in self._session.discovered)
             self._servers += [other for other in dict.fromkeys(others) if other not in self._servers]
 
-    def _link_ended(self, error: Exception) -> None:
+    def _session_ended(self, error: Exception) -> None:
         if self.state != "connected":
             return
         self.state, self._last_error = "disconnected", error
@@ -230,14 +229,14 @@ class Connection:
                 async with asyncio.timeout(self.config.ping_interval):
                     await self._ended.wait()
                 return
-            link = self._link
-            assert link is not None
+            session = self._session
+            assert session is not None
             try:
                 async with asyncio.timeout(self.config.ping_interval):
-                    await link.ping()
+                    await session.ping()
             except (OSError, NattyError) as error:  # a time-out is an OSError
-                link.abort()
-                self._link_ended(error if str(error) else ConnectionResetError("the server does not answer"))
+                session.abort()
+                self._session_ended(error if str(error) else ConnectionResetError("the server does not answer"))
 
     def _tell(self, event: str) -> None:
         for listener in list(self.listeners):
@@ -289,10 +288,10 @@ class Connection:
         NotConnectedError when there is no session. Nothing is buffered for later: who needs it stored waits for an ack.
         TypeError, BadSubjectError, PayloadTooLargeError: this message can't be sent; others are not affected.
         """
-        self.put(checked((wire_word(subject), reply and wire_word(reply), headers, data)))
+        self.put(check((wire_word(subject), reply and wire_word(reply), headers, data)))
 
     def put(self, message: Outgoing) -> None:
-        """Publish one message that is in the wire's terms already, as `link.checked` makes them; else as `send`.
+        """Publish one message that is in the wire's terms already, as `check` returns them; otherwise as `send`.
 
         This is the hot path, and looks at no types: what is not bytes is dropped, and logged, when it is written.
         """
@@ -312,7 +311,7 @@ class Connection:
         """Publish several, in order; as `send`. If one of them is too large or of a wrong type, none is sent."""
         if self.state != "connected":
             raise self.no_session()
-        messages = [checked(message) for message in messages]
+        messages = [check(message) for message in messages]
         for message in messages:
             if len(message[2]) + len(message[3]) > self._max_payload:
                 raise self._too_large(message)
@@ -324,49 +323,49 @@ class Connection:
         """Publish the same few bytes on many subjects, in order and at once: acks. As `send`."""
         if self.state != "connected":
             raise self.no_session()
-        if (link := self._flush()) is not None and subjects:
-            link.publish_to_each(subjects, as_payload(data))
+        if (session := self._flush()) is not None and subjects:
+            session.publish_to_each(subjects, as_payload(data))
 
-    def _flush(self) -> Link | None:
+    def _flush(self) -> Session | None:
         """Write what waits, and return the session it went to; None, and it is lost, where none is up."""
         out, self._out = self._out, []
-        link = self._link if self.connected else None
-        if out and link is not None:
+        session = self._session if self.connected else None
+        if out and session is not None:
             try:
-                link.publish(out)
+                session.publish(out)
             except TypeError:  # nothing is written yet
-                self._write_each(out, link)
+                self._write_each(out, session)
             except Exception as error:
-                link.abort()
-                self._link_ended(error)
+                session.abort()
+                self._session_ended(error)
                 return None
-        return link
+        return session
 
-    def _write_each(self, out: list[Outgoing], link: Link) -> None:
+    def _write_each(self, out: list[Outgoing], session: Session) -> None:
         for message in out:
             try:
-                link.publish([message])
+                session.publish([message])
             except TypeError:
                 text = "a message on %r is dropped: what goes over the wire must be bytes"
                 logger.exception(text, message[0], extra={"action": "not_bytes"})
 
     async def drained(self) -> None:
         """Return when the socket can take more: wait here between large sends. NotConnectedError."""
-        if (link := self._flush()) is None:
+        if (session := self._flush()) is None:
             raise NotConnectedError
         try:
-            await link.drained()
+            await session.drain()
         except OSError as error:
             raise NotConnectedError(f"the connection was lost: {error}") from error
 
     async def flush(self, timeout: float | None = None) -> None:
         """Return when the server has taken all that was sent. RequestTimeoutError; may be cancelled at any moment."""
         await self.ready(timeout)
-        link = self._flush()
-        assert link is not None
+        session = self._flush()
+        assert session is not None
         try:
             async with asyncio.timeout(self.config.timeout if timeout is None else timeout):
-                await link.ping()
+                await session.ping()
         except TimeoutError:
             raise RequestTimeoutError("the server did not answer a ping in time") from None
         except (OSError, AuthorizationError) as error:
@@ -380,26 +379,26 @@ class Connection:
         subscription = Subscription(self, self._next_sid, wire_word(subject), sink, wire_word(queue) if queue else b"")
         self._next_sid += 1
         self._subscriptions[b"%d" % subscription.sid] = subscription
-        if (link := self._flush()) is not None:
-            link.subscribe(subscription.sid, subscription.subject, subscription.queue)
+        if (session := self._flush()) is not None:
+            session.subscribe(subscription.sid, subscription.subject, subscription.queue)
         return subscription
 
     def _unsubscribe(self, subscription: Subscription, last: Sink | None) -> None:
         known = self._subscriptions.pop(b"%d" % subscription.sid, None)
-        if known and (link := self._flush()) is not None:
-            link.unsubscribe(subscription.sid)
+        if known and (session := self._flush()) is not None:
+            session.unsubscribe(subscription.sid)
             if last is not None:
-                task = asyncio.create_task(self._retire(subscription, last, link))
+                task = asyncio.create_task(self._retire(subscription, last, session))
                 self._retiring.add(task)
                 task.add_done_callback(self._retiring.discard)
 
-    async def _retire(self, subscription: Subscription, last: Sink, link: Link) -> None:
+    async def _retire(self, subscription: Subscription, last: Sink, session: Session) -> None:
         sid, subscription.sink = b"%d" % subscription.sid, last
         self._last_of[sid] = subscription
         try:
             with contextlib.suppress(OSError, NattyError):
                 async with asyncio.timeout(self.config.timeout):
-                    await link.ping()
+                    await session.ping()
         finally:
             del self._last_of[sid]
 
@@ -425,7 +424,7 @@ class Connection:
         await self.ready(timeout)
         reply, future = self.expect_answer(word)
         try:
-            message = checked((word, reply, headers, data))
+            message = check((word, reply, headers, data))
             self.put(message)
             while again is not None and loop.time() + again < deadline:
                 if (await asyncio.wait({future}, timeout=again))[0]:
@@ -462,9 +461,9 @@ class Connection:
             self._close_now()
 
     async def _take_leave(self) -> None:
-        if (link := self._flush()) is not None:
+        if (session := self._flush()) is not None:
             for subscription in self._subscriptions.values():
-                link.unsubscribe(subscription.sid)
+                session.unsubscribe(subscription.sid)
             await self.flush()
             await self.flush()  # what sinks have answered to the last messages
 
@@ -475,6 +474,6 @@ class Connection:
         self.state = "closed"
         self._ended.set()
         self._connected.set()  # for those in `ready`
-        if self._link is not None:
-            self._link.abort()
+        if self._session is not None:
+            self._session.abort()
         self._tell("closed")

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Protocol
 
@@ -9,6 +9,12 @@ from natty.names import decode, encode
 
 RawMessage = tuple[bytes, bytes, bytes, bytes]
 """(subject, reply, header block, payload), as the parser delivers them; the header block is `b""` if there is none."""
+
+Outgoing = tuple[bytes, bytes, bytes, bytes]
+"""(subject, reply, header block, payload) of a message to publish."""
+
+Sink = Callable[[list[RawMessage]], None]
+"""Receives the messages of one subscription straight from the parser: never blocks, never raises."""
 
 Headers = Mapping[str, str | list[str]]
 """Headers to send: a value, or several for a repeated name."""

@@ -1,39 +1,199 @@
-"""Imports nats-py without aiohttp, which nats-py uses for WebSockets alone and which takes half of `import natty`."""
+"""The only file that imports nats-py. It opens a session: TCP, INFO, TLS, authentication.
+
+`session.py` imports this file when it opens the first connection. What this file uses of nats-py is private to nats-py
+and may change with every minor version: pyproject.toml names the version for which
+`tests/unit/natty/wire/test_nats_py.py` passes.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import urlsplit
+
+from natty import tls
+from natty.config.secret_files import exposure
+from natty.config.settings import Config
+from natty.errors import AuthorizationError, ConfigError, ConnectError, NattyError, TLSRequiredError
 
 
-class LateModule(ModuleType):
-    """Stands for a module until one of its names is used; the module is imported then."""
+class _OnDemand(ModuleType):
+    """Stands for a module until one of its names is used, and imports the module then."""
 
     def __getattr__(self, name: str) -> Any:
         self.withdraw()
         return getattr(import_module(self.__name__), name)
 
     def withdraw(self) -> None:
-        """Have the next import of this name find the module itself."""
+        """Let the next import find the module itself."""
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
 
 
-def import_nats_py() -> None:
-    """Import nats-py; what it knows as `aiohttp` is then imported when a WebSocket is opened.
-
-    Nothing changes for a program that has imported either of them before, nor where aiohttp is not installed.
-    """
-    if "aiohttp" in sys.modules or "nats.aio.transport" in sys.modules or find_spec("aiohttp") is None:
+@contextmanager
+def _on_demand(name: str) -> Iterator[None]:
+    """Give those who import the module in this block one that loads when it is used. A loaded module stays as it is."""
+    if name in sys.modules or find_spec(name) is None:
+        yield
         return
-    late = sys.modules["aiohttp"] = LateModule("aiohttp")
+    late = sys.modules[name] = _OnDemand(name)
     try:
-        import_module("nats.aio.client")
+        yield
     finally:
         late.withdraw()
 
 
-import_nats_py()
+with _on_demand("aiohttp"):  # nats-py needs it for WebSockets alone; it takes three times as long to import
+    from nats.aio.client import Client
+    from nats.aio.transport import TcpTransport
+    from nats.errors import Error
+
+
+class OpeningClient(Client):
+    """nats-py's client, used to open one session. The session reads and writes by itself from then on."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self._config = config
+
+    @property
+    def server_info(self) -> dict[str, Any]:
+        """The INFO that the server sent first."""
+        return self._server_info
+
+    @property
+    def reader(self) -> asyncio.StreamReader:
+        """The stream reader of the socket, TLS included."""
+        assert isinstance(self._transport, TcpTransport), "open() has made it"
+        assert self._transport._io_reader is not None, "open() has made it"
+        return self._transport._io_reader
+
+    @property
+    def writer(self) -> asyncio.StreamWriter | None:
+        """The stream writer of the socket, TLS included; None before there is a socket."""
+        return self._transport._io_writer if isinstance(self._transport, TcpTransport) else None
+
+    @property
+    def over_tls(self) -> bool:
+        """Whether TLS is up."""
+        return self.writer is not None and self.writer.get_extra_info("ssl_object") is not None
+
+    async def open(self, url: str) -> None:
+        """Connect to one server, TLS and authentication included.
+
+        Raises the operating system's and `ssl`'s errors as they are; AuthorizationError or ConnectError with the
+        server's words where it refuses the session; ConfigError, TLSError: a file can't be used.
+        """
+        try:
+            await _finish(self.connect(**connect_options(self._config, url)))
+        except TimeoutError:  # nats-py's is one of its `Error`s, too
+            raise
+        except Error as error:
+            raise _translate(error) from error
+        if self.over_tls:
+            self._tell_asyncio_of_tls()
+
+    def _tell_asyncio_of_tls(self) -> None:
+        """Do what nats-py leaves out: asyncio would warn of a TLS session that the server ends."""
+        assert self.writer is not None, "TLS is up"
+        protocol: Any = self.writer.transport.get_protocol()
+        if protocol is not None:  # the server has not ended it already
+            protocol._over_ssl = True
+
+    async def _select_next_server(self) -> None:
+        """Try the one server we were given, once: nats-py's own loop would hide why it failed."""
+        self._current_server = self._server_pool[0]
+        await self._connect_to_server(self._current_server)
+
+    async def _connect_to_server(self, *server: Any) -> None:
+        """Go no further with a socket that has ended: asyncio would wait for its TLS handshake until the time is up."""
+        await super()._connect_to_server(*server)
+        if self.writer is not None and self.writer.is_closing():
+            raise ConnectionResetError("the server closed the connection at once")
+
+    def _connect_command(self) -> bytes:
+        """Refuse to say anything, credentials above all, before TLS is up. nats-py calls this for the CONNECT line."""
+        if self._config.tls_required and not self.over_tls:
+            raise TLSRequiredError("the server offers no TLS and TLS was asked for; nothing was sent in plain text")
+        return super()._connect_command()
+
+    async def _read_loop(self) -> None:
+        """Read nothing: the session does."""
+
+    async def _ping_interval(self) -> None:
+        """Send nothing: the connection watches its session."""
+
+    async def _flusher(self) -> None:
+        """Write nothing: the session does."""
+
+    def abort(self) -> None:
+        """Drop the socket now: a half-open one would keep a polite close waiting for minutes. Idempotent."""
+        if self.writer is not None:
+            self.writer.transport.abort()
+
+
+def _translate(error: Error) -> NattyError:
+    """Return the error in our terms. The server's words are all there is to tell a refused login by."""
+    text = str(error)
+    return AuthorizationError(text) if "auth" in text.lower() else ConnectError(text)
+
+
+async def _finish(work: Coroutine[Any, Any, None]) -> None:
+    """Await it, and end it when cancelled: its `wait_for` may swallow a cancellation, before Python 3.12, and go on."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        while not task.done():
+            task.cancel()
+            await asyncio.sleep(0)
+        if not task.cancelled():
+            task.exception()  # seen: nobody waits for it any more
+        raise
+    task.result()
+
+
+def connect_options(config: Config, url: str) -> dict[str, Any]:
+    """Return nats-py's `connect` options for one try at one server. ConfigError, TLSError: a file can't be used."""
+    _check_login(config)
+    options: dict[str, Any] = {
+        "servers": [url],
+        "name": config.name,
+        "allow_reconnect": False,
+        "connect_timeout": config.connect_timeout,
+        "inbox_prefix": config.inbox_prefix,
+        "error_cb": _ignore,
+        "user": config.user or None,
+        "password": config.password or None,
+        "token": config.token or None,
+        "user_credentials": config.creds or None,
+        "nkeys_seed": config.nkey or None,
+    }
+    if config.tls_required:
+        options["tls"] = tls.client_context(
+            ca=config.tls_ca or None, cert=config.tls_cert or None, key=config.tls_key or None
+        )
+        options["tls_handshake_first"] = config.tls_first
+        options["tls_hostname"] = config.tls_hostname or urlsplit(url).hostname
+    return options
+
+
+def _check_login(config: Config) -> None:
+    for kind, path in (("credentials file", config.creds), ("nkey file", config.nkey)):
+        if path and not Path(path).is_file():
+            raise ConfigError(f"there is no {kind} {path}; check its path")
+        if path and (exposed := exposure(path)):
+            raise ConfigError(f"the {kind} {path} holds a secret, and {exposed}")
+        if path and find_spec("nkeys") is None:
+            raise ConfigError(f"the {kind} {path} needs the package nkeys: pip install 'natty-nats[nkeys]'")
+
+
+async def _ignore(error: Exception) -> None:
+    """Do nothing: `connect` raises the error, too."""

@@ -15,8 +15,7 @@ from natty.jetstream import read_ack
 from natty.kv.records import MOST_FAULTS, Faults, decode
 from natty.streams.concurrency import answers
 from natty.streams.document import load_document
-from natty.wire.parser import ProtocolError
-from natty.wire.session import decode_info
+from natty.wire.session import ProtocolError, decode_info
 
 BYTES = {
     "nothing": b"",

@@ -10,12 +10,10 @@ from listening import listening
 from patient import NEVER, PATIENCE, PATIENT, until
 from secret import write_secret
 
-import natty.wire.connection
 from natty import AuthorizationError, ConnectError, JetStreamNotEnabledError, Natty, PublishError, TLSError
 from natty.errors import ConfigError, NattyError, NotConnectedError, TLSClosedError, TLSHandshakeError, TLSRequiredError
 from natty.testing import DevCA, NatsServer, ServerOptions, free_ports
 from natty.tls import TLSFiles
-from natty.wire import session
 
 REFUSED = (TLSHandshakeError, TLSClosedError)  # a reset may overtake the reason
 SILENCE = 0.3  # seconds: how long to wait for those who say nothing
@@ -61,15 +59,6 @@ def reset(reader, writer):
     """Serve a connection by resetting it."""
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
-
-
-def fall_back(monkeypatch, why="x"):
-    """Let clients use nats-py's own path."""
-
-    async def fault():
-        return why
-
-    monkeypatch.setattr(natty.wire.connection, "sink_path_fault", fault)
 
 
 def info(**fields):
@@ -129,8 +118,7 @@ async def test_a_listener_that_resets_the_connection_before_tls_is_up(natty_tls)
     assert "it closed the connection before TLS was up" in text
 
 
-@pytest.mark.parametrize("falls_back", [False, True])
-async def test_a_connection_that_was_reset_before_tls_begins_is_not_waited_for(natty_tls, monkeypatch, falls_back):
+async def test_a_connection_that_was_reset_before_tls_begins_is_not_waited_for(natty_tls, monkeypatch):
     """As by a server that dies at that moment. asyncio would wait for the handshake until the time is up."""
     connect = asyncio.open_connection
 
@@ -140,8 +128,6 @@ async def test_a_connection_that_was_reset_before_tls_begins_is_not_waited_for(n
         return reader, writer
 
     monkeypatch.setattr(asyncio, "open_connection", late)
-    if falls_back:
-        fall_back(monkeypatch)
     async with listening(reset) as port:
         url = f"tls://127.0.0.1:{port}"
         text = await told((ConnectError, TLSClosedError), servers=url, tls_ca=str(natty_tls.ca), tls_first=True)
@@ -288,7 +274,7 @@ async def test_a_file_that_is_missing(nats_server, setting):
 
 @pytest.mark.parametrize("setting", ["creds", "nkey"])
 async def test_credentials_without_the_package_that_reads_them(nats_server, setting, tmp_path, monkeypatch):
-    monkeypatch.setattr(session, "find_spec", lambda name: None)
+    monkeypatch.setattr("natty.wire.nats_py.find_spec", lambda name: None)
     write_secret(tmp_path / "login", "secret")
     text = await told(ConfigError, **nats_server.connect_options(), **{setting: str(tmp_path / "login")})
     assert "pip install 'natty-nats[nkeys]'" in text
@@ -341,70 +327,15 @@ async def test_jetstream_switched_off(natty_tls, nats_server_binary, monkeypatch
                 await client.publish("orders", b"")
 
 
-async def test_the_fall_back_is_loud_and_works_over_tls(natty_tls, nats_server_binary, monkeypatch, caplog, natty_name):
-    fall_back(monkeypatch, "the sink path and nats-py's own read different messages")
-    options = ServerOptions(handshake_first=True)
-    with NatsServer(options, tls_files=natty_tls, binary=nats_server_binary) as server:
-        async with Natty(**server.connect_options(), **PATIENT) as client:
-            assert "falling back to nats-py's own path" in caplog.text
-            await client.ensure_stream("S", subjects=["s.>"])
-            await asyncio.gather(*(client.publish("s.a", b"%d" % i, headers={"A": "b"}) for i in range(50)))
-            async with client.publisher("S", ack_timeout=PATIENCE) as publisher:
-                for i in range(50, 100):
-                    await publisher.publish("s.a", b"%d" % i, msg_id=str(i))
-            got = []
-            consumption = client.consume("S", "d")
-            async for message in consumption:
-                message.ack()
-                got.append(message)
-                if len(got) == 100:
-                    break
-            assert {int(message.data) for message in got} == set(range(100))
-            assert sum(message.headers.get("A") == ["b"] for message in got) == 50
-        async with Natty(**server.connect_options(), **PATIENT | {"ping_interval": SILENCE}) as client:
-            await asyncio.to_thread(server.kill)
-            await until(lambda: not client.connection.connected)  # nats-py's own path notices by an unanswered ping
-            await asyncio.to_thread(server.start)
-            await client.connection.ready(2 * PATIENCE)
-            assert (await client.publish("s.a", b"after", msg_id="after")).seq == 101  # however often it is sent
-
-
-async def test_the_fall_back_leaves_no_socket_behind_where_it_can_not_connect(monkeypatch):
-    fall_back(monkeypatch)
+async def test_no_socket_is_left_open_where_connecting_fails():
     async with fake(b"") as (address, _):  # it is left when the client's end is closed
         await told(ConnectError, servers=f"nats://{address}", connect_timeout=SILENCE)
 
 
-async def test_the_fall_back_leaves_no_socket_behind_where_connecting_is_cancelled(monkeypatch):
-    fall_back(monkeypatch)
+async def test_no_socket_is_left_open_where_connecting_is_cancelled():
     async with fake(info() + b"\r\n", answers=[b"", b""]) as (address, heard):
         connecting = asyncio.create_task(Natty.connect(f"nats://{address}", **PATIENT))
         await until(lambda: b"PING" in heard)
         connecting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await connecting
-
-
-async def test_the_fall_back_gives_up_closing_what_the_server_has_closed(natty_tls, monkeypatch):
-    """nats-py waits for ever for the end of a socket whose TLS handshake was cut off."""
-    fall_back(monkeypatch)
-
-    async def cut_off(reader, writer):
-        await reader.read(10)
-        reset(reader, writer)
-
-    async with listening(cut_off) as port:
-        url = f"tls://127.0.0.1:{port}"
-        await told((ConnectError, TLSClosedError), servers=url, tls_ca=str(natty_tls.ca), tls_first=True)
-        assert closing()
-        await until(lambda: not closing())
-
-
-def closing():
-    return {task for task in asyncio.all_tasks() if task.get_name() == "natty stock close"}
-
-
-async def test_the_fall_back_refuses_what_it_can_not_enforce(nats_server, monkeypatch):
-    fall_back(monkeypatch)
-    text = await told(TLSRequiredError, **nats_server.connect_options())
-    assert "only with tls_first" in text

@@ -289,7 +289,7 @@ async def test_who_leads_can_be_asked(nodes, natty):
 async def test_a_server_that_is_too_old_is_refused_by_version(nodes):
     election, _ = await nodes()
     connection = election.jetstream.connection
-    connection._link.info = connection.server_info | {"version": "2.14.3"}
+    connection._session.info = connection.server_info | {"version": "2.14.3"}
     with pytest.raises(UnsupportedError, match=r"leader election needs nats-server 2\.14\.4 or later .* is 2\.14\.3"):
         await election.run(Work())
 

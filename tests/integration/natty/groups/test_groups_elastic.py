@@ -127,7 +127,7 @@ async def test_a_limit_below_none_is_refused(group):
 
 async def test_an_old_server_is_refused_before_anything_is_made(natty, group):
     for version, filters, what in (("2.10.9", [FOO], "a partitioned group"), ("2.11.9", None, "by the whole subject")):
-        natty.connection._link.info = natty.connection.server_info | {"version": version}
+        natty.connection._session.info = natty.connection.server_info | {"version": version}
         assert what in await refused(group, 2, filters, error=UnsupportedError)
     await group.create(2, [FOO])
 

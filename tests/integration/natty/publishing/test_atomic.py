@@ -128,7 +128,7 @@ async def test_bad_input_is_refused_before_anything_is_sent(natty, stream):
         await natty.publish_atomic([(f"{stream}.a", b""), (f"{stream}.b", b"x" * 1_100_000)])
     with pytest.raises(BadSubjectError):
         await natty.publish_atomic([(f"{stream}.a", b""), ("a b", b"")])
-    natty.connection._link.info = natty.connection.server_info | {"version": "2.11.4"}
+    natty.connection._session.info = natty.connection.server_info | {"version": "2.11.4"}
     with pytest.raises(UnsupportedError, match=r"an atomic batch needs nats-server 2\.12 or later"):
         await natty.publish_atomic([(f"{stream}.a", b"")])
     assert await last_sequence(natty, stream) == 0

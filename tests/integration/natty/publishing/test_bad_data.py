@@ -9,7 +9,6 @@ from publishing import UNHURRIED, make_stream, payloads
 from natty import Natty, NotConnectedError, PubAck
 from natty.errors import BadSubjectError, ConnectionClosedError, PayloadTooLargeError
 from natty.publishing.atomic import AtomicMessage
-from natty.testing import NatsServer, ServerOptions
 
 PATHS = pytest.mark.parametrize("path", ["fast", "window"])
 NOT_BYTES = pytest.mark.parametrize("bad", ["a str", None, 7, {"a": 1}])
@@ -172,7 +171,7 @@ async def test_a_session_that_can_not_be_written_to_is_replaced_and_its_requests
         def fails(data):
             raise RuntimeError("the handle is closed")
 
-        natty.connection._link._write = fails
+        natty.connection._session._write = fails
         async with asyncio.timeout(PATIENCE / 2):  # less than a request's time
             told = await asyncio.gather(*waiting, return_exceptions=True)
         assert [type(one) for one in told] == [NotConnectedError] * 3
@@ -181,26 +180,3 @@ async def test_a_session_that_can_not_be_written_to_is_replaced_and_its_requests
         await natty.connection.flush()
     with pytest.raises(ConnectionClosedError):
         natty.connection.send("a", b"")
-
-
-async def test_what_the_fall_back_can_not_send_is_dropped_alone(natty_tls, nats_server_binary, monkeypatch, caplog):
-    async def fault():
-        return "for this test"
-
-    monkeypatch.setattr("natty.wire.connection.sink_path_fault", fault)
-    options = ServerOptions(jetstream=False, handshake_first=True)
-    with NatsServer(options, tls_files=natty_tls, binary=nats_server_binary) as server:
-        async with Natty(**server.connect_options(), **PATIENT) as natty:
-            got = inbox(natty, "beside")
-            for send in (lambda: natty.connection.send("beside", "text"), lambda: natty.connection.send("a b")):
-                with pytest.raises((TypeError, BadSubjectError)):
-                    send()
-            natty.connection.send("beside", b"1")
-            natty.connection.send(b"beside.\xff", b"nats-py takes text alone")
-            natty.connection.send("beside", b"2")
-            await natty.connection.flush()
-            await until(lambda: got == [b"1", b"2"])
-            assert natty.connection.reconnects == 0
-    refused = [record.getMessage() for record in caplog.records if "nats-py refused" in record.getMessage()]
-    assert len(refused) == 1
-    assert "takes text alone" not in refused[0]

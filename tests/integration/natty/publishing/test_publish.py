@@ -191,7 +191,7 @@ async def test_fast_ingest_is_refused_clearly_where_it_is_not_offered(natty, nat
     async with natty.publisher(name, **UNHURRIED) as publisher:
         await publisher.publish(name, b"")
         assert "window" in repr(publisher)
-    natty.connection._link.info = natty.connection.server_info | {"version": "2.12.4"}
+    natty.connection._session.info = natty.connection.server_info | {"version": "2.12.4"}
     with pytest.raises(
         UnsupportedError, match=r"fast ingest needs nats-server 2\.14 or later and this one is 2\.12\.4"
     ):

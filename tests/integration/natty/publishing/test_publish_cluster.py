@@ -114,11 +114,11 @@ async def leader_of(natty, cluster, stream):
 
 def heard(natty):
     """Return a list to which the payloads that a client gets are added from now on."""
-    payloads, dispatch = [], natty.connection._link.on_messages
+    payloads, dispatch = [], natty.connection._session._parser._deliver
 
     def note(sid, messages):
         payloads.extend(raw[3] for raw in messages)
         dispatch(sid, messages)
 
-    natty.connection._link.on_messages = note
+    natty.connection._session._parser._deliver = note
     return payloads

@@ -62,14 +62,14 @@ async def test_a_ttl_that_the_stream_or_the_server_does_not_know_is_refused(natt
         await natty.publish(f"{stream}.a", b"", ttl=5)
     with pytest.raises(ValueError, match="ttl is 0 s"):
         await natty.publish(f"{stream}.a", b"", ttl=0)
-    natty.connection._link.info = natty.connection.server_info | {"version": "2.10.29"}
+    natty.connection._session.info = natty.connection.server_info | {"version": "2.10.29"}
     with pytest.raises(UnsupportedError, match=r"a message's ttl needs nats-server 2\.11 or later"):
         await natty.publish(f"{stream}.a", b"", ttl=5)
     assert (await state(natty, stream))["messages"] == 0
 
 
 async def test_a_thousand_awaited_publishes_share_a_few_writes(natty, stream, monkeypatch):
-    writes, link = [], natty.connection._link
+    writes, link = [], natty.connection._session
     real_publish = link.publish
 
     def publish(messages):

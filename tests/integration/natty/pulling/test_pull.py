@@ -206,7 +206,7 @@ async def test_missed_heartbeats_lead_to_a_new_request(victim, natty_name):
         pull = natty.pull(name, "d", **QUICK | {"expires": 60})
         task = asyncio.create_task(collect(pull, 1))
         await reaches(natty, name, num_waiting=1)
-        natty.connection._link.unsubscribe(pull._supply._session.subscription.sid)  # the server drops the request
+        natty.connection._session.unsubscribe(pull._supply._session.subscription.sid)  # the server drops the request
         await natty.connection.flush()
         await natty.publish(f"{name}.a", b"x")
         assert await asyncio.wait_for(task, PATIENCE) == [b"x"]

@@ -191,7 +191,7 @@ async def test_an_outcome_is_told_again_for_other_messages_or_another_reason_and
 async def test_an_older_server_is_told_what_brings_them_back(natty, natty_name, caplog):
     name = await forgotten(natty, natty_name("queue"))
     mender = QueueMender(natty.jetstream, name, "d", None)
-    natty.connection._link.info = natty.connection.server_info | {"version": "2.12.8"}
+    natty.connection._session.info = natty.connection.server_info | {"version": "2.12.8"}
     assert not await mender.look()
     assert caplog.text == ""  # one look proves nothing: a cluster deletes acknowledged messages a little later
     assert not await mender.look()

@@ -112,13 +112,13 @@ async def test_the_state_tells_what_is_deleted(natty, stream):
 
 
 async def test_a_server_that_is_too_old_is_told_by_its_version(natty):
-    natty.connection._link.info = natty.connection.server_info | {"version": "2.10.29"}
+    natty.connection._session.info = natty.connection.server_info | {"version": "2.10.29"}
     with pytest.raises(
         UnsupportedError, match=r"^a key-value bucket needs nats-server 2\.11 or later .* 2\.10\.29: up"
     ):
         natty.jetstream.require("a key-value bucket", 2, 11)
     natty.jetstream.require("anything", 2, 10)
-    natty.connection._link.info["version"] = "2.12.0-RC.1"
+    natty.connection._session.info["version"] = "2.12.0-RC.1"
     assert natty.connection.server_version == (2, 12, 0)
 
 

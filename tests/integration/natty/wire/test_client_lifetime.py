@@ -54,10 +54,10 @@ def supervisors():
 async def test_a_block_around_a_client_that_connect_has_opened_opens_nothing_more(nats_server):
     before = len(supervisors())
     client = await Natty.connect(**PATIENT | nats_server.connect_options())
-    link = client.connection._link
+    link = client.connection._session
     async with client as same:
         assert same is client
-        assert client.connection._link is link
+        assert client.connection._session is link
         assert len(supervisors()) == before + 1
         await client.connection.flush()
     assert (client.connection.state, len(supervisors())) == ("closed", before)

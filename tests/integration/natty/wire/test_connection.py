@@ -149,7 +149,7 @@ async def test_a_killed_server_fails_requests_at_once_and_subscriptions_go_on_af
 async def test_bytes_that_end_the_session_for_good_lead_to_a_new_one(victim):
     async with connected(victim.connect_options()) as natty:
         told, got = events(natty), inbox(natty, "again")
-        natty.connection._link._write(b"NONSENSE\r\n")  # -ERR 'Unknown Protocol Operation', and the server closes
+        natty.connection._session._write(b"NONSENSE\r\n")  # -ERR 'Unknown Protocol Operation', and the server closes
         await until(lambda: told == ["disconnected", "connected"])
         natty.connection.send("again", b"1")
         await natty.connection.flush()
@@ -341,7 +341,7 @@ async def test_each_refusal_is_logged_once_and_after_a_hundred_it_is_said_once_t
 
 
 async def test_a_link_that_fails_at_a_write_is_replaced(natty, natty_name, monkeypatch):
-    name, link, told = natty_name("after"), natty.connection._link, events(natty)
+    name, link, told = natty_name("after"), natty.connection._session, events(natty)
     got = inbox(natty, name)
     natty.connection.subscribe(silent := natty_name("silent"), print)
     request = asyncio.create_task(natty.connection.request(silent, timeout=NEVER))
@@ -356,7 +356,7 @@ async def test_a_link_that_fails_at_a_write_is_replaced(natty, natty_name, monke
         async with asyncio.timeout(PATIENCE):
             await request
     await until(lambda: told == ["disconnected", "connected"])
-    assert natty.connection._link is not link
+    assert natty.connection._session is not link
     natty.connection.send(name, b"arrives")
     await until(lambda: got)
     assert got == [b"arrives"]

@@ -26,7 +26,7 @@ from natty.errors import ConfigError as NattyConfigError
 from natty.errors import TLSError
 from natty.testing import DevCA
 from natty.tls import client_context
-from natty.wire.session import _check_login
+from natty.wire.nats_py import _check_login
 
 KEY = f"k:{'A' * 43}="
 ROOT = os.getuid() == 0  # as whom this runs, and whose the files are

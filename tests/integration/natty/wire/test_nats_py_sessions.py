@@ -1,0 +1,92 @@
+"""What natty stands on when nats-py opens a session: which of its methods run, when, and what they leave behind."""
+
+import asyncio
+import json
+
+import pytest
+from nats.aio.transport import TcpTransport
+from patient import PATIENCE
+
+from natty.config.settings import Config
+from natty.errors import AuthorizationError
+from natty.testing import NatsServer, ServerOptions
+from natty.wire.nats_py import OpeningClient
+
+
+class Noting(OpeningClient):
+    """Notes the steps that nats-py takes, and what is there by then."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.steps = []
+
+    async def _select_next_server(self):
+        self.steps.append(("select", self.over_tls, dict(self._server_info), self._server_pool[0].uri.port))
+        await super()._select_next_server()
+
+    async def _connect_to_server(self, *server):
+        await super()._connect_to_server(*server)
+        self.steps.append(("connect", self.over_tls, dict(self._server_info), server[0].uri.port))
+
+    def _connect_command(self):
+        line = super()._connect_command()
+        self.steps.append(("command", self.over_tls, bool(self._server_info), line))
+        return line
+
+    async def _read_loop(self):
+        self.steps.append(("read", asyncio.current_task() is self._reading_task))
+
+    async def _ping_interval(self):
+        self.steps.append(("ping", asyncio.current_task() is self._ping_interval_task))
+
+    async def _flusher(self):
+        self.steps.append(("flush", asyncio.current_task() is self._flusher_task))
+
+
+async def opened(server):
+    client = Noting(Config(**server.connect_options(), connect_timeout=PATIENCE))
+    async with asyncio.timeout(PATIENCE):
+        await client.open(f"tls://localhost:{server.port}")
+        while len(client.steps) < 6:
+            await asyncio.sleep(0)
+    return client
+
+
+@pytest.mark.parametrize("handshake_first", [False, True])
+async def test_nats_py_connects_shakes_hands_and_sends_connect_last(natty_tls, nats_server_binary, handshake_first):
+    options = ServerOptions(jetstream=False, handshake_first=handshake_first)
+    with NatsServer(options, tls_files=natty_tls, binary=nats_server_binary) as server:
+        client = await opened(server)
+        select, connect, command, *tasks = client.steps
+        assert select == ("select", False, {}, server.port)
+        assert connect == ("connect", False, {}, server.port)  # no word was read yet, and TLS is not up
+        assert command[:3] == ("command", True, True)
+        assert command[3].startswith(b"CONNECT ")
+        assert command[3].endswith(b"\r\n")
+        assert json.loads(command[3].removeprefix(b"CONNECT "))["headers"] is True
+        assert sorted(tasks) == [("flush", True), ("ping", True), ("read", True)]  # nothing of nats-py runs any more
+        client.abort()
+
+
+async def test_what_nats_py_leaves_behind_is_a_socket_that_we_read_and_write(nats_server):
+    client = await opened(nats_server)
+    assert isinstance(client._transport, TcpTransport)
+    assert client.server_info["version"]
+    assert client.over_tls
+    client.writer.transport.write(b"PING\r\n")
+    async with asyncio.timeout(PATIENCE):
+        said = b""
+        while b"PONG\r\n" not in said:
+            said += await client.reader.read(65536)
+        client.abort()
+        assert await client.reader.read() == b""  # a dropped socket ends what is read from it
+
+
+async def test_a_refused_login_is_our_error_with_the_servers_words(natty_tls, nats_server_binary):
+    options = ServerOptions(jetstream=False, config='authorization { user: "ann", password: "secret" }')
+    with NatsServer(options, tls_files=natty_tls, binary=nats_server_binary) as server:
+        wrong = server.connect_options() | {"user": "ann", "password": "wrong"}
+        client = OpeningClient(Config(**wrong, connect_timeout=PATIENCE))
+        with pytest.raises(AuthorizationError, match="Authorization Violation"):
+            await client.open(f"tls://localhost:{server.port}")
+        client.abort()
