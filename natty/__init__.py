@@ -1,150 +1,168 @@
 """An opinionated NATS JetStream client: durable consume and publish, key-value, leader election, TLS end to end."""
 
-from natty.client import Natty, as_leader
-from natty.config.settings import Config
-from natty.consuming.bodies import BodyError
-from natty.consuming.consume import Consumption
-from natty.consuming.dead_letters import (
-    BadAdvisoryError,
-    BadLetterError,
-    DeadLetterOptions,
-    DeadLetters,
-    Letter,
-    LetterBox,
-    LetterFilter,
-    LetterNotFoundError,
-)
-from natty.consuming.handler import HandlerTimeoutError
-from natty.consuming.options import ConsumeOptions
-from natty.elections import Election, ElectionOptions, Leadership, Term
-from natty.errors import (
-    AuthorizationError,
-    BadGroupError,
-    BadRecordError,
-    BadSubjectError,
-    BucketNotFoundError,
-    ConfigError,
-    ConnectError,
-    ConnectionClosedError,
-    ConsumerExistsError,
-    ConsumerNotFoundError,
-    DomainUnreachableError,
-    GroupExistsError,
-    GroupNotFoundError,
-    JetStreamError,
-    JetStreamNotEnabledError,
-    KeyExistsError,
-    KeyNotFoundError,
-    LeadershipLostError,
-    NattyError,
-    NoRespondersError,
-    NotConnectedError,
-    PayloadTooLargeError,
-    PublishError,
-    RequestTimeoutError,
-    RevisionConflictError,
-    SessionEndedError,
-    StaleTokenError,
-    StreamExistsError,
-    StreamNotFoundError,
-    TLSClosedError,
-    TLSError,
-    TLSHandshakeError,
-    TLSRequiredError,
-    UnsupportedError,
-    WrongLastSequenceError,
-)
-from natty.groups import TooManyDeliveriesError
-from natty.jetstream import JetStream, PubAck
-from natty.kv import BadKeyError, Bucket, Entry, Gone, PictureComplete, Watch
-from natty.names import BadNameError
-from natty.publishing.atomic import AtomicMessage
-from natty.publishing.outbox import Outbox, OutboxOptions
-from natty.publishing.publisher import Publisher
-from natty.publishing.window import PublisherOptions
-from natty.pulling.pull import Pull
-from natty.pulling.requests import PullOptions
-from natty.streams import MessageNotFoundError, PurgeRefusedError
-from natty.streams.mirror import PromotionRefusedError
-from natty.templates import TemplateNotFoundError
-from natty.wire.message import Batch, Message
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "AtomicMessage",
-    "AuthorizationError",
-    "BadAdvisoryError",
-    "BadGroupError",
-    "BadKeyError",
-    "BadLetterError",
-    "BadNameError",
-    "BadRecordError",
-    "BadSubjectError",
-    "Batch",
-    "BodyError",
-    "Bucket",
-    "BucketNotFoundError",
-    "Config",
-    "ConfigError",
-    "ConnectError",
-    "ConnectionClosedError",
-    "ConsumeOptions",
-    "ConsumerExistsError",
-    "ConsumerNotFoundError",
-    "Consumption",
-    "DeadLetterOptions",
-    "DeadLetters",
-    "DomainUnreachableError",
-    "Election",
-    "ElectionOptions",
-    "Entry",
-    "Gone",
-    "GroupExistsError",
-    "GroupNotFoundError",
-    "HandlerTimeoutError",
-    "JetStream",
-    "JetStreamError",
-    "JetStreamNotEnabledError",
-    "KeyExistsError",
-    "KeyNotFoundError",
-    "Leadership",
-    "LeadershipLostError",
-    "Letter",
-    "LetterBox",
-    "LetterFilter",
-    "LetterNotFoundError",
-    "Message",
-    "MessageNotFoundError",
-    "Natty",
-    "NattyError",
-    "NoRespondersError",
-    "NotConnectedError",
-    "Outbox",
-    "OutboxOptions",
-    "PayloadTooLargeError",
-    "PictureComplete",
-    "PromotionRefusedError",
-    "PubAck",
-    "PublishError",
-    "Publisher",
-    "PublisherOptions",
-    "Pull",
-    "PullOptions",
-    "PurgeRefusedError",
-    "RequestTimeoutError",
-    "RevisionConflictError",
-    "SessionEndedError",
-    "StaleTokenError",
-    "StreamExistsError",
-    "StreamNotFoundError",
-    "TLSClosedError",
-    "TLSError",
-    "TLSHandshakeError",
-    "TLSRequiredError",
-    "TemplateNotFoundError",
-    "Term",
-    "TooManyDeliveriesError",
-    "UnsupportedError",
-    "Watch",
-    "WrongLastSequenceError",
-    "as_leader",
-]
+if TYPE_CHECKING:  # `X as X` exports a name
+    from natty.client import Natty as Natty, as_leader as as_leader
+    from natty.config.settings import Config as Config
+    from natty.consuming.bodies import BodyError as BodyError
+    from natty.consuming.consume import Consumption as Consumption
+    from natty.consuming.dead_letters import (
+        BadAdvisoryError as BadAdvisoryError,
+        BadLetterError as BadLetterError,
+        DeadLetterOptions as DeadLetterOptions,
+        DeadLetters as DeadLetters,
+        Letter as Letter,
+        LetterBox as LetterBox,
+        LetterFilter as LetterFilter,
+        LetterNotFoundError as LetterNotFoundError,
+    )
+    from natty.consuming.handler import HandlerTimeoutError as HandlerTimeoutError
+    from natty.consuming.options import ConsumeOptions as ConsumeOptions
+    from natty.elections import (
+        Election as Election,
+        ElectionOptions as ElectionOptions,
+        Leadership as Leadership,
+        Term as Term,
+    )
+    from natty.errors import (
+        AuthorizationError as AuthorizationError,
+        BadGroupError as BadGroupError,
+        BadRecordError as BadRecordError,
+        BadSubjectError as BadSubjectError,
+        BucketNotFoundError as BucketNotFoundError,
+        ConfigError as ConfigError,
+        ConnectError as ConnectError,
+        ConnectionClosedError as ConnectionClosedError,
+        ConsumerExistsError as ConsumerExistsError,
+        ConsumerNotFoundError as ConsumerNotFoundError,
+        DomainUnreachableError as DomainUnreachableError,
+        GroupExistsError as GroupExistsError,
+        GroupNotFoundError as GroupNotFoundError,
+        JetStreamError as JetStreamError,
+        JetStreamNotEnabledError as JetStreamNotEnabledError,
+        KeyExistsError as KeyExistsError,
+        KeyNotFoundError as KeyNotFoundError,
+        LeadershipLostError as LeadershipLostError,
+        NattyError as NattyError,
+        NoRespondersError as NoRespondersError,
+        NotConnectedError as NotConnectedError,
+        PayloadTooLargeError as PayloadTooLargeError,
+        PublishError as PublishError,
+        RequestTimeoutError as RequestTimeoutError,
+        RevisionConflictError as RevisionConflictError,
+        SessionEndedError as SessionEndedError,
+        StaleTokenError as StaleTokenError,
+        StreamExistsError as StreamExistsError,
+        StreamNotFoundError as StreamNotFoundError,
+        TLSClosedError as TLSClosedError,
+        TLSError as TLSError,
+        TLSHandshakeError as TLSHandshakeError,
+        TLSRequiredError as TLSRequiredError,
+        UnsupportedError as UnsupportedError,
+        WrongLastSequenceError as WrongLastSequenceError,
+    )
+    from natty.groups import TooManyDeliveriesError as TooManyDeliveriesError
+    from natty.jetstream import JetStream as JetStream, PubAck as PubAck
+    from natty.kv import (
+        BadKeyError as BadKeyError,
+        Bucket as Bucket,
+        Entry as Entry,
+        Gone as Gone,
+        PictureComplete as PictureComplete,
+        Watch as Watch,
+    )
+    from natty.names import BadNameError as BadNameError
+    from natty.publishing.atomic import AtomicMessage as AtomicMessage
+    from natty.publishing.outbox import Outbox as Outbox, OutboxOptions as OutboxOptions
+    from natty.publishing.publisher import Publisher as Publisher
+    from natty.publishing.window import PublisherOptions as PublisherOptions
+    from natty.pulling.pull import Pull as Pull
+    from natty.pulling.requests import PullOptions as PullOptions
+    from natty.streams import MessageNotFoundError as MessageNotFoundError, PurgeRefusedError as PurgeRefusedError
+    from natty.streams.mirror import PromotionRefusedError as PromotionRefusedError
+    from natty.templates import TemplateNotFoundError as TemplateNotFoundError
+    from natty.wire.message import Batch as Batch, Message as Message
+else:  # the same names, each imported when it is first used (PEP 562)
+    _HOMES = {
+        "natty.client": ["Natty", "as_leader"],
+        "natty.config.settings": ["Config"],
+        "natty.consuming.bodies": ["BodyError"],
+        "natty.consuming.consume": ["Consumption"],
+        "natty.consuming.dead_letters": [
+            "BadAdvisoryError",
+            "BadLetterError",
+            "DeadLetterOptions",
+            "DeadLetters",
+            "Letter",
+            "LetterBox",
+            "LetterFilter",
+            "LetterNotFoundError",
+        ],
+        "natty.consuming.handler": ["HandlerTimeoutError"],
+        "natty.consuming.options": ["ConsumeOptions"],
+        "natty.elections": ["Election", "ElectionOptions", "Leadership", "Term"],
+        "natty.errors": [
+            "AuthorizationError",
+            "BadGroupError",
+            "BadRecordError",
+            "BadSubjectError",
+            "BucketNotFoundError",
+            "ConfigError",
+            "ConnectError",
+            "ConnectionClosedError",
+            "ConsumerExistsError",
+            "ConsumerNotFoundError",
+            "DomainUnreachableError",
+            "GroupExistsError",
+            "GroupNotFoundError",
+            "JetStreamError",
+            "JetStreamNotEnabledError",
+            "KeyExistsError",
+            "KeyNotFoundError",
+            "LeadershipLostError",
+            "NattyError",
+            "NoRespondersError",
+            "NotConnectedError",
+            "PayloadTooLargeError",
+            "PublishError",
+            "RequestTimeoutError",
+            "RevisionConflictError",
+            "SessionEndedError",
+            "StaleTokenError",
+            "StreamExistsError",
+            "StreamNotFoundError",
+            "TLSClosedError",
+            "TLSError",
+            "TLSHandshakeError",
+            "TLSRequiredError",
+            "UnsupportedError",
+            "WrongLastSequenceError",
+        ],
+        "natty.groups": ["TooManyDeliveriesError"],
+        "natty.jetstream": ["JetStream", "PubAck"],
+        "natty.kv": ["BadKeyError", "Bucket", "Entry", "Gone", "PictureComplete", "Watch"],
+        "natty.names": ["BadNameError"],
+        "natty.publishing.atomic": ["AtomicMessage"],
+        "natty.publishing.outbox": ["Outbox", "OutboxOptions"],
+        "natty.publishing.publisher": ["Publisher"],
+        "natty.publishing.window": ["PublisherOptions"],
+        "natty.pulling.pull": ["Pull"],
+        "natty.pulling.requests": ["PullOptions"],
+        "natty.streams": ["MessageNotFoundError", "PurgeRefusedError"],
+        "natty.streams.mirror": ["PromotionRefusedError"],
+        "natty.templates": ["TemplateNotFoundError"],
+        "natty.wire.message": ["Batch", "Message"],
+    }
+    _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+    __all__ = sorted(_HOME_OF)
+
+    def __getattr__(name):
+        if name not in _HOME_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
+        return found
+
+    def __dir__():
+        return sorted({*globals(), *__all__})

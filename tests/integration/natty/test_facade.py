@@ -101,7 +101,8 @@ async def test_a_fixture_of_the_plugin_is_a_connected_client(natty):
 
 
 def test_every_error_has_one_root_and_a_sentence_of_its_own():
-    errors = [one for one in vars(package).values() if isinstance(one, type) and issubclass(one, Exception)]
+    public = [getattr(package, name) for name in package.__all__]
+    errors = [one for one in public if isinstance(one, type) and issubclass(one, Exception)]
     assert len(errors) > 15
     for error in errors:
         assert issubclass(error, NattyError)
