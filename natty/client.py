@@ -4,35 +4,47 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from datetime import datetime
 from functools import cached_property, partial, wraps
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from natty import kv, streams
-from natty.config.settings import Config, resolve
+from natty.config.settings import Config, ConnectionSettings, resolve
 from natty.consuming import closing
 from natty.consuming.consume import Consumption
 from natty.consuming.dead_letters import LETTERS, LetterBox
 from natty.consuming.handler import Handler
-from natty.consuming.options import ConsumeOptions
-from natty.elections import Election, ElectionOptions, Leadership, Lease, Term, ask_to_step_down, observe
+from natty.consuming.options import ConsumeOptions, ConsumeSettings
+from natty.elections import (
+    BUCKET,
+    Election,
+    ElectionOptions,
+    ElectionSettings,
+    Leadership,
+    Lease,
+    Term,
+    ask_to_step_down,
+    observe,
+)
 from natty.errors import PublishError
 from natty.groups import ElasticGroup, StaticGroup
 from natty.jetstream import JetStream, PubAck, StoredMessage
-from natty.kv import Bucket, Entry, Gone, Handles, Watch
+from natty.kv import Bucket, Entry, Gone, Handles, Watch, WatchSettings
 from natty.publishing import atomic
 from natty.publishing.atomic import AtomicMessage
 from natty.publishing.awaited import Awaited
 from natty.publishing.outbox import Callback, Outbox
 from natty.publishing.publisher import Publisher
-from natty.publishing.window import PublisherOptions
+from natty.publishing.window import PublisherOptions, PublisherSettings
 from natty.pulling.pull import Pull
-from natty.pulling.requests import PullOptions
+from natty.pulling.requests import PullOptions, PullSettings
 from natty.templates import Templates
 from natty.wire import tracing
 from natty.wire.connection import Connection
 from natty.wire.headers import publish_headers
 
+P = ParamSpec("P")
 T = TypeVar("T")
-Work = Callable[[Term], Awaitable[T]]
+Work = Callable[Concatenate[Term, P], Awaitable[T]]
+Elected = Callable[P, Coroutine[Any, Any, T]]
 
 
 class Natty:
@@ -44,7 +56,13 @@ class Natty:
     The way out, for all that has no method here: `natty.jetstream` (raw API requests) and `natty.connection`.
     """
 
-    def __init__(self, servers: str | list[str] | None = None, *, context: str | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        servers: str | list[str] | None = None,
+        *,
+        context: str | None = None,
+        **settings: Unpack[ConnectionSettings],
+    ) -> None:
         self.config: Config = resolve({"servers": servers, **settings}, context=context)
         self.connection = Connection(self.config)
         self.jetstream = JetStream(self.connection)
@@ -62,12 +80,18 @@ class Natty:
         return Outbox(self.jetstream)
 
     @classmethod
-    async def connect(cls, servers: str | list[str] | None = None, **settings: Any) -> Self:
+    async def connect(
+        cls,
+        servers: str | list[str] | None = None,
+        *,
+        context: str | None = None,
+        **settings: Unpack[ConnectionSettings],
+    ) -> Self:
         """Connect and return the client: `close` it in the end, or use it with `async with`, which opens nothing twice.
 
         Raises as `Connection.open` does.
         """
-        return await cls(servers, **settings).__aenter__()
+        return await cls(servers, context=context, **settings).__aenter__()
 
     async def __aenter__(self) -> Self:
         await self.connection.open()
@@ -158,8 +182,8 @@ class Natty:
             self.jetstream, messages, expect_last_sequence=expect_last_sequence, timeout=timeout
         )
 
-    def publisher(self, stream: str, **options: Any) -> Publisher:
-        """Return a publisher of many messages to one stream; use it with `async with`. Options: `PublisherOptions`."""
+    def publisher(self, stream: str, **options: Unpack[PublisherSettings]) -> Publisher:
+        """Return a publisher of many messages to one stream; use it with `async with`. Options: `PublisherSettings`."""
         return Publisher(self.jetstream, stream, PublisherOptions(**options))
 
     def consume(
@@ -169,17 +193,17 @@ class Natty:
         handler: Handler | None = None,
         *,
         consumer: dict[str, Any] | None = None,
-        **options: Any,
+        **options: Unpack[ConsumeSettings],
     ) -> Consumption:
         """Consume a stream with a durable consumer, made if there is none: `await` it, or `async for message in` it.
 
         `handler` takes a message, its body by annotation, or both; see `Handler`. `consumer` holds settings for making
-        it (`filter_subjects`, `ack_wait`, …); options are `ConsumeOptions`.
+        it (`filter_subjects`, `ack_wait`, …); options are `ConsumeSettings`.
         """
         return Consumption(self.jetstream, stream, durable, handler, ConsumeOptions(**options), consumer)
 
-    def pull(self, stream: str, durable: str, **options: Any) -> Pull:
-        """Return the bare pull loop, batch by batch, for those who ack in bulk. Options: `PullOptions`."""
+    def pull(self, stream: str, durable: str, **options: Unpack[PullSettings]) -> Pull:
+        """Return the bare pull loop, batch by batch, for those who ack in bulk. Options: `PullSettings`."""
         return Pull(self.jetstream, stream, durable, PullOptions(**options))
 
     def group(self, stream_name: str, name: str) -> ElasticGroup:
@@ -318,67 +342,71 @@ class Natty:
         """Return what the bucket still holds of a key, oldest first."""
         return await self.bucket(bucket).history(key)
 
-    def watch_key(self, bucket: str, key: str, **options: Any) -> Watch:
+    def watch_key(self, bucket: str, key: str, **options: Unpack[WatchSettings]) -> Watch:
         """Return a watch of a key, or of those that match its wildcards: `async for event in …`. See `kv.Watch`."""
         return self.bucket(bucket).watch(key, **options)
 
-    def watch_bucket(self, bucket: str, **options: Any) -> Watch:
-        """Return a watch of all keys: `async for event in …`. See `kv.Watch`; options are `WatchOptions`."""
+    def watch_bucket(self, bucket: str, **options: Unpack[WatchSettings]) -> Watch:
+        """Return a watch of all keys: `async for event in …`. See `kv.Watch`; options are `WatchSettings`."""
         return self.bucket(bucket).watch(**options)
 
     async def status(self, bucket: str) -> dict[str, Any]:
         """Return a bucket's settings and what it holds. BucketNotFoundError."""
         return await self.bucket(bucket).status()
 
-    def election(self, name: str, **options: Any) -> Election:
-        """Return this node's candidacy: `await election.run(work)`. Options: `ElectionOptions`."""
+    def election(self, name: str, **options: Unpack[ElectionSettings]) -> Election:
+        """Return this node's candidacy: `await election.run(work)`. Options: `ElectionSettings`."""
         return Election(self.jetstream, ElectionOptions(name=name, **options))
 
-    def leader(self, name: str, **options: Any) -> Election:
+    def leader(self, name: str, **options: Unpack[ElectionSettings]) -> Election:
         """Return a block that runs while this node is elected: `async with natty.leader("sweeper") as term`.
 
         Entering it campaigns. The block is cancelled when the term ends, and LeadershipLostError raised at its end.
         """
         return self.election(name, **options)
 
-    def observe(self, name: str, **options: Any) -> AsyncGenerator[Leadership, None]:
+    def observe(self, name: str, *, bucket: str = BUCKET, key: str = "") -> AsyncGenerator[Leadership, None]:
         """Yield who leads, since when and under which token, now and whenever that changes: a hint."""
-        return observe(self.jetstream, ElectionOptions(name=name, **options))
+        return observe(self.jetstream, ElectionOptions(name=name, bucket=bucket, key=key))
 
-    async def step_down(self, name: str, *, to: str = "", **options: Any) -> str:
+    async def step_down(self, name: str, *, to: str = "", bucket: str = BUCKET, key: str = "") -> str:
         """Ask the leader, wherever it runs, to leave office; return its name, or "" if nobody leads.
 
         `to` goes first then. NattyError if the leader does not answer.
         """
-        return await ask_to_step_down(self.jetstream, ElectionOptions(name=name, **options), to)
+        return await ask_to_step_down(self.jetstream, ElectionOptions(name=name, bucket=bucket, key=key), to)
 
-    def as_leader(self, name: str, **options: Any) -> Callable[[Work[T]], Callable[[], Coroutine[Any, Any, T]]]:
-        """Decorate `async def work(term)`: calling it campaigns, and runs it while this node is elected."""
+    def as_leader(self, name: str, **options: Unpack[ElectionSettings]) -> Callable[[Work[P, T]], Elected[P, T]]:
+        """Decorate `async def work(term, …)`: calling it campaigns, and runs it while this node is elected.
+
+        It is called without the term: `work(1, b=2)` for `work(term, a, b)`. See `Election.run`.
+        """
         return lambda work: wraps(work)(partial(self.election(name, **options).run, work))
 
-    async def get_leader(self, name: str, **options: Any) -> str | None:
+    async def get_leader(self, name: str, *, bucket: str = BUCKET, key: str = "") -> str | None:
         """Return the node that holds the lease as last written, or None: a hint, never a base for decisions."""
-        lease: Lease | None = await self.election(name, **options).leader()
+        lease: Lease | None = await self.election(name, bucket=bucket, key=key).leader()
         return lease.id if lease else None
 
-    async def have_leader(self, name: str, node_name: str, **options: Any) -> bool:
+    async def have_leader(self, name: str, node_name: str, *, bucket: str = BUCKET, key: str = "") -> bool:
         """Return whether this node holds the lease as last written: a hint."""
-        return await self.get_leader(name, **options) == node_name
+        return await self.get_leader(name, bucket=bucket, key=key) == node_name
 
 
 def as_leader(
-    name: str, *, settings: dict[str, Any] | None = None, **options: Any
-) -> Callable[[Work[T]], Callable[[], Coroutine[Any, Any, T]]]:
-    """Decorate `async def work(term)`: calling it connects, campaigns, and runs it while this node is elected.
+    name: str, *, settings: ConnectionSettings | None = None, **options: Unpack[ElectionSettings]
+) -> Callable[[Work[P, T]], Elected[P, T]]:
+    """Decorate `async def work(term, …)`: calling it connects, campaigns, and runs it while this node is elected.
 
-    Connection settings come from the environment and the nats context, as `Natty()` reads them, or from `settings`.
+    It is called without the term: `work(1, b=2)` for `work(term, a, b)`. Connection settings come from the environment
+    and the nats context, as `Natty()` reads them, or from `settings`.
     """
 
-    def decorate(work: Work[T]) -> Callable[[], Coroutine[Any, Any, T]]:
+    def decorate(work: Work[P, T]) -> Elected[P, T]:
         @wraps(work)
-        async def elected() -> T:
-            async with Natty(**(settings or {})) as natty:
-                return await natty.election(name, **options).run(work)
+        async def elected(*args: P.args, **kwargs: P.kwargs) -> T:
+            async with Natty(**(settings or {})) as client:
+                return await client.election(name, **options).run(work, *args, **kwargs)
 
         return elected
 

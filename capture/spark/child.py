@@ -8,7 +8,7 @@ from asyncio.subprocess import PIPE
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, Unpack
 
 import msgspec
 
@@ -17,7 +17,7 @@ from capture.spark.environment import needed
 from capture.spark.options import SparkOptions
 from capture.spark.protocol import Answer, Pong, Request, Start
 from capture.spark.scratch import Scratch
-from natty.elections import Program, run_guarded
+from natty.elections import Program, ProgramSettings, run_guarded
 
 LONGEST_ANSWER_BYTES = 256 * 1024 * 1024
 END_TIMEOUT = 15.0
@@ -36,13 +36,15 @@ class Run(Protocol):
     """What runs a program beside a guard: `natty.Term.run_process`, for as long as a term lasts, or `unled`."""
 
     def __call__(
-        self, command: Sequence[str], *, on_start: Callable[[Program], None], **options: Any
+        self, command: Sequence[str], *, on_start: Callable[[Program], None], **options: Unpack[ProgramSettings]
     ) -> Coroutine[Any, Any, int]:
         """Return the exit status once it has ended, with all that it has started."""
         ...
 
 
-async def unled(command: Sequence[str], *, on_start: Callable[[Program], None], **options: Any) -> int:
+async def unled(
+    command: Sequence[str], *, on_start: Callable[[Program], None], **options: Unpack[ProgramSettings]
+) -> int:
     """Run a program for as long as we live."""
     return await run_guarded(None, command, on_start=on_start, **options)
 

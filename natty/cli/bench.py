@@ -17,6 +17,7 @@ from natty import Natty
 from natty.cli import connect
 from natty.cli.run import run_async
 from natty.cli.tables import print_document, print_table
+from natty.publishing.window import PublishPath
 from natty.wire.servers import NEEDS
 
 _MAX_ACK_PENDING = 100_000
@@ -58,7 +59,8 @@ async def _bench(settings: dict[str, Any], count: int, size: int, stream_setting
         try:
             offer = {"allow_batched": True} if fast else {}
             await natty.create_stream(name, subjects=[subject], **offer, **stream_settings)
-            for path in ("window", "fast") if fast else ("window",):
+            paths: tuple[PublishPath, ...] = ("window", "fast") if fast else ("window",)
+            for path in paths:
                 await natty.jetstream.request(f"STREAM.PURGE.{name}")
                 with _measured(rows, f"publish, {path}", count):
                     await _publish(natty, name, subject, body, count, path)
@@ -89,7 +91,7 @@ def _measured(rows: list[Row], step: str, count: int) -> Iterator[None]:
     rows.append({"step": step, "messages": count, "seconds": wall, "rate": count / wall, "cpu_us": 1e6 * cpu / count})
 
 
-async def _publish(natty: Natty, stream: str, subject: str, body: bytes, count: int, path: str) -> None:
+async def _publish(natty: Natty, stream: str, subject: str, body: bytes, count: int, path: PublishPath) -> None:
     async with natty.publisher(stream, path=path) as publisher:
         for _ in range(count):
             await publisher.publish(subject, body)

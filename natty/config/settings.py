@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 from urllib.parse import urlsplit
 
 import msgspec
@@ -35,9 +35,55 @@ _ENVIRONMENT = {
 }
 
 
+class ConnectionSettings(TypedDict, total=False):
+    """The settings of a connection as keywords: the fields of `Config`, without the servers.
+
+    What is not given comes from the environment, then from a context of the `nats` tool; see `resolve`.
+    """
+
+    name: str
+    """Name of this client in the server's lists. Default "natty"."""
+    user: str
+    """User name. Default ""."""
+    password: str
+    """Password of the user. Default ""."""
+    token: str
+    """Token. Default ""."""
+    creds: str
+    """Path of a credentials file (JWT and seed). Default ""."""
+    nkey: str
+    """Path of a file with the seed of an nkey. Default ""."""
+    tls: bool | None
+    """Whether to use TLS. Default None: if a URL is tls://, or one of the PEM files below is named."""
+    tls_ca: str
+    """Path of the CA that the server's certificate is verified with, PEM. Default "": the system's CAs."""
+    tls_cert: str
+    """Path of the client's certificate, PEM. Default ""."""
+    tls_key: str
+    """Path of the client certificate's private key, PEM. Default ""."""
+    tls_first: bool
+    """Begin TLS before the server's INFO is read (`handshake_first` on the server). Default False."""
+    tls_hostname: str
+    """Host name that the server's certificate must have. Default "": that of the URL."""
+    connect_timeout: float | str
+    """Seconds, or text ("500ms"), for TCP, TLS and authentication with one server. Default 2.0."""
+    timeout: float | str
+    """Seconds, or text ("1m"), that the server has to answer a request. Default 5.0."""
+    ping_interval: float | str
+    """Seconds, or text, between two pings; a session with two unanswered ones ends. Default 5.0."""
+    inbox_prefix: str
+    """Subject prefix of the answers to this client. Default "_INBOX"."""
+    ignore_discovered_servers: bool
+    """Connect to the named servers only: behind a NAT or a proxy. Default False."""
+    domain: str
+    """JetStream domain. Default ""."""
+    api_prefix: str
+    """Subject prefix of JetStream's API. Default "": `$JS.API`, or that of the domain."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """How to reach and talk to the servers. Seconds are floats; paths are PEM files, except `creds` and `nkey`."""
+    """How to reach and talk to the servers. Seconds are floats; `ConnectionSettings` describes each field."""
 
     servers: tuple[str, ...] = (DEFAULT_URL,)
     name: str = "natty"
@@ -46,7 +92,7 @@ class Config:
     token: str = field(default="", repr=False)
     creds: str = ""
     nkey: str = ""
-    tls: bool | None = None  # None: on when a URL is tls:// or a certificate is named
+    tls: bool | None = None
     tls_ca: str = ""
     tls_cert: str = ""
     tls_key: str = ""
@@ -56,7 +102,7 @@ class Config:
     timeout: float = REQUEST_TIMEOUT
     ping_interval: float = PING_INTERVAL
     inbox_prefix: str = "_INBOX"
-    ignore_discovered_servers: bool = False  # behind a NAT or a proxy: use only the servers that are named here
+    ignore_discovered_servers: bool = False
     domain: str = ""
     api_prefix: str = ""
 

@@ -22,35 +22,47 @@ class ConsumeSettings(TypedDict, total=False):
     """The options of `consume` as keywords: the fields of `ConsumeOptions`."""
 
     concurrency: int
+    """Calls of the handler at one time. Default 1."""
     ordered_by: OrderedBy
+    """What orders messages: "subject", "header:NAME" or a function of the message. Default None."""
     retries: Sequence[float]
+    """Seconds before each retry of a message that failed. Default (1.0, 5.0, 30.0, 300.0)."""
     timeout: float | None
+    """Seconds that one call of the handler may take; then it is cancelled and has failed. Default None."""
     dead_letters: bool | DeadLetterOptions
+    """Where messages go after the last retry; False: the last retry repeats. Default True."""
     batch: int
+    """Call the handler with a list of up to this many messages; 0: with single messages. Default 0."""
     batch_wait: float
+    """Seconds that the first message of a batch waits for the others. Default 0.1."""
     shutdown_timeout: float
+    """Seconds that running handlers have to finish when asked to stop. Default 10.0."""
     max_messages: int
+    """Messages that are requested or being handled at one time. Default 500."""
     max_bytes: int
+    """Bytes of them. Default 32 MiB."""
     keep_alive: bool
+    """Restart `ack_wait` of messages that are being handled, or wait for it. Default True."""
     signals: bool
+    """Stop at SIGTERM and SIGINT, unless the application handles them itself. Default True."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumeOptions:
-    """How a handler is run."""
+    """How a handler is run; `ConsumeSettings` describes each field."""
 
-    concurrency: int = 1  # calls of the handler at one time
-    ordered_by: OrderedBy = None  # "subject", "header:NAME" or a function of the message: one of a key at a time
-    retries: Sequence[float] = (1.0, 5.0, 30.0, 300.0)  # seconds before each try after a failure
-    timeout: float | None = None  # seconds that one call of the handler may take; then it is cancelled and has failed
-    dead_letters: bool | DeadLetterOptions = True  # where messages go after the last retry; False: the last one repeats
-    batch: int = 0  # call the handler with a list of up to so many messages
-    batch_wait: float = 0.1  # seconds that the first message of a batch waits for the others
-    shutdown_timeout: float = 10.0  # seconds that running handlers have to finish when asked to stop
-    max_messages: int = 500  # asked for or being handled at one time
+    concurrency: int = 1
+    ordered_by: OrderedBy = None
+    retries: Sequence[float] = (1.0, 5.0, 30.0, 300.0)
+    timeout: float | None = None
+    dead_letters: bool | DeadLetterOptions = True
+    batch: int = 0
+    batch_wait: float = 0.1
+    shutdown_timeout: float = 10.0
+    max_messages: int = 500
     max_bytes: int = PullOptions.max_bytes
-    keep_alive: bool = True  # restart ack_wait of what runs and of what waits for its turn
-    signals: bool = True  # stop at SIGTERM and SIGINT, unless the application handles them itself
+    keep_alive: bool = True
+    signals: bool = True
 
     def __post_init__(self) -> None:
         check_timings(self, "timeout", "batch_wait", "shutdown_timeout", "retries")

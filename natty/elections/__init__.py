@@ -4,8 +4,8 @@ from natty.config.units import clock
 from natty.elections.audit_trail import TermNote, trail
 from natty.elections.election import Election
 from natty.elections.observer import Leadership, ask_to_step_down, elections, leadership, observe
-from natty.elections.options import BUCKET, ElectionOptions, default_node_name
-from natty.elections.process import Program, run_guarded
+from natty.elections.options import BUCKET, ElectionOptions, ElectionSettings, default_node_name
+from natty.elections.process import Program, ProgramSettings, run_guarded
 from natty.elections.record import Lease, Subjects
 from natty.elections.term import Term
 
@@ -13,9 +13,11 @@ __all__ = [
     "BUCKET",
     "Election",
     "ElectionOptions",
+    "ElectionSettings",
     "Leadership",
     "Lease",
     "Program",
+    "ProgramSettings",
     "Subjects",
     "Term",
     "TermNote",

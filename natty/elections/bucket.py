@@ -69,4 +69,4 @@ def _needed(options: ElectionOptions) -> dict[str, Any]:
         "allow_atomic": True,
         "republish": {"src": f"$KV.{options.bucket}.>", "dest": observed(options.bucket)},
     }
-    return needed | ({"num_replicas": options.copies} if options.copies is not None else {})
+    return needed | ({"num_replicas": options.replicas} if options.replicas is not None else {})

@@ -1,12 +1,15 @@
+"""One node's part in an election: `run` the work, or enter a block, while it leads."""
+
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from natty.config.units import parse_time
 from natty.consuming.handler import is_async
@@ -21,6 +24,7 @@ from natty.jetstream import JetStream, StoredMessage
 
 log = logging.getLogger("natty.leader")
 
+P = ParamSpec("P")
 T = TypeVar("T")
 OVERRUN = 1.0  # seconds after which work that goes on is told to stop again, and reported
 
@@ -71,13 +75,15 @@ class Election(Candidate):
         return lease
 
     @overload
-    async def run(self, work: Callable[[Term], Awaitable[T]]) -> T: ...
+    async def run(self, work: Callable[Concatenate[Term, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T: ...
 
     @overload
-    async def run(self, work: Callable[[Term], T]) -> T: ...
+    async def run(self, work: Callable[Concatenate[Term, P], T], *args: P.args, **kwargs: P.kwargs) -> T: ...
 
-    async def run(self, work: Callable[[Term], Any]) -> Any:
-        """Campaign, run `work(term)` while elected, campaign again when office was lost; return what `work` returns.
+    async def run(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Campaign, run `work(term, *args, **kwargs)` while elected, and return its result.
+
+        Campaigns again when the term was lost before the work returned.
 
         Work that is not a coroutine function runs in a thread, whatever kind of callable it is. It is cancelled before
         the deadline, and joined before the lease is released. An error of the work releases the lease and is raised.
@@ -88,15 +94,15 @@ class Election(Candidate):
             while True:
                 term = await candidacy.elected()
                 try:
-                    outcome = await self._serve(candidacy, term, work)
+                    outcome = await self._serve(candidacy, partial(_called, work, term, *args, **kwargs))
                 finally:
                     await candidacy.left_office()
                 if outcome is not None:
                     return outcome[0]
 
-    async def _serve(self, candidacy: Candidacy, term: Term, work: Callable[[Term], Any]) -> tuple[Any] | None:
-        """Run the work until it ends or the term does; None if office was lost meanwhile."""
-        body = candidacy.running.around(lambda: asyncio.create_task(_called(work, term)))
+    async def _serve(self, candidacy: Candidacy, work: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[Any] | None:
+        """Run the work until it ends or the term does; None if the term was lost meanwhile."""
+        body = candidacy.running.around(lambda: asyncio.create_task(work()))
         told = asyncio.create_task(candidacy.told_to_stop.wait())
         try:
             await asyncio.wait([body, told], return_when=asyncio.FIRST_COMPLETED)
@@ -176,8 +182,10 @@ class _Scope:
             raise LeadershipLostError(text) from error
 
 
-async def _called(work: Callable[[Term], Any], term: Term) -> Any:
-    result = work(term) if is_async(work) else await term.to_thread(work, term)  # a plain callable may block
+async def _called(work: Callable[..., Any], term: Term, *args: Any, **kwargs: Any) -> Any:
+    if is_async(work):
+        return await work(term, *args, **kwargs)
+    result = await term.to_thread(work, term, *args, **kwargs)  # a plain callable may block
     return await result if inspect.isawaitable(result) else result
 
 

@@ -1,3 +1,5 @@
+"""The settings of an election, and the timings that follow from its lease."""
+
 from __future__ import annotations
 
 import os
@@ -6,11 +8,12 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
+from typing import TypedDict
 
 from natty.config.units import check_timings
 
 DRIFT = 0.02  # how far two clocks' rates may differ
-LEASE = 2.0  # seconds
+LEASE = 2.0  # seconds until a dead leader is replaced
 SHORTEST_LEASE = 0.3  # seconds
 LONGEST_LEASE = 3600.0  # seconds: a dead leader is replaced after that, whatever a record says
 MAX_STALL = 10.0  # seconds that the event loop may be busy before its node is taken for hung
@@ -73,25 +76,49 @@ def silence(lease: float) -> float:
     return lease * (1 + DRIFT)
 
 
+class ElectionSettings(TypedDict, total=False):
+    """The options of an election as keywords: the fields of `ElectionOptions`, without the name."""
+
+    key: str
+    """Key of the lease in the bucket. Default "": the election's name."""
+    lease: float
+    """Seconds until a dead leader is replaced, from 0.3 to 3600. Default 2.0."""
+    bucket: str
+    """Bucket of the election. Default "natty_leaders"."""
+    node_name: str
+    """Name of this node. Default "": host and process."""
+    replicas: int | None
+    """Replicas of the bucket when it is made. Default None: 3 on a cluster, else 1."""
+    description: str
+    """Description of the bucket when it is made. Default ""."""
+    priority: int
+    """0 to 100: a node with a lower number asks the leader to hand over. Default 0."""
+    grace: float
+    """Seconds that the work has to stop, a fifth of the lease at most. Default inf: that fifth."""
+    max_stall: float
+    """Seconds that the event loop may be blocked before the lease is not renewed any more. Default 10.0."""
+    health: Callable[[], bool] | None
+    """Called on the event loop four times a second while leading; False, or an error, ends the term. Default None."""
+    on_elected: Callable[[int], None] | None
+    """Called on the event loop with the token when a term begins. Default None."""
+    on_lost: Callable[[str], None] | None
+    """Called on the event loop with the reason when a term ends. Default None."""
+    on_new_leader: Callable[[str], None] | None
+    """Called on the event loop with a node's name when it becomes the leader. Default None."""
+    on_stop_overrun: Callable[[], None] | None
+    """Called on the event loop when the work continues after it was told to stop. Default None."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ElectionOptions:
-    """One election and this node's part in it. Seconds.
-
-    `lease`: how long a dead leader keeps its office (the ancestor's `bucket_ttl` is another name for it).
-    `priority`: 0 comes first, as in a mail exchanger's record; a node of a lower number asks the holder to hand over.
-    `max_stall`: how long the event loop may be stuck before the lease is no longer renewed.
-    `health`: asked on the event loop four times a second while in office; False, or an error, leaves it.
-    `on_…`: called on the event loop; `on_stop_overrun` when work goes on after it was told to stop.
-    """
+    """One election and this node's part in it; `ElectionSettings` describes each field. ValueError if one is wrong."""
 
     name: str
     key: str = ""
-    lease: float | None = None
+    lease: float = LEASE
     bucket: str = BUCKET
     node_name: str = ""
     replicas: int | None = None
-    replica_count: int | None = None
-    bucket_ttl: float | None = None
     description: str = ""
     priority: int = 0
     grace: float = float("inf")
@@ -103,18 +130,14 @@ class ElectionOptions:
     on_stop_overrun: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
-        check_timings(self, "lease", "bucket_ttl", "grace", "max_stall")
-        for one, other in (("lease", "bucket_ttl"), ("replicas", "replica_count")):
-            values = {getattr(self, one), getattr(self, other)} - {None}
-            if len(values) > 1:
-                raise ValueError(f"{one} and {other} are two names of one setting and contradict each other: {values}")
-        if not self.rules.lease >= SHORTEST_LEASE:
+        check_timings(self, "lease", "grace", "max_stall")
+        if not self.lease >= SHORTEST_LEASE:
             raise ValueError(
-                f"a lease of {self.rules.lease:g} s is too short: renewing takes time; take at least {SHORTEST_LEASE} s"
+                f"a lease of {self.lease:g} s is too short: renewing takes time; take at least {SHORTEST_LEASE} s"
             )
-        if self.rules.lease > LONGEST_LEASE:
+        if self.lease > LONGEST_LEASE:
             raise ValueError(
-                f"a lease of {self.rules.lease:g} s is too long: a dead leader is replaced only after its lease; take"
+                f"a lease of {self.lease:g} s is too long: a dead leader is replaced only after its lease; take"
                 f" at most {LONGEST_LEASE:g} s"
             )
         if self.max_stall < 2 * PULSE:
@@ -124,20 +147,14 @@ class ElectionOptions:
         if not 0 <= self.priority <= LAST_PRIORITY:
             raise ValueError(f"priority {self.priority} is not between 0, the first, and {LAST_PRIORITY}, the last")
         if not LEASE_KEY.fullmatch(self.lease_key):
-            raise ValueError(f"{self.lease_key!r} is no key of a bucket: letters, digits and - / _ = with dots between")
+            raise ValueError(f"{self.lease_key!r} is not a key: write letters, digits and - / _ = with dots between")
 
     @property
     def rules(self) -> Rules:
         """The timings."""
-        lease = self.lease if self.lease is not None else self.bucket_ttl if self.bucket_ttl is not None else LEASE
-        return Rules(lease=lease, grace=self.grace, max_stall=self.max_stall, priority=self.priority)
+        return Rules(lease=self.lease, grace=self.grace, max_stall=self.max_stall, priority=self.priority)
 
     @property
     def lease_key(self) -> str:
         """The key of the lease."""
         return self.key or self.name
-
-    @property
-    def copies(self) -> int | None:
-        """How many replicas the bucket shall have; None leaves it to the cluster."""
-        return self.replicas if self.replicas is not None else self.replica_count

@@ -10,8 +10,8 @@ import struct
 import sys
 import threading
 from asyncio.subprocess import Process
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any, TypedDict, Unpack
 
 from natty.elections import guard
 from natty.elections.tenure import Tenure
@@ -101,13 +101,34 @@ class _Line:
         return 0.0 if told else tenure.deadline - tenure.stop_before, kill
 
 
+class ProgramSettings(TypedDict, total=False):
+    """The options of `run_process` for its program: those of `asyncio.create_subprocess_exec`."""
+
+    env: Mapping[str, str] | None
+    """Environment of the program. Default None: that of this process."""
+    cwd: str | os.PathLike[str] | None
+    """Working directory of the program. Default None: that of this process."""
+    stdin: int | IO[Any] | None
+    """Standard input, as for `subprocess.Popen`. Default None: that of this process."""
+    stdout: int | IO[Any] | None
+    """Standard output. Default None: that of this process."""
+    stderr: int | IO[Any] | None
+    """Standard error. Default None: that of this process."""
+    limit: int
+    """Bytes that a pipe's reader buffers. Default 64 KiB."""
+
+
 async def run_guarded(
-    tenure: Tenure | None, command: Sequence[str], *, on_start: Callable[[Program], Any] | None = None, **options: Any
+    tenure: Tenure | None,
+    command: Sequence[str],
+    *,
+    on_start: Callable[[Program], Any] | None = None,
+    **options: Unpack[ProgramSettings],
 ) -> int:
     """Run a program under a tenure, or None: for as long as it and we live. Return its exit status.
 
     When cancelled, the program gets SIGTERM, at the end of the grace SIGKILL, and is waited for; without a tenure
-    SIGKILL at once. `options` are those of `asyncio.create_subprocess_exec`. OSError if the guard can't be started.
+    SIGKILL at once. OSError if the guard can't be started.
     """
     line = _Line(tenure)
     try:

@@ -7,11 +7,11 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar, copy_context
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, Unpack
 
 import msgspec
 
-from natty.elections.process import run_guarded
+from natty.elections.process import Program, ProgramSettings, run_guarded
 from natty.elections.record import Subjects
 from natty.elections.tenure import Tenure
 from natty.errors import (
@@ -114,15 +114,21 @@ class Term:
             raise asyncio.CancelledError
         return running.result()
 
-    async def run_process(self, command: Sequence[str], **options: Any) -> int:
+    async def run_process(
+        self,
+        command: Sequence[str],
+        *,
+        on_start: Callable[[Program], Any] | None = None,
+        **options: Unpack[ProgramSettings],
+    ) -> int:
         """Run a program for as long as the term lasts and return its exit status, negative for a signal.
 
         It has a process group of its own. SIGTERM when the work is to stop; SIGKILL a quarter of the grace before the
         deadline, to all that it has started, by a guard beside it: also when this process is frozen, hung or dead.
-        Options: `on_start(program)`, called with what has `send_signal`, `kill`, and the pipes; else those of
-        `asyncio.create_subprocess_exec`, as `env`, `cwd`, `stdin`, `stdout`, `stderr`, `limit`.
+        `on_start` is called with the program, which has `send_signal`, `kill` and the pipes. Options:
+        `ProgramSettings`.
         """
-        return await run_guarded(self._tenure, command, **options)
+        return await run_guarded(self._tenure, command, on_start=on_start, **options)
 
     # Commits.
 

@@ -43,17 +43,29 @@ class JoinSettings(TypedDict, total=False):
     """The options of `join` as keywords: the fields of `JoinOptions`."""
 
     ordered_by: OrderedBy
+    """What orders messages: "partition" or, finer, "subject", "header:NAME", a function. Default "partition"."""
     concurrency: int
+    """Calls of the handler at one time. Default 100."""
     retries: Sequence[float]
+    """Seconds before each retry of a message that failed; its key waits meanwhile. Default (1.0, 5.0, 30.0)."""
     dead_letters: bool | DeadLetterOptions
+    """Where messages go after the last retry; False: the last retry repeats. Default True."""
     max_deliveries: int
+    """Deliveries of a message without an outcome before it becomes a dead letter. Default 30."""
     ack_wait: float
+    """Seconds until another instance gets a dead one's messages and pin. Default 5.0."""
     max_ack_pending: int
+    """Unfinished messages of this member. Default 500."""
     max_bytes: int
+    """Bytes of them that are held here. Default 32 MiB."""
     shutdown_timeout: float
+    """Seconds that running handlers have to finish when partitions or the pin are handed over. Default 10.0."""
     consumer: dict[str, Any]
+    """Other settings of the consumer, by the server's names. Default {}."""
     on_event: Callable[[MemberEvent], None] | None
+    """Called on the event loop with each change of this instance. Default None."""
     lag_every: float
+    """Seconds between two counts of the messages that wait in its partitions; 0: none. Default 30.0."""
 
 
 @dataclass(frozen=True, kw_only=True)

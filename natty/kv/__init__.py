@@ -3,7 +3,7 @@ from natty.kv.entry import Entry, Gone, PictureComplete
 from natty.kv.handles import Handles
 from natty.kv.names import BadKeyError
 from natty.kv.settings import bucket_settings, create_bucket, delete_bucket, list_buckets
-from natty.kv.watch import Event, Watch, WatchOptions
+from natty.kv.watch import Event, Watch, WatchOptions, WatchSettings
 
 __all__ = [
     "BadKeyError",
@@ -15,6 +15,7 @@ __all__ = [
     "PictureComplete",
     "Watch",
     "WatchOptions",
+    "WatchSettings",
     "bucket_settings",
     "create_bucket",
     "delete_bucket",

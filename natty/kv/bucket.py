@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from math import ceil
-from typing import Any
+from typing import Any, Unpack
 
 from natty.config.units import NANOSECONDS, clock, seconds_of
 from natty.errors import (
@@ -27,7 +27,7 @@ from natty.errors import (
 from natty.jetstream import JetStream, StoredMessage
 from natty.kv.entry import Entry, Gone, PictureComplete, headers_to_keep, stored_entry, ttl_header
 from natty.kv.names import check_bucket, check_filter, check_key
-from natty.kv.watch import Watch, WatchOptions
+from natty.kv.watch import Watch, WatchOptions, WatchSettings
 from natty.wire.message import Headers, as_payload, encode_headers
 
 ATTEMPTS = 20  # to change a key that others change at the same time
@@ -302,7 +302,7 @@ class Bucket:
         """
         return await self._picture(check_key(key), history=True)
 
-    async def _picture(self, *filters: str, **options: Any) -> list[Entry | Gone]:
+    async def _picture(self, *filters: str, **options: Unpack[WatchSettings]) -> list[Entry | Gone]:
         found: list[Entry | Gone] = []
         loop, timeout = asyncio.get_running_loop(), self._jetstream.connection.config.timeout
         try:
@@ -319,10 +319,10 @@ class Bucket:
             raise RequestTimeoutError(f"bucket {self.name} showed nothing for {timeout:g} s") from None
         raise ConnectionClosedError
 
-    def watch(self, *keys: str, **options: Any) -> Watch:
+    def watch(self, *keys: str, **options: Unpack[WatchSettings]) -> Watch:
         """Return a watch of these keys, wildcards `*` and `>` allowed; of the whole bucket if none is named.
 
-        Options: `WatchOptions`.
+        Options: `WatchSettings`.
         """
         filters = tuple(check_filter(key) for key in keys) or (">",)
         return Watch(self._jetstream, self.stream, self._root, filters, WatchOptions(**options), skipped=self._skipped)

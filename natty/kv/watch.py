@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import TypedDict
 
 from natty.errors import NattyError
 from natty.jetstream import JetStream
@@ -18,17 +19,36 @@ READS_AT_ONCE = 100
 RETRY_DELAY = 0.25  # seconds before the leader is asked again what keys there are
 
 
+class WatchSettings(TypedDict, total=False):
+    """The options of a watch as keywords: the fields of `WatchOptions`."""
+
+    history: bool
+    """Begin with all values that the bucket holds, markers included, instead of the last ones. Default False."""
+    updates_only: bool
+    """Show only what is written from now on. Default False."""
+    ignore_deletes: bool
+    """Show no `Gone`. Default False."""
+    values: bool
+    """False: keys, revisions and headers only. Default True."""
+    max_messages: int
+    """Messages that may wait to be read. Default 1024."""
+    max_bytes: int
+    """Bytes that may wait to be read. Default 8 MiB."""
+    heartbeat: float
+    """Seconds; a server that is silent for two of them counts as lost. Default 5.0."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class WatchOptions:
-    """What a watch shows, and how much of it may wait to be read."""
+    """What a watch shows, and how much of it may wait to be read; `WatchSettings` describes each field."""
 
-    history: bool = False  # begin with all values that the bucket holds, markers among them, not the last ones only
-    updates_only: bool = False  # no first picture: what is written from now on
-    ignore_deletes: bool = False  # no `Gone`
-    values: bool = True  # False: keys, revisions and headers only
-    max_messages: int = 1024  # that wait here to be read
+    history: bool = False
+    updates_only: bool = False
+    ignore_deletes: bool = False
+    values: bool = True
+    max_messages: int = 1024
     max_bytes: int = 8 * 1024 * 1024
-    heartbeat: float = 5.0  # seconds; a server that is silent for two of them is taken for lost
+    heartbeat: float = 5.0
 
     def __post_init__(self) -> None:
         if self.history and self.updates_only:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypedDict
 
 import msgspec
 
@@ -8,16 +9,33 @@ from natty.config.units import check_timings
 from natty.errors import PublishError
 from natty.names import decode
 
+PublishPath = Literal["auto", "fast", "window"]
+
+
+class PublisherSettings(TypedDict, total=False):
+    """The options of `publisher` as keywords: the fields of `PublisherOptions`."""
+
+    window: int
+    """Messages that may be on their way. Default 4096."""
+    window_bytes: int
+    """Bytes of payloads that may be on their way; one larger message is sent alone. Default 64 MiB."""
+    ack_timeout: float
+    """Seconds without progress until unacknowledged messages are sent again. Default 5.0."""
+    give_up: float
+    """Seconds without progress until unacknowledged messages are reported as errors. Default 30.0."""
+    path: PublishPath
+    """The protocol: "fast" ingest, "window" for an ack per message, "auto" for what the server has. Default "auto"."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PublisherOptions:
-    """How many messages may be on their way, and how long one may take."""
+    """How many messages may be on their way, and how long one may take; `PublisherSettings` describes each field."""
 
     window: int = 4096
-    window_bytes: int = 64 * 1024 * 1024  # of payloads; a single message may be larger
-    ack_timeout: float = 5.0  # seconds without any progress before the unacknowledged are sent again
-    give_up: float = 30.0  # seconds without any progress before they are reported as errors
-    path: str = "auto"  # "fast": fast ingest; "window": an ack a message; "auto": what server and stream offer
+    window_bytes: int = 64 * 1024 * 1024
+    ack_timeout: float = 5.0
+    give_up: float = 30.0
+    path: PublishPath = "auto"
 
     def __post_init__(self) -> None:
         check_timings(self, "ack_timeout", "give_up")

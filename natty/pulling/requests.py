@@ -12,10 +12,15 @@ class PullSettings(TypedDict, total=False):
     """The options of `pull` as keywords: the fields of `PullOptions`."""
 
     max_messages: int
+    """Messages that are requested, or arrived and not finished, at one time. Default 4096."""
     max_bytes: int
+    """Bytes of them; a larger message comes alone. Default 32 MiB."""
     expires: float
+    """Seconds that a request lives: a request of a dead connection takes messages for so long. Default 10.0."""
     heartbeat: float
+    """Seconds between two signs of life of a server that has nothing to deliver. Default 5.0."""
     tick: float | None
+    """Seconds without a message after which an empty batch is yielded; None: never. Default None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +31,10 @@ class PullOptions:
     """
 
     max_messages: int = 4096
-    max_bytes: int = 32 * 1024 * 1024  # a larger message comes alone
-    expires: float = 10.0  # seconds that a request lives: a request of a dead connection takes messages for so long
-    heartbeat: float = 5.0  # seconds between two signs of life of a server that has nothing to deliver
-    tick: float | None = None  # seconds without a message after which an empty batch is yielded; None: never
+    max_bytes: int = 32 * 1024 * 1024
+    expires: float = 10.0
+    heartbeat: float = 5.0
+    tick: float | None = None
 
     def __post_init__(self) -> None:
         if self.heartbeat * 2 > self.expires:

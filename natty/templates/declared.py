@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 
-from natty.elections import Election, ElectionOptions, Term
+from natty.elections import Election, ElectionOptions, ElectionSettings, Term
 from natty.errors import (
     BadRecordError,
     BucketNotFoundError,
@@ -238,8 +238,8 @@ class Templates:
                 return waiting
             await asyncio.sleep(LOOK_EVERY)
 
-    async def run(self, **options: Any) -> None:
-        """Campaign, and make the streams of all templates while elected; without end. Options: `ElectionOptions`.
+    async def run(self, **options: Unpack[ElectionSettings]) -> None:
+        """Campaign, and make the streams of all templates while elected; without end. Options: `ElectionSettings`.
 
         UnsupportedError before nats-server 2.14.6, as `add`.
         """
@@ -251,7 +251,7 @@ class Templates:
 
         await self._election(**options).run(make)
 
-    def _election(self, **options: Any) -> Election:
+    def _election(self, **options: Unpack[ElectionSettings]) -> Election:
         return Election(self._jetstream, ElectionOptions(name=ELECTION, **options))
 
 

@@ -72,14 +72,31 @@ async def test_work_as_leader_of_a_connected_client(natty, natty_name):
     assert token > 0
 
 
+async def test_work_as_leader_gets_the_arguments_of_its_call(natty, natty_name):
+    """Of a coroutine function, and of a plain one, which runs in a thread."""
+    name = await vacated(natty, natty_name("sweep"), "facade")
+
+    @natty.as_leader(name, lease=LONG, bucket="facade")
+    async def sweep(term, a, b=1):
+        return term.name, a, b
+
+    @natty.as_leader(name, lease=LONG, bucket="facade")
+    def sweep_in_a_thread(term, a, b=1):
+        return term.name, a, b
+
+    for work in (sweep, sweep_in_a_thread):
+        assert await asyncio.wait_for(work(5, b=2), PATIENCE) == (name, 5, 2)
+        assert await asyncio.wait_for(work("x"), PATIENCE) == (name, "x", 1)
+
+
 async def test_work_as_leader_that_connects_by_itself(nats_server, natty, natty_name):
     name = await vacated(natty, natty_name("sweep"), "facade")
 
     @as_leader(name, settings=PATIENT | nats_server.connect_options(), lease=LONG, bucket="facade")
-    async def sweep(term):
-        return term.name
+    async def sweep(term, *parts, end):
+        return term.name, *parts, end
 
-    assert await asyncio.wait_for(sweep(), PATIENCE) == name
+    assert await asyncio.wait_for(sweep(1, 2, end=3), PATIENCE) == (name, 1, 2, 3)
 
 
 async def test_settings_come_from_the_environment(nats_server, monkeypatch):

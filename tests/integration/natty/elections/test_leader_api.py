@@ -101,9 +101,9 @@ async def test_several_commits_are_stored_together_or_not_at_all(natty, name):
         assert (await election.last_commit("b")).data == b"3"
 
 
-async def test_the_ancestors_names_of_the_options_work(natty, natty_name):
+async def test_an_election_has_a_bucket_and_a_key_of_its_own(natty, natty_name):
     bucket, key = natty_name("ancestor"), "some.key"
-    options = {"bucket": bucket, "key": key, "bucket_ttl": 60.0, "replica_count": 1, "description": "mine"}
+    options = {"bucket": bucket, "key": key, "lease": LONG, "replicas": 1, "description": "mine"}
     await natty.election("a name of mine", **options).prepare()
     await vacated(natty, key, bucket)
     async with natty.leader("a name of mine", node_name="node-1", **options):
@@ -124,12 +124,11 @@ async def test_a_bucket_that_lacks_what_is_needed_is_refused_with_the_difference
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"lease": 1.0, "bucket_ttl": 2.0}, "two names of one setting"),
         ({"lease": float("nan")}, "lease is nan; write a number of seconds"),
         ({"max_stall": 0.1}, r"max_stall of 0\.1 s is less than two signs of life"),
         ({"grace": 0.0}, "tell the work to stop when it is too late"),
         ({"priority": 101}, "not between 0, the first, and 100"),
-        ({"key": "a..b"}, "no key of a bucket"),
+        ({"key": "a..b"}, "is not a key"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options, text):

@@ -194,7 +194,7 @@ def test_a_ttl_of_a_message_may_be_text():
     ("options", "name"),
     [(ConsumeOptions, one) for one in ("timeout", "batch_wait", "shutdown_timeout")]
     + [(JoinOptions, one) for one in ("ack_wait", "shutdown_timeout", "lag_every")]
-    + [(partial(ElectionOptions, name="e"), one) for one in ("lease", "bucket_ttl", "grace", "max_stall")]
+    + [(partial(ElectionOptions, name="e"), one) for one in ("lease", "grace", "max_stall")]
     + [(PublisherOptions, one) for one in ("ack_timeout", "give_up")],
 )
 def test_timings_of_this_process_are_numbers_of_seconds(options, name):
