@@ -61,7 +61,12 @@ LIBRARY_MAIN = {"__init__", "__main__"}
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "service", "misc", "base", "core"}
 LARGEST_FILE = 400  # lines
 LARGEST_NOUN = 600  # lines of a file that is one noun in one class
-ONE_NOUN = {"natty/wire/connection.py", "natty/elections/machine.py", "natty/publishing/publisher.py"}
+ONE_NOUN = {
+    "natty/client.py",
+    "natty/wire/connection.py",
+    "natty/elections/machine.py",
+    "natty/publishing/publisher.py",
+}
 THIN = 3  # statements of a method of the facade, its docstring not counted
 
 
