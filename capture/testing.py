@@ -78,7 +78,7 @@ class ArrowEngine:
         return [msgspec.structs.replace(one, columns=write_columns(columns.run)) for one in merged]
 
     async def _merge(self, store: Store, group: Group, columns: Any) -> Merged:
-        from capture.maintenance.merge.merge import merge_group
+        from capture.maintenance.merge.merge_group import merge_group
 
         if why := columns.why_not(group):
             return Merged(failed=why)

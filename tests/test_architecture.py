@@ -41,7 +41,7 @@ HEAVY = {
     "pyiceberg": {"capture/iceberg/"},
     "aiohttp": {"capture/status/iceberg_rest.py", "capture/status/https.py", "capture/status/status_page.py"},
     "pyroaring": {"capture/archive/sequences.py"},
-    "obstore": {"capture/stores/client.py", "capture/stores/object.py"},
+    "obstore": {"capture/stores/object_client.py", "capture/stores/object.py"},
     "cryptography": {
         "natty/tls.py",
         "capture/archive/encryption.py",

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap
 
 from capture.archive.keyfile import KEY_BYTES, check_keys, load_keys, parse_keys
 from capture.errors import CipherError, KeyMissingError
-from capture.stores.seekable import Positioned
+from capture.stores.stored_file import Positioned
 from natty.errors import UNREADABLE
 
 MAGIC = b"CAPENC1\n"

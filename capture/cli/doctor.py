@@ -18,7 +18,7 @@ from capture.ingest.source import stream_info
 from capture.node.moved_store import check_not_moved
 from capture.spark import class_data
 from capture.spark.java import candidates, choose
-from capture.spark.properties import check_master, read_properties
+from capture.spark.options import check_master, read_properties
 from capture.stores import open_store
 from natty import Natty
 from natty.cli import connect, server_checks

@@ -10,8 +10,8 @@ from capture.archive.heads import COMPACTION, SWEEP
 from capture.archive.identity import require_archive
 from capture.archive.view import read_picture
 from capture.config.settings import CaptureConfig
+from capture.maintenance.compaction_plan import plan
 from capture.maintenance.engine import Group
-from capture.maintenance.plan import plan
 from capture.node.leader_tasks import policy, retention
 from capture.stores import open_store
 from natty import Natty

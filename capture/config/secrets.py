@@ -11,7 +11,7 @@ import msgspec
 
 from capture.config.provenance import Given, Place, Setting
 from capture.errors import ConfigError
-from capture.spark.properties import PLACE, SECRET
+from capture.spark.options import PLACE, SECRET
 from natty.config.secret_files import exposure
 
 HIDDEN = "***"

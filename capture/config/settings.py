@@ -29,8 +29,8 @@ from capture.ingest.durable import ALL, TOGETHER, Durable
 from capture.ingest.slots import SLOTS
 from capture.ingest.spill import MAX_DISK_BYTES, Spill
 from capture.ingest.startup import START_TIMEOUT
+from capture.maintenance.compaction_plan import MAX_GROUPS, MAX_RUN_BYTES, MAX_WAIT, MIN_FILES, TARGET_BYTES
 from capture.maintenance.engine import Distinct
-from capture.maintenance.plan import MAX_GROUPS, MAX_RUN_BYTES, MAX_WAIT, MIN_FILES, TARGET_BYTES
 from capture.maintenance.schedule import Schedule
 from capture.spark.options import SparkOptions
 

@@ -28,11 +28,11 @@ from capture.archive.iceberg_state import (
 from capture.archive.manifest import Stored
 from capture.archive.table import Table
 from capture.errors import ManifestError, NotStored
+from capture.iceberg.columns import evolved, new_metadata
 from capture.iceberg.facts import data_file, read_footer
-from capture.iceberg.memory import MemoryFiles
-from capture.iceberg.schema import evolved, new_metadata
+from capture.iceberg.memory_catalog import MemoryFiles
 from capture.iceberg.snapshot import Added, Read, add_snapshot, without_snapshots
-from capture.maintenance.plan import new_name
+from capture.maintenance.compaction_plan import new_name
 from capture.stores.contract import Store
 
 READABLE = "parquet"

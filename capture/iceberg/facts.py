@@ -26,7 +26,7 @@ from pyiceberg.types import (
 
 from capture.archive.manifest import Stored
 from capture.errors import CompactionError
-from capture.iceberg.schema import ORDER
+from capture.iceberg.columns import ORDER
 from capture.stores.contract import Store
 
 TAIL = 64 * 1024

@@ -20,7 +20,7 @@ from capture.archive.chain import HeadReader
 from capture.archive.iceberg_state import folder
 from capture.archive.table import Table as Committed
 from capture.stores.contract import Store
-from capture.stores.ranges import StoredFile
+from capture.stores.stored_file import StoredFile
 
 READ_AHEAD = 1024 * 1024
 """Bytes that are read of a file at least."""

@@ -34,7 +34,7 @@ from pyiceberg.table.update import (
     update_table_metadata,
 )
 
-from capture.iceberg.memory import MemoryFiles
+from capture.iceberg.memory_catalog import MemoryFiles
 
 SMALL = 100
 """Files; a manifest of fewer is small."""

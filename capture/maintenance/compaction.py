@@ -19,8 +19,8 @@ from capture.archive.sequences import Sequences
 from capture.archive.table import Exposure, Table, Unexposed, first_table, unforgotten, without
 from capture.archive.view import Picture
 from capture.errors import CompactionError, ManifestError, NotSwept
+from capture.maintenance.compaction_plan import Policy, new_name, plan
 from capture.maintenance.engine import Engine, Group, Merged, Part
-from capture.maintenance.plan import Policy, new_name, plan
 from capture.maintenance.read_back import Check, read_back
 from capture.maintenance.schedule import AT_ONCE, Schedule
 from capture.stores.concurrency import each

@@ -13,7 +13,7 @@ from capture.archive.encryption import Keys
 from capture.archive.manifest import Stored, is_encrypted
 from capture.errors import CaptureError, CompactionError, NotStored
 from capture.stores.contract import Store
-from capture.stores.ranges import StoredFile
+from capture.stores.stored_file import StoredFile
 
 WHOLE_BYTES = 8 << 20
 """A file of up to this size is read as a whole, and its SHA-256 compared; of a larger one what is looked at is read."""

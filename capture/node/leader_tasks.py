@@ -26,8 +26,8 @@ from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError, Fenced, NotSwept
 from capture.ingest.board import ArchiveState, Board, StreamState, disagreement, server_time
 from capture.maintenance.compaction import CompactReport, compact
+from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.engine import Engine
-from capture.maintenance.plan import Policy
 from capture.maintenance.read_back import read_back
 from capture.maintenance.schedule import AT_ONCE, Schedule
 from capture.maintenance.sweep import SweepReport, sweep

@@ -11,7 +11,7 @@ from pyarrow import NativeFile, PythonFile
 from pyarrow.fs import FileInfo, FileSystemHandler, FileType
 
 from capture.errors import CaptureError
-from capture.stores.ranges import Ranges, StoredFile
+from capture.stores.stored_file import Ranges, StoredFile
 
 
 class StoreFiles(FileSystemHandler):  # type: ignore[misc] # pyarrow has no types

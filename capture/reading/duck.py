@@ -34,7 +34,7 @@ from capture.reading.ddl import fields, quoted
 from capture.reading.merge import merged
 from capture.reading.shares import Share, planned
 from capture.stores import Store
-from capture.stores.ranges import Ranges
+from capture.stores.stored_file import Ranges
 
 VIEW = "messages"
 LIMIT = 10_000

@@ -21,11 +21,11 @@ from capture.maintenance.merge.inputs import columns_of
 from capture.maintenance.merge.schema_evolution import write_columns
 from capture.spark import session
 from capture.spark.failure import sentence
-from capture.spark.merge import Merger
+from capture.spark.merge_job import Merger
+from capture.spark.merge_task import Place
 from capture.spark.protocol import Answer, Merge, MergeDone, Pong, Query, Request, Start
 from capture.spark.query import query
 from capture.spark.session import ENCRYPTS
-from capture.spark.write import Place
 from capture.stores import open_store
 
 REQUESTS_AT_ONCE = 4

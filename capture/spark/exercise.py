@@ -14,10 +14,9 @@ from capture.archive.sequences import Sequences
 from capture.formats.envelope import SCHEMA
 from capture.maintenance.engine import Group
 from capture.maintenance.merge.inputs import Columns
-from capture.spark.merge import Merger
-from capture.spark.read import map_in_arrow
-from capture.spark.table import load, with_payload
-from capture.spark.write import Place
+from capture.spark.frames import load, map_in_arrow, with_payload
+from capture.spark.merge_job import Merger
+from capture.spark.merge_task import Place
 
 _ROWS = [
     {"stream": "EXERCISE", "sequence": number, "time_ns": number, "subject": "exercise", "payload": b'{"n": 1}'}

@@ -14,10 +14,10 @@ from pathlib import Path
 import pyspark
 
 from capture.errors import SparkError
-from capture.spark import kubernetes, yarn
+from capture.spark import clusters, kubernetes
 from capture.spark.environment import harmless
 from capture.spark.java import Java
-from capture.spark.properties import as_properties
+from capture.spark.options import as_properties
 
 START_TIMEOUT = 120.0
 """Seconds until the JVM must have told its port; a loaded machine needs 15."""
@@ -151,8 +151,8 @@ def _places(scratch: Path, properties: Mapping[str, str]) -> dict[str, str]:
     }
     if server := kubernetes.api_server(properties):
         return places | kubernetes.places(server, properties)
-    if yarn.is_master(properties):
-        return places | yarn.PLACES
+    if clusters.is_yarn(properties):
+        return places | clusters.YARN
     if not _is_local(properties):
         return places
     return places | {

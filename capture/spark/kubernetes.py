@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pyspark.sql import SparkSession
 
 from capture.errors import SparkError
-from capture.spark.arrival import AT_ONCE, await_executors
+from capture.spark.clusters import AT_ONCE, await_executors
 
 WORKERS_PYTHON = "python3"
 """By its name: in an image it has a path of its own, which `capture.spark.executor` puts first."""

@@ -1,10 +1,33 @@
+"""How Spark is started: the options, Spark's own settings as Java writes them in a file, and which are secrets."""
+
+from __future__ import annotations
+
+import os
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import msgspec
+
+from capture.errors import SparkError
+from natty.config.secret_files import exposure
 
 MASTER = "local[2]"
 DRIVER_MEMORY = "1g"
 """Of the JVM; a merge's rows are in its workers. Queries spill beyond it."""
+
+SECRET = re.compile("secret|password|token|access.?key|credential", re.IGNORECASE)
+"""What a setting's name has in it when others must not read its value; much as Spark itself tells them."""
+
+PLACE = re.compile(r"(file|\.secrets\.[^.]+|\.secretKeyRef\..+)$", re.IGNORECASE)
+"""How such a name ends where the value is not the secret: it says where that lies, here or in Kubernetes."""
+
+MASTERS = ("local", "spark://", "k8s://")
+"""How a `spark.master` begins that is not yarn."""
+
+_LINE = re.compile(r"\s*((?:\\.|[^\s=:\\])+)\s*[=:]?\s*(.*)", re.DOTALL)
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
+_MEANT = {"n": "\n", "r": "\r", "t": "\t", "f": "\f"}
 
 
 class SparkOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,3 +56,71 @@ class SparkOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return f"SparkOptions(master={self.master!r}, java={self.java!r}, properties={sorted(self.properties)})"
+
+
+def read_properties(path: str) -> dict[str, str]:
+    """Return the settings of a properties file. SparkError if it can't be read, or others may read secrets in it.
+
+    Format: https://docs.oracle.com/en/java/javase/17/docs/api/java.base/java/util/Properties.html#load(java.io.Reader)
+    """
+    file = Path(path).expanduser()
+    try:
+        text, exposed = file.read_text(), exposure(file)
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise SparkError(f"Spark's properties file {path} can't be read: {why}") from error
+    settings = dict(map(_setting, _logical_lines(text)))
+    secrets = [name for name in settings if SECRET.search(name) and not PLACE.search(name)]
+    if secrets and exposed:
+        raise SparkError(f"{path} holds secrets ({', '.join(sorted(secrets))}), and {exposed}")
+    return settings
+
+
+def as_properties(settings: dict[str, str]) -> str:
+    """Return the text of a properties file."""
+    return "".join(f"{_escaped(name, key=True)}={_escaped(value)}\n" for name, value in settings.items())
+
+
+def check_master(master: str, environ: Mapping[str, str] = os.environ) -> None:
+    """SparkError if Spark can't find the cluster that `master` means; it would say so in its log alone."""
+    if master == "yarn" and not (environ.get("HADOOP_CONF_DIR") or environ.get("YARN_CONF_DIR")):
+        raise SparkError(
+            "spark.master is yarn, and neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set: one of them names the folder"
+            " of the cluster's yarn-site.xml and core-site.xml"
+        )
+    if master.startswith("sc://"):
+        raise SparkError(
+            f"spark.master is {master}: the compaction needs a session of its own, whose jobs end with its term, and"
+            " Spark Connect has none; the data source jetstream works there"
+        )
+    if master != "yarn" and not master.startswith(MASTERS):
+        raise SparkError(
+            f"spark.master is {master!r}: write local[2], spark://HOST:PORT, k8s://https://HOST:PORT or yarn"
+        )
+
+
+def _logical_lines(text: str) -> list[str]:
+    """Return the lines that hold a setting, those that end in a backslash joined with the next."""
+    joined = re.sub(r"(?<!\\)((?:\\\\)*)\\\r?\n[ \t\f]*", r"\1", text)
+    return [line.lstrip() for line in joined.splitlines() if line.strip() and line.lstrip()[0] not in "#!"]
+
+
+def _setting(line: str) -> tuple[str, str]:
+    found = _LINE.match(line)
+    assert found is not None, "it is not blank"
+    return _unescaped(found[1]), _unescaped(found[2])
+
+
+def _unescaped(text: str) -> str:
+    def meant(found: re.Match[str]) -> str:
+        what = found[1]
+        return chr(int(what[1:], 16)) if len(what) == 5 else _MEANT.get(what, what)
+
+    return _ESCAPE.sub(meant, text)
+
+
+def _escaped(text: str, *, key: bool = False) -> str:
+    escaped = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    if key:
+        return re.sub(r"([\s=:#!])", r"\\\1", escaped)
+    return f"\\{escaped}" if escaped.startswith((" ", "\t")) else escaped

@@ -6,8 +6,8 @@ from pyspark.sql import Row, SparkSession
 
 from capture.archive.encryption import Keys
 from capture.maintenance.merge.inputs import columns_of
+from capture.spark.frames import load, with_payload
 from capture.spark.protocol import Query, Rows
-from capture.spark.table import load, with_payload
 from capture.stores import open_store
 
 

@@ -8,12 +8,11 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from capture.errors import SparkError
-from capture.spark import class_data, gateway, kubernetes, yarn
+from capture.spark import class_data, clusters, gateway, kubernetes
 from capture.spark.exercise import exercise
 from capture.spark.failure import sentence
 from capture.spark.java import Java, choose
-from capture.spark.options import SparkOptions
-from capture.spark.properties import check_master, read_properties
+from capture.spark.options import SparkOptions, check_master, read_properties
 
 ARROW_BATCH_ROWS = 65_536
 """Of rows that go to Python: ids and sequences alone. A limit in bytes makes Spark look at the whole batch at each row,
@@ -76,8 +75,8 @@ def _session(
             spark = SparkSession.builder.getOrCreate()
             if kubernetes.api_server(properties):
                 kubernetes.settle(spark)
-            elif yarn.is_master(properties):
-                yarn.settle(spark)
+            elif clusters.is_yarn(properties):
+                clusters.await_yarn(spark)
         except Exception as error:
             said = sentence(error)  # while there is a JVM: errors of Java's are asked for there
             _forget_gateway()

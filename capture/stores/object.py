@@ -13,8 +13,8 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 
 from capture.errors import AlreadyStored, NotStored, StoreError, StoreUnfitError
 from capture.stores.address import Address
-from capture.stores.client import client
 from capture.stores.contract import SCRATCH, Listing, ObjectInfo, checked_path, checked_range
+from capture.stores.object_client import client
 from capture.stores.refusals import NO_BUCKET, answer, refusal
 
 SLOWEST = 1024 * 1024

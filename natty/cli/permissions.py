@@ -9,7 +9,7 @@ import typer
 from natty.elections import permissions as roles
 from natty.elections.options import BUCKET, ElectionOptions
 from natty.errors import ConfigError
-from natty.kv.names import check_bucket
+from natty.kv.key_names import check_bucket
 from natty.names import check_name
 
 app = typer.Typer(help="What a kind of client needs to be permitted.", no_args_is_help=True)

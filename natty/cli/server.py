@@ -13,7 +13,7 @@ import typer
 
 from natty.errors import ConfigError, NattyError
 from natty.testing import NatsCluster, NatsServer, ServerOptions
-from natty.testing.options import connect_options
+from natty.testing.server_options import connect_options
 
 _LOOK_EVERY = 0.2  # seconds between two looks at the servers
 _VARIABLES = {"servers": "NATS_URL", "tls_ca": "NATS_CA", "tls_cert": "NATS_CERT", "tls_key": "NATS_KEY"}

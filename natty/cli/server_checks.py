@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from natty.cli.checks import Finding, Status
-from natty.elections.bucket import counted, is_election_bucket
+from natty.elections.election_bucket import counted, is_election_bucket
 from natty.streams.origins import origins_of, takes_part_of_queue
 from natty.wire.servers import FAULTS, Version, faults_of, text_of
 

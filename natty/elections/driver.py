@@ -12,7 +12,7 @@ import msgspec
 
 from natty.config.units import clock
 from natty.elections.actions import Action, Ask, Elected, Left, Lost, Mark, Read, Seen, Stop, WentBack, Write
-from natty.elections.bucket import make_bucket
+from natty.elections.election_bucket import make_bucket
 from natty.elections.machine import Candidate
 from natty.elections.options import ElectionOptions
 from natty.elections.record import ABSENT, Sight, Subjects, sight_of

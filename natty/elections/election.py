@@ -13,9 +13,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from natty.config.units import parse_time
 from natty.consuming.handler import is_async
-from natty.elections.bucket import make_bucket
 from natty.elections.candidacy import Candidacy, call_hook
 from natty.elections.candidate import Candidate
+from natty.elections.election_bucket import make_bucket
 from natty.elections.options import ElectionOptions
 from natty.elections.record import Lease, sight_of
 from natty.elections.term import Term

@@ -1,7 +1,7 @@
 from natty.kv.bucket import Bucket
 from natty.kv.entry import Entry, Gone, PictureComplete
 from natty.kv.handles import Handles
-from natty.kv.names import BadKeyError
+from natty.kv.key_names import BadKeyError
 from natty.kv.settings import bucket_settings, create_bucket, delete_bucket, list_buckets
 from natty.kv.watch import Event, Watch, WatchOptions, WatchSettings
 

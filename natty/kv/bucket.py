@@ -26,7 +26,7 @@ from natty.errors import (
 )
 from natty.jetstream import JetStream, StoredMessage
 from natty.kv.entry import Entry, Gone, PictureComplete, headers_to_keep, stored_entry, ttl_header
-from natty.kv.names import check_bucket, check_filter, check_key
+from natty.kv.key_names import check_bucket, check_filter, check_key
 from natty.kv.watch import Watch, WatchOptions, WatchSettings
 from natty.wire.message import Headers, as_payload, encode_headers
 

@@ -6,7 +6,7 @@ from natty.config.units import seconds_of
 from natty.errors import BucketNotFoundError
 from natty.jetstream import JetStream
 from natty.kv.bucket import Bucket
-from natty.kv.names import check_bucket
+from natty.kv.key_names import check_bucket
 from natty.streams import create_replicated, create_stream
 
 MARKER_TTL = 60.0  # seconds that the marker of an expired key stays

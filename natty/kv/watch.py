@@ -9,7 +9,7 @@ from typing import TypedDict
 from natty.errors import NattyError
 from natty.jetstream import JetStream
 from natty.kv.entry import Entry, Gone, PictureComplete, read_entry, stored_entry
-from natty.kv.names import is_key, read_key
+from natty.kv.key_names import is_key, read_key
 from natty.pulling.ordered import Began, CaughtUp, Ordered, OrderedOptions, Vanished
 from natty.wire.message import Batch
 

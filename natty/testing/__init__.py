@@ -5,11 +5,11 @@ The fixtures stand in `natty.testing.plugin`, which pytest loads by itself where
 
 from natty.testing.binary import ServerBinaryError, find_server, server_version
 from natty.testing.cluster import NatsCluster
-from natty.testing.options import ServerOptions
 from natty.testing.probe import NoAnswerError
-from natty.testing.process import free_ports
 from natty.testing.proxy import Proxy
 from natty.testing.server import NatsServer, ServerStartError
+from natty.testing.server_options import ServerOptions
+from natty.testing.spawner import free_ports
 from natty.tls import DevCA, TLSFiles
 
 __all__ = [

@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from natty.testing.options import Routes, ServerOptions, connect_options
 from natty.testing.probe import NoAnswerError, ask
-from natty.testing.process import free_ports
 from natty.testing.server import NatsServer, ServerStartError
+from natty.testing.server_options import Routes, ServerOptions, connect_options
+from natty.testing.spawner import free_ports
 from natty.tls import DevCA, TLSFiles
 
 READY_WITHIN = 60.0  # seconds until every node must answer for JetStream

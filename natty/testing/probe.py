@@ -8,7 +8,7 @@ from io import BufferedRWPair
 from typing import Any
 
 from natty.errors import NattyError
-from natty.testing.options import ServerOptions, tls_options
+from natty.testing.server_options import ServerOptions, tls_options
 from natty.tls import TLSFiles, client_context
 
 _INBOX = "_INBOX.natty-testing"

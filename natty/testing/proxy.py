@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 from urllib.parse import urlsplit
 
-from natty.testing.process import free_ports
+from natty.testing.spawner import free_ports
 
 CHUNK_BYTES = 64 * 1024
 CLOSE_WITHIN = 20.0  # seconds to flush what was read before a side ended

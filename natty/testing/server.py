@@ -13,8 +13,8 @@ from typing import Any, Self
 
 from natty.errors import NattyError
 from natty.testing.binary import find_server
-from natty.testing.options import Routes, ServerOptions, connect_options, render
-from natty.testing.process import free_ports, spawn
+from natty.testing.server_options import Routes, ServerOptions, connect_options, render
+from natty.testing.spawner import free_ports, spawn
 from natty.tls import DEV_HOSTS, DevCA, TLSFiles
 
 STOP_WITHIN = 15.0  # seconds that a graceful stop may take; killed afterwards

@@ -57,7 +57,7 @@ async def fill(folder: str, messages: int) -> None:
 async def compacted(folder: str) -> None:
     """Adopt the blocks, and merge them by pyarrow."""
     from capture.maintenance.compaction import compact
-    from capture.maintenance.plan import Policy
+    from capture.maintenance.compaction_plan import Policy
     from capture.maintenance.sweep import sweep
     from capture.stores import open_store
     from capture.testing import ArrowEngine, HeadState, MemoryHead

@@ -18,7 +18,7 @@ from capture.archive.retention import EVERYTHING, Retention
 from capture.archive.view import read_picture
 from capture.errors import AlreadyStored, CaptureError, Fenced, ManifestError, NotStored
 from capture.maintenance.compaction import compact
-from capture.maintenance.plan import Policy
+from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.sweep import read_entries, sweep
 from capture.stores import MemoryStore
 from capture.testing import HeadState, MemoryHead

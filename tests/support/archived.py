@@ -22,7 +22,7 @@ from capture.ingest.block import SealedBlock
 from capture.ingest.commit import CommitOptions, Committer
 from capture.ingest.record import Records
 from capture.maintenance.compaction import compact
-from capture.maintenance.plan import Policy
+from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.sweep import sweep
 from capture.stores import open_store
 from capture.testing import ArrowEngine, HeadState, MemoryHead

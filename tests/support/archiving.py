@@ -16,7 +16,7 @@ from capture.ingest.block import SealedBlock
 from capture.ingest.commit import Committer
 from capture.ingest.durable import prepare
 from capture.maintenance.compaction import compact
-from capture.maintenance.plan import Policy
+from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.sweep import sweep
 from capture.partitioners import grouped, partitioner
 from capture.testing import ArrowEngine

@@ -15,7 +15,7 @@ from stores import SETTINGS
 from stores_faults import FaultyHTTP
 
 from natty.testing import Proxy
-from natty.testing.process import spawn
+from natty.testing.spawner import spawn
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("-m", "capture")

@@ -9,7 +9,7 @@ from patient import until
 from capture.archive.heads import COMPACTION, SWEEP
 from natty import BucketNotFoundError, LeadershipLostError
 from natty.elections import BUCKET, clock
-from natty.elections.bucket import make_bucket
+from natty.elections.election_bucket import make_bucket
 from natty.elections.options import ElectionOptions
 from natty.elections.record import Lease
 

@@ -13,7 +13,7 @@ from capture.archive.iceberg_state import archive_location, folder
 from capture.archive.manifest import Stored, hive_folder
 from capture.archive.sequences import Sequences
 from capture.formats.envelope import SCHEMA
-from capture.iceberg.memory import MemoryFiles
+from capture.iceberg.memory_catalog import MemoryFiles
 from capture.maintenance.merge.schema_evolution import OWN
 
 HOUR = 1_795_230_000

@@ -4,9 +4,9 @@ import pyarrow as pa
 from spark_jetstream import source_options
 
 from capture.spark.jetstream import DefaultSource
-from capture.spark.jetstream.columns import ENVELOPE
-from capture.spark.jetstream.plan import Range
 from capture.spark.jetstream.ranges import stream_facts
+from capture.spark.jetstream.readers import ENVELOPE
+from capture.spark.jetstream.splits import Range
 
 WAYS = ["direct", "consumer"]
 

@@ -15,10 +15,10 @@ from spark_sealed import HOST, sealed
 
 from capture.spark.gateway import module_options
 from capture.spark.java import choose
-from capture.spark.properties import as_properties
+from capture.spark.options import as_properties
 from natty.elections.guard import kill, members
 from natty.testing import DevCA, free_ports
-from natty.testing.process import spawn
+from natty.testing.spawner import spawn
 
 ROOT = Path(__file__).parents[2]
 WORKERS = 2

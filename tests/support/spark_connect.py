@@ -22,10 +22,10 @@ from spark_sealed import HOST
 
 from capture.spark.gateway import module_options
 from capture.spark.java import choose
-from capture.spark.properties import as_properties
+from capture.spark.options import as_properties
 from natty.elections.guard import kill
 from natty.testing import free_ports
-from natty.testing.process import spawn
+from natty.testing.spawner import spawn
 
 TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 MICRO_BATCH = 400

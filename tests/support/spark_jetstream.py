@@ -19,8 +19,8 @@ from patient import PATIENCE
 from pyspark import StorageLevel, TaskContext
 
 from capture.spark.failure import sentence
+from capture.spark.frames import map_in_arrow
 from capture.spark.options import SparkOptions
-from capture.spark.read import map_in_arrow
 from capture.spark.session import start
 from natty import Natty
 

@@ -16,7 +16,7 @@ import pytest
 from patient import PATIENCE
 from spark_sealed import sealed
 
-from capture.spark.properties import as_properties
+from capture.spark.options import as_properties
 from natty.testing import DevCA
 
 EXECUTORS = "spark-role=executor"

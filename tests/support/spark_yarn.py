@@ -13,7 +13,7 @@ from patient import PATIENCE
 from spark_cluster import command_line
 from spark_sealed import HOST, sealed
 
-from capture.spark.properties import as_properties
+from capture.spark.options import as_properties
 from natty.testing import DevCA
 
 EXECUTOR = b"YarnCoarseGrainedExecutorBackend"

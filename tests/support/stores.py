@@ -32,7 +32,7 @@ from obstore.store import S3Store
 from patient import PATIENCE
 
 from natty.testing import free_ports
-from natty.testing.process import spawn
+from natty.testing.spawner import spawn
 from natty.tls import TLSFiles
 
 START_WITHIN = 2 * PATIENCE  # seconds

@@ -24,7 +24,7 @@ from capture.archive.table import Table
 from capture.errors import CompactionError, StoreError
 from capture.iceberg import Exposer
 from capture.maintenance.compaction import compact
-from capture.maintenance.plan import Policy
+from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.sweep import sweep
 from capture.stores import open as opened
 from capture.testing import ArrowEngine, HeadState, MemoryHead

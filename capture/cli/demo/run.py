@@ -32,7 +32,7 @@ from capture.stores import Store, open_store
 from capture.verification.check import archive_picture, check
 from natty import Natty, NattyError, RequestTimeoutError
 from natty.testing import NatsCluster, ServerOptions
-from natty.testing.process import spawn
+from natty.testing.spawner import spawn
 from natty.tls import DevCA, TLSFiles
 
 NODES = ("node-1", "node-2")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -28,6 +29,9 @@ BATCH_BYTES = 2 << 20
 FOOTER_BYTES = 64 * 1024
 """So much of a Parquet file's end is read for its footer; where that is longer, twice."""
 FOOTERS_AT_ONCE = 16
+AHEAD_OBJECTS = 8
+AHEAD_BYTES = 16 << 20
+"""Of objects that are fetched before they are asked for, but for one, however large it is."""
 
 _PARQUET = "parquet"
 
@@ -140,3 +144,27 @@ def _parts(data: bytes, one: Stored, keys: Keys | None) -> Iterator[pa.Table]:
 def _file(data: bytes, one: Stored, keys: Keys | None) -> pq.ParquetFile:
     opened = reader(one.format, keys).opened(pa.BufferReader(data), one)
     return opened_parquet(opened)
+
+
+async def fetch_ahead(store: Store, objects: Iterable[Stored]) -> AsyncGenerator[tuple[Stored, bytes], None]:
+    """Yield each object with its bytes, in this order; what fetching one raises when its turn comes."""
+    waiting = deque(objects)
+    coming: deque[tuple[Stored, asyncio.Task[bytes]]] = deque()
+    try:
+        while waiting or coming:
+            while waiting and (not coming or _room(coming, waiting[0])):
+                one = waiting.popleft()
+                coming.append((one, asyncio.create_task(store.get(one.path))))
+            one, fetching = coming[0]
+            await fetching
+            coming.popleft()
+            yield one, fetching.result()
+    finally:
+        for _, fetching in coming:
+            fetching.cancel()
+        await asyncio.gather(*(fetching for _, fetching in coming), return_exceptions=True)
+
+
+def _room(coming: Iterable[tuple[Stored, object]], following: Stored) -> bool:
+    sizes = [one.bytes for one, _ in coming]
+    return len(sizes) < AHEAD_OBJECTS and sum(sizes) + following.bytes <= AHEAD_BYTES

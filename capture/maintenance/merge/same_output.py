@@ -13,8 +13,7 @@ from capture.archive.encryption import Keys
 from capture.archive.manifest import Stored
 from capture.errors import CipherError
 from capture.stores.contract import Store
-from capture.stores.ranges import StoredFile
-from capture.stores.seekable import Positioned
+from capture.stores.stored_file import Positioned, StoredFile
 
 PIECE_BYTES = 8 * 1024 * 1024
 """Of a file that is read to be compared."""

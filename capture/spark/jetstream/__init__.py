@@ -1,3 +1,3 @@
-from capture.spark.jetstream.source import DefaultSource
+from capture.spark.jetstream.data_source import DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from capture.errors import DataLossError, SparkError
 from capture.spark.jetstream.answers import Messages, Mirrored, of_batch
 from capture.spark.jetstream.direct import GIVE_UP, REQUEST_BYTES, REQUEST_MESSAGES, RETRY_DELAY, DirectGet
-from capture.spark.jetstream.plan import LEAVE, Range, StreamFacts, Tally, gone
+from capture.spark.jetstream.splits import LEAVE, Range, StreamFacts, Tally, gone
 from natty import Batch, Natty
 from natty.errors import JetStreamError
 from natty.jetstream import NO_MESSAGE

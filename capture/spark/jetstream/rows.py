@@ -10,7 +10,7 @@ from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, Struct
 
 from capture.errors import ConfigError, SparkError
 from capture.formats.envelope import SCHEMA
-from capture.spark.jetstream.options import WriteOptions, nearest
+from capture.spark.jetstream.source_options import WriteOptions, nearest
 
 PUBLISHED = ("subject", "payload", "headers", "message_id")
 CONDITIONS = ("Nats-Msg-Id", "Nats-Expected-", "Nats-Batch-")

@@ -11,7 +11,7 @@ from patient import PATIENCE
 from prometheus_client.parser import text_string_to_metric_families
 from secret import write_secret
 
-from natty.testing.process import free_ports
+from natty.testing.spawner import free_ports
 
 
 def fetch(port, path):

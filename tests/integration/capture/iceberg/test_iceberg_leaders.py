@@ -38,7 +38,7 @@ from capture.config.load import load
 from capture.errors import Fenced
 from capture.archive.heads import COMPACTION, SWEEP, TermHead
 from capture.iceberg import Exposer
-from capture.maintenance.plan import Policy
+from capture.maintenance.compaction_plan import Policy
 from capture.stores import open_store
 from capture.testing import ArrowEngine
 from natty import Natty

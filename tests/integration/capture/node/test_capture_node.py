@@ -16,7 +16,7 @@ from capture.ingest.commit import Committer
 from capture.ingest.pipeline import capture
 from capture.ingest.source import Source
 from capture.maintenance.compaction import compact
-from capture.maintenance.plan import Policy
+from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.sweep import sweep
 from capture.partitioners import grouped, partitioner
 from capture.stores import MemoryStore, open_store

@@ -24,7 +24,7 @@ from capture.ingest.board import BUCKET, NODE_TTL, ArchiveState, Board, NodeStat
 from capture.ingest.commit import CommitOptions, Committer
 from capture.ingest.record import Records
 from capture.maintenance.compaction import compact
-from capture.maintenance.plan import Policy
+from capture.maintenance.compaction_plan import Policy
 from capture.node.leader_tasks import Duty, Sweeps
 from capture.stores import open_store
 from capture.testing import ArrowEngine

@@ -21,7 +21,7 @@ from capture.stores import open_store
 from capture.verification.check import check
 from natty import Natty
 from natty.testing import NatsServer, Proxy, ServerOptions
-from natty.testing.process import free_ports
+from natty.testing.spawner import free_ports
 from natty.tls import DEV_HOSTS, DevCA
 
 pytestmark = pytest.mark.long

@@ -11,7 +11,7 @@ import capture
 from capture.archive.heads import COMPACTION, SWEEP, TermHead
 from capture.config.load import load
 from capture.maintenance.compaction import compact
-from capture.maintenance.plan import Policy
+from capture.maintenance.compaction_plan import Policy
 from capture.stores import open_store
 from capture.testing import ArrowEngine
 

@@ -9,8 +9,8 @@ from patient import FILLING, PATIENCE
 
 from capture.errors import DataLossError
 from capture.spark.jetstream import direct
-from capture.spark.jetstream.columns import ENVELOPE
 from capture.spark.jetstream.ranges import RangeReader, stream_facts
+from capture.spark.jetstream.readers import ENVELOPE
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from capture.errors import ConfigError, DataLossError, SparkError
 from capture.formats.envelope import SCHEMA
 from capture.spark.jetstream import direct
-from capture.spark.jetstream.columns import ENVELOPE
 from capture.spark.jetstream.ranges import RangeReader
+from capture.spark.jetstream.readers import ENVELOPE
 from natty import Natty
 from natty.testing import NatsServer, ServerOptions
 

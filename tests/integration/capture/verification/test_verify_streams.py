@@ -12,7 +12,7 @@ from capture.archive.heads import COMPACTION, SWEEP, TermHead
 from capture.config.load import load
 from capture.errors import CaptureError
 from capture.maintenance.compaction import compact
-from capture.maintenance.plan import Policy
+from capture.maintenance.compaction_plan import Policy
 from capture.stores import FileStore, open_store
 from capture.testing import ArrowEngine
 from capture.verification.check import check

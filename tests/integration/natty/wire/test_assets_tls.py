@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 from secret import write_secret
 
 from natty.testing import DevCA, find_server, free_ports
-from natty.testing.process import spawn
+from natty.testing.spawner import spawn
 from natty.tls import client_context, explain
 
 ROOT = Path(__file__).parents[4]

@@ -12,7 +12,7 @@ from capture.archive.table import Table, first_table
 from capture.archive.view import Picture, read_picture
 from capture.errors import Fenced, ManifestError, NotSwept
 from capture.maintenance.compaction import compact
-from capture.maintenance.plan import Policy
+from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.sweep import sweep
 from capture.stores import MemoryStore
 from capture.testing import HeadState, MemoryHead

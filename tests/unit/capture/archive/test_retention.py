@@ -13,7 +13,7 @@ from capture.archive.table import Table
 from capture.archive.view import read_picture
 from capture.errors import ManifestError
 from capture.maintenance.compaction import compact
-from capture.maintenance.plan import Policy
+from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.sweep import plan_sweep, preview, sweep
 from capture.stores import MemoryStore, ObjectInfo
 from capture.testing import HeadState, MemoryHead

@@ -10,7 +10,7 @@ import pytest
 from capture.cli.checks import check_class_data, check_elections, check_java, check_memory, check_packages
 from capture.errors import SparkError
 from capture.spark.java import Candidate
-from capture.spark.properties import as_properties, read_properties
+from capture.spark.options import as_properties, read_properties
 from natty.cli.checks import Status
 
 GIB = 1 << 30

@@ -11,7 +11,7 @@ from capture.config.provenance import lines_of
 from capture.config.settings import CaptureConfig
 from capture.errors import ConfigError
 from capture.ingest.block import Limits
-from capture.maintenance.plan import Policy
+from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.schedule import Schedule
 from capture.node.leader_tasks import policy
 

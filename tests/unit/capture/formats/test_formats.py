@@ -37,7 +37,7 @@ from capture.formats.contract import sample_blocks
 from capture.formats.envelope import SCHEMA, to_table
 from capture.ingest.commit import Committer
 from capture.ingest.hooks import Completion
-from capture.maintenance.plan import Policy, plan
+from capture.maintenance.compaction_plan import Policy, plan
 from capture.node.metrics import NodeCollector
 from capture.node.node import Node
 from capture.partitioners import UNDECODABLE, grouped, partitioner

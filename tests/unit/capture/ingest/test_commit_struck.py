@@ -23,7 +23,7 @@ from capture.ingest.block import Limits, OpenBlocks
 from capture.ingest.commit import CommitOptions, Committer, going_on
 from capture.ingest.pipeline import capture
 from capture.maintenance.compaction import compact
-from capture.maintenance.plan import Policy
+from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.sweep import sweep
 from capture.partitioners import grouped, partitioner
 from capture.stores.file import FileStore

@@ -18,7 +18,7 @@ from capture.ingest.commit import CommitOptions, Committer
 from capture.ingest.layout import LONGEST_FOLDER, Partition, dated, hive, layout, resolved_by
 from capture.ingest.record import Records
 from capture.maintenance.compaction import compact
-from capture.maintenance.plan import Policy
+from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.sweep import sweep
 from capture.partitioners.keys import key_text
 from capture.stores.contract import checked_path

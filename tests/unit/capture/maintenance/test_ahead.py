@@ -1,4 +1,4 @@
-"""Objects come in their order, while those that follow are fetched already, some at a time."""
+"""Objects come in their order, while those that follow are fetch_ahead already, some at a time."""
 
 import asyncio
 from contextlib import aclosing
@@ -7,7 +7,7 @@ import pytest
 
 from capture.archive.manifest import Stored
 from capture.errors import NotStored
-from capture.maintenance.merge.prefetch import AHEAD_BYTES, AHEAD_OBJECTS, fetched
+from capture.maintenance.merge.inputs import AHEAD_BYTES, AHEAD_OBJECTS, fetch_ahead
 
 
 class Slow:
@@ -40,7 +40,7 @@ async def test_they_come_in_order_however_their_answers_do():
     store, found = Slow(), []
 
     async def read():
-        async with aclosing(fetched(store, objects(1, 1, 1))) as coming:
+        async with aclosing(fetch_ahead(store, objects(1, 1, 1))) as coming:
             async for one, data in coming:
                 found.append((one.path, data))
 
@@ -65,7 +65,7 @@ async def test_they_come_in_order_however_their_answers_do():
 )
 async def test_so_many_are_fetched_at_once_and_the_next_when_one_was_taken(sizes, at_once):
     store = Slow()
-    async with aclosing(fetched(store, objects(*sizes))) as coming:
+    async with aclosing(fetch_ahead(store, objects(*sizes))) as coming:
         first = asyncio.ensure_future(anext(coming))
         await settled()
         assert store.asked == [str(number) for number in range(at_once)]
@@ -80,7 +80,7 @@ async def test_so_many_are_fetched_at_once_and_the_next_when_one_was_taken(sizes
 
 async def test_one_that_is_missing_is_told_when_its_turn_comes():
     store = Slow()
-    async with aclosing(fetched(store, objects(1, 1))) as coming:
+    async with aclosing(fetch_ahead(store, objects(1, 1))) as coming:
         first = asyncio.ensure_future(anext(coming))
         await settled()
         store.answers["1"].set_exception(NotStored("1 is gone"))
@@ -92,7 +92,7 @@ async def test_one_that_is_missing_is_told_when_its_turn_comes():
 
 async def test_what_is_on_its_way_is_given_up_at_the_end():
     store = Slow()
-    async with aclosing(fetched(store, objects(1, 1, 1))) as coming:
+    async with aclosing(fetch_ahead(store, objects(1, 1, 1))) as coming:
         first = asyncio.ensure_future(anext(coming))
         await settled()
         store.answers["0"].set_result(b"0")

@@ -13,8 +13,8 @@ from capture.archive.table import Table
 from capture.archive.view import Picture
 from capture.errors import CompactionError, ConfigError
 from capture.maintenance.compaction import apply
+from capture.maintenance.compaction_plan import Policy, plan
 from capture.maintenance.engine import Merged
-from capture.maintenance.plan import Policy, plan
 
 NOW = 100_000.0
 ALL = Policy(max_wait=0.0)

@@ -14,8 +14,8 @@ from capture.archive.table import Table
 from capture.archive.view import read_picture
 from capture.errors import CompactionError, Fenced, ManifestError, NotSwept
 from capture.maintenance.compaction import compact
+from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.merge.schema_evolution import read_columns
-from capture.maintenance.plan import Policy
 from capture.maintenance.schedule import AT_ONCE, Schedule
 from capture.maintenance.sweep import sweep
 from capture.stores import open_store

@@ -18,7 +18,7 @@ from capture.errors import AlreadyStored, CompactionError
 from capture.formats import read_object
 from capture.formats.envelope import SCHEMA
 from capture.maintenance.compaction import apply
-from capture.maintenance.merge.merge import merge_group
+from capture.maintenance.merge.merge_group import merge_group
 from capture.maintenance.merge.schema_evolution import OWN, evolved, read_columns, settled, write_columns
 from capture.maintenance.merge.table_file import TableFile
 from capture.maintenance.read_back import read_back

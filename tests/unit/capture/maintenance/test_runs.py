@@ -17,10 +17,10 @@ from capture.maintenance.engine import Merged
 from capture.maintenance.merge import external_sort
 from capture.maintenance.merge.external_sort import Runs
 from capture.maintenance.merge.inputs import columns_of
-from capture.maintenance.merge.merge import merge_group
+from capture.maintenance.merge.merge_group import merge_group
 from capture.maintenance.merge.scratch_file import Temporary
+from capture.spark.merge_task import Place, Task, carry_out
 from capture.spark.scratch import PREFIX
-from capture.spark.write import Place, Task, carry_out
 from capture.stores import FileStore, open_store
 from capture.testing import ArrowEngine
 

@@ -34,7 +34,7 @@ from capture.errors import (
     SignatureError,
 )
 from capture.formats import writer
-from capture.maintenance.plan import Policy, plan
+from capture.maintenance.compaction_plan import Policy, plan
 from capture.maintenance.sweep import sweep
 from capture.node.node import Node
 from capture.reading.duck import query

@@ -15,10 +15,10 @@ from capture.errors import ConfigError, DataLossError, SparkError
 from capture.formats.envelope import SCHEMA
 from capture.spark.jetstream import DefaultSource
 from capture.spark.jetstream.answers import Broken, Messages, Mirrored, is_message, of_answer
-from capture.spark.jetstream.columns import ENVELOPE, known_columns
-from capture.spark.jetstream.options import ReadOptions, WriteOptions, option_names
-from capture.spark.jetstream.plan import Offset, StreamFacts, Tally, ranges, resume
+from capture.spark.jetstream.readers import ENVELOPE, known_columns
 from capture.spark.jetstream.rows import Outgoing, check_columns, outgoing
+from capture.spark.jetstream.source_options import ReadOptions, WriteOptions, option_names
+from capture.spark.jetstream.splits import Offset, StreamFacts, Tally, ranges, resume
 
 ROOT = Path(__file__).parents[4]
 KINDS = {"STRING": StringType(), "BINARY": BinaryType(), "BIGINT": LongType(), "INT": IntegerType()}

@@ -9,8 +9,7 @@ from capture.config.load import load
 from capture.errors import SparkError
 from capture.spark import gateway
 from capture.spark.java import Java
-from capture.spark.options import SparkOptions
-from capture.spark.properties import check_master
+from capture.spark.options import SparkOptions, check_master
 from capture.spark.session import _properties
 
 JAVA = Java(Path("/java"), 17, "a test")

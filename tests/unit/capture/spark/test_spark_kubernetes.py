@@ -9,7 +9,7 @@ import pytest
 
 from capture.errors import SparkError
 from capture.spark import executor, failure, gateway, kubernetes
-from capture.spark.properties import read_properties
+from capture.spark.options import read_properties
 from capture.spark.session import _local
 
 ROOT = Path(__file__).parents[4]

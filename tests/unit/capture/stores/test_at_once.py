@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from capture.maintenance.compaction import compact
-from capture.maintenance.plan import Policy
+from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.sweep import sweep
 from capture.stores import MemoryStore
 from capture.stores.concurrency import AT_ONCE, each

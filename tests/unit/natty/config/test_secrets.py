@@ -15,7 +15,7 @@ from capture.cli import app as capture_app
 from capture.cli import settings
 from capture.config.load import load
 from capture.errors import ConfigError, SparkError
-from capture.spark.properties import read_properties
+from capture.spark.options import read_properties
 from capture.stores import check_store, open_store
 from capture.stores.file import FileStore
 from natty.cli import app as natty_app

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from natty.kv import BadKeyError, Bucket, bucket_settings
-from natty.kv.names import check_bucket, check_filter, check_key, is_key, read_key
+from natty.kv.key_names import check_bucket, check_filter, check_key, is_key, read_key
 
 TOKENS = st.text("-/_=aZ9", min_size=1)
 

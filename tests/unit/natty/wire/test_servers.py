@@ -12,7 +12,7 @@ from natty.streams.admin import purge_hazard, purge_hazards
 from natty.streams.listing import Listing
 from natty.streams.origins import takes_part_of_queue
 from natty.testing import ServerOptions
-from natty.testing.options import render
+from natty.testing.server_options import render
 from natty.wire.servers import FAULTS, NEEDS, faults_of, text_of
 
 ROOT = Path(__file__).parents[4]

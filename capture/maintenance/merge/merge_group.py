@@ -20,8 +20,7 @@ from capture.errors import AlreadyStored, CompactionError
 from capture.formats.envelope import SCHEMA
 from capture.maintenance.engine import Group, Merged, Part
 from capture.maintenance.merge.external_sort import MEMORY_BYTES, Runs
-from capture.maintenance.merge.inputs import input_rows
-from capture.maintenance.merge.prefetch import fetched
+from capture.maintenance.merge.inputs import fetch_ahead, input_rows
 from capture.maintenance.merge.same_output import found_again
 from capture.maintenance.merge.table_file import Distinct, TableFile
 from capture.stores.contract import Store
@@ -55,7 +54,7 @@ async def merge_group(
     with tempfile.TemporaryDirectory(dir=scratch) as folder, ExitStack() as files:
         runs = Runs(Path(folder), pa.schema([*SCHEMA, *columns]), memory_bytes, encrypted=encrypted)
         thread = files.enter_context(ThreadPoolExecutor(1))  # always the same: each one's heap keeps what was freed
-        async with aclosing(fetched(store, inputs_of(group, first, last))) as inputs:
+        async with aclosing(fetch_ahead(store, inputs_of(group, first, last))) as inputs:
             async for one, data in inputs:
                 rows = input_rows(data, one, columns, keys)
                 await asyncio.get_running_loop().run_in_executor(thread, _take, runs, rows, first, last)

@@ -9,11 +9,10 @@ from pyspark.sql.types import StructType
 
 from capture.maintenance.engine import Group, Merged, Part
 from capture.maintenance.merge.inputs import Columns
-from capture.maintenance.merge.merge import inputs_of
+from capture.maintenance.merge.merge_group import inputs_of
 from capture.maintenance.merge.schema_evolution import write_columns
-from capture.spark.read import map_in_arrow
-from capture.spark.table import load
-from capture.spark.write import Place, Task, carry_out, find_repeated
+from capture.spark.frames import load, map_in_arrow
+from capture.spark.merge_task import Place, Task, carry_out, find_repeated
 
 TASKS_A_CORE = 4
 """Of the job that merges small groups: they are not all equally large."""

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from capture.spark.jetstream.options import ReadOptions, WriteOptions
+from capture.spark.jetstream.source_options import ReadOptions, WriteOptions
 
 if TYPE_CHECKING:
-    from capture.spark.jetstream.read import JetStreamReader, JetStreamStreamReader
-    from capture.spark.jetstream.write import JetStreamStreamWriter, JetStreamWriter
+    from capture.spark.jetstream.readers import JetStreamReader, JetStreamStreamReader
+    from capture.spark.jetstream.writers import JetStreamStreamWriter, JetStreamWriter
 
 
 class DefaultSource(DataSource):
@@ -26,31 +26,31 @@ class DefaultSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns: those of the archive's envelope. ConfigError."""
-        from capture.spark.jetstream.columns import ENVELOPE
+        from capture.spark.jetstream.readers import ENVELOPE
 
         ReadOptions.of(self.options)
         return ENVELOPE
 
     def reader(self, schema: StructType) -> JetStreamReader:
         """Return what reads a batch. ConfigError."""
-        from capture.spark.jetstream.read import JetStreamReader
+        from capture.spark.jetstream.readers import JetStreamReader
 
         return JetStreamReader(ReadOptions.of(self.options), schema)
 
     def streamReader(self, schema: StructType) -> JetStreamStreamReader:
         """Return what reads micro-batches. ConfigError."""
-        from capture.spark.jetstream.read import JetStreamStreamReader
+        from capture.spark.jetstream.readers import JetStreamStreamReader
 
         return JetStreamStreamReader(ReadOptions.of(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> JetStreamWriter:
         """Return what publishes a batch. ConfigError."""
-        from capture.spark.jetstream.write import JetStreamWriter
+        from capture.spark.jetstream.writers import JetStreamWriter
 
         return JetStreamWriter(WriteOptions.of(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> JetStreamStreamWriter:
         """Return what publishes micro-batches. ConfigError."""
-        from capture.spark.jetstream.write import JetStreamStreamWriter
+        from capture.spark.jetstream.writers import JetStreamStreamWriter
 
         return JetStreamStreamWriter(WriteOptions.of(self.options), schema, overwrite)

@@ -11,7 +11,7 @@ from capture.archive.encryption import Keys
 from capture.archive.sequences import Sequences
 from capture.errors import CaptureError
 from capture.maintenance.engine import Group, Merged, Part
-from capture.maintenance.merge.merge import merge_group
+from capture.maintenance.merge.merge_group import merge_group
 from capture.maintenance.merge.schema_evolution import read_columns
 from capture.spark.scratch import Scratch
 from capture.stores import open_store

@@ -14,8 +14,8 @@ from pyspark.sql.types import StructType
 
 from capture.errors import ConfigError, SparkError
 from capture.spark.jetstream.blocking import Blocking
-from capture.spark.jetstream.options import WriteOptions
 from capture.spark.jetstream.rows import Outgoing, check_columns, outgoing
+from capture.spark.jetstream.source_options import WriteOptions
 from natty import Publisher
 
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"

@@ -1,7 +1,7 @@
-"""A session on a cluster begins when its executors are there; whoever waits for them can say for what."""
+"""Sessions on a cluster: waiting for executors, and the settings that YARN needs."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from pyspark.sql import SparkSession
 
@@ -12,6 +12,17 @@ AT_ONCE = {"spark.scheduler.minRegisteredResourcesRatio": "0"}
 
 OTHERS_TIMEOUT = 30.0
 """Seconds that all executors get to come; then those that are there begin."""
+
+YARN = {
+    **AT_ONCE,
+    "spark.hadoop.yarn.resourcemanager.connect.max-wait.ms": "20000",
+    "spark.hadoop.yarn.resourcemanager.connect.retry-interval.ms": "5000",
+}
+"""Settings for YARN, unless others are given. A manager that can't be reached is reported after a minute, and not after
+a quarter of an hour, as by default."""
+
+YARN_TIMEOUT = 600.0
+"""Seconds in which one executor must have come, as on Kubernetes."""
 
 POLL = 1.0  # seconds
 
@@ -39,3 +50,13 @@ def await_executors(spark: SparkSession, within: float, why: Callable[[], str]) 
         "all executors have failed; Spark's log and theirs say why. One with another secret or certificate is refused,"
         " for example"
     )
+
+
+def is_yarn(properties: Mapping[str, str]) -> bool:
+    """Whether `spark.master` means YARN."""
+    return properties.get("spark.master") == "yarn"
+
+
+def await_yarn(spark: SparkSession) -> None:
+    """Wait until executors are there. SparkError when none has come, or all have failed."""
+    await_executors(spark, YARN_TIMEOUT, lambda: "YARN's page of the application says what it waits for")

@@ -1,11 +1,35 @@
-"""An object of a store as a file, for libraries that read files: each read is a range of it."""
+"""Binary files whose bytes are fetched when they are read: an object of a store, or any other source of ranges."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 from typing import Any, Protocol
 
-from capture.stores.seekable import Positioned
+
+class Positioned(io.RawIOBase):
+    """A file of so many bytes, to be read from anywhere in it. What derives from it reads at `_at`, and moves that."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._at = 0
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def tell(self) -> int:
+        """Return where the next read begins."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to where the next read begins."""
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
 
 
 class Ranges(Protocol):

@@ -8,19 +8,22 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from capture.errors import ConfigError, DataLossError
-from capture.formats.envelope import to_table
+from capture.formats.envelope import SCHEMA, to_table
 from capture.spark.jetstream.blocking import Blocking
-from capture.spark.jetstream.columns import known_columns
-from capture.spark.jetstream.options import ReadOptions
-from capture.spark.jetstream.plan import LEAVE, Offset, Range, StreamFacts, gone, ranges, resume
 from capture.spark.jetstream.ranges import RangeReader, stream_facts
+from capture.spark.jetstream.source_options import ReadOptions, nearest
+from capture.spark.jetstream.splits import LEAVE, Offset, Range, StreamFacts, gone, ranges, resume
 from natty import Natty
 from natty.errors import JetStreamError
 from natty.jetstream import NO_MESSAGE
+
+ENVELOPE = from_arrow_schema(SCHEMA)
+"""The columns of the archive's envelope, in Spark's types."""
 
 FROM_HEADERS = {"headers", "header_block", "message_id", "origin_stream", "origin_sequence"}
 
@@ -167,3 +170,17 @@ async def _facts(natty: Natty, options: ReadOptions) -> StreamFacts:
             " read by a consumer"
         )
     return stream if options.read_by != "consumer" else StreamFacts(**{**vars(stream), "direct": False})
+
+
+def known_columns(schema: StructType) -> list[str]:
+    """Return the names of the columns that are wanted. ConfigError: one is not there, or of another type."""
+    known = {field.name: field.dataType for field in ENVELOPE.fields}
+    for field in schema.fields:
+        if field.name not in known:
+            raise ConfigError(f"there is no column {field.name}; {nearest(field.name, known)}")
+        if field.dataType != known[field.name]:
+            raise ConfigError(
+                f"column {field.name} is {known[field.name].simpleString()}, not {field.dataType.simpleString()}:"
+                " read it as it is, and cast it"
+            )
+    return schema.fieldNames()
