@@ -59,6 +59,15 @@ HEAVY = {
 }
 LIBRARY_MAIN = {"__init__", "__main__"}
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "service", "misc", "base", "core"}
+SHARED_STEMS = 6  # pairs of files of one package that have the same name; a name of three files counts as two pairs
+COMMON_STEMS = {"__init__", "__main__", "contract", "choose"}
+SMALLEST_FILE = 40  # lines, unless the file is one of several choices
+SMALL = {  # smaller, and still to be merged
+    *["natty/cli/group.py", "natty/cli/late.py", "natty/cli/stream.py", "natty/groups/names.py"],
+    *["natty/publishing/fast.py", "natty/streams/concurrency.py", "natty/streams/pause.py", "natty/wire/nats_py.py"],
+    *["capture/cli/demo/command.py", "capture/cli/demo/result.py", "capture/cli/logs.py", "capture/cli/permissions.py"],
+    *["capture/ingest/plugin.py", "capture/stores/concurrency.py"],
+}
 LARGEST_FILE = 400  # lines
 LARGEST_NOUN = 600  # lines of a file that is one noun in one class
 ONE_NOUN = {
@@ -230,6 +239,25 @@ def test_files_stay_small_and_are_named_for_what_they_are(path):
     assert len(path.read_text().splitlines()) <= largest
     assert path.stem not in FORBIDDEN_NAMES
     assert path.parent.name not in FORBIDDEN_NAMES
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_hardly_two_files_of_a_package_have_one_name(package):
+    """The commands aside: `capture verify` and `natty kv` are named after what they show."""
+    named: dict[str, list[str]] = {}
+    for path in FILES:
+        if path.is_relative_to(ROOT / package) and row_of(path) != "cli" and path.stem not in COMMON_STEMS:
+            named.setdefault(path.stem, []).append(name_of(path))
+    shared = [names for names in named.values() if len(names) > 1]
+    assert sum(len(names) - 1 for names in shared) <= SHARED_STEMS, shared
+
+
+def test_a_file_of_a_few_lines_is_one_of_several_choices():
+    """Such a folder has the choices' `contract.py` and `choose.py`. Elsewhere the file is merged into its user."""
+    for path in FILES:
+        is_choice = (path.parent / "choose.py").exists() and (path.parent / "contract.py").exists()
+        if path.stem not in COMMON_STEMS and not is_choice and name_of(path) not in SMALL:
+            assert len(path.read_text().splitlines()) >= SMALLEST_FILE, name_of(path)
 
 
 def test_public_functions_and_classes_say_what_they_do():
