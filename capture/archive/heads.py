@@ -15,7 +15,7 @@ from capture.errors import ConfigError, Fenced, ManifestError
 from natty import LeadershipLostError, Natty, Term
 from natty.elections import ElectionOptions
 from natty.errors import BadRecordError, BucketNotFoundError
-from natty.kv.records import decode
+from natty.kv.json_records import decode
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import msgspec
 
 from capture.archive.manifest import quote_key
 from capture.stores.contract import Store
-from natty.kv.records import UnixTime, Whole
+from natty.kv.json_records import UnixTime, Whole
 
 ICEBERG = "iceberg/"
 """Where the tables' metadata lie, below the archive; their data files are the table's own."""

@@ -19,7 +19,7 @@ from natty import Bucket, BucketNotFoundError, KeyNotFoundError, Natty, NattyErr
 from natty.config.units import parse_time
 from natty.errors import BadRecordError
 from natty.kv import BadKeyError
-from natty.kv.records import Faults, Seconds, Text, UnixTime, Whole, decode
+from natty.kv.json_records import Faults, Seconds, Text, UnixTime, Whole, decode
 from natty.streams.concurrency import answers
 from natty.wire.background import keep_up
 

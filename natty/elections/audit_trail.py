@@ -13,7 +13,7 @@ from natty.elections.record import Subjects
 from natty.elections.term import READ_TIMEOUT, Term
 from natty.errors import BadRecordError, BucketNotFoundError, NattyError
 from natty.jetstream import JetStream
-from natty.kv.records import Text, UnixTime, Whole, decode
+from natty.kv.json_records import Text, UnixTime, Whole, decode
 
 KEPT = 30 * 24 * 3600  # seconds
 _TOKEN = re.compile(r"[0-9]{1,20}")

@@ -19,7 +19,7 @@ from natty.elections.record import ABSENT, Sight, Subjects, sight_of
 from natty.elections.tenure import Tenure
 from natty.errors import AuthorizationError, BucketNotFoundError, NattyError, WrongLastSequenceError
 from natty.jetstream import IN_FLIGHT, JetStream, read_ack
-from natty.kv.records import Faults, Text
+from natty.kv.json_records import Faults, Text
 from natty.wire.message import RawMessage, encode_headers
 from natty.wire.repeated import Repeated
 

@@ -21,7 +21,7 @@ from natty.errors import (
     NoRespondersError,
 )
 from natty.jetstream import JetStream
-from natty.kv.records import decode
+from natty.kv.json_records import decode
 from natty.wire.message import RawMessage
 
 READ_AGAIN = 1.0  # seconds until a read that failed is tried again

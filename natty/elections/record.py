@@ -10,7 +10,7 @@ import msgspec
 
 from natty.elections.options import LONGEST_LEASE
 from natty.errors import BadRecordError
-from natty.kv.records import Text, Whole, decode
+from natty.kv.json_records import Text, Whole, decode
 from natty.wire.message import RawMessage, parse_headers
 
 MOST_BYTES = 64 * 1024  # of a record

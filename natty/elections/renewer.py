@@ -27,7 +27,7 @@ from natty.elections.options import PULSE, ElectionOptions
 from natty.elections.record import hinted_revision, observed
 from natty.errors import BadRecordError, NattyError
 from natty.jetstream import JetStream
-from natty.kv.records import decode
+from natty.kv.json_records import decode
 from natty.wire.background import keep_up
 from natty.wire.connection import Connection, Subscription
 from natty.wire.message import RawMessage

@@ -23,7 +23,7 @@ from natty.groups.partitions import (
     assignment,
     partition_filters,
 )
-from natty.kv.records import decode
+from natty.kv.json_records import decode
 
 T = TypeVar("T")
 _ESCAPED = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}

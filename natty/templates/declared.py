@@ -19,7 +19,7 @@ from natty.errors import (
 )
 from natty.jetstream import JetStream
 from natty.kv import Bucket
-from natty.kv.records import decode
+from natty.kv.json_records import decode
 from natty.kv.settings import create_bucket
 from natty.streams import create_replicated, delete_stream
 from natty.streams.ensure import change_document

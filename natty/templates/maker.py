@@ -25,7 +25,7 @@ from natty.errors import (
 )
 from natty.jetstream import JetStream
 from natty.kv import BadKeyError, Bucket, Entry
-from natty.kv.records import Faults, decode
+from natty.kv.json_records import Faults, decode
 from natty.streams.concurrency import answers
 from natty.streams.ensure import create_document
 from natty.streams.listing import all_streams, stream_names

@@ -12,7 +12,7 @@ import msgspec
 
 from natty.config.units import NANOSECONDS
 from natty.errors import ConfigError
-from natty.kv.records import Whole
+from natty.kv.json_records import Whole
 from natty.names import BadNameError, check_name, check_pattern, covers
 from natty.streams.file import check_stream_settings
 from natty.streams.settings import from_wire

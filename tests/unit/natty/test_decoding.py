@@ -12,7 +12,7 @@ from capture.stores import MemoryStore
 from natty.config.contexts import read_context
 from natty.errors import BadRecordError, ConfigError, PublishError
 from natty.jetstream import read_ack
-from natty.kv.records import MOST_FAULTS, Faults, decode
+from natty.kv.json_records import MOST_FAULTS, Faults, decode
 from natty.streams.concurrency import answers
 from natty.streams.document import load_document
 from natty.wire.session import ProtocolError, decode_info

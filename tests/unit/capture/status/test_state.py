@@ -6,7 +6,7 @@ import pytest
 from capture.cli.status import _age, _size
 from capture.ingest.board import MOST_SAID, ArchiveState, Heard, NodeState, StreamState, View
 from natty.errors import BadRecordError
-from natty.kv.records import decode
+from natty.kv.json_records import decode
 
 STATE = ArchiveState(
     archive="A",
