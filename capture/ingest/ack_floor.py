@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 from capture.archive.sequences import Sequences
-from natty.wire.message import Acks, Batch, ack_tokens
+from natty.wire.ack import Acks, ack_tokens
+from natty.wire.message import Batch
 
 
 class DeliveryGap(Exception):

@@ -17,7 +17,7 @@ from natty import Batch, Natty
 from natty.groups.names import record_key
 from natty.groups.partitions import balanced
 from natty.groups.roster import Roster
-from natty.wire.message import Acks
+from natty.wire.ack import Acks
 
 log = logging.getLogger("capture.grouped")
 

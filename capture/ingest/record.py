@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from natty.wire.message import Batch, RawMessage, ack_tokens, parse_headers
+from natty.wire.ack import ack_tokens
+from natty.wire.message import Batch, RawMessage, parse_headers
 
 V = TypeVar("V")
 

@@ -29,6 +29,7 @@ from natty import Batch, LeadershipLostError, Natty, NattyError, NotConnectedErr
 from natty.config.units import parse_time
 from natty.jetstream import StoredMessage
 from natty.streams.listing import all_consumers
+from natty.wire.ack import ACK
 from natty.wire.message import RawMessage
 
 PORTION = 5000  # messages that one sweep stores
@@ -193,7 +194,7 @@ class Healer:
         with contextlib.suppress(NotConnectedError):
             for one in some:
                 reply = f"$JS.ACK.{stream}.{self._config.durable}.{DELIVERED}.{one}.0.0.0"
-                self._natty.connection.send(reply, b"+ACK")
+                self._natty.connection.send(reply, ACK)
             self._acknowledged[stream] |= some
             log.warning(
                 "acknowledged %d messages of %s again that are stored and that no consumer needs (%s)",
@@ -275,7 +276,7 @@ class Reading:
         self.settled |= done
         with contextlib.suppress(NotConnectedError):  # in a work queue it is deleted later: see `Healer.release`
             for reply in replies if self._acks else ():
-                self._natty.connection.send(reply, b"+ACK")
+                self._natty.connection.send(reply, ACK)
 
     def nak(self, replies: list[bytes], delay: float = 0.0) -> None:
         """Do nothing: the next sweep reads them again."""

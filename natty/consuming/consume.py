@@ -21,12 +21,12 @@ from natty.consuming.shutdown import stopped_by_signals
 from natty.consuming.workers import Workers
 from natty.errors import ConsumerNotFoundError, NattyError, NotConnectedError, UnsupportedError
 from natty.jetstream import JetStream
-from natty.pulling.credit import size_of
-from natty.pulling.pull import Pull
+from natty.pulling.pull import Pull, size_of
 from natty.pulling.requests import PullOptions
 from natty.streams import create_consumer
 from natty.streams.stranded import QueueMender
 from natty.wire import tracing
+from natty.wire.ack import first_delivery
 from natty.wire.background import keep_up
 from natty.wire.connection import Connection
 from natty.wire.counters import HANDLER
@@ -72,7 +72,7 @@ class Consumption:
         self._workers: Workers | None = None
         self._later: dict[Turn, asyncio.TimerHandle] = {}  # failed, to be tried again here
         self._fault: BaseException | None = None
-        self._first_delivery = f".{stream}.{durable}.1.".encode()  # in an ack subject
+        self._first_delivery = first_delivery(stream, durable)
         self._settled_by = jetstream.connection
         self._pull = Pull(
             jetstream,

@@ -5,9 +5,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from natty.errors import NotConnectedError
-from natty.pulling.credit import size_of
-from natty.pulling.pull import Pull
-from natty.pulling.supply import HAND_BACK_DELAY
+from natty.pulling.pull import Pull, size_of
 from natty.wire.message import Message, RawMessage
 
 logger = logging.getLogger("natty.consume")
@@ -58,8 +56,4 @@ class Receipts:
     def hand_back(self, messages: Iterable[Message]) -> None:
         """Have messages delivered again, when we no longer ask for any ourselves. The server sorts what is delayed."""
         replies = [message.raw[1] for message in messages if not message.settled]
-        try:
-            if replies:
-                self._pull.nak(replies, HAND_BACK_DELAY)
-        except NotConnectedError:
-            logger.warning("%d messages were not handed back: no connection; they come after ack_wait", len(replies))
+        self._pull.hand_back(replies)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import msgspec
-
-from natty.config.units import NANOSECONDS
 from natty.elections import clock
 from natty.groups.place import seen
 from natty.jetstream import JetStream
-from natty.pulling.pin import PIN_REFUSED, Pin
-from natty.wire.message import status_of
+from natty.pulling.pin import Pin
+from natty.pulling.requests import next_subject, read_status, request_body
 
 ANSWER = 0.05  # seconds within which the server answers to a request that keeps the pin
 DRIFT = 0.02  # how far the server's clock and ours may differ in rate
@@ -35,10 +32,8 @@ async def keep_pin(jetstream: JetStream, stream: str, consumer: str, pin: Pin, w
     another NattyError: nobody knows.
     """
     mine, sent = pin.id, clock()
-    body = {"batch": 1, "max_bytes": 1, "expires": int(min(ANSWER, window / 10) * NANOSECONDS), **pin.fields()}
-    answer = await jetstream.connection.request(
-        f"{jetstream.prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer}", msgspec.json.encode(body), timeout=window / 2
-    )
+    body = request_body(1, min(ANSWER, window / 10), max_bytes=1, pin=pin.fields())
+    answer = await jetstream.connection.request(next_subject(jetstream, stream, consumer), body, timeout=window / 2)
     info = await jetstream.request(f"CONSUMER.INFO.{stream}.{consumer}", timeout=FLUSH_TIMEOUT)
-    ours = status_of(answer[2])[0] != PIN_REFUSED and seen(info).pinned == mine != ""
+    ours = not read_status(answer).is_pin_refused and seen(info).pinned == mine != ""
     return Kept(ours, sent + window * (1 - DRIFT), info)

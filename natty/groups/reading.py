@@ -14,13 +14,13 @@ from natty.groups.keeping import ANSWER, FLUSH_TIMEOUT, keep_pin
 from natty.groups.names import PRIORITY_GROUP
 from natty.groups.settings import Timings
 from natty.groups.stint import Stint
-from natty.groups.work import Work, by_sequence, delivery_of, identity_of, sequence_of
+from natty.groups.work import Work, by_sequence
 from natty.jetstream import JetStream
 from natty.names import decode
-from natty.pulling.credit import size_of
 from natty.pulling.pin import Pin
-from natty.pulling.pull import Pull
+from natty.pulling.pull import Pull, size_of
 from natty.pulling.requests import PullOptions
+from natty.wire.ack import IN_PROGRESS, delivery_of, identity_of, sequence_of
 from natty.wire.background import keep_up
 from natty.wire.message import Batch
 
@@ -138,7 +138,7 @@ class Reading:
         it answers to what is said of a message last. On replicas the count of what is open stands still then.
         """
         if self._last_reply:
-            await self._jetstream.connection.request(decode(self._last_reply), b"+WPI", timeout=FLUSH_TIMEOUT)
+            await self._jetstream.connection.request(decode(self._last_reply), IN_PROGRESS, timeout=FLUSH_TIMEOUT)
         before = -1
         while (now := int((await self._info())["num_ack_pending"])) not in (0, before):
             before = now

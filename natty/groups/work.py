@@ -23,6 +23,7 @@ from natty.groups.stint import Stint
 from natty.jetstream import JetStream
 from natty.names import decode
 from natty.wire import tracing
+from natty.wire.ack import identity_of
 from natty.wire.connection import Connection
 from natty.wire.message import Message, RawMessage
 
@@ -372,24 +373,6 @@ class Work:
     def _broken(self, fault: BaseException) -> None:
         self.fault = fault
         logger.error("the handler of %s was ended by %r", self.group, fault, extra={"action": "broken"})
-
-
-def identity_of(reply: bytes) -> bytes:
-    """Return what names a message in every incarnation of its consumer: its sequence, and when it was stored."""
-    tokens = reply.split(b".")
-    shift = 0 if len(tokens) < 11 else 2
-    return tokens[5 + shift] + b"." + tokens[7 + shift]
-
-
-def sequence_of(reply: bytes) -> int:
-    """Return the sequence in its stream of the message that an ack subject is of."""
-    return int(identity_of(reply).partition(b".")[0])
-
-
-def delivery_of(reply: bytes) -> int:
-    """Return which delivery of its consumer an ack subject is of, counted from 1."""
-    tokens = reply.split(b".")
-    return int(tokens[6 if len(tokens) < 11 else 8])
 
 
 def by_sequence(raws: Iterable[RawMessage]) -> list[RawMessage]:

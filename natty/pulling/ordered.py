@@ -9,8 +9,6 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import msgspec
-
 from natty.errors import (
     ConnectionClosedError,
     NattyError,
@@ -20,8 +18,9 @@ from natty.errors import (
     UnsupportedError,
 )
 from natty.jetstream import JetStream
-from natty.wire.connection import Subscription
-from natty.wire.message import ACKS, Batch, RawMessage, ack_tokens, parse_headers, status_of
+from natty.pulling.requests import Requests, read_status
+from natty.wire.ack import ACKS, delivery_of, sequence_of
+from natty.wire.message import Batch, RawMessage
 
 logger = logging.getLogger("natty.ordered")
 
@@ -71,14 +70,14 @@ Step = Batch | Began | Vanished | CaughtUp
 
 
 class _Session:
-    """One consumer and the inbox that it delivers to. Lost with the first message that is missing."""
+    """One consumer and the requests for its messages. Lost with the first message that is missing."""
 
-    def __init__(self, consumer: str, inbox: bytes) -> None:
-        self.consumer, self.inbox = consumer, inbox
+    def __init__(self, consumer: str) -> None:
+        self.consumer = consumer
         self.delivered = 0
         self.requested = 0
         self.lost = ""
-        self.subscription: Subscription | None = None
+        self.requests: Requests | None = None
 
 
 class Ordered:
@@ -151,7 +150,7 @@ class Ordered:
                     await self._wait(self._session)
                     if self._arrived and not self._stopping:
                         raw, self._arrived = self._arrived, []
-                        self._read = int(ack_tokens(raw[-1][1])[5])
+                        self._read = sequence_of(raw[-1][1])
                         yield Batch(raw)
         finally:
             self._connection.listeners.remove(self._on_event)
@@ -227,10 +226,8 @@ class Ordered:
 
     def _begin(self, consumer: str) -> None:
         self._reading = True
-        session = self._session = _Session(consumer, self._connection.new_inbox())
-        session.subscription = self._connection.subscribe(
-            session.inbox.decode(), lambda raw: self._receive(session, raw)
-        )
+        session = self._session = _Session(consumer)
+        session.requests = Requests(self._jetstream, self.stream, consumer, lambda raw: self._receive(session, raw))
 
     async def _leave(self, session: _Session) -> None:
         logger.info("%r begins a new session: %s", self, session.lost, extra={"action": "renew"})
@@ -239,8 +236,8 @@ class Ordered:
         await self._pause()
 
     def _close(self, session: _Session) -> None:
-        if session.subscription is not None:
-            session.subscription.close()
+        if session.requests is not None:
+            session.requests.close()
         self._delete(session.consumer)
 
     def _delete(self, consumer: str) -> None:
@@ -278,18 +275,12 @@ class Ordered:
                     return
 
     def _ask(self, session: _Session) -> None:
-        if session.requested or not self._connection.connected:
+        options = self.options
+        if session.requests is None or session.requested or not self._connection.connected:
             return
-        session.requested = self.options.max_messages
-        request = {
-            "batch": session.requested,
-            "max_bytes": self._max_bytes,
-            "expires": int(self.options.expires * 1e9),
-            "idle_heartbeat": int(self.options.heartbeat * 1e9),
-        }
+        session.requested = options.max_messages
         self._heard = asyncio.get_running_loop().time()
-        subject = f"{self._jetstream.prefix}.CONSUMER.MSG.NEXT.{self.stream}.{session.consumer}"
-        self._connection.send(subject, msgspec.json.encode(request), reply=session.inbox)
+        session.requests.ask(session.requested, options.expires, heartbeat=options.heartbeat, max_bytes=self._max_bytes)
 
     def _receive(self, session: _Session, messages: list[RawMessage]) -> None:
         if session is not self._session or session.lost:
@@ -297,34 +288,33 @@ class Ordered:
         self._heard = asyncio.get_running_loop().time()
         data = [raw for raw in messages if raw[1].startswith(ACKS)]
         if data:
-            first, last = ack_tokens(data[0][1]), ack_tokens(data[-1][1])
-            if (int(first[6]), int(last[6])) != (session.delivered + 1, session.delivered + len(data)):
+            first, last = delivery_of(data[0][1]), delivery_of(data[-1][1])
+            if (first, last) != (session.delivered + 1, session.delivered + len(data)):
                 self._lose(session, "a message is missing")
                 return
             session.delivered += len(data)
             session.requested -= len(data)
             self._arrived += data
-            self._position = int(last[5])
+            self._position = sequence_of(data[-1][1])
             self._wake.set()
         for raw in messages if len(data) != len(messages) else ():
             if not raw[1].startswith(ACKS):
                 self._status(session, raw)
 
     def _status(self, session: _Session, raw: RawMessage) -> None:
-        """Take a status into account: 100 heartbeat, 404/408/409 end of a request, 503 nobody there."""
-        status, text = status_of(raw[2])
-        headers = parse_headers(raw[2])
-        if status == 100:
+        """Take a status into account: a heartbeat, the end of a request, or the end of the session."""
+        status = read_status(raw)
+        if status.is_heartbeat:
             self._retry_delay = RETRY_DELAY
-            if int(headers.get("Nats-Last-Consumer", ["0"])[0]) > session.delivered:
+            if status.last_delivery > session.delivered:
                 self._lose(session, "a message is missing")
             return
-        if status == 409 and "exceeds max" in text.lower():
+        if status.is_too_large:
             self._max_bytes = min(2 * self._max_bytes, LARGEST_REQUEST)
-        elif status not in (404, 408) and text != "Batch Completed":
-            self._lose(session, f"{status} {text}")
+        elif not status.is_end:
+            self._lose(session, f"{status.code} {status.text}")
             return
-        session.requested -= int(headers.get("Nats-Pending-Messages", ["0"])[0])
+        session.requested -= status.messages or 0
         if session.requested:
             self._lose(session, "a message is missing")
         self._wake.set()

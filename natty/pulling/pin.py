@@ -7,7 +7,6 @@ from natty.wire.message import RawMessage, parse_headers
 PIN_HEADER = "Nats-Pin-Id"
 _PIN = PIN_HEADER.encode()
 _NO_HEADERS = b"NATS/1.0\r\n\r\n"
-PIN_REFUSED = 423  # status: another client is pinned, or nobody
 
 
 class Pin:

@@ -1,25 +1,199 @@
+"""The pull loop of a durable consumer: it keeps requests for messages open at the server and bounds their memory."""
+
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from functools import partial
 
 from natty.config.units import NANOSECONDS
+from natty.errors import (
+    ConfigError,
+    ConsumerExistsError,
+    ConsumerNotFoundError,
+    NattyError,
+    StreamNotFoundError,
+)
 from natty.jetstream import JetStream
 from natty.names import check_name
 from natty.pulling.pin import Pin
-from natty.pulling.requests import PullOptions
-from natty.pulling.supply import PullCounts, Supply
+from natty.pulling.requests import PullOptions, Requests, hand_back, read_status
+from natty.wire.ack import ACK, ACKS, IN_PROGRESS, nak, start_of_first_delivery
 from natty.wire.counters import PULL
 from natty.wire.message import Batch, RawMessage
+
+logger = logging.getLogger("natty.pull")
+
+SHARES = 3  # requests that overlap, so that the server has one to serve while the next is on its way
+RECENT = 8  # batches over which the typical size of a message is averaged
+RETRY_DELAY = 0.1  # seconds before asking again where the server did not answer; doubles up to the next line
+RETRY_DELAY_MAX = 1.0
+LOOK_TIMEOUT = 2.0  # seconds that the server has to answer a question about the consumer
+GONE_AFTER = 1.0  # seconds that other clients have to make a deleted consumer again
+DRAIN_TIMEOUT = 1.0  # seconds to wait for what is on its way when no more is wanted
+DRAIN_QUIET = 0.02  # seconds without a message after which nothing is on its way
+PULL_ONLY = "messages are taken from pull consumers; make one, or subscribe to that subject"
+
+Deliver = Callable[[list[RawMessage], int], None]
+"""Receives messages as they arrive, and how many of them had been delivered before. It must not block."""
+
+
+def size_of(messages: Iterable[RawMessage]) -> int:
+    """Return the bytes of messages as the server counts them: subject, ack subject, headers and payload."""
+    return sum([len(subject) + len(reply) + len(head) + len(data) for subject, reply, head, data in messages])
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to ask the server for; `max_bytes` is 0 where one message may have any size."""
+
+    batch: int
+    max_bytes: int
+
+
+class Credit:
+    """What may be asked for: messages and bytes that are neither under way (asked) nor unfinished (held).
+
+    Both together never exceed the bounds, whatever the reader's speed; the one exception is a message that is larger
+    than `max_bytes`: it is asked for alone, when nothing else is under way or held. Pure: no clock, no socket.
+    Protocol: ADR-37 and ADR-13. A server ends a request that ran out of messages, or whose next message doesn't fit,
+    with the count of what is left of it; one whose bytes are used up exactly ends without a word.
+    """
+
+    def __init__(self, max_messages: int, max_bytes: int) -> None:
+        self.max_messages, self.max_bytes = max_messages, max_bytes
+        self.asked_messages = self.asked_bytes = 0
+        self.held_messages = self.held_bytes = 0
+        self._request_messages: float = math.inf  # the consumer's own limits of one request
+        self._request_bytes: float = math.inf
+        self._lots: deque[tuple[int, int]] = deque()  # (messages, bytes) held, oldest first
+        self._typical = 0.0  # bytes of a message
+        self._refused = 0  # bytes that were too few for the next message
+
+    def __repr__(self) -> str:
+        asked = f"{self.asked_messages} ({self.asked_bytes} bytes) asked"
+        return f"Credit({asked}, {self.held_messages} ({self.held_bytes} bytes) unfinished)"
+
+    def limit(self, messages: int, size_bytes: int) -> None:
+        """Respect the consumer's `max_batch` and `max_bytes` of a request from now on; 0 or less: none."""
+        self._request_messages = messages if messages > 0 else math.inf
+        self._request_bytes = size_bytes if size_bytes > 0 else math.inf
+
+    def request(self) -> Request | None:
+        """Return the next request, counted as asked for; None while it is not worth one, or there is no room."""
+        at_once = min(self.max_messages, SHARES * self._request_messages)
+        messages = int(min(self.max_messages - self.held_messages, at_once) - self.asked_messages)
+        size = self.max_bytes - self.asked_bytes - self.held_bytes
+        too_large = self._refused >= min(self.max_bytes, self._request_bytes)
+        if self.asked_messages or self.held_messages:
+            enough_bytes = max(self.max_bytes // SHARES, min(2 * self._refused, self.max_bytes), 1)
+            if too_large or messages < max(at_once // SHARES, 1) or size < enough_bytes:
+                return None
+        elif too_large:
+            self.asked_messages, self.asked_bytes = 1, self.max_bytes
+            return Request(1, 0)
+        return self._sized(messages, size)
+
+    def _sized(self, messages: int, size: int) -> Request:
+        """Return a request for a share of the bytes and, where these are scarce, for the messages that fill it."""
+        if not self._refused:
+            size = min(size, max(self.max_bytes // SHARES, int(2 * self._typical), 1))
+        size = int(min(size, self._request_bytes))
+        if self._typical:
+            messages = min(messages, max(1, int(2 * size / self._typical)))
+        batch = int(min(messages, self._request_messages))
+        self.asked_messages += batch
+        self.asked_bytes += size
+        return Request(batch, size)
+
+    def fits(self, messages: int, size_bytes: int) -> bool:
+        """Return whether so much could be held beyond what was asked for."""
+        return (
+            self.asked_messages + self.held_messages + messages <= self.max_messages
+            and self.asked_bytes + self.held_bytes + size_bytes <= self.max_bytes
+        )
+
+    def arrived(self, messages: int, size_bytes: int, *, asked: bool = True) -> None:
+        """Hold messages; `asked` is False for those of requests that were forgotten."""
+        if asked:
+            self._returned(messages, size_bytes)
+        self._refused = 0
+        self._typical += (size_bytes / messages - self._typical) / (RECENT if self._typical else 1)
+        self.held_messages += messages
+        self.held_bytes += size_bytes
+        self._lots.append((messages, size_bytes))
+
+    def ended(self, messages: int, size_bytes: int, *, too_small: bool = False) -> None:
+        """A request ended with so much of it left; `too_small` if the next message is larger than the bytes left."""
+        if too_small:
+            self._refused = max(self._refused, size_bytes, 1)
+        self._returned(messages, size_bytes)
+
+    def forget(self) -> None:
+        """Nothing is under way any more."""
+        self.asked_messages = self.asked_bytes = 0
+
+    def finished(self, messages: int, size_bytes: int | None = None) -> None:
+        """Free what held messages took. Without their size the oldest are meant: exact for who finishes in order."""
+        self.held_messages -= messages
+        oldest = self._take(messages)
+        self.held_bytes -= oldest if size_bytes is None else size_bytes
+        if self.held_messages <= 0:
+            self.held_messages = self.held_bytes = 0
+            self._lots.clear()
+
+    def _take(self, messages: int) -> int:
+        """Remove the oldest held messages; return their bytes, those of a part of a lot by proportion."""
+        size = 0
+        while messages > 0 and self._lots:
+            count, lot = self._lots.popleft()
+            part = lot if count <= messages else lot * messages // count
+            if count > messages:
+                self._lots.appendleft((count - messages, lot - part))
+            size += part
+            messages -= count
+        return size
+
+    def _returned(self, messages: int, size_bytes: int) -> None:
+        self.asked_messages -= messages
+        self.asked_bytes -= size_bytes
+        if self.asked_messages <= 0 or self.asked_bytes <= 0:  # the one without the other asks for nothing
+            self.asked_messages = self.asked_bytes = 0
+
+
+@dataclass
+class PullCounts:
+    """What happened since the start."""
+
+    delivered: int = 0
+    delivered_bytes: int = 0
+    redelivered: int = 0  # of the delivered ones, those that had been delivered before
+    requests: int = 0
+    renewals: int = 0  # sessions after the first
+
+
+class _Session:
+    """One inbox. What an older one still brings is delivered if there is room, and counts for nothing else."""
+
+    def __init__(self) -> None:
+        self.first = b""  # how the ack subject of a first delivery begins, after a line break
+        self.requests: Requests | None = None
 
 
 class Pull:
     """The pull loop of a durable consumer: `async for batch in pull`, then `finished(...)` for what is done with.
 
-    Requests overlap, so that the server never waits for us while there is credit. Whatever happens to connection,
-    server or consumer, asking goes on (see `Supply`); what got lost comes again after `ack_wait`. Closing the
-    connection stops it: what arrived and was not yielded is handed back first.
-    BadNameError for a stream or a consumer that none can be called.
+    Requests overlap, so that the server never waits for us while there is credit. Lost sessions, restarted servers and
+    missed heartbeats lead to a new inbox and new requests, whatever the reader does meanwhile; messages that were lost
+    are delivered again after `ack_wait`. Closing the connection stops it: what arrived and was not yielded is handed
+    back first. With `deliver`, messages go there as they arrive, and `run` takes the place of iterating.
+    BadNameError for a name that no stream or consumer can have.
     """
 
     def __init__(
@@ -32,24 +206,40 @@ class Pull:
         recreate: Callable[[], Awaitable[object]] | None = None,
         on_stop: Callable[[], None] = lambda: None,
         pin: Pin | None = None,
+        deliver: Deliver | None = None,
     ) -> None:
         self.stream, self.durable = check_name("stream", stream), check_name("consumer", durable)
-        self.options = options or PullOptions()
+        self.options = options = options or PullOptions()
+        self.counts = PullCounts()
+        self._credit = Credit(options.max_messages, options.max_bytes)
+        self._name = f"consumer {stream}/{durable}"
+        self._jetstream = jetstream
         self._connection = jetstream.connection
-        self._supply = Supply(jetstream, stream, durable, self.options, self._receive, recreate, pin)
-        self._on_stop = on_stop
+        self._recreate, self._on_stop, self._pin = recreate, on_stop, pin
+        self._deliver: Deliver = deliver or self._collect
+        self._fault: Exception | None = None  # of `deliver`
         self._arrived: list[RawMessage] = []
         self._wake = asyncio.Event()
         self._stopping = self._begun = False
+        self._ended = False  # all that still arrives is handed back
+        self._expires, self._heartbeat = options.expires, options.heartbeat
+        self._changed = asyncio.Event()
+        self._session = _Session()
+        self._owed = False  # whether the server has to give signs of life
+        self._heard = 0.0  # when it gave the last one, on the monotonic clock
+        self._renewed = 0.0
+        self._retry_at = 0.0  # nothing is asked for before; 0: it may be; infinite: look at the consumer first
+        self._retry_delay = RETRY_DELAY
+        self._gone_since = 0.0
 
     def __repr__(self) -> str:
         state = "stopping" if self._stopping else "stalled" if self.stalled else "running"
-        return f"Pull({self.stream}/{self.durable}, {state}, {self._supply.credit!r})"
+        return f"Pull({self.stream}/{self.durable}, {state}, {self._credit!r})"
 
     async def __aiter__(self) -> AsyncGenerator[Batch, None]:
         """Yield what arrives until `stop`, or until the connection is closed. Once.
 
-        ConsumerNotFoundError, StreamNotFoundError: gone for good. ConnectionClosedError: closed before it began;
+        ConsumerNotFoundError, StreamNotFoundError: it was deleted. ConnectionClosedError: closed before it began;
         NotConnectedError: the client was not opened. RuntimeError: iterated over a second time.
         """
         self.check_unused()
@@ -59,13 +249,15 @@ class Pull:
         self._connection.listeners.append(self._on_event)
         self._connection.leaving.append(self._leave)
         self._connection.observed.add(self, PULL, self.stream, self.durable)
-        healing = asyncio.create_task(self._supply.heal(), name=f"natty pull {self.stream}/{self.durable}")
+        healing = asyncio.create_task(self._heal(), name=f"natty pull {self.stream}/{self.durable}")
         healing.add_done_callback(lambda _: self._wake.set())
         try:
             while not self._stopping:
                 await self._arrival(healing)
                 if self._stopping:
                     break
+                if self._fault is not None:
+                    raise self._fault
                 if healing.done() and not self._arrived:
                     await healing  # raises what ended it
                 if self._arrived or self.options.tick is not None:
@@ -75,6 +267,12 @@ class Pull:
             healing.cancel()
             await self._end()
             await asyncio.gather(healing, return_exceptions=True)
+
+    async def run(self) -> None:
+        """Deliver until `stop`. Raises as iterating does, and what `deliver` raised."""
+        async with aclosing(self.__aiter__()) as nothing:
+            async for _ in nothing:
+                pass
 
     def check_unused(self) -> None:
         """RuntimeError if it was iterated over, to its end or not: that is done once."""
@@ -92,17 +290,13 @@ class Pull:
 
         Also while the reader holds a batch; False where nothing can be expected because the credit is used up.
         """
-        return self._supply.stalled_since is not None
+        return self.stalled_since is not None
 
     @property
     def stalled_since(self) -> float | None:
         """When the server gave its last sign of life, in Unix seconds; None while it is not `stalled`."""
-        return self._supply.stalled_since
-
-    @property
-    def counts(self) -> PullCounts:
-        """What happened since the start."""
-        return self._supply.counts
+        silence = time.monotonic() - self._heard
+        return time.time() - silence if self._owed and not self._ended and silence >= 2 * self._heartbeat else None
 
     def stop(self) -> None:
         """End the iteration after the current batch; what arrived and was not yielded is handed back at once."""
@@ -111,44 +305,43 @@ class Pull:
             self._wake.set()
             self._on_stop()
 
-    def renew(self) -> None:
-        """Take back what was asked for and ask anew, as after a lost pin."""
-        self._supply.renew()
-
     def finished(self, messages: int, size_bytes: int | None = None) -> None:
         """Give credit back: this many messages need no memory any more.
 
-        `size_bytes` is their size as `credit.size_of` counts it. Without it the ones that came first are meant: exact
-        for who finishes in order; for others `max_bytes` may be exceeded while the first ones take long.
+        `size_bytes` is their size as `size_of` counts it. Without it the ones that came first are meant: exact if the
+        caller finishes in order; for others `max_bytes` may be exceeded while the first ones take long.
         """
-        self._supply.credit.finished(messages, size_bytes)
+        self._credit.finished(messages, size_bytes)
         if not self._stopping:
-            self._supply.ask()
+            self._ask()
 
     def ack(self, replies: list[bytes]) -> None:
-        """Acknowledge messages, joined into one write. NotConnectedError: they will come again."""
-        self._connection.send_to_each(replies, b"+ACK")
+        """Acknowledge messages, joined into one write. NotConnectedError: they are delivered again."""
+        self._connection.send_to_each(replies, ACK)
 
     def nak(self, replies: list[bytes], delay: float = 0.0) -> None:
         """Hand messages back, to be delivered again after `delay` seconds."""
-        answer = b'-NAK {"delay": %d}' % int(delay * NANOSECONDS) if delay > 0 else b"-NAK"
-        self._connection.send_to_each(replies, answer)
+        self._connection.send_to_each(replies, nak(delay))
+
+    def hand_back(self, replies: Iterable[bytes]) -> None:
+        """Have messages delivered again that this client no longer handles; see `requests.hand_back`."""
+        hand_back(self._connection, replies)
 
     def in_progress(self, replies: list[bytes]) -> None:
         """Restart `ack_wait` of messages: work on them goes on."""
-        self._connection.send_to_each(replies, b"+WPI")
+        self._connection.send_to_each(replies, IN_PROGRESS)
 
     def keep_waiting(self) -> None:
         """Restart `ack_wait` of what arrived and was not yielded yet."""
         self.in_progress([raw[1] for raw in self._arrived])
 
-    def _receive(self, messages: list[RawMessage]) -> None:
+    def _collect(self, messages: list[RawMessage], again: int) -> None:
         self._arrived += messages
         self._wake.set()
 
     async def _arrival(self, healing: asyncio.Task[None]) -> None:
         """Return when something has arrived, at a tick, when stopped, or when nothing will come any more."""
-        while not (self._arrived or self._stopping or healing.done()):
+        while not (self._arrived or self._stopping or self._fault or healing.done()):
             self._wake.clear()
             try:
                 async with asyncio.timeout(self.options.tick):
@@ -157,17 +350,22 @@ class Pull:
                 return
 
     def _on_event(self, event: str) -> None:
+        """Take note of what the connection reports."""
         if event == "closed":
             self.stop()
-        self._supply.on_event(event)
+        elif event == "connected":
+            self.renew()
+        elif event == "disconnected":
+            self._expect()
+        self._changed.set()
 
     async def _leave(self) -> None:
         """Stop, hand back what was not yielded, and stay until what is on its way has been handed back, too."""
         self.stop()
-        self._supply.ended = True
+        self._ended = True
         messages, self._arrived = self._arrived, []
-        self._supply.hand_back(messages)
-        await self._supply.drain()
+        self._hand_back(messages)
+        await self._drain()
 
     async def _end(self) -> None:
         self._connection.listeners.remove(self._on_event)
@@ -175,5 +373,226 @@ class Pull:
         try:
             await self._leave()
         finally:
-            self._supply.close()
+            self._ended = True
+            if self._session.requests is not None:
+                self._session.requests.close(last=self._hand_back)
             self._connection.observed.retire(self)
+
+    def _hand_back(self, messages: list[RawMessage]) -> None:
+        self.hand_back([raw[1] for raw in messages])
+
+    async def _heal(self) -> None:
+        """Keep asking until cancelled. ConsumerNotFoundError, StreamNotFoundError: gone for good."""
+        self.renew()
+        while True:
+            self._changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._next_look(time.monotonic())):
+                    await self._changed.wait()
+            if self._retry_at == math.inf:
+                await self._look_at_consumer()
+            elif self._connection.connected:
+                self._look_after(time.monotonic())
+
+    def _next_look(self, now: float) -> float | None:
+        """Return the seconds until something may have to be done; None: not before an event."""
+        if self._retry_at == math.inf:
+            return 0.0
+        if not self._connection.connected or not (self._retry_at or self._credit.asked_messages):
+            return None
+        return max(0.001, (self._retry_at or self._silent_at) - now)
+
+    @property
+    def _silent_at(self) -> float:
+        """When two heartbeats will have been missed in this session."""
+        return max(self._heard, self._renewed) + 2 * self._heartbeat
+
+    def _look_after(self, now: float) -> None:
+        if self._retry_at:
+            if now >= self._retry_at:
+                self.renew()
+        elif self._credit.asked_messages and now >= self._silent_at:
+            logger.warning("%s missed two heartbeats: asking anew", self._name, extra={"action": "renew"})
+            self.renew()
+
+    def renew(self) -> None:
+        """Begin a session: a new inbox, nothing asked for yet. The previous inbox stays open for another heartbeat."""
+        if self._ended:
+            return
+        if self._session.requests is not None:
+            self.counts.renewals += 1
+            if self._pin and self._pin.id:
+                self._pin.on_renewed()
+            end = partial(self._session.requests.close, last=self._hand_back)
+            asyncio.get_running_loop().call_later(self._heartbeat, end)
+        session = self._session = _Session()
+        session.requests = Requests(self._jetstream, self.stream, self.durable, lambda raw: self._receive(session, raw))
+        self._renewed = time.monotonic()
+        self._retry_at = 0.0
+        self._credit.forget()
+        self._ask()
+        if self._connection.connected:
+            self._owed = self._credit.asked_messages > 0
+        else:
+            self._expect()
+
+    def _ask(self) -> None:
+        """Send what requests the credit allows, if any."""
+        requests, pin = self._session.requests, self._pin
+        if requests is None or self._ended or self._retry_at or not self._connection.connected:
+            return
+        # one request until we are pinned: the server keeps those without our id waiting then
+        while not (pin and not pin.id and self._credit.asked_messages) and (request := self._credit.request()):
+            requests.ask(
+                request.batch,
+                self._expires,
+                heartbeat=self._heartbeat,
+                max_bytes=request.max_bytes,
+                pin=pin.fields() if pin else None,
+            )
+            self.counts.requests += 1
+            self._expect()
+
+    def _expect(self) -> None:
+        """From now on the server owes us signs of life."""
+        if not self._owed:
+            self._owed, self._heard = True, time.monotonic()
+            self._changed.set()
+
+    def _hear(self) -> None:
+        """Take note of a sign of life."""
+        if since := self.stalled_since:
+            silent = time.time() - since
+            logger.info("%s is heard again after %.1f s", self._name, silent, extra={"action": "healed"})
+        self._heard = time.monotonic()
+        self._owed = self._credit.asked_messages > 0
+        self._retry_delay, self._gone_since = RETRY_DELAY, 0.0
+
+    def _receive(self, session: _Session, messages: list[RawMessage]) -> None:
+        first = session.first = session.first or _first_delivery(messages)
+        firsts = b"\n".join([b"", *[raw[1] for raw in messages]]).count(first) if first else 0
+        data = messages if firsts == len(messages) else [raw for raw in messages if raw[1].startswith(ACKS)]
+        current = session is self._session
+        if data:
+            if self._pin and current:
+                self._pin.delivered(data[0])
+            self._take(data, len(data) - firsts, current=current)
+        if current and len(data) != len(messages):
+            for raw in messages:
+                if not raw[1]:
+                    self._read_status(raw)
+
+    def _take(self, data: list[RawMessage], again: int, *, current: bool) -> None:
+        size = size_of(data)
+        if not current and not self._credit.fits(len(data), size):
+            self._hand_back(data)
+            return
+        self._credit.arrived(len(data), size, asked=current)
+        if self._ended:
+            self._hand_back(data)
+            return
+        counts = self.counts
+        counts.delivered += len(data)
+        counts.delivered_bytes += size
+        counts.redelivered += again
+        self._hear()
+        try:
+            self._deliver(data, again)
+        except Exception as fault:
+            self._fault = self._fault or fault
+            self._wake.set()
+
+    def _read_status(self, raw: RawMessage) -> None:
+        """Take a status into account: a heartbeat, the end of a request with what is left of it, or a fault."""
+        status, pin = read_status(raw), self._pin
+        if status.is_heartbeat:
+            self._hear()
+        elif pin and status.is_pin_refused:  # ask anew without the id that is not ours any more
+            pin.forget()
+            self.renew()
+        elif pin and status.messages is None:
+            pin.on_refused()
+        elif status.messages is not None:
+            self._credit.ended(status.messages, status.size_bytes, too_small=status.is_too_large)
+            self._hear()
+            self._ask()
+        elif self._retry_at != math.inf:
+            if status.code != 503:
+                logger.warning("%s: the server ended a request: %d %s", self._name, status.code, status.text)
+            self._retry_at = math.inf
+            self._changed.set()
+
+    async def _look_at_consumer(self) -> None:
+        """Find out why requests are refused: is it gone, has it narrower limits? Then try again, after a pause."""
+        session, info = self._session, f"CONSUMER.INFO.{self.stream}.{self.durable}"
+        try:
+            config = (await self._jetstream.request(info, timeout=LOOK_TIMEOUT))["config"]
+            if target := config.get("deliver_subject"):
+                raise ConfigError(f"{self._name} is a push consumer, it sends its messages to {target}: {PULL_ONLY}")
+            self._respect(config)
+        except ConfigError:
+            raise
+        except ConsumerNotFoundError as error:
+            await self._missing(error)
+        except StreamNotFoundError as error:
+            self._gone(error)
+        except NattyError as error:  # no leader, no connection: ask again later
+            logger.warning("can't see %s: %s", self._name, error)
+        if session is self._session:  # else a new connection has begun another one meanwhile
+            self._retry_at = time.monotonic() + self._retry_delay
+            self._retry_delay = min(2 * self._retry_delay, RETRY_DELAY_MAX)
+
+    def _respect(self, config: dict[str, int]) -> None:
+        """Stay within the consumer's limits of one request."""
+        self._credit.limit(config.get("max_batch", 0), config.get("max_bytes", 0))
+        longest = config.get("max_expires", 0) / NANOSECONDS or math.inf
+        self._expires = min(self.options.expires, longest)
+        self._heartbeat = min(self.options.heartbeat, self._expires / 2)
+
+    async def _missing(self, error: ConsumerNotFoundError) -> None:
+        """Make the consumer again if we may; else give somebody `GONE_AFTER` seconds to do so."""
+        if self._recreate is None:
+            self._gone(error)
+            return
+        logger.warning("%s is gone: making it again", self._name)
+        try:
+            await self._recreate()
+        except ConsumerExistsError:
+            raise
+        except (ConsumerNotFoundError, StreamNotFoundError) as gone:
+            self._gone(gone)
+        except NattyError as failed:
+            logger.warning("can't make %s: %s", self._name, failed)
+
+    def _gone(self, error: NattyError) -> None:
+        self._gone_since = self._gone_since or time.monotonic()
+        if time.monotonic() - self._gone_since >= GONE_AFTER:
+            raise error
+
+    async def _drain(self) -> None:
+        """Stay until the server sends no more of what was asked for: what it sends to nobody waits for `ack_wait`.
+
+        Not with a pin: its owner settles what is open before it lets go, and others wait for that meanwhile.
+        """
+        if self._pin:
+            return
+        loop = asyncio.get_running_loop()
+        deadline, before = loop.time() + DRAIN_TIMEOUT, -1
+        while 0 < self._credit.asked_messages != before and self._connection.connected and loop.time() < deadline:
+            before = self._credit.asked_messages
+            await asyncio.sleep(DRAIN_QUIET)
+            try:
+                await self._connection.flush(max(0.001, deadline - loop.time()))
+            except NattyError:
+                return
+
+
+def _first_delivery(messages: list[RawMessage]) -> bytes:
+    """Return how the ack subject of a message begins that is delivered for the first time; b"" if none is there.
+
+    A line break stands before it, as between subjects that are joined for counting: it can't be in the middle of one.
+    """
+    for _, reply, _, _ in messages:
+        if reply.startswith(ACKS):
+            return b"\n" + start_of_first_delivery(reply)
+    return b""

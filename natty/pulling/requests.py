@@ -1,11 +1,33 @@
-"""What to ask a pull consumer for."""
+"""Requests for the messages of a pull consumer: how they are asked, answered and ended.
+
+Protocol: `$JS.API.CONSUMER.MSG.NEXT`, ADR-13 and ADR-37. A request is answered on its reply subject, the inbox, with
+messages and with statuses: an idle heartbeat, or the end of the request.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
-from natty.errors import UnsupportedError
+import msgspec
+
+from natty.config.units import NANOSECONDS
+from natty.errors import NotConnectedError, UnsupportedError
+from natty.jetstream import JetStream
+from natty.wire.ack import ACKS, nak
+from natty.wire.connection import Connection
+from natty.wire.message import RawMessage, Sink, parse_headers, status_of
+
+logger = logging.getLogger("natty.pull")
+
+HAND_BACK_DELAY = 0.1  # seconds before a message that was handed back goes to another client: we have left by then
+_HEARTBEAT = 100
+_NOTHING, _TIMED_OUT, _REFUSED = 404, 408, 409
+_PIN_REFUSED = 423  # another client is pinned, or none is
+_TOO_LARGE = "message size exceeds maxbytes"  # the status has no other mark than its text
+_COMPLETED = "Batch Completed"
 
 
 class PullSettings(TypedDict, total=False):
@@ -45,3 +67,111 @@ class PullOptions:
             raise ValueError(
                 f"max_messages is {self.max_messages} and max_bytes {self.max_bytes}: with less than 1 nothing comes"
             )
+
+
+def next_subject(jetstream: JetStream, stream: str, consumer: str) -> str:
+    """Return the subject on which messages of a consumer are asked for."""
+    return f"{jetstream.prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+
+
+def request_body(
+    batch: int, expires: float, *, heartbeat: float = 0.0, max_bytes: int = 0, pin: dict[str, str] | None = None
+) -> bytes:
+    """Return a request for so many messages. It lives `expires` seconds; a `max_bytes` of 0 sets no limit."""
+    body: dict[str, int | str] = {"batch": batch, "expires": int(expires * NANOSECONDS)}
+    if heartbeat:
+        body["idle_heartbeat"] = int(heartbeat * NANOSECONDS)
+    if max_bytes:
+        body["max_bytes"] = max_bytes
+    return msgspec.json.encode(body | (pin or {}))
+
+
+class Status(NamedTuple):
+    """What the server says about a request. `messages` and `size_bytes` are what is left of it; None: it says nothing.
+
+    `last_delivery` is the number of the consumer's last delivery, 0 where the server does not say it.
+    """
+
+    code: int
+    text: str
+    messages: int | None = None
+    size_bytes: int = 0
+    last_delivery: int = 0
+
+    @property
+    def is_heartbeat(self) -> bool:
+        """Whether the request goes on."""
+        return self.code == _HEARTBEAT
+
+    @property
+    def is_end(self) -> bool:
+        """Whether the request ended as requests do: no messages, its time is over, or all were delivered."""
+        return self.code in (_NOTHING, _TIMED_OUT) or self.text == _COMPLETED
+
+    @property
+    def is_timeout(self) -> bool:
+        """Whether the time of the request is over."""
+        return self.code == _TIMED_OUT
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether the next message is larger than what was left of `max_bytes`."""
+        return self.code == _REFUSED and self.text.lower() == _TOO_LARGE
+
+    @property
+    def is_pin_refused(self) -> bool:
+        """Whether another client of the priority group is pinned, or none is."""
+        return self.code == _PIN_REFUSED
+
+
+def read_status(raw: RawMessage) -> Status:
+    """Return the status that a message without an ack subject carries."""
+    code, text = status_of(raw[2])
+    headers = parse_headers(raw[2])
+    left, size, last = (
+        headers.get(f"Nats-{name}", [""])[0] for name in ("Pending-Messages", "Pending-Bytes", "Last-Consumer")
+    )
+    return Status(code, text, int(left) if left else None, int(size or 0), int(last or 0))
+
+
+class Requests:
+    """An inbox with the requests for messages of one consumer that are answered there. `sink` receives the answers."""
+
+    def __init__(self, jetstream: JetStream, stream: str, consumer: str, sink: Sink) -> None:
+        self._connection = jetstream.connection
+        self._subject = next_subject(jetstream, stream, consumer)
+        self._inbox = self._connection.new_inbox()
+        self.subscription = self._connection.subscribe(self._inbox.decode(), sink)
+
+    def __repr__(self) -> str:
+        return f"Requests({self._subject})"
+
+    def ask(
+        self,
+        batch: int,
+        expires: float,
+        *,
+        heartbeat: float = 0.0,
+        max_bytes: int = 0,
+        pin: dict[str, str] | None = None,
+    ) -> None:
+        """Send a request, see `request_body`. NotConnectedError."""
+        body = request_body(batch, expires, heartbeat=heartbeat, max_bytes=max_bytes, pin=pin)
+        self._connection.send(self._subject, body, reply=self._inbox)
+
+    def close(self, *, last: Sink | None = None) -> None:
+        """End the subscription. `last` receives what the server sent before it read that."""
+        self.subscription.close(last=last)
+
+
+def hand_back(connection: Connection, replies: Iterable[bytes], delay: float = HAND_BACK_DELAY) -> None:
+    """Have messages that are not handled here delivered again after `delay` seconds; statuses among them are skipped.
+
+    Without a connection they are delivered again after `ack_wait`.
+    """
+    answered = [reply for reply in replies if reply.startswith(ACKS)]
+    try:
+        if answered:
+            connection.send_to_each(answered, nak(delay))
+    except NotConnectedError:
+        logger.info("%d messages were not handed back: no connection; they come after ack_wait", len(answered))

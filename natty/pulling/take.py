@@ -7,16 +7,14 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any
 
-import msgspec
-
 from natty.config.units import NANOSECONDS
 from natty.errors import AuthorizationError, JetStreamError, NattyError, NotConnectedError, RequestTimeoutError
 from natty.jetstream import JetStream
-from natty.wire.connection import Connection
-from natty.wire.message import ACKS, Batch, RawMessage, status_of
+from natty.pulling.requests import Requests, Status, hand_back, next_subject, read_status
+from natty.wire.ack import ACKS
+from natty.wire.message import Batch, RawMessage
 
 LOT = 500  # messages of one request
-TIMED_OUT = 408
 
 
 async def take(
@@ -28,22 +26,21 @@ async def take(
     it is refused, the server is asked why: StreamNotFoundError, ConsumerNotFoundError, JetStreamError.
     AuthorizationError, NotConnectedError, RequestTimeoutError if the server is silent.
     """
-    subject = f"{jetstream.prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer}"
-    with _Inbox(jetstream.connection, subject) as inbox:
+    with _Inbox(jetstream, stream, consumer) as inbox:
         most, expires, refused, quiet = LOT, wait, False, 0.0
         while count and quiet < wait:
             lot = min(count, most)
             inbox.ask(lot, expires)
             quiet += expires
             while lot:
-                messages, status, text = await inbox.arrival(expires)
+                messages, status = await inbox.arrival(expires)
                 if messages:
                     yield Batch(messages, jetstream.connection)
                     lot -= len(messages)
                     count -= len(messages)
                     quiet = 0.0
-                if status and status != TIMED_OUT:
-                    limits = await _limits(jetstream, stream, consumer, text, again=refused)
+                if status and not status.is_timeout:
+                    limits = await _limits(jetstream, stream, consumer, status.text, again=refused)
                     most, expires, refused, quiet = min(most, limits[0]), min(expires, limits[1]), True, 0.0
                 if status:
                     break
@@ -66,16 +63,16 @@ async def why_silent(jetstream: JetStream, stream: str, consumer: str) -> str:
 class _Inbox:
     """Requests and what comes in answer to them. In the end, what nobody took is handed back."""
 
-    def __init__(self, connection: Connection, subject: str) -> None:
-        self._connection, self._subject = connection, subject
-        self._inbox = connection.new_inbox()
+    def __init__(self, jetstream: JetStream, stream: str, consumer: str) -> None:
+        self._jetstream, self._stream, self._consumer = jetstream, stream, consumer
+        self._connection, self._subject = jetstream.connection, next_subject(jetstream, stream, consumer)
         self._arrived: list[RawMessage] = []
         self._owed = 0  # messages that were asked for
         self._wake = asyncio.Event()
         self._error: NattyError | None = None
 
     def __enter__(self) -> _Inbox:
-        self._subscription = self._connection.subscribe(self._inbox.decode(), self._receive)
+        self._requests = Requests(self._jetstream, self._stream, self._consumer, self._receive)
         self._connection.refusals.append(self._refused)
         self._connection.listeners.append(self._on_event)
         return self
@@ -83,17 +80,16 @@ class _Inbox:
     def __exit__(self, *_: object) -> None:
         self._connection.refusals.remove(self._refused)
         self._connection.listeners.remove(self._on_event)
-        self._subscription.close(last=self._hand_back if self._owed else None)
+        self._requests.close(last=self._hand_back if self._owed else None)
         self._hand_back(self._arrived)
 
     def ask(self, messages: int, expires: float) -> None:
         """Send a request."""
-        body = {"batch": messages, "expires": int(expires * NANOSECONDS)}
         self._owed = messages
-        self._connection.send(self._subject, msgspec.json.encode(body), reply=self._inbox)
+        self._requests.ask(messages, expires)
 
-    async def arrival(self, expires: float) -> tuple[list[RawMessage], int, str]:
-        """Return the messages that have come, and the status that ended the request or 0 while it goes on."""
+    async def arrival(self, expires: float) -> tuple[list[RawMessage], Status | None]:
+        """Return the messages that arrived, and the status that ended the request; None while it goes on."""
         patience = self._connection.config.timeout
         try:
             async with asyncio.timeout(expires + patience):
@@ -108,18 +104,17 @@ class _Inbox:
         messages = [raw for raw in arrived if raw[1].startswith(ACKS)]
         self._owed -= len(messages)
         for raw in arrived:
-            if not raw[1] and (status := status_of(raw[2]))[0] != 100:
+            if not raw[1] and not (status := read_status(raw)).is_heartbeat:
                 self._owed = 0
-                return messages, *status
-        return messages, 0, ""
+                return messages, status
+        return messages, None
 
     def _receive(self, messages: list[RawMessage]) -> None:
         self._arrived += messages
         self._wake.set()
 
     def _hand_back(self, messages: list[RawMessage]) -> None:
-        with suppress(NotConnectedError):
-            self._connection.send_to_each([raw[1] for raw in messages if raw[1].startswith(ACKS)], b"-NAK")
+        hand_back(self._connection, [raw[1] for raw in messages], delay=0.0)
 
     def _refused(self, text: str) -> None:
         if f'"{self._subject}"' in text:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Protocol
 
-from natty.errors import legible
 from natty.names import decode, encode
+from natty.wire.ack import ACK, IN_PROGRESS, Acks, ack_tokens, nak, term
 
 RawMessage = tuple[bytes, bytes, bytes, bytes]
 """(subject, reply, header block, payload), as the parser delivers them; the header block is `b""` if there is none."""
@@ -65,39 +65,6 @@ def encode_headers(headers: Headers) -> bytes:
                 raise ValueError(f"header {name!r} has a colon in its name: what follows would be read as its value")
             lines.append(f"{name}: {one}")
     return encode("\r\n".join(lines) + "\r\n\r\n")
-
-
-ACKS = b"$JS.ACK."
-"""How every subject begins on which a stored message is settled."""
-
-
-def ack_tokens(reply: bytes) -> list[bytes]:
-    """Return the nine tokens `$JS.ACK.stream.consumer.deliveries.seq.consumer_seq.time.pending` of an ack subject.
-
-    Newer servers put a domain and an account hash behind `$JS.ACK` (ADR-15); those two are cut out.
-    """
-    tokens = reply.split(b".")
-    return tokens[:9] if len(tokens) < 11 else tokens[:2] + tokens[4:11]
-
-
-class Acks:
-    """The ack subjects of many messages as columns; tokens are counted as in `ack_tokens`."""
-
-    __slots__ = ("_shift", "_tokens", "_width")
-
-    def __init__(self, replies: list[bytes]) -> None:
-        count = len(replies)
-        self._tokens = b".".join(replies).split(b".") if replies else []
-        self._width = len(self._tokens) // count if count else 9
-        self._shift = 0 if self._width < 11 else 2
-        if not all(self._tokens[at :: self._width].count(word) == count for at, word in enumerate((b"$JS", b"ACK"))):
-            rows = [ack_tokens(reply) for reply in replies]  # not all of one form
-            self._tokens = [row[index] for row in rows for index in range(9)]
-            self._width, self._shift = 9, 0
-
-    def column(self, index: int) -> list[bytes]:
-        """Return the token at this index, from 2 on, of every ack subject."""
-        return self._tokens[index + self._shift :: self._width]
 
 
 class Sender(Protocol):
@@ -231,21 +198,19 @@ class Message:
 
     def ack(self) -> None:
         """Say that it is done. Sent with the next write; idempotent."""
-        self._settle(b"+ACK")
+        self._settle(ACK)
 
     def nak(self, delay: float = 0.0) -> None:
         """Ask for it again, after `delay` seconds."""
-        self._settle(b'-NAK {"delay": %d}' % int(delay * 1e9) if delay > 0 else b"-NAK")
+        self._settle(nak(delay))
 
     def term(self, reason: str = "") -> None:
         """Give it up: the server never delivers it to this consumer again. `reason` goes into the server's advisory."""
-        if not isinstance(reason, str):
-            raise TypeError(f"the reason to give a message up must be a str and is of type {type(reason).__name__}")
-        self._settle(b"+TERM" + (b" " + legible(reason).encode() if reason else b""))
+        self._settle(term(reason))
 
     def in_progress(self) -> None:
         """Restart its `ack_wait`: work on it goes on."""
-        self._send(b"+WPI")
+        self._send(IN_PROGRESS)
 
     def _settle(self, answer: bytes) -> None:
         if not self.settled:

@@ -31,7 +31,7 @@ async def start_beside(fleet, monkeypatch):
     """Start a node in this process, `start_beside(path, natty)`; those that still run are cancelled in the end."""
     for limit in (
         "capture.ingest.source.END_TIMEOUT",
-        "natty.pulling.supply.DRAIN_TIMEOUT",
+        "natty.pulling.pull.DRAIN_TIMEOUT",
         "natty.wire.connection.CLOSE_TIMEOUT",
     ):
         monkeypatch.setattr(limit, PATIENCE)

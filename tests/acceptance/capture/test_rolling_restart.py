@@ -15,10 +15,10 @@ SCRIPT = f"""
 import asyncio, os, sys
 from natty import Message, Natty
 from natty.consuming import consume
-from natty.pulling import supply
+from natty.pulling import pull as pulling
 from natty.wire import connection
 
-connection.CLOSE_TIMEOUT = consume.FLUSH_TIMEOUT = supply.DRAIN_TIMEOUT = {PATIENCE}
+connection.CLOSE_TIMEOUT = consume.FLUSH_TIMEOUT = pulling.DRAIN_TIMEOUT = {PATIENCE}
 
 async def main(stream, notes):
     file = os.open(notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -179,11 +179,11 @@ def test_a_store_that_can_not_be_written(shell, stream):
 
 UNHURRIED = """
 from functools import partial
-import capture.node.node, capture.ingest.source, natty.wire.connection, natty.pulling.supply
+import capture.node.node, capture.ingest.source, natty.wire.connection, natty.pulling.pull
 from capture.cli import main
 capture.node.node.CommitOptions = partial(capture.node.node.CommitOptions, backoff=0.01)
 capture.ingest.source.END_TIMEOUT = natty.wire.connection.CLOSE_TIMEOUT = 60.0  # to hand back
-natty.pulling.supply.DRAIN_TIMEOUT = 60.0
+natty.pulling.pull.DRAIN_TIMEOUT = 60.0
 main()
 """
 

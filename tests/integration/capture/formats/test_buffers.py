@@ -38,9 +38,9 @@ asyncio.run(node.run())
 
 SMALL_DISK = """
 import resource, signal, sys
-import capture.ingest.source, natty.wire.connection, natty.pulling.supply
+import capture.ingest.source, natty.wire.connection, natty.pulling.pull
 capture.ingest.source.END_TIMEOUT = natty.wire.connection.CLOSE_TIMEOUT = 60.0  # to hand back
-natty.pulling.supply.DRAIN_TIMEOUT = 60.0
+natty.pulling.pull.DRAIN_TIMEOUT = 60.0
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
 sys.argv = ["capture", "run", "--config", sys.argv[1], "--node-name", "full"]

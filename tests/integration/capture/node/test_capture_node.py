@@ -51,10 +51,10 @@ main()
 SMALL_FILES = """
 import resource, signal, sys
 from functools import partial
-import capture.node.node, capture.ingest.source, natty.wire.connection, natty.pulling.supply
+import capture.node.node, capture.ingest.source, natty.wire.connection, natty.pulling.pull
 capture.node.node.CommitOptions = partial(capture.node.node.CommitOptions, backoff=0.01)
 capture.ingest.source.END_TIMEOUT = natty.wire.connection.CLOSE_TIMEOUT = 60.0  # to hand back
-natty.pulling.supply.DRAIN_TIMEOUT = 60.0
+natty.pulling.pull.DRAIN_TIMEOUT = 60.0
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 sys.argv = ["capture", "run", "--config", sys.argv[1], "--node-name", "full"]
@@ -262,7 +262,7 @@ def unhurried(monkeypatch):
     """Let what is handed back in the end take the time that a busy machine needs for it."""
     for limit in (
         "capture.ingest.source.END_TIMEOUT",
-        "natty.pulling.supply.DRAIN_TIMEOUT",
+        "natty.pulling.pull.DRAIN_TIMEOUT",
         "natty.wire.connection.CLOSE_TIMEOUT",
     ):
         monkeypatch.setattr(limit, PATIENCE)

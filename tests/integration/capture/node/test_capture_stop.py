@@ -53,14 +53,14 @@ main()
 RUNS = """
 import sys, threading
 from pathlib import Path
-import capture.cli.node, capture.ingest.source, natty.wire.connection, natty.pulling.supply
+import capture.cli.node, capture.ingest.source, natty.wire.connection, natty.pulling.pull
 from capture.cli import main
 from capture.errors import StoreError
 from capture.stores import FileStore
 
 config, node, fault, *options = sys.argv[1:]
 capture.ingest.source.END_TIMEOUT = natty.wire.connection.CLOSE_TIMEOUT = 60.0  # to hand back
-natty.pulling.supply.DRAIN_TIMEOUT = 60.0
+natty.pulling.pull.DRAIN_TIMEOUT = 60.0
 capture.cli.node.THREADS_END_WITHIN = 0.5
 store = FileStore._put
 

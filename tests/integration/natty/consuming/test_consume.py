@@ -185,7 +185,7 @@ async def test_a_handler_that_does_not_finish_in_time_is_cancelled_and_its_messa
 async def test_a_second_cancellation_ends_it_at_once_and_leaves_no_handler_behind(
     natty_proxy, stream, start, monkeypatch, silent
 ):
-    monkeypatch.setattr("natty.pulling.supply.DRAIN_TIMEOUT", NEVER)
+    monkeypatch.setattr("natty.pulling.pull.DRAIN_TIMEOUT", NEVER)
     monkeypatch.setattr("natty.consuming.consume.FLUSH_TIMEOUT", 0.1)
     handler = Handler()
     handler.gate.clear()

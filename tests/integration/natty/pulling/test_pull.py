@@ -6,7 +6,7 @@ import pytest
 from patient import FILLING, NEVER, PATIENCE, PATIENT, reconfigure, turns, until
 
 from natty import ConsumerNotFoundError, Natty, NotConnectedError, StreamNotFoundError, UnsupportedError
-from natty.pulling import supply
+from natty.pulling import pull as pulling
 from natty.pulling.requests import PullOptions
 from natty.testing import NatsServer, ServerOptions
 
@@ -83,7 +83,7 @@ async def empty(natty, stream):
 @pytest.fixture
 def time_to_leave(monkeypatch):
     """A machine that stands still must not use up the time for leaving."""
-    monkeypatch.setattr(supply, "DRAIN_TIMEOUT", PATIENCE)
+    monkeypatch.setattr(pulling, "DRAIN_TIMEOUT", PATIENCE)
 
 
 @pytest.mark.parametrize("max_messages", [1, 7, 4096])
@@ -111,10 +111,10 @@ async def test_no_more_than_max_messages_are_out_while_they_are_not_finished(nat
 
 async def test_an_exhausted_credit_does_not_spin(natty, stream):
     pull = natty.pull(stream, "d", max_messages=2, heartbeat=0.1, expires=0.5)
-    batches, got, looks, look_after = pull.__aiter__(), 0, [], pull._supply._look_after
+    batches, got, looks, look_after = pull.__aiter__(), 0, [], pull._look_after
     while got < 2:
         got += len(await anext(batches))
-    pull._supply._look_after = lambda now: (looks.append(now), look_after(now))
+    pull._look_after = lambda now: (looks.append(now), look_after(now))
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(anext(batches), 1.0)
     assert len(looks) < 20
@@ -206,7 +206,7 @@ async def test_missed_heartbeats_lead_to_a_new_request(victim, natty_name):
         pull = natty.pull(name, "d", **QUICK | {"expires": 60})
         task = asyncio.create_task(collect(pull, 1))
         await reaches(natty, name, num_waiting=1)
-        natty.connection._session.unsubscribe(pull._supply._session.subscription.sid)  # the server drops the request
+        natty.connection._session.unsubscribe(pull._session.requests.subscription.sid)  # the server drops the request
         await natty.connection.flush()
         await natty.publish(f"{name}.a", b"x")
         assert await asyncio.wait_for(task, PATIENCE) == [b"x"]
@@ -271,7 +271,7 @@ async def test_stopping_in_full_flow_leaves_nothing_that_waits_for_ack_wait(natt
 
 
 async def test_what_is_in_flight_at_stop_goes_to_the_next_reader_at_once(natty_proxy, natty, natty_name, monkeypatch):
-    monkeypatch.setattr(supply, "DRAIN_TIMEOUT", 0.2)
+    monkeypatch.setattr(pulling, "DRAIN_TIMEOUT", 0.2)
     name = await fill(natty, natty_name("FLY"), 0, ack_wait=NEVER)
     async with Natty(**PATIENT | natty_proxy.options) as far:
         pull = far.pull(name, "d", **SLOW)

@@ -8,8 +8,8 @@ import pytest
 from patient import FILLING, NEVER, PATIENCE, PATIENT, until
 
 from natty import Natty
-from natty.pulling import supply
-from natty.pulling.credit import size_of
+from natty.pulling import pull as pulling
+from natty.pulling.pull import size_of
 
 MIB = 1024 * 1024
 SLOW = {"heartbeat": NEVER, "expires": 2 * NEVER}  # no session is given up, however long the machine stands still
@@ -57,7 +57,7 @@ async def test_a_slow_reader_of_a_large_backlog_holds_no_more_than_its_credit(na
     before = resident()
 
     def look(batch):
-        credit = pull._supply.credit
+        credit = pull._credit
         held.append(credit.held_bytes + credit.asked_bytes)
         grown.append(resident() - before)
 
@@ -120,7 +120,7 @@ async def read_on(batches, pull, count):
 
 @pytest.mark.parametrize("limits", [{"max_batch": 10}, {"max_batch": 1}, {"max_expires": NEVER}, {"max_bytes": 3000}])
 async def test_a_consumers_own_limits_of_a_request_are_learned_and_kept(natty, natty_name, caplog, monkeypatch, limits):
-    monkeypatch.setattr(supply, "LOOK_TIMEOUT", PATIENCE)
+    monkeypatch.setattr(pulling, "LOOK_TIMEOUT", PATIENCE)
     name = await fill(natty, natty_name("LIMIT"), [1000] * 200, **limits)
     pull = natty.pull(name, "d", max_messages=500, **SLOW)
     assert await read(pull, 200) == [1000] * 200
@@ -157,9 +157,9 @@ async def test_credit_is_given_back_by_size_where_the_size_is_told(natty, natty_
             if len(seen) == 11:
                 break
     pull.finished(10, size_of(seen[1:]))  # the small ones, out of order
-    assert pull._supply.credit.held_bytes == size_of(seen[:1])
+    assert pull._credit.held_bytes == size_of(seen[:1])
     pull.finished(1, size_of(seen[:1]))
-    assert pull._supply.credit.held_bytes == 0
+    assert pull._credit.held_bytes == 0
 
 
 async def test_what_comes_late_for_a_session_that_was_given_up_fits_into_the_credit(natty_proxy, natty, natty_name):
@@ -195,7 +195,7 @@ async def test_a_pull_across_a_cut_link_holds_no_more_than_its_messages(natty_pr
         async with asyncio.timeout(PATIENCE):
             async for batch in pull:
                 seen.update(batch.sequences)
-                held.append(pull._supply.credit.held_messages)
+                held.append(pull._credit.held_messages)
                 if len(held) == 3:
                     await natty_proxy.cut()
                     await until(lambda: not far.connection.connected)

@@ -7,7 +7,7 @@ import pytest
 from patient import PATIENCE, PATIENT, until
 
 from natty import ConsumerNotFoundError, Natty, Pull, PullOptions, RequestTimeoutError
-from natty.pulling import supply
+from natty.pulling import pull as pulling
 from natty.testing import NatsServer, ServerOptions
 
 HEARTBEAT = 0.4  # seconds
@@ -55,7 +55,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(supply, "time", clock)
+    monkeypatch.setattr(pulling, "time", clock)
     return clock
 
 
@@ -98,8 +98,8 @@ class Reading:
 
     async def heard(self):
         """Wait until the server has given a sign of life."""
-        before = self.pull._supply._heard
-        await until(lambda: self.pull._supply._heard != before)
+        before = self.pull._heard
+        await until(lambda: self.pull._heard != before)
 
 
 async def test_a_quiet_stream_is_no_stall(natty, natty_name, clock):

@@ -12,7 +12,7 @@ from accounts import Operator
 from patient import PATIENCE, PATIENT, reconfigure, until
 
 from natty import Natty, NattyError, Pull, PullOptions
-from natty.pulling import supply
+from natty.pulling import pull as pulling
 from natty.testing import NatsServer, Proxy, ServerOptions
 
 ACK_WAIT = 1.0  # seconds
@@ -200,13 +200,13 @@ async def test_a_half_open_link_to_one_server_while_another_one_is_there(nats_se
 
 @pytest.mark.parametrize("who", ["somebody else", "us"])
 async def test_a_consumer_that_is_deleted_and_made_again(nats_server, natty_name, monkeypatch, who):
-    monkeypatch.setattr(supply, "GONE_AFTER", PATIENCE)
+    monkeypatch.setattr(pulling, "GONE_AFTER", PATIENCE)
     async with flow(natty_name("GONE"), nats_server.connect_options()) as running:
 
         async def delete():
             await running.writer.jetstream.request(f"CONSUMER.DELETE.{running.name}.d")
             if who == "somebody else":
-                await until(lambda: running.pull._supply._gone_since)
+                await until(lambda: running.pull._gone_since)
                 await running.consumer()
 
         if who == "us":

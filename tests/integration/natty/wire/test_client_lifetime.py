@@ -11,7 +11,7 @@ from patient import NEVER, PATIENCE, PATIENT, until
 
 from natty import LeadershipLostError, Natty, NattyError, NotConnectedError, PublishError
 from natty.errors import ConnectionClosedError
-from natty.pulling import supply
+from natty.pulling import pull as pulling
 from natty.pulling.ordered import Ordered
 from natty.wire import connection
 from natty.wire.connection import Connection
@@ -25,7 +25,7 @@ BUCKET = {"bucket": "lifetime_leaders"}
 def time_to_leave(monkeypatch):
     """A machine that stands still must not use up the time for leaving."""
     monkeypatch.setattr(connection, "CLOSE_TIMEOUT", PATIENCE)
-    monkeypatch.setattr(supply, "DRAIN_TIMEOUT", PATIENCE)
+    monkeypatch.setattr(pulling, "DRAIN_TIMEOUT", PATIENCE)
 
 
 @pytest.fixture

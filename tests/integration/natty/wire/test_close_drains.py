@@ -10,7 +10,7 @@ from patient import NEVER, PATIENCE, PATIENT, until
 from natty import Natty, NotConnectedError
 from natty.consuming import closing
 from natty.groups import PartitioningFilter
-from natty.pulling import supply
+from natty.pulling import pull as pulling
 from natty.wire import connection
 
 LADDER_LESS = {"dead_letters": False, "consumer": HANDED_BACK}
@@ -20,7 +20,7 @@ LADDER_LESS = {"dead_letters": False, "consumer": HANDED_BACK}
 def time_to_leave(monkeypatch):
     """A machine that stands still must not use up the time for leaving."""
     monkeypatch.setattr(connection, "CLOSE_TIMEOUT", PATIENCE)
-    monkeypatch.setattr(supply, "DRAIN_TIMEOUT", PATIENCE)
+    monkeypatch.setattr(pulling, "DRAIN_TIMEOUT", PATIENCE)
     monkeypatch.setattr(closing, "SPARE", PATIENCE)
 
 
@@ -278,7 +278,7 @@ async def test_a_link_that_is_dead_does_not_keep_a_consumption_from_closing(
 ):
     caplog.set_level(logging.CRITICAL)
     monkeypatch.setattr(connection, "CLOSE_TIMEOUT", 0.5)
-    monkeypatch.setattr(supply, "DRAIN_TIMEOUT", 0.5)
+    monkeypatch.setattr(pulling, "DRAIN_TIMEOUT", 0.5)
     client = await Natty.connect(**PATIENT | natty_proxy.options | {"timeout": NEVER})
     handler = Handler()
     _, task = start(stream, handler, client=client, **LADDER_LESS)

@@ -8,7 +8,7 @@ from patient import FILLING, NEVER, PATIENCE, PATIENT, until
 
 from natty import Natty
 from natty.errors import ConnectionClosedError
-from natty.pulling import supply
+from natty.pulling import pull as pulling
 from natty.wire import connection
 
 COUNT = 60
@@ -18,7 +18,7 @@ COUNT = 60
 def time_to_leave(monkeypatch):
     """A machine that stands still must not use up the time for leaving."""
     monkeypatch.setattr(connection, "CLOSE_TIMEOUT", PATIENCE)
-    monkeypatch.setattr(supply, "DRAIN_TIMEOUT", PATIENCE)
+    monkeypatch.setattr(pulling, "DRAIN_TIMEOUT", PATIENCE)
 
 
 async def fill(natty, name):

@@ -29,7 +29,8 @@ from capture.partitioners import grouped, partitioner
 from capture.stores.file import FileStore
 from capture.testing import ArrowEngine, HeadState, MemoryHead
 from capture.verification.objects import read_archive
-from natty.wire.message import Batch, RawMessage, ack_tokens
+from natty.wire.ack import ack_tokens
+from natty.wire.message import Batch, RawMessage
 
 MESSAGES = range(1, 25)
 GRACE = 900.0

@@ -19,7 +19,8 @@ from capture.ingest.commit import CommitOptions, Committer
 from capture.ingest.pipeline import capture
 from capture.partitioners import grouped, partitioner
 from capture.stores.memory import MemoryStore
-from natty.wire.message import Batch, RawMessage, ack_tokens
+from natty.wire.ack import ack_tokens
+from natty.wire.message import Batch, RawMessage
 
 EVERYTHING = range(1, 25)
 LIMITS = Limits(max_messages=3, max_pending=100)

@@ -4,7 +4,8 @@ from hypothesis import strategies as st
 
 from natty.errors import BadSubjectError
 from natty.names import check_subject, delivered_subject, wire_word
-from natty.wire.message import Acks, Batch, Message, ack_tokens, as_payload, encode_headers, parse_headers, status_of
+from natty.wire.ack import Acks, ack_tokens
+from natty.wire.message import Batch, Message, as_payload, encode_headers, parse_headers, status_of
 
 OLD = b"$JS.ACK.ORDERS.billing.3.41.17.1795000000123456789.5"
 NEW = b"$JS.ACK.hub.ACCHASH.ORDERS.billing.3.41.17.1795000000123456789.5"

@@ -3,7 +3,7 @@ import pytest
 from natty import Natty
 from natty.errors import BadSubjectError
 from natty.names import BadNameError
-from natty.pulling.supply import _first_delivery
+from natty.pulling.pull import _first_delivery
 
 STATUS = (b"_INBOX.x", b"", b"NATS/1.0 100 Idle Heartbeat\r\n\r\n", b"")
 

@@ -1,0 +1,91 @@
+"""The subject on which a message of a consumer is settled, and what is published on it.
+
+The server sends each message with its ack subject as the reply. Its nine tokens are
+`$JS.ACK.stream.consumer.deliveries.sequence.consumer_sequence.time.pending`; newer servers write a domain and an
+account hash behind `$JS.ACK` (ADR-15).
+"""
+
+from __future__ import annotations
+
+from natty.config.units import NANOSECONDS
+from natty.errors import legible
+
+ACK = b"+ACK"
+IN_PROGRESS = b"+WPI"
+
+ACKS = b"$JS.ACK."
+"""How every subject begins on which a stored message is settled."""
+
+
+def ack_tokens(reply: bytes) -> list[bytes]:
+    """Return the nine tokens of an ack subject, without the domain and the account hash."""
+    tokens = reply.split(b".")
+    shift = _shift(len(tokens))
+    return tokens[:2] + tokens[2 + shift : 9 + shift]
+
+
+def _shift(tokens: int) -> int:
+    """Return how many tokens stand between `$JS.ACK` and the stream."""
+    return 0 if tokens < 11 else 2
+
+
+class Acks:
+    """The ack subjects of many messages as columns; tokens are counted as in `ack_tokens`."""
+
+    __slots__ = ("_shift", "_tokens", "_width")
+
+    def __init__(self, replies: list[bytes]) -> None:
+        count = len(replies)
+        self._tokens = b".".join(replies).split(b".") if replies else []
+        self._width = len(self._tokens) // count if count else 9
+        self._shift = _shift(self._width)
+        if not all(self._tokens[at :: self._width].count(word) == count for at, word in enumerate((b"$JS", b"ACK"))):
+            rows = [ack_tokens(reply) for reply in replies]  # not all of one form
+            self._tokens = [row[index] for row in rows for index in range(9)]
+            self._width, self._shift = 9, 0
+
+    def column(self, index: int) -> list[bytes]:
+        """Return the token at this index, from 2 on, of every ack subject."""
+        return self._tokens[index + self._shift :: self._width]
+
+
+def identity_of(reply: bytes) -> bytes:
+    """Return what names a message, whichever consumer delivered it: its sequence and the time when it was stored."""
+    tokens = ack_tokens(reply)
+    return tokens[5] + b"." + tokens[7]
+
+
+def sequence_of(reply: bytes) -> int:
+    """Return the sequence in the stream of the message of an ack subject."""
+    return int(ack_tokens(reply)[5])
+
+
+def delivery_of(reply: bytes) -> int:
+    """Return the number of this delivery among all of its consumer, counted from 1."""
+    return int(ack_tokens(reply)[6])
+
+
+def first_delivery(stream: str, consumer: str) -> bytes:
+    """Return what the ack subjects of this consumer contain where a message is delivered for the first time."""
+    return f".{stream}.{consumer}.1.".encode()
+
+
+def start_of_first_delivery(reply: bytes) -> bytes:
+    """Return how the ack subject begins of a message that the same consumer delivers for the first time."""
+    tokens = reply.split(b".")
+    return b".".join([*tokens[: 4 + _shift(len(tokens))], b"1", b""])
+
+
+def nak(delay: float = 0.0) -> bytes:
+    """Return what asks for a message to be delivered again, after `delay` seconds."""
+    return b'-NAK {"delay": %d}' % int(delay * NANOSECONDS) if delay > 0 else b"-NAK"
+
+
+def term(reason: str = "") -> bytes:
+    """Return what ends all deliveries of a message; the server's advisory shows the reason.
+
+    TypeError if the reason is not a str.
+    """
+    if not isinstance(reason, str):
+        raise TypeError(f"the reason to give a message up must be a str and is of type {type(reason).__name__}")
+    return b"+TERM " + legible(reason).encode() if reason else b"+TERM"

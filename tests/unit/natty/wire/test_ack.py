@@ -1,0 +1,34 @@
+import pytest
+
+from natty.wire import ack
+
+PLAIN = b"$JS.ACK.ORDERS.billing.3.17.4.1795262022442657374.5"
+LONG = b"$JS.ACK.hub.Zx81hash.ORDERS.billing.3.17.4.1795262022442657374.5.x7Kq"
+
+
+@pytest.mark.parametrize("reply", [PLAIN, LONG])
+def test_both_forms_of_an_ack_subject_say_the_same(reply):
+    assert ack.ack_tokens(reply) == PLAIN.split(b".")
+    assert ack.sequence_of(reply) == 17
+    assert ack.delivery_of(reply) == 4
+    assert ack.identity_of(reply) == b"17.1795262022442657374"
+
+
+@pytest.mark.parametrize("reply", [PLAIN, LONG])
+def test_a_first_delivery_is_found_by_what_its_ack_subject_contains(reply):
+    first = ack.first_delivery("ORDERS", "billing")
+    assert first not in reply
+    assert first in reply.replace(b"billing.3.", b"billing.1.")
+    assert reply.replace(b"billing.3.", b"billing.1.").startswith(ack.start_of_first_delivery(reply))
+
+
+def test_what_is_sent_to_have_a_message_again_names_its_delay_in_nanoseconds():
+    assert ack.nak() == b"-NAK"
+    assert ack.nak(1.5) == b'-NAK {"delay": 1500000000}'
+
+
+def test_what_is_sent_to_give_a_message_up_names_the_reason():
+    assert ack.term() == b"+TERM"
+    assert ack.term("no such customer") == b"+TERM no such customer"
+    with pytest.raises(TypeError, match="must be a str and is of type int"):
+        ack.term(7)
