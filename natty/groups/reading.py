@@ -10,10 +10,9 @@ from typing import Any
 from natty.consuming.receipts import Receipts
 from natty.errors import ConsumerNotFoundError, NattyError, NoRespondersError, NotConnectedError
 from natty.groups.forgotten import Forgotten
-from natty.groups.keeping import ANSWER, FLUSH_TIMEOUT, keep_pin
 from natty.groups.names import PRIORITY_GROUP
 from natty.groups.settings import Timings
-from natty.groups.stint import Stint
+from natty.groups.stint import ANSWER, FLUSH_TIMEOUT, Stint, keep_pin
 from natty.groups.work import Work, by_sequence
 from natty.jetstream import JetStream
 from natty.names import decode

@@ -8,7 +8,7 @@ from contextlib import aclosing, suppress
 
 from natty.elections import clock
 from natty.errors import KeyNotFoundError, NattyError, RevisionConflictError
-from natty.groups.keeping import DRIFT
+from natty.groups.stint import DRIFT
 from natty.jetstream import JetStream
 from natty.kv import Bucket, Entry, Gone, PictureComplete, create_bucket
 

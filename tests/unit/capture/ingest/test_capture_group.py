@@ -15,7 +15,7 @@ from capture.ingest import pinned_consumer
 from capture.ingest.group_source import by_consumer, roster_key
 from capture.ingest.pinned_consumer import PinnedReader
 from natty.elections import clock
-from natty.groups.keeping import Kept
+from natty.groups.stint import Kept
 from natty.pulling.pin import Pin
 from natty.wire.message import Batch, RawMessage
 
