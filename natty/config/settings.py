@@ -1,9 +1,12 @@
+"""The settings of a connection: keywords, environment variables and contexts of the `nats` tool."""
+
 from __future__ import annotations
 
 import dataclasses
 import os
 import re
-from collections.abc import Mapping
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 from urllib.parse import urlsplit
@@ -19,6 +22,12 @@ DEFAULT_URL = "nats://127.0.0.1:4222"
 CONNECT_TIMEOUT = 2.0  # seconds for one server: TCP, TLS, authentication
 REQUEST_TIMEOUT = 5.0  # seconds for an answer
 PING_INTERVAL = 5.0  # seconds between two looks at the link; two unanswered ones end it
+
+TextCallback = Callable[[], str | Awaitable[str]]
+"""Returns a token or a JWT; `def` or `async def`. Called before each connection, on the event loop that opens it."""
+
+SignCallback = Callable[[bytes], bytes | Awaitable[bytes]]
+"""Returns the Ed25519 signature, 64 bytes, of a server's nonce; `def` or `async def`. Called at each connection."""
 
 _ENVIRONMENT = {
     "NATS_URL": "servers",
@@ -47,8 +56,12 @@ class ConnectionSettings(TypedDict, total=False):
     """User name. Default ""."""
     password: str
     """Password of the user. Default ""."""
-    token: str
-    """Token. Default ""."""
+    token: str | TextCallback
+    """Token, or a function that returns it, called before each connection. Default ""."""
+    user_jwt: TextCallback | None
+    """Function that returns the user's JWT, called before each connection. Default None."""
+    sign_nonce: SignCallback | None
+    """Function that signs the server's nonce with the seed of `user_jwt`; a bearer JWT needs none. Default None."""
     creds: str
     """Path of a credentials file (JWT and seed). Default ""."""
     nkey: str
@@ -61,6 +74,8 @@ class ConnectionSettings(TypedDict, total=False):
     """Path of the client's certificate, PEM. Default ""."""
     tls_key: str
     """Path of the client certificate's private key, PEM. Default ""."""
+    ssl_context: ssl.SSLContext | None
+    """Context to use instead of the PEM files; it must verify the server and its host name. Default None."""
     tls_first: bool
     """Begin TLS before the server's INFO is read (`handshake_first` on the server). Default False."""
     tls_hostname: str
@@ -81,15 +96,17 @@ class ConnectionSettings(TypedDict, total=False):
     """Subject prefix of JetStream's API. Default "": `$JS.API`, or that of the domain."""
 
 
+_OBJECTS = ("token", "user_jwt", "sign_nonce", "ssl_context")  # what can be more than a file can hold
+
+
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    """How to reach and talk to the servers. Seconds are floats; `ConnectionSettings` describes each field."""
+class _Plain:
+    """The settings that a file or a variable can hold."""
 
     servers: tuple[str, ...] = (DEFAULT_URL,)
     name: str = "natty"
     user: str = field(default="", repr=False)
     password: str = field(default="", repr=False)
-    token: str = field(default="", repr=False)
     creds: str = ""
     nkey: str = ""
     tls: bool | None = None
@@ -106,6 +123,16 @@ class Config:
     domain: str = ""
     api_prefix: str = ""
 
+
+@dataclass(frozen=True, kw_only=True)
+class Config(_Plain):
+    """How to reach and talk to the servers. Seconds are floats; `ConnectionSettings` describes each field."""
+
+    token: str | TextCallback = field(default="", repr=False)
+    user_jwt: TextCallback | None = field(default=None, repr=False)
+    sign_nonce: SignCallback | None = field(default=None, repr=False)
+    ssl_context: ssl.SSLContext | None = field(default=None, repr=False)
+
     def __post_init__(self) -> None:
         for url in self.servers:
             _check_url(url)
@@ -113,6 +140,7 @@ class Config:
             raise ConfigError(
                 "a client certificate needs its key, and a key its certificate: give both tls_cert and tls_key"
             )
+        _check_objects(self)
         if self.tls is False and (self.wants_tls_files or any(url.startswith("tls://") for url in self.servers)):
             raise ConfigError("tls=False and a tls:// URL or certificates contradict each other: drop one of them")
         for name in ("inbox_prefix", "domain", "api_prefix"):
@@ -132,7 +160,8 @@ class Config:
         """Whether nothing may be sent before TLS is up."""
         if self.tls is not None:
             return self.tls
-        return self.tls_first or self.wants_tls_files or any(url.startswith("tls://") for url in self.servers)
+        named = self.tls_first or self.wants_tls_files or self.ssl_context is not None
+        return named or any(url.startswith("tls://") for url in self.servers)
 
 
 def resolve(
@@ -165,10 +194,41 @@ def resolve(
     for name in ("creds", "nkey", "tls_ca", "tls_cert", "tls_key"):
         if name in values:
             values[name] = os.path.expanduser(str(values[name]))  # noqa: PTH111 - strings in, strings out
+    objects = {name: values.pop(name) for name in _OBJECTS if name in values}
     try:
-        return msgspec.convert(values, Config)
+        return Config(**vars(msgspec.convert(values, _Plain)), **objects)
     except msgspec.ValidationError as error:
         raise ConfigError(f"the connection's settings: {error}") from error
+
+
+def _check_objects(config: Config) -> None:
+    """ConfigError if a function or a context is something else, or contradicts another setting."""
+    token, context = config.token, config.ssl_context
+    for name, right, expected in (
+        ("token", isinstance(token, str) or callable(token), "a text, or a function that returns it"),
+        ("user_jwt", config.user_jwt is None or callable(config.user_jwt), "a function"),
+        ("sign_nonce", config.sign_nonce is None or callable(config.sign_nonce), "a function"),
+        ("ssl_context", context is None or isinstance(context, ssl.SSLContext), "an ssl.SSLContext"),
+    ):
+        if not right:
+            raise ConfigError(f"{name} must be {expected} and is of type {type(getattr(config, name)).__name__}")
+    if config.sign_nonce is not None and config.user_jwt is None:
+        raise ConfigError("sign_nonce signs for a JWT: give user_jwt, too")
+    rivals = {"user_jwt": ("creds", "nkey"), "ssl_context": ("tls_ca", "tls_cert", "tls_key")}
+    variables = {setting: name for name, setting in _ENVIRONMENT.items()}
+    for name, others in rivals.items():
+        for other in others if getattr(config, name) is not None else ():
+            if getattr(config, other):
+                raise ConfigError(
+                    f"{name} and {other} ({variables[other]} in the environment) exclude each other: give one of them"
+                )
+    if context is not None and config.tls is False:
+        raise ConfigError("tls=False and ssl_context contradict each other: drop one of them")
+    if context is not None and not (context.verify_mode is ssl.CERT_REQUIRED and context.check_hostname):
+        raise ConfigError(
+            "ssl_context does not verify the server: it needs verify_mode=ssl.CERT_REQUIRED and check_hostname=True, as"
+            " ssl.create_default_context() has them"
+        )
 
 
 def _context_of(given: Mapping[str, Any], environment: Mapping[str, str]) -> str:

@@ -8,20 +8,25 @@ and may change with every minor version: pyproject.toml names the version for wh
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
-from collections.abc import Coroutine, Iterator
+from base64 import b64encode
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from natty import tls
 from natty.config.secret_files import exposure
 from natty.config.settings import Config
 from natty.errors import AuthorizationError, ConfigError, ConnectError, NattyError, TLSRequiredError
+
+T = TypeVar("T")
 
 
 class _OnDemand(ModuleType):
@@ -62,6 +67,7 @@ class OpeningClient(Client):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self._config = config
+        self._signature = b""
 
     @property
     def server_info(self) -> dict[str, Any]:
@@ -89,16 +95,35 @@ class OpeningClient(Client):
         """Connect to one server, TLS and authentication included.
 
         Raises the operating system's and `ssl`'s errors as they are; AuthorizationError or ConnectError with the
-        server's words where it refuses the session; ConfigError, TLSError: a file can't be used.
+        server's words where it refuses the session; ConfigError, TLSError: a file can't be used. ConnectError, too,
+        if a callback of the configuration fails.
         """
         try:
-            await _finish(self.connect(**connect_options(self._config, url)))
+            options = connect_options(self._config, url) | await self._ask_login()
+            await _finish(self.connect(**options))
         except TimeoutError:  # nats-py's is one of its `Error`s, too
             raise
         except Error as error:
             raise _translate(error) from error
         if self.over_tls:
             self._tell_asyncio_of_tls()
+
+    async def _ask_login(self) -> dict[str, Any]:
+        """Return nats-py's options for what callbacks say."""
+        config, options = self._config, dict[str, Any]()
+        if callable(config.token):
+            options["token"] = await _ask("token", config.token, str)
+        if config.user_jwt is not None:
+            jwt = (await _ask("user_jwt", config.user_jwt, str)).encode()
+            options["user_jwt_cb"], options["signature_cb"] = lambda: jwt, lambda nonce: self._signature
+        return options
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        """Sign the nonce of the server's first INFO: nats-py itself knows no `async def` that signs."""
+        await super()._process_info(info, initial_connection)
+        if self._config.sign_nonce is not None and "nonce" in info:
+            sign = partial(self._config.sign_nonce, str(info["nonce"]).encode())
+            self._signature = b64encode(await _ask("sign_nonce", sign, bytes))
 
     def _tell_asyncio_of_tls(self) -> None:
         """Do what nats-py leaves out: asyncio would warn of a TLS session that the server ends."""
@@ -139,6 +164,21 @@ class OpeningClient(Client):
             self.writer.transport.abort()
 
 
+async def _ask(name: str, callback: Callable[[], Any], kind: type[T]) -> T:
+    """Return what a callback of the configuration returns. ConnectError if it fails; ConfigError for another type."""
+    try:
+        value = callback()
+        if inspect.isawaitable(value):
+            value = await value
+    except Exception as error:
+        raise ConnectError(f"the function given as {name} failed: {error!r}") from error
+    if not isinstance(value, kind):
+        raise ConfigError(
+            f"the function given as {name} must return {kind.__name__} and returned {type(value).__name__}"
+        )
+    return value
+
+
 def _translate(error: Error) -> NattyError:
     """Return the error in our terms. The server's words are all there is to tell a refused login by."""
     text = str(error)
@@ -172,12 +212,12 @@ def connect_options(config: Config, url: str) -> dict[str, Any]:
         "error_cb": _ignore,
         "user": config.user or None,
         "password": config.password or None,
-        "token": config.token or None,
+        "token": None if callable(config.token) else config.token or None,
         "user_credentials": config.creds or None,
         "nkeys_seed": config.nkey or None,
     }
     if config.tls_required:
-        options["tls"] = tls.client_context(
+        options["tls"] = config.ssl_context or tls.client_context(
             ca=config.tls_ca or None, cert=config.tls_cert or None, key=config.tls_key or None
         )
         options["tls_handshake_first"] = config.tls_first

@@ -1,4 +1,5 @@
 import json
+import ssl
 
 import pytest
 from secret import write_secret
@@ -267,3 +268,40 @@ def test_answers_need_an_inbox_prefix_and_the_api_needs_none_of_its_own():
     assert resolve({"domain": "", "api_prefix": ""}, environment={}).domain == ""
     with pytest.raises(ConfigError, match="inbox_prefix"):
         resolve({"inbox_prefix": ""}, environment={})
+
+
+def test_a_context_is_not_given_beside_files_for_the_same(home):
+    context = ssl.create_default_context()
+    assert resolve({"ssl_context": context}, environment=home[1]).tls_required
+    with pytest.raises(ConfigError, match=r"^ssl_context and tls_ca \(NATS_CA in the environment\) exclude each other"):
+        resolve({"ssl_context": context}, environment=home[1] | {"NATS_CA": "/ca.pem"})
+    with pytest.raises(ConfigError, match=r"^ssl_context and tls_cert \(NATS_CERT in the environment\)"):
+        Config(ssl_context=context, tls_cert="a.pem", tls_key="b.pem")
+    with pytest.raises(ConfigError, match="tls=False and ssl_context contradict each other"):
+        Config(ssl_context=context, tls=False)
+
+
+@pytest.mark.parametrize("setting", ["check_hostname", "verify_mode"])
+def test_a_context_that_does_not_verify_the_server_is_refused(setting):
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    if setting == "verify_mode":
+        context.verify_mode = ssl.CERT_NONE
+    with pytest.raises(ConfigError, match="ssl_context does not verify the server: it needs verify_mode"):
+        Config(ssl_context=context)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"token": 5}, "token must be a text, or a function that returns it and is of type int"),
+        ({"user_jwt": "ey…"}, "user_jwt must be a function and is of type str"),
+        ({"sign_nonce": bytes}, "sign_nonce signs for a JWT: give user_jwt, too"),
+        ({"ssl_context": "ca.pem"}, "ssl_context must be an ssl.SSLContext and is of type str"),
+        ({"user_jwt": str, "creds": "a.creds"}, r"user_jwt and creds \(NATS_CREDS in the environment\) exclude"),
+        ({"user_jwt": str, "nkey": "a.nk"}, r"user_jwt and nkey \(NATS_NKEY in the environment\) exclude"),
+    ],
+)
+def test_callbacks_are_functions_and_contradict_no_file(settings, text):
+    with pytest.raises(ConfigError, match=text):
+        resolve(settings, environment={"HOME": "/none"})
