@@ -21,7 +21,7 @@ from capture.cli import settings
 from capture.config.settings import CaptureConfig
 from capture.formats.ndjson import lines
 from capture.reading.merge import RECORD, records_of
-from capture.reading.options import ReadOptions
+from capture.reading.options import ReadSettings
 from capture.reading.read import read_batches
 from natty import Natty
 from natty.cli import connect
@@ -107,7 +107,7 @@ def cat(
         raise typer.BadParameter(f"--since {since} is not before --until {until}: nothing is between them")
     flags = {"stream": stream, "store": archive or store, **settings.checks(public_key, encrypted_only)}
     wanted = settings.archive(config, flags, nats, needs=("store",))
-    options = ReadOptions(
+    options = ReadSettings(
         stream=wanted.stream,
         start_sequence=from_,
         end_sequence=to,
@@ -118,15 +118,16 @@ def cat(
         on_gap=_tell_gap,
     )
     try:
-        run_async(_print(wanted, vars(options), _FORMS[form], live or follow, follow))
+        run_async(_print(wanted, options, _FORMS[form], live or follow, follow))
     except BrokenPipeError:  # whoever reads has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-async def _print(config: CaptureConfig, options: dict[str, Any], printed: _Printed, live: bool, follow: bool) -> None:
+async def _print(config: CaptureConfig, options: ReadSettings, printed: _Printed, live: bool, follow: bool) -> None:
     async with contextlib.AsyncExitStack() as stack:
         if live:
-            options |= {"natty": await stack.enter_async_context(Natty(**config.nats)), "follow": follow}
+            options["natty"] = await stack.enter_async_context(Natty(**config.nats))
+            options["follow"] = follow
         batches = read_batches(config, columns=printed.columns, **options)
         async with aclosing(batches):
             async for batch in batches:

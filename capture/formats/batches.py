@@ -67,8 +67,7 @@ def _pieces(
 
 
 def _of_parquet(file: IO[bytes], columns: Sequence[str], piece_bytes: int) -> Iterator[pa.RecordBatch]:
-    # pre_buffer, which is pyarrow's default, reads a row group as a whole
-    parquet = opened_parquet(file, columns, buffer_size=READ_BYTES, pre_buffer=False)
+    parquet = opened_parquet(file, columns, buffer_bytes=READ_BYTES)
     held = [name for name in columns if name in parquet.schema_arrow.names]
     for group in range(parquet.num_row_groups):
         facts = parquet.metadata.row_group(group)

@@ -127,9 +127,11 @@ def _page_rows(records: Records[Any]) -> int:
 
 
 def opened_parquet(
-    file: IO[bytes], columns: Sequence[str] = (), *, is_checked: bool = True, **options: Any
+    file: IO[bytes], columns: Sequence[str] = (), *, is_checked: bool = True, buffer_bytes: int | None = None
 ) -> pq.ParquetFile:
     """Return a file of which these columns are to be read, or all; page checksums are verified if it `is_checked`.
+
+    A row group is read as a whole, which is pyarrow's default; with `buffer_bytes` so many bytes at a time.
 
     Columns with a dictionary come with it, so that a value in a thousand rows takes its size once: `unfolded` makes
     them plain. FormatError if a page takes more memory than may be, or a newer version wrote it; else pyarrow's.
@@ -142,7 +144,8 @@ def opened_parquet(
             metadata=metadata,
             read_dictionary=sorted(repeated),
             page_checksum_verification=is_checked,
-            **options,
+            buffer_size=buffer_bytes or 0,
+            pre_buffer=buffer_bytes is None,
         )
     )
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -304,20 +304,7 @@ class Sweeps:
         )
         await duty.store.remove_leftovers(config.sweep.grace, now)
         captured = await self._captured(report, progress)
-        state = archive_state(
-            report,
-            captured,
-            archive=config.name,
-            leader=duty.node,
-            token=self._term.token,
-            term=self._term.number,
-            since=self._since,
-            swept=now,
-            seconds=elapsed() - began,
-            every=config.sweep.every,
-            tables=table_states(picture_of(report).table.iceberg, config.table),
-            store=duty.store.url,
-        )
+        state = self._state(report, captured, now, elapsed() - began)
         self._tell(report, captured, await self._publish(state))
         return report
 
@@ -341,6 +328,43 @@ class Sweeps:
             return [f"the state is not published: {error}"]
         return [] if published else ["a later term has published its state"]
 
+    def _state(self, report: SweepReport, streams: list[StreamState], swept: float, seconds: float) -> ArchiveState:
+        """Return the archive's state after a sweep at `swept` (Unix seconds) that took `seconds`."""
+        duty, picture = self._duty, picture_of(report)
+        table, removed = picture.table, [*picture.manifest.removed, *picture.table.removed]
+        return ArchiveState(
+            manifest=picture.manifest.number,
+            blocks=len(picture.blocks),
+            messages=sum(one.count for one in picture.blocks),
+            bytes=sum(one.bytes for one in picture.blocks),
+            adopted=report.adopted,
+            unadopted=len(report.dangling) + len(report.unreadable),
+            let_go=report.let_go,
+            expired=report.expired,
+            deleted=report.removed_entries + report.removed_objects,
+            dangling=report.dangling[:TOLD],
+            unreadable=report.unreadable[:TOLD],
+            table=table.number,
+            files=len(table.files),
+            rows=sum(one.count for one in table.files),
+            table_bytes=sum(one.bytes for one in table.files),
+            compacted=table.created or None,
+            compactor=table.leader,
+            removed_objects=sum(one.objects for one in removed),
+            removed_bytes=sum(one.bytes for one in removed),
+            streams=streams,
+            archive=duty.config.name,
+            leader=duty.node,
+            token=self._term.token,
+            term=self._term.number,
+            since=self._since,
+            swept=swept,
+            seconds=seconds,
+            every=duty.config.sweep.every,
+            tables=table_states(table.iceberg, duty.config.table),
+            store=duty.store.url,
+        )
+
     def _tell(self, report: SweepReport, streams: list[StreamState], unpublished: list[str]) -> None:
         """Log what was done; and what is wrong, once."""
         adopted, expired = report.adopted, report.expired
@@ -360,32 +384,3 @@ class Sweeps:
 def picture_of(report: SweepReport) -> Picture:
     """Return the archive as a sweep left it, beside the table that it was told of."""
     return Picture(report.manifest, report.table or first_table(report.manifest))
-
-
-def archive_state(report: SweepReport, streams: list[StreamState], **said: Any) -> ArchiveState:
-    """Return the state after a sweep; `said` is what its leader says of itself."""
-    picture = picture_of(report)
-    table, removed = picture.table, [*picture.manifest.removed, *picture.table.removed]
-    return ArchiveState(
-        manifest=picture.manifest.number,
-        blocks=len(picture.blocks),
-        messages=sum(one.count for one in picture.blocks),
-        bytes=sum(one.bytes for one in picture.blocks),
-        adopted=report.adopted,
-        unadopted=len(report.dangling) + len(report.unreadable),
-        let_go=report.let_go,
-        expired=report.expired,
-        deleted=report.removed_entries + report.removed_objects,
-        dangling=report.dangling[:TOLD],
-        unreadable=report.unreadable[:TOLD],
-        table=table.number,
-        files=len(table.files),
-        rows=sum(one.count for one in table.files),
-        table_bytes=sum(one.bytes for one in table.files),
-        compacted=table.created or None,
-        compactor=table.leader,
-        removed_objects=sum(one.objects for one in removed),
-        removed_bytes=sum(one.bytes for one in removed),
-        streams=streams,
-        **said,
-    )

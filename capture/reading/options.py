@@ -1,47 +1,74 @@
+"""The options of `capture.read` and `capture.read_batches`."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias, TypedDict
 
+from capture.archive.encryption import Keys
+from capture.archive.sequences import Sequences
+from capture.archive.signing import PublicKeys
+from capture.config.settings import CaptureConfig
 from capture.errors import ConfigError
+from capture.stores import Store
 from natty import Natty
 
-if TYPE_CHECKING:  # `import capture` needs nothing but natty
-    from capture.archive.encryption import Keys
-    from capture.archive.sequences import Sequences
-    from capture.archive.signing import PublicKeys
-    from capture.config.settings import CaptureConfig
-    from capture.stores import Store
-
 DURABLE = "capture"
+
+Where: TypeAlias = str | Path | Store | CaptureConfig
+"""An archive: a folder, a URL of a store, a store, or a configuration."""
+
+Time: TypeAlias = datetime | float | str
+"""Unix seconds, a datetime with its zone, or a text such as 2026-11-21T06:00:00.123456789Z, to the nanosecond."""
+
+
+class ReadSettings(TypedDict, total=False):
+    """The options of `read` as keywords: the fields of `ReadOptions`."""
+
+    stream: str
+    """Name of the stream. Default "": the only stream of the archive."""
+    natty: Natty | None
+    """Client to read from the stream what the archive does not hold, up to its last message. Default None."""
+    follow: bool
+    """Continue with new messages, without end. Default False."""
+    start_sequence: int
+    """First sequence, included. Default 1."""
+    end_sequence: int | None
+    """Last sequence, included. Default None: the last one."""
+    since: Time | None
+    """Only messages that the stream stored at this time or later. Default None."""
+    until: Time | None
+    """Only messages that the stream stored before this time. Default None."""
+    subjects: Sequence[str]
+    """Filters with wildcards; a subject must match one of them. Default (): all subjects."""
+    keys: Keys | None
+    """Keys that open encrypted objects. Default None: those of the configuration, or of CAPTURE_KEYS."""
+    public_keys: PublicKeys | None
+    """Keys, one of which must have signed the newest documents. Default None: those of the configuration."""
+    encrypted_only: bool
+    """Refuse objects that are not encrypted. Default False: as the configuration says."""
+    durable: str
+    """Name of capture's consumer, where no configuration says it. Default "capture"."""
+    gaps: Literal["raise", "skip"]
+    """What to do about messages that the stream deleted before they were stored. Default "raise": DataLossError."""
+    on_gap: Callable[[Sequences], None] | None
+    """Called with the sequences that are neither in the archive nor in the stream. Default None."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """What to read, and how.
-
-    `stream` may be left out where the archive holds one. With `natty` what the archive does not hold is read from the
-    stream, up to its last message, or for ever with `follow`. `since` (included) and `until` (excluded) are when the
-    stream stored a message: Unix seconds, a datetime or a text with its zone (2026-11-21T06:00:00.123456789Z: only a
-    text has every nanosecond). `subjects` are filters with wildcards. `keys`
-    open encrypted objects; by default those of the configuration, or of CAPTURE_KEYS. With `public_keys`, by default
-    those of the configuration, the newest documents must be signed by one of them; `encrypted_only` refuses objects
-    that are not encrypted. `durable` is capture's consumer, where no configuration says it.
-
-    Sequences that are nowhere are told to `on_gap`; if the stream has let go of them behind the archive's end, it is an
-    error unless `gaps` is "skip".
-    """
+    """What to read. `ReadSettings` describes each field. ConfigError if they contradict each other."""
 
     stream: str = ""
     natty: Natty | None = None
     follow: bool = False
     start_sequence: int = 1
     end_sequence: int | None = None
-    since: datetime | float | str | None = None
-    until: datetime | float | str | None = None
+    since: Time | None = None
+    until: Time | None = None
     subjects: Sequence[str] = ()
     keys: Keys | None = None
     public_keys: PublicKeys | None = None
@@ -57,7 +84,3 @@ class ReadOptions:
             raise ConfigError("who follows a stream reads without end: give follow or until")
         if isinstance(self.subjects, str):
             raise ConfigError(f"subjects is a list of filters, not one text: [{self.subjects!r}]")
-
-
-Where: TypeAlias = "str | Path | Store | CaptureConfig"
-"""An archive: where its store is, the store, or the configuration."""

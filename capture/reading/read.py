@@ -1,31 +1,41 @@
-"""Every message of a stream, from its first one in the archive to the newest one in the stream."""
+"""Reading an archive: every message of a stream, from its first one in the archive to the newest in the stream."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from datetime import datetime
+from typing import Unpack
 
-from capture.reading.options import ReadOptions, Where
+import msgspec
+import pyarrow as pa
 
-if TYPE_CHECKING:  # `import capture` needs nothing but natty
-    import pyarrow as pa
+from capture.archive.identity import Identity, archive_name, claimed, require_archive
+from capture.archive.sequences import MAXIMUM
+from capture.archive.trust import Trust
+from capture.config.settings import CaptureConfig
+from capture.errors import ConfigError
+from capture.formats.envelope import SCHEMA
+from capture.ingest.record import Record
+from capture.reading.merge import EACH, looking, messages_of, stored
+from capture.reading.options import ReadOptions, ReadSettings, Where
+from capture.reading.seam import Crossing, Place
+from capture.reading.shares import Selection
+from capture.stores import Store, open_store
+from natty.config.units import nanoseconds_of, parse_time
 
-    from capture.ingest.record import Record
 
+async def read(archive: Where, **options: Unpack[ReadSettings]) -> AsyncGenerator[Record[None], None]:
+    """Yield every message of a stream exactly once, in the order of their sequences.
 
-async def read(archive: Where, **options: Any) -> AsyncGenerator[Record[None], None]:
-    """Yield every message of a stream, each exactly once, ascending by sequence; options as in `ReadOptions`.
+    Blocks and table files are read alike, also while a sweep or a compaction replaces them. Without `natty` it ends
+    with the last stored message.
 
-    Blocks that wait for sweep and compaction, and table files are read alike, whatever becomes of them meanwhile.
-    Without `natty` it ends with what is stored.
-
-    FormatError and CipherError name an object that can't be read, or must not be believed, ManifestError and
-    SignatureError a document; DataLossError: see
-    `ReadOptions`. CaptureError if the stream is another one than was captured, or is made again while it is read.
+    FormatError and CipherError name an object that can't be read or must not be trusted, ManifestError and
+    SignatureError a document. DataLossError: see `gaps`. CaptureError if the stream is not the one that was captured,
+    or is made again while it is read. ConfigError: no such stream, or options that contradict each other.
     """
-    from capture.reading.merge import EACH, messages_of
-
     async with aclosing(read_batches(archive, columns=EACH, **options)) as batches:
         async for batch in batches:
             for message in messages_of(batch):
@@ -33,12 +43,84 @@ async def read(archive: Where, **options: Any) -> AsyncGenerator[Record[None], N
 
 
 async def read_batches(
-    archive: Where, *, columns: Sequence[str] = (), **options: Any
+    archive: Where, *, columns: Sequence[str] = (), **options: Unpack[ReadSettings]
 ) -> AsyncGenerator[pa.RecordBatch, None]:
-    """Yield the same as Arrow record batches with columns of the envelope, by default all: many times as fast."""
-    from capture.reading.opening import batches_of
-
-    wanted = ReadOptions(**options)
-    async with aclosing(await batches_of(archive, wanted, columns)) as batches:
+    """Yield the same as Arrow record batches with columns of the envelope, by default all. Many times as fast."""
+    async with aclosing(await _batches(archive, ReadOptions(**options), columns)) as batches:
         async for batch in batches:
             yield batch
+
+
+async def _batches(archive: Where, wanted: ReadOptions, columns: Sequence[str]) -> AsyncGenerator[pa.RecordBatch, None]:
+    """Return what yields the batches that are wanted. ConfigError where there is no such stream."""
+    config = archive if isinstance(archive, CaptureConfig) else CaptureConfig(durable=wanted.durable)
+    store = store_of(archive)
+    identity = await identity_of(store, wanted.stream or config.stream)
+    keys = wanted.keys or config.keys()
+    name = await archive_name(store)
+    trust = _trust(config, wanted, name)
+    chosen = list(columns or SCHEMA.names)
+    selection = Selection(
+        start_sequence=wanted.start_sequence,
+        end_sequence=MAXIMUM if wanted.end_sequence is None else wanted.end_sequence,
+        since_ns=time_ns_of(wanted.since),
+        until_ns=time_ns_of(wanted.until),
+        subjects=tuple(wanted.subjects),
+    )
+    if wanted.natty is None:
+        look = looking(store, identity.stream, trust=trust)
+        return stored(store, look, selection=selection, keys=keys, columns=chosen)
+    place = Place(
+        store=store,
+        look=looking(store, identity.stream, natty=wanted.natty, archive=name, trust=trust),
+        natty=wanted.natty,
+        config=msgspec.structs.replace(config, stream=identity.stream),
+        created=identity.created,
+        keys=keys,
+    )
+    crossing = Crossing(place, selection, follow=wanted.follow, gaps=wanted.gaps, on_gap=wanted.on_gap)
+    return crossing.batches(chosen)
+
+
+def _trust(config: CaptureConfig, wanted: ReadOptions, archive: str) -> Trust:
+    configured = config.trust(archive)
+    return replace(
+        configured,
+        public_keys=wanted.public_keys or configured.public_keys,
+        encrypted_only=wanted.encrypted_only or configured.encrypted_only,
+    )
+
+
+def store_of(archive: Where) -> Store:
+    """Return the store of an archive."""
+    return open_store(archive.store if isinstance(archive, CaptureConfig) else archive)
+
+
+async def identity_of(store: Store, stream: str) -> Identity:
+    """Return which stream is to be read: the only one of the archive, if none is named. ConfigError."""
+    await require_archive(store, stream)
+    known = {one.stream: one for one in await claimed(store)}
+    if stream in known or (not stream and len(known) == 1):
+        return known[stream or next(iter(known))]
+    named = ", ".join(sorted(known)) or "none"
+    raise ConfigError(f"the archive in {store.url} holds {len(known)} streams, {named}: name one")
+
+
+def time_ns_of(time: datetime | float | str | None) -> int | None:
+    """Return Unix nanoseconds of a time, given as Unix seconds, as a datetime or as text; None for None.
+
+    ConfigError for what is not a time, or has no zone.
+    """
+    try:
+        match time:
+            case str():
+                return parse_time(time)
+            case datetime():
+                return nanoseconds_of(time)
+            case None:
+                return None
+        return round(time * 1e9)
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(
+            f"{error}: give a time and its zone, as in datetime(2026, 11, 21, tzinfo=UTC) or 2026-11-21T06:00:00Z"
+        ) from None

@@ -1,18 +1,22 @@
-"""`capture.restore`: what programs call. It loads what it needs when it is called."""
+"""`capture.restore`: makes a stream out of its archive."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from capture.config.settings import CaptureConfig
-    from capture.reading.options import Where
-    from capture.restoring.plan import Plan
-    from capture.restoring.rebuild import Restored
-    from natty import Natty
+import msgspec
+
+from capture.config.load import load
+from capture.config.settings import CaptureConfig
+from capture.reading.options import Where
+from capture.reading.read import store_of, time_ns_of
+from capture.restoring.past import Window, only_stream
+from capture.restoring.plan import Options, Plan
+from capture.restoring.rebuild import Restored, prepare, restore_exactly
+from capture.restoring.replay import rebuild_published
+from natty import Natty
 
 
 async def restore(
@@ -55,12 +59,6 @@ async def restore(
     CipherError (a key), ManifestError, StoreError and NattyError: what had been written was removed again, or the error
     says what stayed.
     """
-    from capture.reading.opening import store_of, time_ns_of
-    from capture.restoring.past import Window, only_stream
-    from capture.restoring.plan import Options
-    from capture.restoring.rebuild import prepare, restore_exactly
-    from capture.restoring.replay import rebuild_published
-
     store = store_of(archive)
     config = configured(archive, stream or await only_stream(store))
     window = Window(
@@ -81,11 +79,6 @@ async def restore(
 
 def configured(archive: Where, stream: str) -> CaptureConfig:
     """Return the configuration of an archive, for this stream. ConfigError."""
-    import msgspec
-
-    from capture.config.load import load
-    from capture.config.settings import CaptureConfig
-
     if isinstance(archive, CaptureConfig):
         return msgspec.structs.replace(archive, stream=stream)
     store = str(archive) if isinstance(archive, str | Path) else archive.url

@@ -93,7 +93,7 @@ async def count(way: str, folder: str) -> int:
 
 def child(way: str, folder: str) -> None:
     """Measure one way in this process, and print it."""
-    import capture.reading.opening  # noqa: F401 # not what is measured
+    import capture.reading.read  # noqa: F401 # not what is measured
 
     began, cpu = time.perf_counter(), time.process_time()
     if way == "cat":

@@ -9,16 +9,14 @@ from typing import get_type_hints
 
 import pytest
 
-from natty import Natty, Term
+from capture.reading.options import ReadOptions, ReadSettings
 from natty.config.settings import Config, ConnectionSettings
 from natty.consuming.options import ConsumeOptions, ConsumeSettings
-from natty.elections import Election, ElectionOptions, ElectionSettings, ProgramSettings
-from natty.groups import ElasticGroup, StaticGroup
+from natty.elections import ElectionOptions, ElectionSettings, ProgramSettings
 from natty.groups.joining import JoinOptions, JoinSettings
-from natty.kv import Bucket, WatchOptions, WatchSettings
+from natty.kv import WatchOptions, WatchSettings
 from natty.publishing.window import PublisherOptions, PublisherSettings
 from natty.pulling.requests import PullOptions, PullSettings
-from natty.templates import Templates
 
 PAIRS = {
     ConnectionSettings: Config,
@@ -27,12 +25,11 @@ PAIRS = {
     JoinSettings: JoinOptions,
     PublisherSettings: PublisherOptions,
     PullSettings: PullOptions,
+    ReadSettings: ReadOptions,
     WatchSettings: WatchOptions,
 }
 NOT_KEYWORDS = {ConnectionSettings: {"servers"}, ElectionSettings: {"name"}}  # parameters of their own
 WIDER = {ConnectionSettings: dict.fromkeys(("connect_timeout", "timeout", "ping_interval"), float | str)}
-OF_SERVER = ("create_stream", "ensure_stream", "create_consumer", "ensure_consumer", "create_bucket")
-TYPED_BY_OTHERS = {(Election, "run")} | {(Natty, name) for name in OF_SERVER}  # by overloads; by the server's names
 MIB = 1024 * 1024
 
 
@@ -70,14 +67,3 @@ def test_each_keyword_says_what_it_is_and_its_default(keywords):
         if field.name in texts and field.default is not MISSING:
             said = texts[field.name].partition("Default ")[2]
             assert said.replace('"', "").startswith(shown(field.default)), field.name
-
-
-@pytest.mark.parametrize("home", [Natty, Bucket, Election, Term, ElasticGroup, StaticGroup, Templates])
-def test_no_public_method_takes_keywords_of_any_kind(home):
-    methods = inspect.getmembers(home, lambda one: inspect.isfunction(one) or inspect.ismethod(one))
-    for name, method in methods:
-        if name.startswith("_") or (home, name) in TYPED_BY_OTHERS:
-            continue
-        for parameter in inspect.signature(method).parameters.values():
-            if parameter.kind is parameter.VAR_KEYWORD:
-                assert parameter.annotation.startswith(("Unpack[", "P.kwargs")), f"{home.__name__}.{name}: {parameter}"
