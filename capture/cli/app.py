@@ -1,55 +1,100 @@
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
 from capture.errors import CaptureError
-from natty.cli.late import Commands
+from natty.cli.late import LateGroup, Place
 from natty.cli.run import LogFormat, LogLevel, configure_logging, main_of, version_of
 from natty.errors import NattyError
 from natty_start import command_of
 
-COMMANDS = Commands(
-    functions={
-        "run": "capture.cli.node:run",
-        "status": "capture.cli.status:status",
-        "serve": "capture.cli.serve:serve",
-        "sweep": "capture.cli.archive:sweep",
-        "compact": "capture.cli.archive:compact",
-        "verify": "capture.cli.verify:verify",
-        "purge": "capture.cli.verify:purge",
-        "restore": "capture.cli.restore:restore",
-        "head": "capture.cli.head:head",
-        "ls": "capture.cli.archive:ls",
-        "cat": "capture.cli.cat:cat",
-        "sql": "capture.cli.sql:sql",
-        "demo": "capture.cli.demo.command:demo",
-        "doctor": "capture.cli.doctor:doctor",
-        "permissions": "capture.cli.permissions:permissions",
-        "import": "capture.cli.backup:import_",
-        "export": "capture.cli.backup:export",
-    },
-    groups={
-        "config": "capture.cli.config:app",
-        "catalog": "capture.cli.catalog:app",
-        "keys": "capture.cli.keys:app",
-    },
-)
+
+class Commands(LateGroup):
+    """The commands of `capture`, with the first sentence of the help of each."""
+
+    places: ClassVar = {
+        "run": Place(
+            "capture.cli.node:run",
+            "Capture a stream, or several, until stopped; sweep, and compact, while this node is elected to it.",
+        ),
+        "status": Place(
+            "capture.cli.status:status",
+            "Show what the nodes publish of an archive: who leads, what is stored, what lacks.",
+        ),
+        "serve": Place(
+            "capture.cli.serve:serve",
+            "Serve the status of the archives until stopped: a page for browsers, /metrics, /readyz and /livez.",
+        ),
+        "sweep": Place(
+            "capture.cli.archive:sweep", "Adopt stored blocks into the manifest once, as the elected leader."
+        ),
+        "compact": Place("capture.cli.archive:compact", "Compact what is due on Spark once, as the elected leader."),
+        "verify": Place("capture.cli.verify:verify", "Compare archive and stream, sequence by sequence."),
+        "purge": Place(
+            "capture.cli.verify:purge",
+            "Delete from the stream what the archive provably holds: each object is read again first.",
+        ),
+        "restore": Place(
+            "capture.cli.restore:restore",
+            "Make a stream out of its archive, exactly as it was; an existing stream is never touched.",
+        ),
+        "head": Place(
+            "capture.cli.head:head",
+            "Print the archive's heads, a line of JSON each, to be kept elsewhere: capture verify --noted "
+            "compares them.",
+        ),
+        "ls": Place(
+            "capture.cli.archive:ls", "List what the archive holds, from the newest manifest and table in the store."
+        ),
+        "cat": Place(
+            "capture.cli.cat:cat",
+            "Print every message of a stream once, in order: from its archive; with --live or --follow the "
+            "stream's, too.",
+        ),
+        "sql": Place(
+            "capture.cli.sql:sql",
+            "Ask about the archive, blocks and table as one: the view `messages`, one row a message.",
+        ),
+        "demo": Place(
+            "capture.cli.demo.command:demo",
+            "Run the main job on real flights: a TLS cluster, two nodes, a killed leader, Spark, and the proof.",
+        ),
+        "doctor": Place(
+            "capture.cli.doctor:doctor",
+            "Say which Java and which Spark are used here, and why; with a configuration, try its store and its "
+            "streams too.",
+        ),
+        "permissions": Place(
+            "capture.cli.permissions:permissions",
+            "Print what a role needs to be permitted in NATS, for the server's configuration.",
+        ),
+        "import": Place(
+            "capture.cli.backup:import_",
+            "Make an archive of a backup of the nats tool, from a server of version 2.15 or later.",
+        ),
+        "export": Place(
+            "capture.cli.backup:export",
+            "Write an archive's stream as a backup that `nats stream restore` takes, on servers from 2.15 on.",
+        ),
+        "config": Place("capture.cli.config:app", "The configuration."),
+        "catalog": Place("capture.cli.catalog:app", "The table as an Iceberg REST catalog, to read."),
+        "keys": Place("capture.cli.keys:app", "Keys to encrypt and to sign with."),
+    }
 
 
-def make_app(command: str = "") -> typer.Typer:
-    """Return the command line with this command alone; with all of them if there is none of this name."""
+def make_app() -> typer.Typer:
+    """Return the command line, whose commands are imported when they are used."""
     app = typer.Typer(
+        cls=Commands,
         help="Continuous capture of JetStream streams into files that Spark compacts.",
         no_args_is_help=True,
         rich_markup_mode=None,
         pretty_exceptions_show_locals=False,  # settings have passwords
     )
     app.callback()(options)
-    COMMANDS.add_to(app, command)
     return app
 
 
@@ -68,9 +113,6 @@ def options(
 
 def prepare(arguments: Sequence[str]) -> Callable[[], None]:
     """Import what these arguments call, and return the function that runs it."""
-    return main_of(make_app(command_of(arguments)), "capture", CaptureError, NattyError)
-
-
-def main() -> None:
-    """Run the command line."""
-    prepare(sys.argv[1:])()
+    if place := Commands.places.get(command_of(arguments)):
+        place.load()
+    return main_of(make_app(), "capture", CaptureError, NattyError)

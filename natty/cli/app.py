@@ -1,43 +1,59 @@
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
-from natty.cli.late import Commands
+from natty.cli.late import LateGroup, Place
 from natty.cli.plugin import introspect
 from natty.cli.run import LogFormat, LogLevel, configure_logging, main_of, version_of
 from natty.errors import NattyError
 from natty_start import command_of
 
-COMMANDS = Commands(
-    functions={
-        "doctor": "natty.cli.doctor:doctor",
-        "pub": "natty.cli.pub:pub",
-        "request": "natty.cli.pub:request",
-        "sub": "natty.cli.sub:sub",
-        "bench": "natty.cli.bench:bench",
-        "server": "natty.cli.server:server",
-    },
-    groups={
-        "tls": "natty.cli.tls:app",
-        "dlq": "natty.cli.dlq:app",
-        "kv": "natty.cli.kv:app",
-        "group": "natty.cli.group:app",
-        "leader": "natty.cli.leader:app",
-        "stream": "natty.cli.stream:app",
-        "consumer": "natty.cli.consumer:app",
-        "permissions": "natty.cli.permissions:app",
-        "account": "natty.cli.account:app",
-    },
-)
+
+class Commands(LateGroup):
+    """The commands of `natty`, with the first sentence of the help of each."""
+
+    places: ClassVar = {
+        "doctor": Place(
+            "natty.cli.doctor:doctor", "Connect, say what is there, and look for what is wrong or soon will be."
+        ),
+        "pub": Place(
+            "natty.cli.pub:pub", "Publish a message: to whoever listens now, or with --jetstream until it is stored."
+        ),
+        "request": Place(
+            "natty.cli.pub:request",
+            "Send a request and print the answer's payload; with --json its headers too, and how long it took.",
+        ),
+        "sub": Place(
+            "natty.cli.sub:sub",
+            "Print messages as they come, until interrupted; with --stream those that a stream holds, too.",
+        ),
+        "bench": Place(
+            "natty.cli.bench:bench",
+            "Measure publishing and consuming on a stream of its own, which is deleted in the end.",
+        ),
+        "server": Place(
+            "natty.cli.server:server",
+            "Run a JetStream server for development, with TLS and certificates made on the spot, until interrupted.",
+        ),
+        "tls": Place("natty.cli.tls:app", "Certificates for development and tests."),
+        "dlq": Place("natty.cli.dlq:app", "Dead letters."),
+        "kv": Place("natty.cli.kv:app", "Key-value buckets."),
+        "group": Place("natty.cli.group:app", "Partitioned consumer groups."),
+        "leader": Place("natty.cli.leader:app", "Elections."),
+        "stream": Place("natty.cli.stream:app", "Streams, and streams as code."),
+        "consumer": Place("natty.cli.consumer:app", "Consumers."),
+        "permissions": Place("natty.cli.permissions:app", "What a kind of client needs to be permitted."),
+        "account": Place("natty.cli.account:app", "The account."),
+    }
 
 
-def make_app(command: str = "") -> typer.Typer:
-    """Return the command line with this command alone; with all of them if there is none of this name."""
+def make_app() -> typer.Typer:
+    """Return the command line, whose commands are imported when they are used."""
     app = typer.Typer(
+        cls=Commands,
         help="JetStream from the command line.",
         no_args_is_help=True,
         add_completion=True,
@@ -45,7 +61,6 @@ def make_app(command: str = "") -> typer.Typer:
         pretty_exceptions_show_locals=False,  # settings have passwords
     )
     app.callback()(options)
-    COMMANDS.add_to(app, command)
     return app
 
 
@@ -67,9 +82,6 @@ def options(
 
 def prepare(arguments: Sequence[str]) -> Callable[[], None]:
     """Import what these arguments call, and return the function that runs it."""
-    return main_of(make_app(command_of(arguments)), "natty", NattyError)
-
-
-def main() -> None:
-    """Run the command line."""
-    prepare(sys.argv[1:])()
+    if place := Commands.places.get(command_of(arguments)):
+        place.load()
+    return main_of(make_app(), "natty", NattyError)

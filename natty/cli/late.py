@@ -1,33 +1,90 @@
-"""Commands that are imported when they are called: to import all of them takes longer than most of them run."""
+"""A command line that imports a command when it is used: to import all of them takes longer than most of them run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
 
-@dataclass(frozen=True)
-class Commands:
-    """The commands of a command line, each by its name and its place: `module:name` of a function or of a group."""
+class Place(NamedTuple):
+    """Where a command is, and what a list of commands says about it."""
 
-    functions: Mapping[str, str]
-    groups: Mapping[str, str]
+    at: str
+    """`module:name` of a function, or of a `typer.Typer` with a group of commands."""
+    summary: str
+    """The first sentence of its help."""
 
-    def add_to(self, app: typer.Typer, name: str = "") -> None:
-        """Import and add the command of this name; all commands if there is none of this name."""
-        only = {name} & {*self.functions, *self.groups}
-        for one, place in self.functions.items():
-            if one in only or not only:
-                app.command(one)(_imported(place))
-        for one, place in self.groups.items():
-            if one in only or not only:
-                app.add_typer(_imported(place), name=one)
+    def load(self) -> Any:
+        """Import the function or the group."""
+        module, _, name = self.at.partition(":")
+        return getattr(import_module(module), name)
 
 
-def _imported(place: str) -> Any:
-    module, _, name = place.partition(":")
-    return getattr(import_module(module), name)
+class LateGroup(TyperGroup):
+    """The commands of `places`, by name. To list or complete their names imports none of them."""
+
+    places: ClassVar[Mapping[str, Place]]
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands: Any = _Commands(self.places)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands for the help."""
+        with self._summaries():
+            super().format_commands(ctx, formatter)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Return the names that complete a word."""
+        with self._summaries():
+            return super().shell_complete(ctx, incomplete)
+
+    @contextmanager
+    def _summaries(self) -> Iterator[None]:
+        """Meanwhile, have a summary in place of each command."""
+        commands = self.commands
+        self.commands = {name: TyperCommand(name, help=place.summary) for name, place in self.places.items()}
+        try:
+            yield
+        finally:
+            self.commands = commands
+
+
+class _Commands(Mapping[str, Any]):
+    """Click's commands by name, each imported when it is first looked up."""
+
+    def __init__(self, places: Mapping[str, Place]) -> None:
+        self._places = places
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            self._made[name] = _click_command(name, self._places[name].load())
+        return self._made[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def _click_command(name: str, found: Any) -> Any:
+    """Return click's command for a function or a group, made as a part of a larger command line."""
+    app = typer.Typer(rich_markup_mode=None)
+    app.callback()(lambda: None)
+    if isinstance(found, typer.Typer):
+        app.add_typer(found, name=name)
+    else:
+        app.command(name)(found)
+    whole: Any = get_command(app)
+    return whole.commands[name]

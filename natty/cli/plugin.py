@@ -11,7 +11,6 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from enum import Enum
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import typer
@@ -28,6 +27,8 @@ def introspect(context: typer.Context, wanted: bool) -> None:
 
 def model_of(root: Any) -> Model:
     """Return a command line, as click has it, as an ApplicationModel. The root's own options have no place in it."""
+    from importlib.metadata import PackageNotFoundError, version
+
     about = {"name": "natty", "help": root.help, "author": "natty-nats"}
     with suppress(PackageNotFoundError):
         about["version"] = version("natty-nats")

@@ -1,14 +1,15 @@
-"""How both command lines end: one clear sentence on standard error and an honest exit status, never a traceback."""
+"""How both command lines end: one clear sentence on standard error and an honest exit status, never a traceback.
+
+What only some commands need is imported where they need it: this file is a part of every start.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
-from importlib.metadata import PackageNotFoundError, version
 from io import TextIOWrapper
 from typing import Any, TypeVar
 
@@ -16,7 +17,6 @@ import typer
 
 from natty.cli.interrupts import Interrupts
 from natty.cli.terminal import json_text, printable
-from natty.wire.tracing import log_fields
 from natty_start import VALUED
 
 logger = logging.getLogger("natty.cli")
@@ -102,6 +102,8 @@ def _sentences(error: Exception) -> list[str]:
 
 def run_async(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on uvloop where it is installed (the extra `fast`), else on asyncio's own loop."""
+    import asyncio
+
     try:
         import uvloop
     except ImportError:
@@ -127,6 +129,8 @@ class _JsonFormatter(logging.Formatter):
     _usual = frozenset(vars(logging.makeLogRecord({}))) | {"message", "taskName"}
 
     def format(self, record: logging.LogRecord) -> str:
+        from natty.wire.tracing import log_fields
+
         fields = {name: value for name, value in vars(record).items() if name not in self._usual}
         when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         line = {"time": when, "level": record.levelname.lower(), "logger": record.name, "message": record.getMessage()}
@@ -172,6 +176,8 @@ def version_of(name: str) -> Callable[[bool], None]:
     def show(wanted: bool) -> None:
         if not wanted:
             return
+        from importlib.metadata import PackageNotFoundError, version
+
         try:
             print(f"{name} {version('natty-nats')}")
         except PackageNotFoundError:

@@ -29,7 +29,7 @@ maker.create_document = made""",
 
 def start_dying(shell, patch):
     """Start a node that kills itself where the patch says."""
-    script = f"import os, signal, sys\nfrom natty.cli.app import main\n{patch}\nsys.exit(main())"
+    script = f"import os, signal, sys\nfrom natty.cli import main\n{patch}\nsys.exit(main())"
     return shell.execute([sys.executable, "-c", script, "stream", "template", "run", "--lease", "1"])
 
 

@@ -130,7 +130,7 @@ def test_a_raw_block_whose_lengths_no_message_could_have_is_refused():
 MEASURED = """
 import pathlib, re, sys
 sys.argv = ["capture", *sys.argv[1:]]
-from capture.cli.app import main
+from capture.cli import main
 try:
     main()
 finally:

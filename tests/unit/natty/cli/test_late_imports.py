@@ -1,10 +1,14 @@
 """What a process imports: it takes longer than most commands run."""
 
+import os
 import subprocess
 import sys
 
 import pytest
+from typer import Context
+from typer.core import TyperGroup
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from capture.cli import app as capture_app
 from natty.cli import app as natty_app
@@ -57,7 +61,72 @@ def test_a_command_is_imported_alone(package, arguments, used, others):
     assert not others & set(loaded)
 
 
+HEAVY = {
+    *["nats", "asyncio", "ssl", "aiohttp", "cryptography", "rich", "uvloop", "opentelemetry", "prometheus_client"],
+    *["pyarrow", "pyspark", "py4j", "pyiceberg", "duckdb", "obstore", "pyroaring", "cramjam", "numpy", "pytest"],
+}
+STARTS = {
+    f"{program} {' '.join(arguments)}": (program, arguments, environment)
+    for program in ("natty", "capture")
+    for arguments, environment in (
+        (["--version"], {}),
+        (["--help"], {}),
+        (["--show-completion"], {"SHELL": "/bin/bash"}),
+        ([], {f"_{program.upper()}_COMPLETE": "complete_bash", "COMP_WORDS": f"{program} s", "COMP_CWORD": "1"}),
+    )
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_what_needs_no_command_imports_no_command_and_nothing_heavy(start):
+    program, arguments, environment = STARTS[start]
+    code = f"""
+import sys, natty_start
+sys.argv = ["{program}", *{arguments}]
+try:
+    natty_start.{program}()
+finally:
+    print(*sys.modules, file=sys.stderr)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | environment
+    )
+    assert ran.stdout
+    loaded = set(ran.stderr.split())
+    assert loaded & HEAVY == set()
+    ours = {name for name in loaded if name.startswith(("natty.", "capture."))}
+    assert f"{program}.cli.app" in ours
+    assert not ours & {
+        place.at.partition(":")[0] for app in (natty_app, capture_app) for place in app.Commands.places.values()
+    }
+
+
+@pytest.mark.parametrize("package", ["natty", "capture"])
+def test_a_package_imports_nothing_heavy(package):
+    assert not {*printed(f"import sys, {package}; print(*sys.modules)")} & HEAVY
+
+
 @pytest.mark.parametrize("app", [natty_app, capture_app], ids=["natty", "capture"])
-@pytest.mark.parametrize("command", ["", "nonsense"])
-def test_where_no_command_is_named_all_are_there(app, command):
-    assert {*get_command(app.make_app(command)).commands} == {*app.COMMANDS.functions, *app.COMMANDS.groups}
+def test_each_summary_in_a_list_of_commands_is_the_first_sentence_of_the_commands_help(app):
+    commands = get_command(app.make_app()).commands
+    assert {name: place.summary for name, place in app.Commands.places.items()} == {
+        name: command.get_short_help_str(10**6) for name, command in commands.items()
+    }
+
+
+@pytest.mark.parametrize("app", [natty_app, capture_app], ids=["natty", "capture"])
+def test_a_list_of_commands_reads_as_if_all_were_imported(app):
+    late = get_command(app.make_app())
+    whole = TyperGroup(
+        commands=dict(late.commands), params=late.params, help=late.help, no_args_is_help=True, rich_markup_mode=None
+    )
+    shown = [group.get_help(Context(group, info_name="it", terminal_width=80)) for group in (late, whole)]
+    assert shown[0] == shown[1]
+    assert "Commands:" in shown[0]
+
+
+@pytest.mark.parametrize(("app", "word", "meant"), [(natty_app, "stram", "stream"), (capture_app, "statu", "status")])
+def test_a_command_that_is_not_there_is_a_usage_error_that_names_a_close_one(app, word, meant):
+    ended = CliRunner().invoke(app.make_app(), [word])
+    assert ended.exit_code == 2
+    assert f"No such command '{word}'. Did you mean '{meant}'?" in ended.stderr

@@ -54,16 +54,15 @@ def test_no_secret_is_in_what_a_configuration_shows_of_itself(tmp_path):
 FAILING = """
 import sys
 from typing import Any
-from {package}.cli.app import make_app
+from {package}.cli.app import Commands, make_app
+from natty.cli.late import Place
 
-app = make_app()
-
-@app.command()
 def fail() -> None:
     password: Any = "hunter" + "2"
     raise RuntimeError(len(password))
 
-app(["fail"])
+Commands.places["fail"] = Place("__main__:fail", "Fail.")
+make_app()(["fail"])
 """
 
 
