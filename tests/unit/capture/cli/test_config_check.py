@@ -81,7 +81,7 @@ server = "nats://user:secret@host"
         "capture.toml: there is no setting `limitz` in line 12; did you mean `limits`?",
         "no store is named: give --store, CAPTURE_STORE or store in capture.toml",
         "stream name 'a b': ' ' at character 2 is not allowed (stream: file capture.toml, line 2)",
-        "archive 'a b' can't name an election: 'capture.a b' is no key of a bucket: letters, digits and - / _ = with"
+        "archive 'a b' can't name an election: 'capture.a b' is not a key: write letters, digits and - / _ = with"
         " dots between (archive: file capture.toml, line 3)",
         "the decoder 'broken_decoder:decode' can't be loaded: SyntaxError: invalid syntax (broken_decoder.py, line 1)"
         " (decoder: file capture.toml, line 5)",
