@@ -10,8 +10,6 @@ import msgspec
 from capture.config.load import settings
 from capture.config.provenance import Place
 from capture.config.settings import CaptureConfig
-from capture.ingest.block import Groups, Limits, OpenBlocks, SealedBlock
-from capture.ingest.spill import Spill
 
 COMPACTION = (
     *("every", "cron", "waiting_files", "waiting_bytes", "min_files", "max_wait"),
@@ -70,37 +68,3 @@ def _with(config: CaptureConfig, place: Place, value: Any) -> CaptureConfig:
         return msgspec.structs.replace(config, **{place[0]: value})
     table, name = place
     return msgspec.structs.replace(config, **{table: msgspec.structs.replace(getattr(config, table), **{name: value})})
-
-
-class ChangingBlocks(OpenBlocks):
-    """Open blocks whose limits may change: those that are open then are sealed, so that each has had the same ones."""
-
-    def __init__(self, limits: Limits, spill: Spill | None = None) -> None:
-        super().__init__(limits, spill)
-        self._sealed: list[SealedBlock] = []
-
-    def change(self, limits: Limits) -> None:
-        """Have other limits from now on."""
-        if limits != self.limits:
-            self.seal()
-            self.limits = limits
-
-    def seal(self) -> None:
-        """Have all that is open sealed."""
-        self._sealed += super().seal_all()
-
-    def add(self, groups: Groups, *, now: float) -> list[SealedBlock]:
-        """As in the pipeline, after what a change has sealed."""
-        return self._taken() + super().add(groups, now=now)
-
-    def due(self, now: float) -> list[SealedBlock]:
-        """As in the pipeline, after what a change has sealed."""
-        return self._taken() + super().due(now)
-
-    def seal_all(self) -> list[SealedBlock]:
-        """As in the pipeline, after what a change has sealed."""
-        return self._taken() + super().seal_all()
-
-    def _taken(self) -> list[SealedBlock]:
-        sealed, self._sealed = self._sealed, []
-        return sealed

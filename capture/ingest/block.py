@@ -1,3 +1,5 @@
+"""Blocks: the messages of one key and interval that become one object. When they are sealed is decided here."""
+
 from __future__ import annotations
 
 from bisect import bisect_right
@@ -15,14 +17,14 @@ MAX_MESSAGES = 50_000  # messages of a block
 MAX_BYTES = 16 << 20  # bytes of a block: subjects, headers and payloads
 MAX_AGE = 30.0  # seconds from a block's first message to its sealing
 MAX_OPEN = 10_000  # open blocks
-MAX_OPEN_BYTES = 256 << 20  # memory of all blocks together, those that are open and those that are being stored
-MAX_PENDING = 200_000  # messages in open blocks, all not yet acknowledged
+MAX_OPEN_BYTES = 256 << 20  # memory of all blocks together, both open and in flight
+MAX_PENDING = 200_000  # messages in open blocks, none of them acknowledged yet
 INTERVAL = 3600.0  # seconds of message time that one block may cover
-NEARLY_FULL = 0.75  # of max_pending: the rest is for the blocks whose commit is under way
-OPEN_SHARE = 0.5  # of max_open_bytes and of the disk: the rest is for the blocks whose commit is under way
+NEARLY_FULL = 0.75  # of max_pending: the rest is for the blocks in flight
+OPEN_SHARE = 0.5  # of max_open_bytes and of the disk: the rest is for the blocks in flight
 LARGEST_BLOCK = 1 << 30  # bytes; Arrow's columns of text and binary end at 2 GiB
 RECORD_MEMORY = 500  # bytes that Python needs for a message beside its content: eight list entries, the ack subject
-SPILLED_MEMORY = 200  # bytes for a message that is on disk: where, and its ack subject, which the source keeps
+SPILLED_MEMORY = 200  # bytes for a message on disk: its place there, and its ack subject, which the source keeps
 BLOCK_MEMORY = 1200  # bytes for an open block beside its messages
 DAY = 86_400  # seconds
 
@@ -43,7 +45,7 @@ class Limits:
     max_open: int = MAX_OPEN
     max_open_bytes: int = MAX_OPEN_BYTES
     max_pending: int = MAX_PENDING
-    max_behind: int = 0  # messages since the first one of an open block, itself counted; 0: any number
+    max_behind: int = 0  # messages added since the first one of an open block, including it; 0: no limit
     interval: float = INTERVAL
 
     def __post_init__(self) -> None:
@@ -72,10 +74,10 @@ class Limits:
 
 
 class SealedBlock:
-    """Records of one stream, key and interval, in order of their sequences; nothing is added any more.
+    """The records of one stream, key and interval, in order of their sequences. It does not change any more.
 
-    `interval` is its start, in Unix seconds. `reason` says why it was sealed: "age", "messages", "bytes", "stop"; or,
-    before its time, since all blocks together came near a limit: "memory", "pending", "keys", "disk".
+    `interval` is the start of the interval, in Unix seconds. `reason` says why the block was sealed: "age", "messages",
+    "bytes", "stop"; or early, because all blocks together came near a limit: "memory", "pending", "keys", "disk".
     """
 
     __slots__ = ("_content", "content_bytes", "interval", "key", "reason", "stream")
@@ -98,7 +100,7 @@ class SealedBlock:
 
     @property
     def records(self) -> Records[Any]:
-        """Its messages. Those on disk are read the first time: do that in a thread. SpillError."""
+        """The messages. The first use reads those that are on disk: do that in a thread. SpillError."""
         if isinstance(self._content, Spilled):
             self._content = _sealed(self._content.load())
         return self._content
@@ -115,12 +117,12 @@ class SealedBlock:
 
     @property
     def count(self) -> int:
-        """The messages; one delivered twice counts twice."""
+        """The number of messages. A message that was delivered twice counts twice."""
         return len(self._content)
 
     @property
     def memory(self) -> int:
-        """The bytes of memory that it takes while it is stored, estimated; its object's bytes are not in it."""
+        """The bytes of memory that the block takes while it is stored, estimated, without those of its object."""
         return self.content_bytes + RECORD_MEMORY * self.count
 
     def __repr__(self) -> str:
@@ -135,7 +137,7 @@ class _OpenBlock:
 
     def __init__(self, opened: float, preceded: int, content: Records[Any] | Spilled) -> None:
         self.opened = opened
-        self.preceded = preceded  # by so many messages, of all blocks
+        self.preceded = preceded  # the number of messages, of all blocks, that were added before
         self.content = content
         self.count = 0
         self.bytes = 0
@@ -146,16 +148,18 @@ Where = tuple[str, str, int]  # stream, key, interval
 
 
 class OpenBlocks:
-    """The blocks being filled. It decides what is sealed and returns it; it awaits nothing and stores nothing.
+    """The blocks that are being filled. It decides which are sealed, and returns them; the caller stores them.
 
-    With a `spill`, what the blocks hold is on disk: it has to be written before a block is stored.
+    With a `spill` the content of the blocks is on disk: the caller writes it before it stores a block. The limits may
+    change: blocks that are open then are sealed, so that each block was filled under one set of limits.
     """
 
     def __init__(self, limits: Limits | None = None, spill: Spill | None = None) -> None:
         self.limits = limits or Limits()
         self._spill = spill
-        self._open: dict[Where, _OpenBlock] = {}  # a new block goes to the end: the oldest is always the first
-        self._used: OrderedDict[Where, None] = OrderedDict()  # the same, the least recently used one first
+        self._open: dict[Where, _OpenBlock] = {}  # a new block is added at the end: the oldest is the first
+        self._used: OrderedDict[Where, None] = OrderedDict()  # the same blocks, the least recently used one first
+        self._sealed: list[SealedBlock] = []  # by `seal`, and not returned yet
         self._added = 0
         self._pending = 0
         self._memory = 0
@@ -168,7 +172,7 @@ class OpenBlocks:
 
     @property
     def pending(self) -> int:
-        """The messages in open blocks."""
+        """The number of messages in open blocks."""
         return self._pending
 
     @property
@@ -178,17 +182,17 @@ class OpenBlocks:
 
     @property
     def spill(self) -> Spill | None:
-        """Where the blocks' content is; None: in memory. What was added has to be written before a block is read."""
+        """Where the blocks' content is; None: in memory. Write what was added before you read a block."""
         return self._spill
 
     def add(self, groups: Groups, *, now: float) -> list[SealedBlock]:
-        """Put each group into the block of its key and interval; return the blocks that this filled.
+        """Put each group into the block of its key and interval; return the blocks that are full.
 
-        A group that does not fit is cut, so no block exceeds `max_messages`, nor `max_bytes` unless a single message
-        does. When open blocks together come near `max_pending` or `max_open_bytes`, the largest ones are sealed; when
-        there are more than `max_open`, the least recently used ones; when they keep too much of a disk, the oldest.
+        A group that does not fit is cut: no block exceeds `max_messages`, nor `max_bytes` unless a single message does.
+        When open blocks together come near `max_pending` or `max_open_bytes`, the largest ones are sealed; when there
+        are more than `max_open`, the least recently used ones; when they take too much of the disk, the oldest ones.
         """
-        sealed: list[SealedBlock] = []
+        sealed = self._take_sealed()
         max_messages, max_bytes = self.limits.max_messages, self.limits.max_bytes
         for key, interval, records in groups:
             where = records.stream, key, interval
@@ -203,23 +207,38 @@ class OpenBlocks:
         return sealed + self._relieve()
 
     def due(self, now: float) -> list[SealedBlock]:
-        """Return the blocks that are `max_age` seconds old at `now`; a quiet stream is sealed by this."""
-        old = []
+        """Return the blocks that are `max_age` seconds old at `now`. It seals the blocks of a quiet stream."""
+        old: list[Where] = []
         for where, block in self._open.items():
             if now - block.opened < self.limits.max_age:
                 break
             old.append(where)
-        return [self._seal(where, AGE) for where in old]
+        return self._take_sealed() + [self._seal(where, AGE) for where in old]
 
     def next_due(self, now: float) -> float | None:
-        """Return in how many seconds from `now` the next block comes of age; None if none is open."""
+        """Return in how many seconds from `now` the next block is `max_age` old; None if none is open."""
         for block in self._open.values():
             return max(0.0, block.opened + self.limits.max_age - now)
         return None
 
     def seal_all(self) -> list[SealedBlock]:
-        """Return every open block: capture stops."""
-        return [self._seal(where, STOP) for where in list(self._open)]
+        """Seal every open block and return it: capture stops."""
+        self.seal()
+        return self._take_sealed()
+
+    def seal(self) -> None:
+        """Seal every open block; the next call of `add`, `due` or `seal_all` returns it."""
+        self._sealed += [self._seal(where, STOP) for where in list(self._open)]
+
+    def change(self, limits: Limits) -> None:
+        """Use other limits from now on."""
+        if limits != self.limits:
+            self.seal()
+            self.limits = limits
+
+    def _take_sealed(self) -> list[SealedBlock]:
+        sealed, self._sealed = self._sealed, []
+        return sealed
 
     def _fill(self, where: Where, records: Records[Any], now: float) -> Iterator[SealedBlock]:
         """Append the records to the block and to the ones that follow it; yield those that are full."""

@@ -7,11 +7,11 @@ import logging
 import random
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from capture.archive.manifest import Stored, block_path, encode, entry_path
 from capture.archive.sequences import Sequences
@@ -230,22 +230,6 @@ class Committer:
         """Return the seconds to wait after this attempt: jitter keeps a fleet from returning all at once."""
         longest = min(self.options.backoff * 2.0 ** (attempt - 1), self.options.max_backoff)
         return longest * random.uniform(0.5, 1.0)
-
-
-def going_on(
-    commit: Callable[[SealedBlock], Coroutine[Any, Any, object]],
-) -> Callable[[SealedBlock], Coroutine[Any, Any, None]]:
-    """Return a commit that logs the store's failure and goes on: the messages were handed back, and come again."""
-    repeated = Repeated(log)
-
-    async def commit_or_go_on(block: SealedBlock) -> None:
-        try:
-            await commit(block)
-        except StoreError as error:
-            state, failed = f"blocks could not be stored ({type(error).__name__})", {"action": "store_failed"}
-            repeated.error(state, str(error), messages=block.count, extra=failed | {"count": block.count})
-
-    return commit_or_go_on
 
 
 def _completion(block: SealedBlock, stored: Stored | None, error: BaseException | None, duration: float) -> Completion:

@@ -1,16 +1,14 @@
-"""The page to read: how a message gets from the stream into the store."""
+"""How a message gets from the stream into the store. Read this file first."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterable, Callable, Coroutine
-from functools import partial
-from typing import Any
+from collections.abc import AsyncIterable, Callable
 
 from capture.ingest.block import Groups, OpenBlocks, SealedBlock
+from capture.ingest.in_flight import Commit, InFlight
 from capture.ingest.record import Decoder, Records, V
-from capture.ingest.slots import SLOTS, Slots
 from capture.ingest.spill import CHUNK_BYTES
 from natty.wire.message import Batch
 
@@ -20,27 +18,25 @@ async def capture(
     decode: Decoder[V],
     partition: Callable[[Records[V]], Groups],
     blocks: OpenBlocks,
-    commit: Callable[[SealedBlock], Coroutine[Any, Any, object]],
+    commit: Commit,
     *,
+    in_flight: InFlight | None = None,
     clock: Callable[[], float] = time.monotonic,
-    slots: int = SLOTS,
 ) -> None:
     """Store every message of `source`, then acknowledge it.
 
-    The end of `source` is the graceful stop: what is open is sealed, and every commit is waited for. A quiet source
-    yields an empty batch now and then; blocks come of age by that. A commit that fails ends it with its error, and a
-    cancellation ends it at once: what is not acknowledged by then will be delivered again.
+    The end of `source` is the graceful stop: all open blocks are sealed, and every commit is waited for. A quiet source
+    must yield an empty batch now and then, so that blocks are sealed when they reach `max_age`. A commit that fails
+    ends the pipeline with its error, unless `in_flight` says otherwise. A cancellation ends it at once: the server
+    delivers again what was not acknowledged by then.
     """
-    room = Slots(blocks, slots)
+    in_flight = in_flight or InFlight(blocks)
 
     async def store(sealed: list[SealedBlock]) -> None:
         if blocks.spill and blocks.spill.unwritten_bytes >= (1 if sealed else CHUNK_BYTES):
             await asyncio.to_thread(blocks.spill.write)
-        while sealed:
-            block = sealed.pop(0)
-            await room.acquire(block)  # a slow store holds back reading, never memory
-            task = commits.create_task(commit(block))  # durable, visible, then acknowledged: in one function
-            task.add_done_callback(partial(room.release, block))
+        while sealed:  # a slow store holds back reading, and does not fill memory
+            await in_flight.start(sealed.pop(0), commit, commits)
 
     try:
         async with asyncio.TaskGroup() as commits:

@@ -13,22 +13,22 @@ from typing import Any
 from capture.archive.heads import COMPACTION, SWEEP
 from capture.archive.identity import claim
 from capture.config.consumers import consumers
-from capture.config.reload import ChangingBlocks, reloaded
+from capture.config.reload import reloaded
 from capture.config.settings import CaptureConfig
 from capture.decoders import decoder
 from capture.errors import CaptureError, NotDrained
 from capture.formats import writer
 from capture.ingest.block import OpenBlocks
 from capture.ingest.board import Board, NodeState, announced, software_version
-from capture.ingest.commit import Acknowledger, CommitOptions, Committer, going_on
+from capture.ingest.commit import Acknowledger, CommitOptions, Committer
 from capture.ingest.durable import TOGETHER, Durable, prepare
 from capture.ingest.group_source import GroupSource, roster_key
 from capture.ingest.hooks import Completion, Hook, hook
+from capture.ingest.in_flight import InFlight
 from capture.ingest.layout import layout
 from capture.ingest.pipeline import capture
 from capture.ingest.source import Source, stream_info
 from capture.ingest.startup import Start
-from capture.ingest.underway import UnderWay
 from capture.node.leader_tasks import Duty
 from capture.node.moved_store import check_not_moved
 from capture.node.shutdown import Stopping, reloading
@@ -77,12 +77,12 @@ class Node:
         self._stopping = Stopping()
         self._hook = hook(config.on_store_complete) if on_store_complete is None else on_store_complete
         self._layout = layout(config.layout)
-        self._blocks = ChangingBlocks(config.block_limits(), config.buffers.spill())
+        self._blocks = OpenBlocks(config.block_limits(), config.buffers.spill())
         self._duty: Duty | None = None
         self._completions: Hook | None = None  # where the user's hook is told of them
         self._settled = 0  # messages that were stored, or handed back before it was told to stop
         self._unstored = 0  # the rest of what was read by then
-        self._under_way = UnderWay()
+        self._in_flight = InFlight(self._blocks, config.slots, stop_on_failure=config.on_store_failure == "stop")
         self._since = time.time()
         self._decode = decoder(config.decoder)
         self._partition = grouped(partitioner(config.partition), interval=config.limits.interval)
@@ -158,8 +158,8 @@ class Node:
             since=self._since,
             every=self.config.sweep.every,
             stored=dict(self.stored),
-            pending=self._blocks.pending + self._under_way.messages,
-            oldest=max((age for age in (open_for, self._under_way.longest) if age is not None), default=None),
+            pending=self._blocks.pending + self._in_flight.messages,
+            oldest=max((age for age in (open_for, self._in_flight.longest) if age is not None), default=None),
             location=self._duty.location if self._duty and self._duty.can_compact else "",
             troubles=[
                 text[:LONGEST_TROUBLE]
@@ -186,9 +186,7 @@ class Node:
         config = self.config
         told = Hook(self._hook) if self._hook else contextlib.nullcontext()
         async with told as self._completions, self.start.entered(lambda: self._source(natty, durables)) as source:
-            committer = self._committer(source, self._settle)
-            commit = committer.commit if config.on_store_failure == "stop" else going_on(committer.commit)
-            watched = self._under_way.watched(commit)
+            commit = self._committer(source, self._settle).commit
 
             def stop() -> float:
                 log.info("%s stops within %g s: it stores what it has read", self.name, self.config.drain)
@@ -199,7 +197,8 @@ class Node:
                 with self._stopping.draining(stop):
                     self.start.over = True
                     life.info("%s", self._beginning(durables), extra={"action": "began"})
-                    await capture(source, self._decode, self._partition, self._blocks, watched, slots=config.slots)
+                    blocks, in_flight = self._blocks, self._in_flight
+                    await capture(source, self._decode, self._partition, blocks, commit, in_flight=in_flight)
             except (ConsumerNotFoundError, StreamNotFoundError) as error:
                 raise type(error)(_ended(error, config), code=error.code, err_code=error.err_code) from error
             finally:
@@ -232,7 +231,8 @@ class Node:
                 self.stored["healed"] += completion.count
 
         blocks, commit = OpenBlocks(self._blocks.limits), self._committer(acknowledger, completed).commit
-        await capture(messages, self._decode, self._partition, blocks, commit, slots=self.config.slots)
+        in_flight = InFlight(blocks, self.config.slots)
+        await capture(messages, self._decode, self._partition, blocks, commit, in_flight=in_flight)
 
     def _beginning(self, durables: list[Durable]) -> str:
         names = ", ".join(one.name for one in durables)

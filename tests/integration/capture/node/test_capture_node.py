@@ -13,6 +13,7 @@ from capture.decoders import decoder
 from capture.formats import parquet, writer
 from capture.ingest.block import Limits, OpenBlocks
 from capture.ingest.commit import Committer
+from capture.ingest.in_flight import InFlight
 from capture.ingest.pipeline import capture
 from capture.ingest.source import Source
 from capture.maintenance.compaction import compact
@@ -231,6 +232,7 @@ async def test_a_store_slower_than_ack_wait_causes_no_redelivery(fleet):
     await fleet.natty.ensure_consumer(fleet.stream, "capture", ack_wait=ack_wait, max_ack_pending=50_000)
     await fleet.publish([order(number) for number in range(3000)])
     store, source = Held(), Source(fleet.natty, fleet.stream, "capture", ack_wait=ack_wait / 10)
+    blocks = OpenBlocks(Limits(max_messages=1000, max_age=NEVER))
     committer = Committer(store, writer("parquet"), source)
     async with source:
         run = asyncio.create_task(
@@ -238,9 +240,9 @@ async def test_a_store_slower_than_ack_wait_causes_no_redelivery(fleet):
                 source,
                 decoder("json"),
                 grouped(partitioner("subject:0"), interval=10**9),
-                OpenBlocks(Limits(max_messages=1000, max_age=NEVER)),
+                blocks,
                 committer.commit,
-                slots=2,
+                in_flight=InFlight(blocks, 2),
             )
         )
         await fleet.until(lambda _: source.read == 3000)  # two blocks are being stored, the third one waits

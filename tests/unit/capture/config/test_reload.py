@@ -5,11 +5,9 @@ from typing import Any
 import pytest
 
 from capture.config.load import load, settings
-from capture.config.reload import LIVE, ChangingBlocks, reloaded
+from capture.config.reload import LIVE, reloaded
 from capture.config.settings import CaptureConfig
 from capture.errors import ConfigError
-from capture.ingest.block import Limits
-from capture.ingest.record import Records
 
 
 def config(**flags: Any) -> CaptureConfig:
@@ -67,41 +65,3 @@ def test_limits_that_contradict_the_running_consumer_are_refused_though_the_file
 def test_settings_that_make_no_sense_are_refused_when_they_are_read(setting: str, value: object, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         config(**{setting.replace(".", "__"): value})
-
-
-def records(*sequences: int) -> Records[None]:
-    count = len(sequences)
-    return Records(
-        "S", list(sequences), [0] * count, [b"s"] * count, [b""] * count, [b"x"] * count, [1] * count,
-        [b"r.%d" % sequence for sequence in sequences], [None] * count,
-    )  # fmt: skip
-
-
-def test_blocks_that_are_open_when_limits_change_are_sealed_and_later_ones_have_the_new_limits() -> None:
-    blocks = ChangingBlocks(Limits(max_messages=10, max_age=30.0))
-    assert blocks.add([("k", 0, records(1, 2, 3))], now=0.0) == []
-    blocks.change(Limits(max_messages=2, max_age=5.0))
-    [old] = blocks.due(now=0.0)
-    assert old.records.sequences == [1, 2, 3]
-    [full] = blocks.add([("k", 0, records(4, 5))], now=1.0)
-    assert full.records.sequences == [4, 5]
-    assert blocks.add([("k", 0, records(6))], now=2.0) == []
-    [aged] = blocks.due(now=7.0)
-    assert (aged.records.sequences, aged.reason) == ([6], "age")
-
-
-def test_equal_limits_seal_nothing() -> None:
-    blocks = ChangingBlocks(Limits())
-    blocks.add([("k", 0, records(1))], now=0.0)
-    blocks.change(Limits())
-    assert blocks.due(now=0.0) == []
-
-
-@pytest.mark.parametrize("by", ["add", "seal_all"])
-def test_what_a_change_has_sealed_is_lost_by_no_way(by: str) -> None:
-    blocks = ChangingBlocks(Limits())
-    blocks.add([("k", 0, records(1))], now=0.0)
-    blocks.change(Limits(max_messages=7))
-    sealed = blocks.seal_all() if by == "seal_all" else blocks.add([("k", 0, records(2))], now=0.0)
-    assert [one.records.sequences for one in sealed] == [[1]]
-    assert len(blocks.seal_all()) == (1 if by == "add" else 0)

@@ -140,6 +140,42 @@ def test_seal_all_leaves_nothing_open() -> None:
     assert (blocks.pending, blocks.memory, blocks.seal_all()) == (0, 0, [])
 
 
+def test_blocks_that_are_open_when_limits_change_are_sealed_and_later_ones_have_the_new_limits() -> None:
+    blocks = OpenBlocks(Limits(max_messages=10, max_age=30.0))
+    assert blocks.add([group("k", 1, 2, 3)], now=0.0) == []
+    blocks.change(Limits(max_messages=2, max_age=5.0))
+    assert shown(blocks.due(now=0.0)) == [("k", [1, 2, 3], "stop")]
+    assert shown(blocks.add([group("k", 4, 5)], now=1.0)) == [("k", [4, 5], "messages")]
+    assert shown(blocks.add([group("k", 6)], now=2.0)) == []
+    assert shown(blocks.due(now=7.0)) == [("k", [6], "age")]
+
+
+def test_equal_limits_seal_nothing() -> None:
+    blocks = OpenBlocks(Limits())
+    blocks.add([group("k", 1)], now=0.0)
+    blocks.change(Limits())
+    assert blocks.due(now=0.0) == []
+
+
+@pytest.mark.parametrize("by", ["add", "due", "seal_all"])
+def test_each_way_to_get_blocks_returns_once_what_was_sealed_before(by: str) -> None:
+    blocks = OpenBlocks()
+    blocks.add([group("k", 1)], now=0.0)
+    blocks.seal()
+    blocks.seal()
+    assert blocks.pending == 0
+    ways = {"add": lambda: blocks.add([], now=0.0), "due": lambda: blocks.due(0.0), "seal_all": blocks.seal_all}
+    assert shown(ways[by]()) == [("k", [1], "stop")]
+    assert [way() for way in ways.values()] == [[], [], []]
+
+
+def test_blocks_that_were_sealed_before_are_returned_before_those_that_are_full_now() -> None:
+    blocks = OpenBlocks(Limits(max_messages=2))
+    blocks.add([group("k", 1)], now=0.0)
+    blocks.seal()
+    assert shown(blocks.add([group("k", 2, 3)], now=0.0)) == [("k", [1], "stop"), ("k", [2, 3], "messages")]
+
+
 def test_a_sealed_block_is_in_order_of_its_sequences() -> None:
     blocks = OpenBlocks()
     blocks.add([group("a", 9, 4)], now=0.0)

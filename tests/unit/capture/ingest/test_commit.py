@@ -12,7 +12,7 @@ from capture.archive.sequences import Sequences
 from capture.errors import AlreadyStored, ConfigError, StoreError, StoreFullError
 from capture.formats import parquet, writer
 from capture.ingest.block import SealedBlock
-from capture.ingest.commit import CommitOptions, Committer, going_on
+from capture.ingest.commit import CommitOptions, Committer
 from capture.ingest.hooks import Completion
 from capture.ingest.layout import Layout, dated, hive
 from capture.ingest.record import Records
@@ -195,25 +195,6 @@ async def test_the_messages_of_one_block_are_handed_back_each_by_its_own_deliver
     with pytest.raises(StoreError):
         await setting.committer.commit(mixed)
     assert setting.ledger.delays == {b"reply.1": 1.0, b"reply.2": 5.0, b"reply.3": 1.0}
-
-
-async def test_going_on_means_that_the_stores_failure_is_logged_and_nothing_else(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    setting = Setting(failures=1, attempts=1)
-    commit = going_on(setting.committer.commit)
-    await commit(block(1, 2))
-    await commit(block(1, 2))
-    assert setting.events == ["failed", "nak", "told", "put blocks", "put _entries", "ack", "told"]
-    assert [one.levelname for one in caplog.records if "2 messages of FLIGHTS" in one.message] == ["ERROR"]
-
-
-async def test_a_fault_of_ours_is_none_of_the_stores_and_ends_whoever_goes_on() -> None:
-    async def broken(_: SealedBlock) -> None:
-        raise ValueError("a fault of ours")
-
-    with pytest.raises(ValueError, match="a fault of ours"):
-        await going_on(broken)(block(1))
 
 
 async def test_a_layout_decides_where_a_block_lies_and_the_name_still_tells_what_is_in_it() -> None:

@@ -20,7 +20,8 @@ from capture.decoders import decoder
 from capture.errors import StoreError
 from capture.formats import parquet, writer
 from capture.ingest.block import Limits, OpenBlocks
-from capture.ingest.commit import CommitOptions, Committer, going_on
+from capture.ingest.commit import CommitOptions, Committer
+from capture.ingest.in_flight import InFlight
 from capture.ingest.pipeline import capture
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
@@ -158,10 +159,11 @@ async def live(server: Server, root: Path, fault: Fault) -> None:
     attempts = 2 if fault.kind == "raise once" else 1
     store, link = StruckStore(root, fault), Link(server, fault)
     committer = Committer(store, writer("parquet"), link, CommitOptions(attempts=attempts, backoff=0.0))
-    commit = committer.commit if fault.kind == "raise" else going_on(committer.commit)
     blocks = OpenBlocks(Limits(max_messages=3))
+    in_flight = InFlight(blocks, stop_on_failure=fault.kind == "raise")
+    partition = grouped(partitioner("subject:1"))
     fault.flow = asyncio.create_task(
-        capture(server.messages(), decoder("raw"), grouped(partitioner("subject:1")), blocks, commit)
+        capture(server.messages(), decoder("raw"), partition, blocks, committer.commit, in_flight=in_flight)
     )
     async with asyncio.timeout(PATIENCE):
         await asyncio.wait([fault.flow])

@@ -16,6 +16,7 @@ from capture.errors import StoreError
 from capture.formats import parquet
 from capture.ingest.block import Limits, OpenBlocks, SealedBlock
 from capture.ingest.commit import CommitOptions, Committer
+from capture.ingest.in_flight import InFlight
 from capture.ingest.pipeline import capture
 from capture.partitioners import grouped, partitioner
 from capture.stores.memory import MemoryStore
@@ -113,14 +114,15 @@ class Flow:
         )
 
     async def run(self, source: AsyncIterator[Batch], limits: Limits = LIMITS) -> None:
+        blocks = OpenBlocks(limits)
         await capture(
             source,
             decoder("json"),
             grouped(partitioner("subject:1")),
-            OpenBlocks(limits),
+            blocks,
             self.committer.commit,
+            in_flight=InFlight(blocks, self.slots),
             clock=lambda: self.now,
-            slots=self.slots,
         )
 
 
