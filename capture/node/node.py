@@ -32,7 +32,7 @@ from capture.ingest.startup import Start
 from capture.node.leader_tasks import Duty
 from capture.node.moved_store import check_not_moved
 from capture.node.shutdown import Stopping, reloading
-from capture.partitioners import UNDECODABLE, grouped, partitioner
+from capture.partitioners import UNDECODABLE, partitioner
 from capture.spark import unavailable
 from capture.status.backlog import read_backlog, summarise
 from capture.stores import Store, open_store
@@ -85,7 +85,7 @@ class Node:
         self._in_flight = InFlight(self._blocks, config.slots, stop_on_failure=config.on_store_failure == "stop")
         self._since = time.time()
         self._decode = decoder(config.decoder)
-        self._partition = grouped(partitioner(config.partition), interval=config.limits.interval)
+        self._partition = partitioner(config.partition)
         self.writer = writer(
             config.format,
             decode=self._decode,

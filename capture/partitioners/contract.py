@@ -1,25 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from enum import Enum
 from typing import Any, TypeVar
 
 from capture.decoders.contract import BY_BATCH, reason
+from capture.ingest.keys import NONE
 from capture.ingest.record import Record, Records, V
 
 Partitioner = Callable[[Records[V]], Sequence[Hashable]]
 """Returns one key a record; records of one key share blocks. Undecodable ones have their own, whatever it returns."""
 
-
-class Reserved(Enum):
-    """Keys that only capture gives, by their texts. They equal no text: a user's key of the same one is another key."""
-
-    NONE = "_none"  # of a record that has none
-    SHORT = "_short"  # of a subject that ends before the token
-    UNDECODABLE = "_undecodable"  # of every record that could not be decoded
-
-
-NONE = Reserved.NONE
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -4,8 +4,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from capture.ingest.keys import NONE
 from capture.ingest.record import Records
-from capture.partitioners.contract import NONE
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from capture.errors import ConfigError
+from capture.ingest.keys import NONE, key_text
 from capture.ingest.record import Records
-from capture.partitioners.contract import NONE
-from capture.partitioners.keys import key_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from capture.errors import ConfigError
+from capture.ingest.keys import Reserved
 from capture.ingest.record import Records
-from capture.partitioners.contract import Reserved
 
 MOST_KNOWN = 50_000
 """Subjects whose token is remembered; then it is begun anew."""

@@ -32,7 +32,7 @@ from capture.ingest.commit import CommitOptions, Committer
 from capture.ingest.layout import layout
 from capture.ingest.pipeline import capture
 from capture.ingest.record import Records
-from capture.partitioners import grouped, partitioner
+from capture.partitioners import partitioner
 from capture.restoring.archive import ArchiveReader, ArchiveWriter
 from capture.restoring.contents import check_settings, checked_state, consumers_of
 from capture.restoring.past import Window, held_then, read_past
@@ -166,7 +166,7 @@ async def _stored(backup: _Backup, config: CaptureConfig, store: Store) -> None:
     made_by = writer(config.format, decode=decode, compression=config.compression, flatten=config.flatten, keys=keys)
     options = CommitOptions(node="import", interval=config.limits.interval, attempts=config.store_attempts)
     committer = Committer(store, made_by, _Settled(), options, layout=layout(config.layout))
-    partition = grouped(partitioner(config.partition), interval=config.limits.interval)
+    partition = partitioner(config.partition)
     async with aclosing(backup.batches()) as batches:
         await capture(batches, decode, partition, OpenBlocks(config.limits.limits()), committer.commit)
 

@@ -22,9 +22,10 @@ from capture.archive.encryption import Keys
 from capture.decoders import Decoding, decoder, json_as
 from capture.formats import reader, writer
 from capture.formats.block_format import BlockWriter
-from capture.ingest.block import Limits, OpenBlocks, SealedBlock
+from capture.ingest.block import INTERVAL, Limits, OpenBlocks, SealedBlock
+from capture.ingest.pipeline import group
 from capture.ingest.spill import Spill
-from capture.partitioners import grouped, partitioner
+from capture.partitioners import partitioner
 from natty.wire.message import Batch, RawMessage
 
 BATCH = 500  # messages that one read of the socket brings
@@ -79,7 +80,7 @@ def blocks_of(
 ) -> tuple[list[SealedBlock], dict[str, float]]:
     """Return the sealed blocks, and microseconds of CPU a message by step."""
     spent = dict.fromkeys(("decode", "partition", "add"), 0.0)
-    partition = grouped(partitioner(partition_by))
+    partition = partitioner(partition_by)
     blocks = OpenBlocks(Limits(max_pending=10 * len(raw), max_open_bytes=1 << 30))
 
     def timed(step: str, work: Callable[[], Any]) -> Any:
@@ -92,7 +93,7 @@ def blocks_of(
     for start in range(0, len(raw), BATCH):
         batch = Batch(raw[start : start + BATCH])
         records = timed("decode", lambda batch=batch: decode(batch))
-        groups = timed("partition", lambda records=records: partition(records))
+        groups = timed("partition", lambda records=records: group(records, partition(records), INTERVAL))
         sealed += timed("add", lambda groups=groups: blocks.add(groups, now=0.0))
     sealed += timed("add", blocks.seal_all)
     return sealed, {step: seconds / len(raw) * 1e6 for step, seconds in spent.items()}
@@ -126,11 +127,12 @@ def steps(count: int) -> None:
 
 def buffers(count: int) -> None:
     print("Open blocks, JSON text; a message")
-    decode, partition = decoder("raw"), grouped(partitioner("subject:1"))
+    decode, partition = decoder("raw"), partitioner("subject:1")
     for keys in (10, 10_000):
         rest = (raw[1:] for raw in messages(count, json_payload))
         raw = [(b"flights.k%d" % (index % keys), *one) for index, one in enumerate(rest)]
-        batches = [partition(decode(Batch(raw[start : start + BATCH]))) for start in range(0, count, BATCH)]
+        decoded = [decode(Batch(raw[start : start + BATCH])) for start in range(0, count, BATCH)]
+        batches = [group(records, partition(records), INTERVAL) for records in decoded]
         for kind in ("memory", "disk"):
             with tempfile.TemporaryDirectory() as folder:
                 spill = Spill(folder) if kind == "disk" else None

@@ -15,10 +15,11 @@ from capture.iceberg import Exposer
 from capture.ingest.block import SealedBlock
 from capture.ingest.commit import Committer
 from capture.ingest.durable import prepare
+from capture.ingest.pipeline import group
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.sweep import sweep
-from capture.partitioners import grouped, partitioner
+from capture.partitioners import partitioner
 from capture.testing import ArrowEngine
 from natty import Batch
 
@@ -28,7 +29,7 @@ async def store_all(natty, config, store, *, leave_out=()):
     info = await natty.jetstream.request(f"STREAM.INFO.{config.stream}")
     await claim(store, config.name, config.stream, info["created"])
     await prepare(natty, store, config.consumer())
-    decode, partition = decoder(config.decoder), grouped(partitioner(config.partition), interval=config.limits.interval)
+    decode, partition = decoder(config.decoder), partitioner(config.partition)
     keys = config.keys() if config.encrypt else None
     pull = natty.pull(config.stream, config.durable)
     committer = Committer(store, writer(config.format, compression=config.compression, keys=keys), pull)
@@ -43,7 +44,8 @@ async def store_all(natty, config, store, *, leave_out=()):
             continue
         records = decode(Batch(arrived))
         kept = [index for index, sequence in enumerate(records.sequences) if sequence not in leave_out]
-        for key, interval, some in partition(records.select(kept)) if kept else ():
+        stored = records.select(kept)
+        for key, interval, some in group(stored, partition(stored), config.limits.interval) if kept else ():
             await committer.commit(SealedBlock(config.stream, key, interval, some, "stop"))
         pull.ack([records.replies[index] for index, one in enumerate(records.sequences) if one in leave_out])
         pull.stop()

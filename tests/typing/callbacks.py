@@ -14,7 +14,7 @@ from capture.ingest.hooks import Completion, Hook
 from capture.ingest.layout import Partition, resolved_by
 from capture.ingest.pipeline import capture
 from capture.ingest.record import Decoder, Record
-from capture.partitioners import grouped, per_record
+from capture.partitioners import per_record
 from natty.wire.message import Batch, Message
 
 
@@ -76,7 +76,7 @@ async def accepted(source: AsyncIterable[Batch], commit: Any) -> None:
     decode: Decoder[Order] = per_message(order)
     with_key: Decoder[Order] = keyed(order_with_key)
     for one in (decode, with_key, json_as(Order)):
-        await capture(source, one, grouped(per_record(of_order)), OpenBlocks(), commit)
+        await capture(source, one, per_record(of_order), OpenBlocks(), commit)
     resolved_by(folder)
     Hook(told), Hook(told_later)
 
@@ -92,7 +92,7 @@ async def refused(source: AsyncIterable[Batch], commit: Any) -> None:
     await capture(  # type: ignore[misc]
         source,
         json_as(Order),
-        grouped(per_record(of_invoice)),  # the decoder's values are orders
+        per_record(of_invoice),  # the decoder's values are orders
         OpenBlocks(),
         commit,
     )

@@ -15,11 +15,11 @@ from capture.archive.recording import Recording, record
 from capture.archive.sequences import Sequences
 from capture.decoders import decoder
 from capture.formats import read_object, writer
-from capture.ingest.block import OpenBlocks
+from capture.ingest.block import Limits, OpenBlocks
 from capture.ingest.commit import Committer
 from capture.ingest.pipeline import capture
 from capture.ingest.source import Source
-from capture.partitioners import grouped, partitioner
+from capture.partitioners import partitioner
 from capture.stores import MemoryStore
 from capture.testing import HeadState, MemoryHead
 
@@ -196,9 +196,8 @@ async def captured(natty, stream, store, count):
     await natty.ensure_consumer(stream, "capture", ack_wait=NEVER)
     async with Source(natty, stream, "capture", ack_wait=NEVER) as source:
         commit = Committer(store, writer("parquet"), source).commit
-        run = asyncio.create_task(
-            capture(source, decoder("raw"), grouped(partitioner("time"), interval=86_400), OpenBlocks(), commit)
-        )
+        blocks = OpenBlocks(Limits(interval=86_400))
+        run = asyncio.create_task(capture(source, decoder("raw"), partitioner("time"), blocks, commit))
         await until(lambda: source.read >= count)
         source.stop()
         await run

@@ -20,12 +20,12 @@ from capture.config.load import load
 from capture.config.settings import Compacting
 from capture.decoders import decoder, json_as, keyed
 from capture.formats import read_object, writer
-from capture.ingest.block import OpenBlocks
+from capture.ingest.block import Limits, OpenBlocks
 from capture.ingest.commit import Committer
 from capture.ingest.pipeline import capture
 from capture.ingest.source import Source
 from capture.node.leader_tasks import Duty
-from capture.partitioners import grouped, partitioner
+from capture.partitioners import partitioner
 from capture.stores import MemoryStore, open_store
 from capture.testing import ArrowEngine
 from capture.verification.check import check
@@ -63,8 +63,8 @@ async def captured(natty, stream, wanted, decode, partition_by="time"):
     store = MemoryStore()
     async with Source(natty, stream, "capture", ack_wait=NEVER) as source:
         commit = Committer(store, wanted, source).commit
-        partition = grouped(partitioner(partition_by), interval=86_400)
-        run = asyncio.create_task(capture(source, decode, partition, OpenBlocks(), commit))
+        blocks = OpenBlocks(Limits(interval=86_400))
+        run = asyncio.create_task(capture(source, decode, partitioner(partition_by), blocks, commit))
         async with asyncio.timeout(PATIENCE):
             while source.read < 6:
                 await asyncio.sleep(0.01)

@@ -19,7 +19,7 @@ from capture.ingest.source import Source
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.sweep import sweep
-from capture.partitioners import grouped, partitioner
+from capture.partitioners import partitioner
 from capture.stores import MemoryStore, open_store
 from capture.testing import ArrowEngine, HeadState, MemoryHead
 from capture.verification.check import check
@@ -232,14 +232,14 @@ async def test_a_store_slower_than_ack_wait_causes_no_redelivery(fleet):
     await fleet.natty.ensure_consumer(fleet.stream, "capture", ack_wait=ack_wait, max_ack_pending=50_000)
     await fleet.publish([order(number) for number in range(3000)])
     store, source = Held(), Source(fleet.natty, fleet.stream, "capture", ack_wait=ack_wait / 10)
-    blocks = OpenBlocks(Limits(max_messages=1000, max_age=NEVER))
+    blocks = OpenBlocks(Limits(max_messages=1000, max_age=NEVER, interval=86_400))
     committer = Committer(store, writer("parquet"), source)
     async with source:
         run = asyncio.create_task(
             capture(
                 source,
                 decoder("json"),
-                grouped(partitioner("subject:0"), interval=10**9),
+                partitioner("subject:0"),
                 blocks,
                 committer.commit,
                 in_flight=InFlight(blocks, 2),
@@ -299,7 +299,7 @@ async def test_a_flow_that_is_cancelled_at_any_moment_ends_at_once(fleet):
     async def flow():
         async with Source(fleet.natty, fleet.stream, "capture", ack_wait=NEVER) as source:
             committer = Committer(MemoryStore(), writer("parquet"), source)
-            await capture(source, decoder("raw"), grouped(partitioner("time")), OpenBlocks(), committer.commit)
+            await capture(source, decoder("raw"), partitioner("time"), OpenBlocks(), committer.commit)
 
     for moment in range(20):
         run = asyncio.create_task(flow())

@@ -37,10 +37,11 @@ from capture.formats.contract import sample_blocks
 from capture.formats.envelope import SCHEMA, to_table
 from capture.ingest.commit import Committer
 from capture.ingest.hooks import Completion
+from capture.ingest.pipeline import group
 from capture.maintenance.compaction_plan import Policy, plan
 from capture.node.metrics import NodeCollector
 from capture.node.node import Node
-from capture.partitioners import UNDECODABLE, grouped, partitioner
+from capture.partitioners import UNDECODABLE, partitioner
 from capture.stores.memory import MemoryStore
 from capture.verification.objects import read_archive
 from natty.wire.message import Batch
@@ -184,7 +185,7 @@ def test_the_decoders_of_the_docs_do_what_they_say(documented: Callable[[str], A
     documented("by_region")
     kept = block((b"a", b"", b'{"id":7,"country":"se","total":2000}'))
     records = decoder("my_module:orders")(Batch(kept.records.raw()))
-    [(key, _, _)] = grouped(partitioner("decoder"))(records)
+    [(key, _, _)] = group(records, partitioner("decoder")(records), 3600.0)
     assert key == "/country=se/large=true"
     assert decoder("my_module:length")(Batch(kept.records.raw())).values == [36]
     for spec, columns in (("my_module:Order", ["id", "country", "total"]), ("my_module:loose", ["id", "total"])):

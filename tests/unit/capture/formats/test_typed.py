@@ -29,9 +29,10 @@ from capture.formats.parquet import ParquetWriter
 from capture.formats.schema import CONFLICTS, schema_of
 from capture.formats.typed_columns import WHOLE, typed_columns
 from capture.ingest.block import OpenBlocks, SealedBlock
+from capture.ingest.pipeline import group
 from capture.ingest.record import Records
 from capture.maintenance.merge.schema_evolution import combined, conformed, unified
-from capture.partitioners import UNDECODABLE, grouped, partitioner
+from capture.partitioners import UNDECODABLE, partitioner
 from natty.wire.message import Batch, Message
 
 FLIGHT = pa.schema([("origin", pa.string()), ("delay", pa.int64()), ("time", pa.timestamp("us", "UTC"))])
@@ -384,7 +385,8 @@ def test_from_a_batch_to_typed_columns_with_what_does_not_fit_kept_raw() -> None
     batch = Batch([(b"f", b"$JS.ACK.F.c.1.%d.%d.5000.0" % (n, n), b"", p) for n, p in enumerate(payloads, 1)])
     decode = json_as(Flight)
     blocks = OpenBlocks()
-    blocks.add(grouped(partitioner("field:origin"))(decode(batch)), now=0.0)
+    records = decode(batch)
+    blocks.add(group(records, partitioner("field:origin")(records), 3600.0), now=0.0)
     wanted = writer("parquet", decode=decode)
     found = {one.key: wanted.read(wanted.write(one), one) for one in blocks.seal_all()}
     assert found["EWR"]["depDelay"].to_pylist() == [1]

@@ -26,7 +26,7 @@ from capture.ingest.pipeline import capture
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.sweep import sweep
-from capture.partitioners import grouped, partitioner
+from capture.partitioners import partitioner
 from capture.stores.file import FileStore
 from capture.testing import ArrowEngine, HeadState, MemoryHead
 from capture.verification.objects import read_archive
@@ -161,7 +161,7 @@ async def live(server: Server, root: Path, fault: Fault) -> None:
     committer = Committer(store, writer("parquet"), link, CommitOptions(attempts=attempts, backoff=0.0))
     blocks = OpenBlocks(Limits(max_messages=3))
     in_flight = InFlight(blocks, stop_on_failure=fault.kind == "raise")
-    partition = grouped(partitioner("subject:1"))
+    partition = partitioner("subject:1")
     fault.flow = asyncio.create_task(
         capture(server.messages(), decoder("raw"), partition, blocks, committer.commit, in_flight=in_flight)
     )

@@ -17,7 +17,7 @@ from capture.ingest.in_flight import WRITING, InFlight
 from capture.ingest.pipeline import capture
 from capture.ingest.record import Records
 from capture.ingest.spill import Spill
-from capture.partitioners import grouped, partitioner
+from capture.partitioners import partitioner
 from natty.wire.message import Batch, RawMessage
 
 MiB = 1 << 20
@@ -236,7 +236,7 @@ class Flow:
         self.most_disk = max(self.most_disk, self.blocks.spill.disk_bytes if self.blocks.spill else 0)
 
     async def run(self) -> None:
-        partition = grouped(partitioner("subject:1"))
+        partition = partitioner("subject:1")
         in_flight = InFlight(self.blocks, 8)
         await capture(self.source(), decoder("raw"), partition, self.blocks, self.commit, in_flight=in_flight)
 

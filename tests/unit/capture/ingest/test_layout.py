@@ -15,12 +15,12 @@ from capture.formats import parquet, writer
 from capture.ingest import layout as layouts
 from capture.ingest.block import SealedBlock
 from capture.ingest.commit import CommitOptions, Committer
+from capture.ingest.keys import key_text
 from capture.ingest.layout import LONGEST_FOLDER, Partition, dated, hive, layout, resolved_by
 from capture.ingest.record import Records
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.sweep import sweep
-from capture.partitioners.keys import key_text
 from capture.stores.contract import checked_path
 from capture.stores.file import FileStore
 from capture.testing import ArrowEngine, HeadState, MemoryHead

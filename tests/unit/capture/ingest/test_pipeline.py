@@ -18,7 +18,7 @@ from capture.ingest.block import Limits, OpenBlocks, SealedBlock
 from capture.ingest.commit import CommitOptions, Committer
 from capture.ingest.in_flight import InFlight
 from capture.ingest.pipeline import capture
-from capture.partitioners import grouped, partitioner
+from capture.partitioners import partitioner
 from capture.stores.memory import MemoryStore
 from natty.wire.ack import ack_tokens
 from natty.wire.message import Batch, RawMessage
@@ -118,7 +118,7 @@ class Flow:
         await capture(
             source,
             decoder("json"),
-            grouped(partitioner("subject:1")),
+            partitioner("subject:1"),
             blocks,
             self.committer.commit,
             in_flight=InFlight(blocks, self.slots),

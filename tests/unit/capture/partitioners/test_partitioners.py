@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from capture.archive.manifest import block_path
 from capture.errors import ConfigError
+from capture.ingest.block import Groups
+from capture.ingest.keys import Reserved, key_text
+from capture.ingest.pipeline import group
 from capture.ingest.record import Record, Records
-from capture.partitioners import UNDECODABLE, by_batch, grouped, partitioner, per_record
-from capture.partitioners.contract import Reserved
-from capture.partitioners.keys import key_text
+from capture.partitioners import UNDECODABLE, Partitioner, by_batch, partitioner, per_record
 
 HOUR_NS = 3600 * 1_000_000_000
 
@@ -41,6 +42,10 @@ def records(
         values or [None] * count,
         errors or {},
     )
+
+
+def groups_of(partitioner: Partitioner[Any], records: Records[Any]) -> Groups:
+    return group(records, partitioner(records), 3600.0)
 
 
 def test_a_token_of_the_subject_is_the_key() -> None:
@@ -77,20 +82,20 @@ def test_a_plain_function_names_the_key_of_each_record() -> None:
 
 
 def test_a_record_whose_key_can_not_be_told_is_kept_as_undecodable() -> None:
-    groups = grouped(per_record(lambda record: record.value["origin"]))(records([b"a", b"b"], [{"origin": "x"}, {}]))
+    groups = groups_of(per_record(lambda record: record.value["origin"]), records([b"a", b"b"], [{"origin": "x"}, {}]))
     assert [(key, found.sequences) for key, _, found in groups] == [("x", [1]), (UNDECODABLE, [2])]
     assert groups[1][2].errors == {0: "no key: KeyError: 'origin'"}
 
 
 def test_undecodable_records_have_their_own_key_whatever_the_partitioner() -> None:
-    groups = grouped(partitioner("subject:0"))(records([b"a", b"a", b"b"], errors={1: "bad"}))
+    groups = groups_of(partitioner("subject:0"), records([b"a", b"a", b"b"], errors={1: "bad"}))
     assert [(key, found.sequences) for key, _, found in groups] == [("a", [1]), (UNDECODABLE, [2]), ("b", [3])]
     assert groups[1][2].errors == {0: "bad"}
 
 
 def test_tokens_that_read_as_a_reserved_key_are_keys_of_their_own() -> None:
     subjects = [b"o._undecodable", b"o._none", b"o", b"o._short", b"o.bad", b"o.__none"]
-    groups = grouped(partitioner("subject:1"))(records(subjects, errors={4: "bad"}))
+    groups = groups_of(partitioner("subject:1"), records(subjects, errors={4: "bad"}))
     assert [(key, found.sequences) for key, _, found in groups] == [
         ("__undecodable", [1]),
         ("__none", [2]),
@@ -100,24 +105,24 @@ def test_tokens_that_read_as_a_reserved_key_are_keys_of_their_own() -> None:
         ("___none", [6]),
     ]
     values: list[object] = [{"origin": "_none"}, {"origin": None}, {"origin": ""}]
-    fields = grouped(partitioner("field:origin"))(records([b"a"] * 3, values))
+    fields = groups_of(partitioner("field:origin"), records([b"a"] * 3, values))
     assert [(key, found.sequences) for key, _, found in fields] == [("__none", [1]), ("_none", [2, 3])]
     assert key_text(Place("_none")) == "/city=__none"
 
 
 def test_a_group_lies_in_one_interval_of_message_time() -> None:
     times = [HOUR_NS - 1, HOUR_NS, HOUR_NS + 5]
-    groups = grouped(partitioner("time"))(records([b"a"] * 3, times_ns=times))
+    groups = groups_of(partitioner("time"), records([b"a"] * 3, times_ns=times))
     assert [(key, start, found.sequences) for key, start, found in groups] == [("all", 0, [1]), ("all", 3600, [2, 3])]
 
 
 def test_a_batch_of_one_key_and_interval_is_not_copied() -> None:
     whole = records([b"a"] * 3)
-    assert grouped(partitioner("subject:0"))(whole)[0][2] is whole
+    assert groups_of(partitioner("subject:0"), whole)[0][2] is whole
 
 
 def test_no_record_makes_no_group() -> None:
-    assert grouped(partitioner("subject:0"))(Records()) == []
+    assert groups_of(partitioner("subject:0"), Records()) == []
 
 
 @given(
@@ -129,7 +134,7 @@ def test_no_record_makes_no_group() -> None:
 def test_grouping_loses_and_invents_nothing(drawn: list[tuple[bytes, int, bool]]) -> None:
     errors = {index: "bad" for index, (_, _, bad) in enumerate(drawn) if bad}
     whole = records([subject for subject, _, _ in drawn], errors=errors, times_ns=[time for _, time, _ in drawn])
-    groups = grouped(partitioner("subject:0"), interval=3600.0)(whole)
+    groups = groups_of(partitioner("subject:0"), whole)
     assert sorted(sequence for _, _, found in groups for sequence in found.sequences) == whole.sequences
     assert len({(key, start) for key, start, _ in groups}) == len(groups)
     for key, start, found in groups:
@@ -223,7 +228,7 @@ def test_a_field_of_a_key_is_as_short_as_a_path_allows() -> None:
 
 
 def test_records_are_grouped_by_equal_keys_of_any_type() -> None:
-    groups = grouped(per_record(lambda record: Region(record.subject, 1)))(records([b"eu", b"us", b"eu"]))
+    groups = groups_of(per_record(lambda record: Region(record.subject, 1)), records([b"eu", b"us", b"eu"]))
     assert [(key, found.sequences) for key, _, found in groups] == [
         ("/region=eu/level=1/date_=_none", [1, 3]),
         ("/region=us/level=1/date_=_none", [2]),
@@ -232,7 +237,7 @@ def test_records_are_grouped_by_equal_keys_of_any_type() -> None:
 
 def test_keys_of_one_text_share_a_group_in_order() -> None:
     keys: list[Hashable] = [1, "1", 2, "1", 1]
-    groups = grouped(lambda records: keys)(records([b"a"] * 5))
+    groups = groups_of(lambda records: keys, records([b"a"] * 5))
     assert [(key, found.sequences) for key, _, found in groups] == [("1", [1, 2, 4, 5]), ("2", [3])]
 
 
@@ -240,7 +245,7 @@ def test_a_key_that_is_not_hashable_makes_that_record_undecodable() -> None:
     def key(record: Record[Any]) -> Any:
         return [1] if record.sequence == 2 else "k"
 
-    groups = grouped(per_record(key))(records([b"a"] * 3))
+    groups = groups_of(per_record(key), records([b"a"] * 3))
     assert [(key, found.sequences) for key, _, found in groups] == [("k", [1, 3]), (UNDECODABLE, [2])]
     assert groups[1][2].errors == {0: "no key: TypeError: unhashable type: 'list'"}
 
@@ -248,7 +253,7 @@ def test_a_key_that_is_not_hashable_makes_that_record_undecodable() -> None:
 def test_the_key_that_the_decoder_returns_is_the_key() -> None:
     whole = records([b"a"] * 3, errors={2: "bad"})
     whole.keys = [Place("x"), None, None]
-    groups = grouped(partitioner("decoder"))(whole)
+    groups = groups_of(partitioner("decoder"), whole)
     assert [(key, found.sequences) for key, _, found in groups] == [
         ("/city=x", [1]),
         ("_none", [2]),
@@ -282,7 +287,7 @@ def test_a_partitioner_of_batches_that_fails_stops_nothing(
     module = ModuleType("my_keys")
     vars(module).update(f=by_batch(function))
     monkeypatch.setitem(sys.modules, "my_keys", module)
-    groups = grouped(partitioner("my_keys:f"))(records([b"a"] * 3))
+    groups = groups_of(partitioner("my_keys:f"), records([b"a"] * 3))
     undecodable = [found.sequences for key, _, found in groups if key == UNDECODABLE]
     assert undecodable == ([bad] if bad else [])
     assert sorted(sequence for _, _, found in groups for sequence in found.sequences) == [1, 2, 3]

@@ -1,10 +1,11 @@
-"""What a key is as text: in entries and manifests as it stands, in paths quoted."""
+"""Keys as text. Entries and manifests hold the text as it is, paths hold it quoted."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 from collections.abc import Hashable, Mapping
+from enum import Enum
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any
@@ -12,22 +13,34 @@ from typing import Any
 import msgspec
 
 from capture.archive.manifest import FIELDS, quote_key
-from capture.partitioners.contract import Reserved
 
 LONGEST_KEY = 200  # bytes of UTF-8: every entry and manifest repeats it
 RESERVED = {"stream", "key", "date", "hour", "minute", "second"}
-"""Names that paths use already; a key's field of such a name gets a "_"."""
+"""Names that paths use already. A field of a key with such a name gets a "_" behind."""
+
+
+class Reserved(Enum):
+    """Keys that only capture assigns, by their texts. No user's key equals one, even if its text is the same."""
+
+    NONE = "_none"  # of a record that has no key
+    SHORT = "_short"  # of a subject that ends before the token
+    UNDECODABLE = "_undecodable"  # of every record that could not be decoded
+
+
+NONE = Reserved.NONE
+UNDECODABLE = Reserved.UNDECODABLE.value
+"""The text of the key of every record that could not be decoded, whatever the partitioner. No other record has it."""
 
 _LIKE_RESERVED = re.compile(rf"_*({'|'.join(one.value for one in Reserved)})")
 
 
 @lru_cache(maxsize=4096, typed=True)
 def key_text(key: Hashable) -> str:
-    """Return the key as text that can be written anywhere: never empty, UTF-8, cut and ended by a hash if too long.
+    """Return the key as text that can be written anywhere: never empty, UTF-8; if too long, cut and ended by a hash.
 
-    None and "" are "_none", true and false as JSON writes them. A text like that of a reserved key, "_none", gets
-    another "_", so that it is never taken for that. A dataclass, Struct or named tuple is "/a=…/b=…", each
-    part quoted as in a path; a text that begins with "/" gets another one, so that it is never taken for that.
+    None and "" are "_none"; true and false are as in JSON. A text like that of a reserved key gets another "_" in
+    front, so that the two differ. A dataclass, Struct or named tuple is "/a=…/b=…", each part quoted as in a path; a
+    text that begins with "/" gets another one in front, so that the two differ.
     """
     named = _fields(key)
     if named:
