@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import ClassVar
 
@@ -129,10 +130,14 @@ def quote_key(key: str) -> str:
     return f"{quoted[:LONGEST_KEY]}~{hashlib.sha256(raw).hexdigest()[:16]}"
 
 
+def has_fields(key: str) -> bool:
+    """Tell whether a key's text has several fields."""
+    return key.startswith(FIELDS) and not key.startswith(FIELDS * 2)
+
+
 def key_folder(key: str) -> str:
     """Return the folders of a key: "key=eu", or one for each of its fields, "region=eu/level=3"."""
-    several = key.startswith(FIELDS) and not key.startswith(FIELDS * 2)
-    return key.removeprefix(FIELDS) if several else f"key={quote_key(key)}"
+    return key.removeprefix(FIELDS) if has_fields(key) else f"key={quote_key(key)}"
 
 
 def interval_folder(interval: int, interval_seconds: int) -> str:
@@ -143,16 +148,39 @@ def interval_folder(interval: int, interval_seconds: int) -> str:
     return "/".join(parts[: 1 + finer])
 
 
-def hive_folder(stream: str, key: str, interval: int, interval_seconds: int) -> str:
-    """Return the folder of a partition in the way of Hive: "stream=ORDERS/key=eu/date=2026-11-21/hour=03"."""
-    return f"stream={quote_key(stream)}/{key_folder(key)}/{interval_folder(interval, interval_seconds)}"
+@dataclass(frozen=True)
+class Partition:
+    """What a block's place depends on: the stream, the key, and the interval of the messages' time.
+
+    `interval` is the start of the interval (Unix seconds), `seconds` its length. `key` is the text of a key as entries
+    hold it: any text, with slashes too.
+    """
+
+    stream: str
+    key: str
+    interval: int
+    seconds: int
+
+    @property
+    def folder(self) -> str:
+        """The key as a folder, "eu", or as a folder for each of its fields, "region=eu/level=3"; quoted, never ".."."""
+        if has_fields(self.key):
+            return key_folder(self.key)
+        quoted = quote_key(self.key)
+        return quoted.replace(".", "%2E") if quoted in (".", "..") else quoted
+
+    @property
+    def dated(self) -> str:
+        """The start of the interval as folders, in UTC: "2026/11/21/03/00"."""
+        return f"{datetime.fromtimestamp(self.interval, UTC):%Y/%m/%d/%H/%M}"
+
+    def hive(self) -> str:
+        """Return "stream=ORDERS/key=eu/date=2026-11-21/hour=03", as Hive lays out its tables."""
+        return f"stream={quote_key(self.stream)}/{key_folder(self.key)}/{interval_folder(self.interval, self.seconds)}"
 
 
 def block_path(
-    stream: str,
-    key: str,
-    interval: int,
-    interval_seconds: int,
+    partition: Partition,
     first: int,
     last: int,
     count: int,
@@ -161,14 +189,13 @@ def block_path(
     unique: str = "",
     folder: str | None = None,
 ) -> str:
-    """Return where a block belongs: its partition, or the `folder` of another layout, and what it holds in its name.
+    """Return the path of a block: the `folder` of its partition, as in Hive by default, and a name that says its range.
 
-    `unique` is what nobody has given before: a path that was deleted must never be one to write to again, since a
-    sweeper that stood still may be about to delete it a second time.
+    `unique` is a text that no other block has: a path that was deleted must never be written to again, because a
+    sweeper that was paused may be about to delete it a second time.
     """
-    if folder is None:
-        folder = hive_folder(stream, key, interval, interval_seconds)
-    name = f"{quote_key(stream)}-{first}-{last}-{count}-{sha256[:8]}"
+    folder = partition.hive() if folder is None else folder
+    name = f"{quote_key(partition.stream)}-{first}-{last}-{count}-{sha256[:8]}"
     return f"{BLOCKS}{folder}{folder and '/'}{name}{unique and f'-{unique}'}{suffix}"
 
 

@@ -13,13 +13,13 @@ from hashlib import sha256
 from secrets import token_hex
 from typing import TYPE_CHECKING, Protocol
 
-from capture.archive.manifest import Stored, block_path, encode, entry_path
+from capture.archive.manifest import Partition, Stored, block_path, encode, entry_path
 from capture.archive.sequences import Sequences
 from capture.archive.view import GRACE
 from capture.errors import AlreadyStored, ConfigError, StoreError
 from capture.ingest.block import INTERVAL, SealedBlock
 from capture.ingest.hooks import Completion
-from capture.ingest.layout import Layout, Partition, hive
+from capture.ingest.layout import Layout
 from capture.stores.contract import Store
 from natty.wire.repeated import Repeated
 
@@ -90,7 +90,7 @@ class Committer:
         acknowledger: Acknowledger,
         options: CommitOptions | None = None,
         *,
-        layout: Layout = hive,
+        layout: Layout = Partition.hive,
         on_complete: Callable[[Completion], None] | None = None,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
@@ -152,18 +152,16 @@ class Committer:
         sized = getattr(self._writer, "sized", None)  # of a writer that compresses or encrypts
         data, plain_bytes = sized(block) if sized else (self._writer.write(block), 0)
         digest = sha256(data).hexdigest()
+        partition = Partition(block.stream, block.key, block.interval, int(self.options.interval))
         path = block_path(
-            block.stream,
-            block.key,
-            block.interval,
-            int(self.options.interval),
+            partition,
             block.first,
             block.last,
             block.count,
             digest,
             self._writer.suffix,
             unique=token_hex(4),
-            folder=self._layout(Partition(block.stream, block.key, block.interval, int(self.options.interval))),
+            folder=self._layout(partition),
         )
         return data, Stored(
             path=path,

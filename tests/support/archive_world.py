@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from set_engine import SetEngine, described, read_back
 
-from capture.archive.manifest import block_path, encode, entry_path
+from capture.archive.manifest import Partition, block_path, encode, entry_path
 from capture.archive.retention import EVERYTHING, Retention
 from capture.archive.view import read_picture
 from capture.errors import AlreadyStored, CaptureError, Fenced, ManifestError, NotStored
@@ -225,7 +225,7 @@ class World:
         """Store a block of messages of one interval."""
         first, last, interval = min(sequences), max(sequences), self.intervals[sequences[0]]
         name = f"{self.random.getrandbits(32):08x}"
-        path = block_path("S", "k", interval, INTERVAL, first, last, len(sequences), name, ".parquet")
+        path = block_path(Partition("S", "k", interval, INTERVAL), first, last, len(sequences), name, ".parquet")
         self.blocks.append((path, sequences))
         self.start("writer", self._writes(path, sequences, interval))
 

@@ -10,7 +10,7 @@ from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import StaticTable
 
 from capture.archive.iceberg_state import archive_location, folder
-from capture.archive.manifest import Stored, hive_folder
+from capture.archive.manifest import Partition, Stored
 from capture.archive.sequences import Sequences
 from capture.formats.envelope import SCHEMA
 from capture.iceberg.memory_catalog import MemoryFiles
@@ -39,7 +39,7 @@ async def table_file(store, sequences, *, stream="S", key="eu", interval=HOUR, n
     pq.write_table(table, file, compression="zstd", data_page_version="1.0")
     data = file.getvalue()
     one = Stored(
-        path=f"table/{hive_folder(stream, key, interval, 3600)}/c-1-{name}.parquet",
+        path=f"table/{Partition(stream, key, interval, 3600).hive()}/c-1-{name}.parquet",
         stream=stream,
         key=key,
         interval=interval,

@@ -3,7 +3,7 @@
 import hashlib
 
 from capture.archive import chain
-from capture.archive.manifest import Manifest, Stored, block_path, encode, entry_path
+from capture.archive.manifest import Manifest, Partition, Stored, block_path, encode, entry_path
 from capture.archive.sequences import Sequences
 from capture.maintenance.sweep import sweep as sweep_with
 from capture.stores import ObjectInfo
@@ -18,7 +18,7 @@ def block(first, last=None, stream="S"):
     content = f"{stream} {first} {last}".encode()
     sha256 = hashlib.sha256(content).hexdigest()
     return Stored(
-        path=block_path(stream, "k", 0, 3600, first, last, last - first + 1, sha256, ".parquet"),
+        path=block_path(Partition(stream, "k", 0, 3600), first, last, last - first + 1, sha256, ".parquet"),
         stream=stream,
         key="k",
         interval=0,

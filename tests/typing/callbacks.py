@@ -8,10 +8,11 @@ from typing import Any
 
 import msgspec
 
+from capture.archive.manifest import Partition
 from capture.decoders import json_as, keyed, per_message
 from capture.ingest.block import OpenBlocks
 from capture.ingest.hooks import Completion, Hook
-from capture.ingest.layout import Partition, resolved_by
+from capture.ingest.layout import resolved_by
 from capture.ingest.pipeline import capture
 from capture.ingest.record import Decoder, Record
 from capture.partitioners import per_record

@@ -6,7 +6,7 @@ from urllib.parse import unquote
 import pytest
 from stores_faults import FaultyHTTP, Say
 
-from capture.archive.manifest import Stored, block_path, encode, entry_path
+from capture.archive.manifest import Partition, Stored, block_path, encode, entry_path
 from capture.archive.sequences import Sequences
 from capture.errors import StoreError, StoreUnreadableError
 from capture.maintenance.sweep import sweep
@@ -59,7 +59,7 @@ def stored_block(number):
     content = b"rows of %d" % number
     sha256 = hashlib.sha256(content).hexdigest()
     return Stored(
-        path=block_path("S", "k %", 0, 3600, number, number, 1, sha256, ".parquet"),
+        path=block_path(Partition("S", "k %", 0, 3600), number, number, 1, sha256, ".parquet"),
         stream="S",
         key="k %",
         interval=0,

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capture.archive.manifest import (
+    Partition,
     Stored,
     block_path,
     decode_entry,
@@ -95,7 +96,7 @@ def test_an_interval_is_a_folder_as_fine_as_it_is_long(seconds, expected):
 
 
 def test_paths_say_what_they_hold():
-    block = block_path("FLIGHTS", "a/b", NOVEMBER, 3600, 1, 9, 9, "ab" * 32, ".parquet")
+    block = block_path(Partition("FLIGHTS", "a/b", NOVEMBER, 3600), 1, 9, 9, "ab" * 32, ".parquet")
     assert block == "blocks/stream=FLIGHTS/key=a%2Fb/date=2026-11-21/hour=03/FLIGHTS-1-9-9-abababab.parquet"
     assert (
         entry_path(block)

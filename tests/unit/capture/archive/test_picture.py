@@ -7,7 +7,7 @@ import pytest
 from set_engine import SetEngine, described, read_back
 
 from capture.archive.chain import Head, Retired
-from capture.archive.manifest import Manifest, block_path, encode, entry_path
+from capture.archive.manifest import Manifest, Partition, block_path, encode, entry_path
 from capture.archive.table import Table, first_table
 from capture.archive.view import Picture, read_picture
 from capture.errors import Fenced, ManifestError, NotSwept
@@ -30,7 +30,9 @@ class Archive:
         self.sweeper, self.compactor = MemoryHead(1, self.manifest), MemoryHead(1, self.table)
 
     async def block(self, *sequences):
-        path = block_path("S", "k", 0, 3600, sequences[0], sequences[-1], len(sequences), "ab" * 32, ".parquet")
+        path = block_path(
+            Partition("S", "k", 0, 3600), sequences[0], sequences[-1], len(sequences), "ab" * 32, ".parquet"
+        )
         record = described(path, list(sequences))
         await self.store.put(path, json.dumps(sequences).encode())
         await self.store.put(entry_path(path), encode(record))

@@ -7,14 +7,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from capture.archive.manifest import Stored, entry_path
+from capture.archive.manifest import Partition, Stored, entry_path
 from capture.archive.sequences import Sequences
 from capture.errors import AlreadyStored, ConfigError, StoreError, StoreFullError
 from capture.formats import parquet, writer
 from capture.ingest.block import SealedBlock
 from capture.ingest.commit import CommitOptions, Committer
 from capture.ingest.hooks import Completion
-from capture.ingest.layout import Layout, dated, hive
+from capture.ingest.layout import Layout, dated
 from capture.ingest.record import Records
 from capture.stores.memory import MemoryStore
 
@@ -74,7 +74,7 @@ class Unreliable(MemoryStore):
 
 class Setting:
     def __init__(
-        self, failures: int = 0, error: StoreError | None = None, layout: Layout = hive, **options: object
+        self, failures: int = 0, error: StoreError | None = None, layout: Layout = Partition.hive, **options: object
     ) -> None:
         self.events: list[str] = []
         self.slept: list[float] = []

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capture.archive.manifest import BLOCKS, ENTRIES, block_path, decode_entry, entry_block, entry_path, table_path
+from capture.archive.manifest import (
+    BLOCKS,
+    ENTRIES,
+    Partition,
+    block_path,
+    decode_entry,
+    entry_block,
+    entry_path,
+    table_path,
+)
 from capture.archive.view import read_picture
 from capture.errors import ConfigError, ManifestError
 from capture.formats import parquet, writer
@@ -16,7 +25,7 @@ from capture.ingest import layout as layouts
 from capture.ingest.block import SealedBlock
 from capture.ingest.commit import CommitOptions, Committer
 from capture.ingest.keys import key_text
-from capture.ingest.layout import LONGEST_FOLDER, Partition, dated, hive, layout, resolved_by
+from capture.ingest.layout import LONGEST_FOLDER, dated, layout, resolved_by
 from capture.ingest.record import Records
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
@@ -42,14 +51,14 @@ def one_folder(_: Partition) -> str:
 
 
 def test_layouts_lay_out_like_this() -> None:
-    assert hive(here()) == "stream=ORDERS/key=eu/date=2026-11-21/hour=03"
+    assert here().hive() == "stream=ORDERS/key=eu/date=2026-11-21/hour=03"
     assert dated(here()) == "eu/2026/11/21/03/00"
     assert dated(here("a/b", 60)) == "a%2Fb/2026/11/21/03/00"
     assert dated(here("/region=eu/level=3")) == "region=eu/level=3/2026/11/21/03/00"
 
 
 def test_they_are_chosen_by_name() -> None:
-    assert layout("hive") is hive
+    assert layout("hive") is Partition.hive
     assert layout("dated") is dated
     assert layout(f"{__name__}:by_customer")(here()) == "backup/eu"
 
@@ -62,9 +71,9 @@ def test_one_that_is_not_there_is_refused(spec: str) -> None:
 
 @given(st.one_of(st.text(max_size=40), st.sampled_from([".", "..", "...", "/", "//", "/a=b", ".tmp", "a/../b", "\\"])))
 def test_whatever_the_key_a_block_lies_below_blocks_and_is_found_by_its_entry(key: str) -> None:
-    for place in (hive, dated):
+    for place in (Partition.hive, dated):
         folder = place(here(key_text(key)))
-        path = block_path("ORDERS", "", 0, 0, 1, 2, 2, "ab" * 32, ".parquet", folder=folder)
+        path = block_path(Partition("ORDERS", "", 0, 0), 1, 2, 2, "ab" * 32, ".parquet", folder=folder)
         assert checked_path(path).startswith(BLOCKS)
         assert entry_block(checked_path(entry_path(path))) == path
         assert checked_path(table_path(path, 7, "00")).startswith("table/")
@@ -77,13 +86,13 @@ def test_whatever_the_key_a_block_lies_below_blocks_and_is_found_by_its_entry(ke
 def test_what_is_no_folder_is_laid_out_in_the_way_of_hive_and_the_reason_logged(
     folder: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert resolved_by(lambda _: folder)(here()) == hive(here())  # type: ignore[arg-type,return-value]
+    assert resolved_by(lambda _: folder)(here()) == here().hive()  # type: ignore[arg-type,return-value]
     assert "key 'eu'" in caplog.text
     assert len(caplog.records) == 1
 
 
 def test_a_layout_that_raises_keeps_no_message_from_being_stored(caplog: pytest.LogCaptureFixture) -> None:
-    assert resolved_by(lambda partition: {}[partition.key])(here()) == hive(here())
+    assert resolved_by(lambda partition: {}[partition.key])(here()) == here().hive()
     assert "laid out in the way of Hive: 'eu'" in caplog.text
 
 
@@ -94,7 +103,7 @@ def test_a_folder_may_be_long_but_leaves_room_for_the_name() -> None:
 
 
 def test_paths_without_a_folder_are_paths_too() -> None:
-    path = block_path("ORDERS", "", 0, 0, 1, 2, 2, "ab" * 32, ".parquet", folder="")
+    path = block_path(Partition("ORDERS", "", 0, 0), 1, 2, 2, "ab" * 32, ".parquet", folder="")
     assert path == "blocks/ORDERS-1-2-2-abababab.parquet"
     assert entry_path(path) == "_entries/ORDERS-1-2-2-abababab.parquet.json"
     assert entry_block(entry_path(path)) == path
@@ -141,7 +150,7 @@ def block(key: str, *sequences: int) -> SealedBlock:
 
 
 @pytest.mark.parametrize(
-    "place", [hive, dated, by_customer, one_folder], ids=["hive", "dated", "by customer", "one folder"]
+    "place", [Partition.hive, dated, by_customer, one_folder], ids=["hive", "dated", "by customer", "one folder"]
 )
 async def test_an_archive_of_any_layout_is_swept_compacted_and_verified(place: layouts.Layout, tmp_path: Path) -> None:
     store = FileStore(tmp_path)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capture.archive.chain import Retired
-from capture.archive.manifest import Manifest, Stored, block_path
+from capture.archive.manifest import Manifest, Partition, Stored, block_path
 from capture.archive.sequences import Sequences
 from capture.archive.table import Table
 from capture.archive.view import Picture
@@ -30,7 +30,7 @@ def block(sequences, *, key="k", interval=0, stream="S", size=100, age=0.0, rows
     sha256 = hashlib.sha256(f"{held!r} {key} {size} {age}".encode()).hexdigest()
     rows = len(held) if rows is None else rows
     return Stored(
-        path=block_path(stream, key, interval, seconds, held.first, held.last, rows, sha256, ".parquet"),
+        path=block_path(Partition(stream, key, interval, seconds), held.first, held.last, rows, sha256, ".parquet"),
         stream=stream,
         key=key,
         interval=interval,

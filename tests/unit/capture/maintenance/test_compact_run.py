@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from capture.archive.chain import document_path
-from capture.archive.manifest import Stored, block_path, encode, entry_path
+from capture.archive.manifest import Partition, Stored, block_path, encode, entry_path
 from capture.archive.sequences import Sequences
 from capture.archive.table import Table
 from capture.archive.view import read_picture
@@ -35,7 +35,7 @@ async def store_block(store, sequences, *, key="k", extra=None):
     data = file.getvalue()
     sha256 = hashlib.sha256(data).hexdigest()
     record = Stored(
-        path=block_path("S", key, 0, 3600, min(sequences), max(sequences), rows, sha256, ".parquet"),
+        path=block_path(Partition("S", key, 0, 3600), min(sequences), max(sequences), rows, sha256, ".parquet"),
         stream="S",
         key=key,
         interval=0,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capture.archive.manifest import block_path
+from capture.archive.manifest import Partition, block_path
 from capture.errors import ConfigError
 from capture.ingest.block import Groups
 from capture.ingest.keys import Reserved, key_text
@@ -213,7 +213,7 @@ class Size(enum.StrEnum):
 )
 def test_a_key_is_text_in_the_manifest_and_folders_in_the_path(key: Hashable, text: str, folders: str) -> None:
     assert key_text(key) == text
-    path = block_path("S", key_text(key), 0, 3600, 1, 2, 2, "0123456789abcdef", ".raw")
+    path = block_path(Partition("S", key_text(key), 0, 3600), 1, 2, 2, "0123456789abcdef", ".raw")
     assert path == f"blocks/stream=S/{folders}/date=1970-01-01/hour=00/S-1-2-2-01234567.raw"
 
 
