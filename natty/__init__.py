@@ -76,8 +76,7 @@ if TYPE_CHECKING:  # `X as X` exports a name
     from natty.names import BadNameError as BadNameError
     from natty.publishing.atomic import AtomicMessage as AtomicMessage
     from natty.publishing.outbox import Outbox as Outbox, OutboxOptions as OutboxOptions
-    from natty.publishing.publisher import Publisher as Publisher
-    from natty.publishing.window import PublisherOptions as PublisherOptions
+    from natty.publishing.publisher import Publisher as Publisher, PublisherOptions as PublisherOptions
     from natty.pulling.pull import Pull as Pull
     from natty.pulling.requests import PullOptions as PullOptions
     from natty.streams import MessageNotFoundError as MessageNotFoundError, PurgeRefusedError as PurgeRefusedError
@@ -146,8 +145,7 @@ else:  # the same names, each imported when it is first used (PEP 562)
         "natty.names": ["BadNameError"],
         "natty.publishing.atomic": ["AtomicMessage"],
         "natty.publishing.outbox": ["Outbox", "OutboxOptions"],
-        "natty.publishing.publisher": ["Publisher"],
-        "natty.publishing.window": ["PublisherOptions"],
+        "natty.publishing.publisher": ["Publisher", "PublisherOptions"],
         "natty.pulling.pull": ["Pull"],
         "natty.pulling.requests": ["PullOptions"],
         "natty.streams": ["MessageNotFoundError", "PurgeRefusedError"],

@@ -30,16 +30,13 @@ from natty.jetstream import JetStream, PubAck, StoredMessage
 from natty.kv import Bucket, Entry, Gone, Handles, Watch, WatchSettings
 from natty.publishing import atomic
 from natty.publishing.atomic import AtomicMessage
-from natty.publishing.awaited import Awaited
 from natty.publishing.outbox import Callback, Outbox
-from natty.publishing.publisher import Publisher
-from natty.publishing.window import PublisherOptions, PublisherSettings
+from natty.publishing.publisher import Publisher, PublisherOptions, PublisherSettings
 from natty.pulling.pull import Pull
 from natty.pulling.requests import PullOptions, PullSettings
 from natty.templates import Templates
-from natty.wire import tracing
 from natty.wire.connection import Connection
-from natty.wire.headers import publish_headers
+from natty.wire.message import publish_headers
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -69,10 +66,6 @@ class Natty:
 
     def __repr__(self) -> str:
         return f"Natty({self.connection!r})"
-
-    @cached_property
-    def _awaited(self) -> Awaited:
-        return Awaited(self.jetstream)
 
     @cached_property
     def outbox(self) -> Outbox:
@@ -138,8 +131,7 @@ class Natty:
             expect_last_subject_sequence=expect_last_subject_sequence,
             ttl=ttl,
         )
-        with tracing.sending(subject) as traced:
-            return await self._awaited.publish(subject, data, headers=traced(all_headers), timeout=timeout)
+        return await self.jetstream.publish_and_count(subject, data, headers=all_headers, timeout=timeout)
 
     async def publish_async(
         self, subject: str, data: bytes, *, msg_id: str = "", headers: dict[str, str] | None = None

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -26,10 +27,11 @@ from natty.errors import (
     WrongLastSequenceError,
     legible,
 )
-from natty.names import check_subject, delivered_subject
+from natty.names import check_subject, decode, delivered_subject
+from natty.wire import tracing
 from natty.wire.connection import Connection
-from natty.wire.headers import MESSAGE_ID, TTL
-from natty.wire.message import Headers, encode_headers, parse_headers
+from natty.wire.counters import PUBLISHER
+from natty.wire.message import MESSAGE_ID, TTL, Headers, encode_headers, parse_headers
 from natty.wire.servers import NEEDS, Need, text_of
 
 OWN_API = "$JS.API"  # of the domain and account that we are connected to
@@ -51,6 +53,7 @@ _ERRORS: dict[int, type[JetStreamError]] = {
 RETRY_DELAY = 0.1  # seconds between two tries while a stream has no leader
 SEND_AGAIN = 1.0  # seconds without an ack before a message with an id is sent again
 ASK_AGAIN = 1.0  # seconds: a server drops requests about what has no leader yet, so a question is put again
+UNKNOWN = ""  # the stream of a publish without an ack: subjects do not say
 _QUESTIONS = (
     "INFO",
     "STREAM.INFO.",
@@ -82,6 +85,16 @@ class _PubAnswer(PubAck, frozen=True):
 
 
 _decode_answer = msgspec.json.Decoder(_PubAnswer).decode
+
+
+@dataclass(eq=False, slots=True)
+class _Outcomes:
+    """What became of awaited publishes to one stream."""
+
+    stored: int = 0
+    failed: int = 0
+    duplicates: int = 0
+    waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +138,7 @@ class JetStream:
         self.connection = connection
         config = connection.config
         self.prefix = config.api_prefix or (f"$JS.{config.domain}.API" if config.domain else OWN_API)
+        self._outcomes: dict[str, _Outcomes] = {}  # of awaited publishes, by stream
 
     def __repr__(self) -> str:
         return f"JetStream({self.prefix}, {self.connection!r})"
@@ -178,6 +192,36 @@ class JetStream:
         if refused := answer.get("error"):
             raise _error(msgspec.convert(refused, _Refusal), subject)
         return answer
+
+    async def publish_and_count(
+        self, subject: str, data: bytes, *, headers: Headers, timeout: float | None = None
+    ) -> PubAck:
+        """Publish as `publish` does, within a span where the application traces, and counted for the metrics."""
+        if "opentelemetry.trace" not in sys.modules:
+            return await self._count_publish(subject, data, headers, timeout)
+        with tracing.sending(subject) as inject:
+            return await self._count_publish(subject, data, inject(headers), timeout)
+
+    async def _count_publish(self, subject: str, data: bytes, headers: Headers, timeout: float | None) -> PubAck:
+        """Publish and count. An error or a cancellation counts as failed, also where the outcome is in doubt."""
+        unanswered = self._outcomes.get(UNKNOWN) or self._count_outcomes(UNKNOWN)
+        unanswered.waiting += 1
+        try:
+            ack = await self.publish(subject, data, headers=headers, timeout=timeout)
+        except BaseException:
+            unanswered.failed += 1
+            raise
+        finally:
+            unanswered.waiting -= 1
+        outcomes = self._outcomes.get(ack.stream) or self._count_outcomes(ack.stream)
+        outcomes.stored += 1
+        outcomes.duplicates += ack.duplicate
+        return ack
+
+    def _count_outcomes(self, stream: str) -> _Outcomes:
+        outcomes = self._outcomes[stream] = _Outcomes()
+        self.connection.observed.add(outcomes, PUBLISHER, stream)
+        return outcomes
 
     async def publish(
         self,
@@ -300,22 +344,30 @@ class JetStream:
             await asyncio.sleep(RETRY_DELAY / 4)
 
 
-def read_ack(payload: bytes, subject: str) -> PubAck:
+def read_ack(payload: bytes, subject: str | bytes) -> PubAck:
     """Return the ack in an answer to a publish. PublishError or WrongLastSequenceError if it is a refusal."""
-    no_ack = f"{subject}: the answer is no ack: {payload[:80]!r}"
     try:
         answer = _decode_answer(payload)
     except UNREADABLE as error:
-        raise PublishError(no_ack, subject=subject) from error
-    if answer.error is None:
-        if not answer.stream:  # of a subscriber that is not a stream, and stores nothing
-            raise PublishError(no_ack, subject=subject)
-        return PubAck(answer.stream, answer.seq, answer.duplicate)
-    refused = _error(answer.error, subject)
+        raise _not_an_ack(payload, subject) from error
+    if answer.error is not None:
+        _raise_refusal(answer.error, decode(subject) if isinstance(subject, bytes) else subject)
+    if not answer.stream:  # of a subscriber that is not a stream, and stores nothing
+        raise _not_an_ack(payload, subject)
+    return PubAck(answer.stream, answer.seq, answer.duplicate)
+
+
+def _not_an_ack(payload: bytes, subject: str | bytes) -> PublishError:
+    text = decode(subject) if isinstance(subject, bytes) else subject
+    return PublishError(f"{text}: the answer is not an ack: {payload[:80]!r}", subject=text)
+
+
+def _raise_refusal(refusal: _Refusal, subject: str) -> NoReturn:
+    refused = _error(refusal, subject)
     if isinstance(refused, WrongLastSequenceError):
         raise refused
-    what_to_do = "; set allow_msg_ttl on the stream" if answer.error.err_code == TTL_DISABLED else ""
-    raise PublishError(f"{subject}: {answer.error.description}{what_to_do}", subject=subject) from refused
+    what_to_do = "; set allow_msg_ttl on the stream" if refusal.err_code == TTL_DISABLED else ""
+    raise PublishError(f"{subject}: {refusal.description}{what_to_do}", subject=subject) from refused
 
 
 def in_process(error: BaseException) -> bool:

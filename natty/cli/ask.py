@@ -13,7 +13,7 @@ import typer
 
 from natty.config.units import parse_duration, parse_size
 from natty.errors import ConfigError, NattyError
-from natty.wire.headers import check_header_name
+from natty.wire.message import check_header_name
 
 T = TypeVar("T")
 Force = Annotated[bool, typer.Option("--force", "-f", help="Do not ask.")]

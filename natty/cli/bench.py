@@ -17,7 +17,7 @@ from natty import Natty
 from natty.cli import connect
 from natty.cli.run import run_async
 from natty.cli.tables import print_document, print_table
-from natty.publishing.window import PublishPath
+from natty.publishing.publisher import PublishPath
 from natty.wire.servers import NEEDS
 
 _MAX_ACK_PENDING = 100_000

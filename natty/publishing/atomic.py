@@ -27,8 +27,7 @@ from natty.names import check_subject, covers, decode
 from natty.pulling.ordered import CaughtUp, Ordered, OrderedOptions, Vanished
 from natty.wire import tracing
 from natty.wire.connection import Connection
-from natty.wire.headers import publish_headers
-from natty.wire.message import Batch, Headers, Outgoing, as_payload, encode_headers, parse_headers
+from natty.wire.message import Batch, Headers, Outgoing, as_payload, encode_headers, parse_headers, publish_headers
 
 MAX_MESSAGES = 1000  # of a batch, the server's limit
 SKEW = 0.5  # seconds by which the clocks of the servers that led the stream may differ for a batch to be found

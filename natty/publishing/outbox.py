@@ -13,8 +13,7 @@ from cachetools import TTLCache
 from natty.errors import ConnectionClosedError, PublishError
 from natty.jetstream import JetStream
 from natty.names import check_subject, covers
-from natty.publishing.publisher import Publisher
-from natty.publishing.window import PublisherOptions
+from natty.publishing.publisher import Publisher, PublisherOptions
 from natty.wire.message import Headers
 
 logger = logging.getLogger("natty.outbox")

@@ -1,12 +1,19 @@
+"""Many messages to one stream, each with an outcome: by an ack for each message, or by fast ingest (ADR-50)."""
+
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import takewhile
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self, TypedDict
 
+import msgspec
+
+from natty.config.units import check_timings
 from natty.errors import (
     ConnectionClosedError,
     JetStreamError,
@@ -16,14 +23,11 @@ from natty.errors import (
     WrongLastSequenceError,
 )
 from natty.jetstream import JetStream, in_process, read_ack
-from natty.names import decode
-from natty.publishing.fast import APPEND, BATCH_UNKNOWN, END, START, flow_prefix, place_of, read_answer
-from natty.publishing.window import PublisherOptions, Waiting
+from natty.names import check_subject, covers, decode
 from natty.wire import tracing
 from natty.wire.connection import Subscription
 from natty.wire.counters import PUBLISHER
-from natty.wire.headers import addresses, expecting, publish_headers
-from natty.wire.message import Headers, RawMessage, as_payload, encode_headers, status_of
+from natty.wire.message import Headers, RawMessage, as_payload, encode_headers, publish_headers, status_of
 from natty.wire.servers import NEEDS
 
 logger = logging.getLogger("natty.publish")
@@ -33,6 +37,80 @@ _OUTSTANDING = 8  # flow acks that may be missing before the sender waits; the s
 RETRY_DELAY = 0.1  # seconds before a refused message is sent again
 IDLE = 1.0  # seconds without a new message after which a fast batch is ended: the server drops an idle one after ten
 TOO_MANY_REQUESTS = 429  # the server's queue is full: it takes the message later
+PublishPath = Literal["auto", "fast", "window"]
+EXPECTED_STREAM = "Nats-Expected-Stream"
+START, APPEND, END = 0, 1, 3  # of fast ingest: begin a batch, add to it, end it and store no more
+BATCH_UNKNOWN = 10208  # the fast batch is over: it was idle, or the stream has a new leader
+
+
+class PublisherSettings(TypedDict, total=False):
+    """The options of `publisher` as keywords: the fields of `PublisherOptions`."""
+
+    window: int
+    """Messages that may be on their way. Default 4096."""
+    window_bytes: int
+    """Bytes of payloads that may be on their way; one larger message is sent alone. Default 64 MiB."""
+    ack_timeout: float
+    """Seconds without progress until unacknowledged messages are sent again. Default 5.0."""
+    give_up: float
+    """Seconds without progress until unacknowledged messages are reported as errors. Default 30.0."""
+    path: PublishPath
+    """The protocol: "fast" ingest, "window" for an ack per message, "auto" for what the server has. Default "auto"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublisherOptions:
+    """How many messages may be on their way, and how long one may take; `PublisherSettings` describes each field."""
+
+    window: int = 4096
+    window_bytes: int = 64 * 1024 * 1024
+    ack_timeout: float = 5.0
+    give_up: float = 30.0
+    path: PublishPath = "auto"
+
+    def __post_init__(self) -> None:
+        check_timings(self, "ack_timeout", "give_up")
+        if self.path not in ("auto", "fast", "window"):
+            raise ValueError(f"path is {self.path!r}; it is auto, fast or window")
+        if self.window < 1:
+            raise ValueError(f"window is {self.window}; at least one message must be on its way")
+
+
+class _Waiting(msgspec.Struct, gc=False):
+    """A message that a publisher has taken, and that is neither stored nor failed."""
+
+    subject: bytes
+    headers: bytes
+    data: bytes
+    msg_id: str
+    in_doubt: bool = False  # sent, and nobody knows whether it is stored
+    refused: str = ""  # why the server did not take it at the last try
+
+    def failed(self, reason: str) -> PublishError:
+        """Return the error that names it."""
+        subject = decode(self.subject)
+        name = f"message {self.msg_id!r}" if self.msg_id else f"a message of {len(self.data)} bytes"
+        return PublishError(
+            f"{name} on {subject}: {reason}",
+            subject=subject,
+            msg_id=self.msg_id,
+            data=self.data,
+            in_doubt=self.in_doubt,
+        )
+
+
+class _FastAnswer(msgspec.Struct):
+    """What the server says on a batch's inbox. `type`: ack, gap or err, and empty at the end of the batch."""
+
+    type: str = ""
+    seq: int = 0
+    msgs: int = 0  # the next ack comes after so many more; the server may have lowered it
+    count: int = 0
+    stream: str = ""
+    error: dict[str, object] | None = None
+
+
+_read_answer = msgspec.json.Decoder(_FastAnswer).decode
 
 
 class Publisher:
@@ -63,7 +141,7 @@ class Publisher:
         self._jetstream, self._connection = jetstream, jetstream.connection
         self._offered = self._fast = False
         self._settling = False  # what was in doubt is sent again, each message with an ack of its own
-        self._waiting: dict[int, Waiting] = {}
+        self._waiting: dict[int, _Waiting] = {}
         self._waiting_bytes = self._unwritten = 0
         self._number = 0  # of the last message taken
         self._base = 0  # the message number before the current fast batch
@@ -96,7 +174,7 @@ class Publisher:
             raise PublishError(f"stream {self.stream} does not offer fast ingest: set allow_batched on it")
         self._offered = self._fast = offered and self.options.path != "window"
         self.subjects = tuple(config.get("subjects") or ())
-        self._address = addresses(self.subjects)
+        self._address = lru_cache(maxsize=4096)(self._check_subject)
         self._connection.listeners.append(self._on_event)
         self._connection.refusals.append(self._on_refusal)
         self._connection.observed.add(self, PUBLISHER, self.stream)
@@ -111,6 +189,10 @@ class Publisher:
                 await self.flush()
         finally:
             self.abandon()
+
+    def _check_subject(self, subject: str) -> tuple[bytes, bool]:
+        """Return the subject as it goes over the wire, and whether the stream's subjects cover it. BadSubjectError."""
+        return check_subject(subject), covers(self.subjects, subject)
 
     def abandon(self) -> None:
         """Stop at once; what has no outcome is reported as an error. Idempotent."""
@@ -139,7 +221,7 @@ class Publisher:
             headers = self._traced(subject, headers)
         block = encode_headers(publish_headers(headers, msg_id=msg_id)) if headers or msg_id else b""
         if not ours:
-            block = expecting(self.stream, block)  # it may belong to another stream, which must not take it
+            block = expect_stream(self.stream, block)  # it may belong to another stream, which must not take it
         crowded = len(self._waiting) >= self._room or self._waiting_bytes >= self._most_bytes
         if crowded or self._broken or self._ended or self._settling:
             if self._connection.state == "closed":
@@ -147,7 +229,7 @@ class Publisher:
             if not self._may_send():
                 await self._until(self._may_send)
         self._number += 1
-        message = self._waiting[self._number] = Waiting(wire_subject, block, data, msg_id)
+        message = self._waiting[self._number] = _Waiting(wire_subject, block, data, msg_id)
         self._waiting_bytes += len(data)
         if self._look is None:
             self._look = asyncio.get_running_loop().call_later(IDLE, self._look_after, self._number)
@@ -247,10 +329,11 @@ class Publisher:
         self._inbox = self._connection.new_inbox()
         self._base, self._ended = self._number, False
         sink, inbox = self._fast_answers if self._fast else self._window_answers, self._inbox
-        self._flow_prefix = flow_prefix(inbox, max(1, self.options.window // _OUTSTANDING))
+        flow = max(1, self.options.window // _OUTSTANDING)  # an ack for every so many messages at least
+        self._flow_prefix = b"%b.%d.fail." % (inbox, flow)  # a gap makes the server end the batch
         self._subscription = self._connection.subscribe(inbox.decode() + ".>", lambda raw: sink(inbox, raw))
 
-    def _try_to_send(self, number: int, message: Waiting) -> None:
+    def _try_to_send(self, number: int, message: _Waiting) -> None:
         headers = message.headers
         if self._fast:
             if self._ended:  # a batch was ended, and all of it is stored: this message begins the next one
@@ -258,7 +341,7 @@ class Publisher:
                 self._base = number - 1
             place, operation = number - self._base, APPEND
             if place == 1:  # the whole batch goes where its first message does
-                headers, operation = expecting(self.stream, headers), START
+                headers, operation = expect_stream(self.stream, headers), START
             reply = b"%b%d.%d.$FI" % (self._flow_prefix, place, operation)
         else:
             reply = b"%b.%d" % (self._inbox, number)
@@ -299,11 +382,11 @@ class Publisher:
         if inbox != self._inbox:
             return
         for subject, _, block, payload in messages:
-            place = place_of(inbox, subject)
+            place = _place_of(inbox, subject)
             if not payload and status_of(block)[0] == 503:
                 self._refuse(place, "no stream takes this subject at the moment")
                 continue
-            answer = read_answer(payload)
+            answer = _read_answer(payload)
             if answer.type == "ack":
                 self._room = min(self.options.window, _OUTSTANDING * max(1, answer.msgs))
                 self._stored_up_to(self._base + answer.seq)
@@ -362,11 +445,11 @@ class Publisher:
         if not payload and status_of(block)[0] == 503:  # a leader is being elected, or there is no such subject
             self._send_later(number, "no stream takes this subject: create one whose subjects cover it")
             return
-        subject = decode(self._waiting[number].subject)
+        subject = self._waiting[number].subject
         try:
             ack = read_ack(payload, subject)
         except (PublishError, WrongLastSequenceError) as error:
-            reason, cause = str(error).removeprefix(f"{subject}: "), error.__cause__
+            reason, cause = str(error).removeprefix(f"{decode(subject)}: "), error.__cause__
             doubtful = in_process(error)
             if doubtful or (isinstance(cause, JetStreamError) and cause.code == TOO_MANY_REQUESTS):
                 self._send_later(number, reason, in_doubt=doubtful)
@@ -417,3 +500,16 @@ class Publisher:
             self._fail(number, f"not permitted: {text}")
         if refused and self._fast:
             self._refuse(refused[0] - self._base, text)
+
+
+def _place_of(inbox: bytes, subject: bytes) -> int:
+    """Return the place in its batch of the message that this answer is about."""
+    return int(subject[len(inbox) + 1 :].split(b".")[2])
+
+
+def expect_stream(stream: str, block: bytes) -> bytes:
+    """Return a raw header block that no other stream than this one accepts."""
+    if f"{EXPECTED_STREAM}:".encode() in block:
+        return block
+    line = encode_headers({EXPECTED_STREAM: stream})
+    return block[:-2] + line.partition(b"\r\n")[2] if block else line

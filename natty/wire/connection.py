@@ -6,6 +6,7 @@ import logging
 import random
 import secrets
 from collections.abc import Awaitable, Callable
+from functools import lru_cache
 from typing import Any
 
 from natty.config.settings import Config, beside, redact
@@ -20,7 +21,6 @@ from natty.errors import (
     RequestTimeoutError,
 )
 from natty.names import decode, wire_word
-from natty.wire.answers import Answers
 from natty.wire.background import keep_up
 from natty.wire.connect_errors import connect_error
 from natty.wire.counters import Observed
@@ -35,6 +35,7 @@ logger = logging.getLogger("natty.connection")
 DEFAULT_MAX_PAYLOAD = 1024 * 1024  # bytes
 RECONNECT_DELAY = 0.1  # seconds before the second round over the servers; doubles up to the next line
 RECONNECT_DELAY_MAX = 2.0
+_request_word = lru_cache(maxsize=4096, typed=True)(wire_word)  # most requests go to a few subjects
 MOST_REFUSED = 100  # refusals of a session that are logged
 CLOSE_TIMEOUT = 2.0  # seconds that closing waits for those who leave, and for the server to have taken what was sent
 
@@ -60,6 +61,58 @@ class Subscription:
     def close(self, *, last: Sink | None = None) -> None:
         """Stop it. Idempotent. What the server sent before it heard of that still goes to `last`, if given."""
         self._connection._unsubscribe(self, last)
+
+
+class Answers:
+    """Requests that wait for their answers: each has a reply subject of its own below one inbox."""
+
+    def __init__(self, inbox: bytes) -> None:
+        self._inbox = inbox
+        self._number = 0
+        self._waiting: dict[bytes, tuple[asyncio.Future[RawMessage], bytes]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __repr__(self) -> str:
+        return f"Answers({len(self)} awaited)"
+
+    @property
+    def subject(self) -> str:
+        """The subject of all answers."""
+        return f"{self._inbox.decode()}.*"
+
+    def expect(self, subject: bytes) -> tuple[bytes, asyncio.Future[RawMessage]]:
+        """Return the reply subject for a request on `subject`, and the future of its answer."""
+        self._number += 1
+        reply = b"%b.%x" % (self._inbox, self._number)
+        future: asyncio.Future[RawMessage] = asyncio.get_running_loop().create_future()
+        self._waiting[reply] = (future, subject)
+        return reply, future
+
+    def forget(self, reply: bytes) -> None:
+        """Wait for it no longer."""
+        self._waiting.pop(reply, None)
+
+    def deliver(self, messages: list[RawMessage]) -> None:
+        """Give each answer to whom it is for. This is the sink of `subject`."""
+        for raw in messages:
+            waiting = self._waiting.pop(raw[0], None)
+            if waiting is not None and not waiting[0].done():
+                waiting[0].set_result(raw)
+
+    def refuse(self, text: str) -> None:
+        """Fail the requests on a subject that the server does not permit, in its words: AuthorizationError."""
+        for future, subject in list(self._waiting.values()):
+            if b'"%b"' % subject in text.encode() and not future.done():
+                future.set_exception(AuthorizationError(f"not permitted: {text}"))
+
+    def fail(self, kind: type[NotConnectedError], text: str = "") -> None:
+        """Fail all of them: no answer will come any more."""
+        for future, _ in self._waiting.values():
+            if not future.done():
+                future.set_exception(kind(text))
+        self._waiting.clear()
 
 
 class Connection:
@@ -416,9 +469,9 @@ class Connection:
         RequestTimeoutError, NoRespondersError, NotConnectedError; AuthorizationError if the subject is not permitted;
         else as `send`.
         """
-        if timeout is not None:
+        if timeout is not None and not (type(timeout) is float and timeout >= 0):
             check_seconds(timeout=timeout)
-        word, loop = wire_word(subject), asyncio.get_running_loop()
+        word, loop = _request_word(subject), asyncio.get_running_loop()
         timeout = self.config.timeout if timeout is None else timeout
         deadline = loop.time() + timeout
         await self.ready(timeout)

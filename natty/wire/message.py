@@ -1,9 +1,14 @@
+"""Messages as they are on the wire: headers, batches, and the message that a handler gets."""
+
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
+from math import ceil
 from typing import Protocol
 
+from natty.config.units import seconds_of
 from natty.names import decode, encode
 from natty.wire.ack import ACK, IN_PROGRESS, Acks, ack_tokens, nak, term
 
@@ -18,6 +23,10 @@ Sink = Callable[[list[RawMessage]], None]
 
 Headers = Mapping[str, str | list[str]]
 """Headers to send: a value, or several for a repeated name."""
+
+MESSAGE_ID = "Nats-Msg-Id"
+TTL = "Nats-TTL"
+_HEADER_NAME = re.compile(r"[^\x00-\x20:\x7f]+")
 
 
 def as_payload(data: object, what: str = "the data of a message") -> bytes:
@@ -64,7 +73,42 @@ def encode_headers(headers: Headers) -> bytes:
             if ":" in name:
                 raise ValueError(f"header {name!r} has a colon in its name: what follows would be read as its value")
             lines.append(f"{name}: {one}")
-    return encode("\r\n".join(lines) + "\r\n\r\n")
+    block = "\r\n".join(lines) + "\r\n\r\n"
+    return block.encode() if block.isascii() else encode(block)
+
+
+def publish_headers(
+    headers: Headers | None,
+    *,
+    msg_id: str = "",
+    expect_last_sequence: int | None = None,
+    expect_last_subject_sequence: int | None = None,
+    ttl: float | str | None = None,
+) -> dict[str, str | list[str]]:
+    """Return the caller's headers with those of JetStream added (ADR-8, ADR-43); the caller's are not changed.
+
+    `ttl` is in seconds, or text ("7d"), rounded up to whole seconds. ValueError if it is not positive, or if a
+    header's name is empty or has a blank, a colon or a control character.
+    """
+    for name in headers or ():
+        check_header_name(name)
+    ttl = None if ttl is None else seconds_of("ttl", ttl)
+    if ttl is not None and ttl <= 0:
+        raise ValueError(f"ttl is {ttl:g} s: a message can't live for no time; leave it out to keep the message")
+    conditions = {
+        MESSAGE_ID: msg_id or None,
+        "Nats-Expected-Last-Sequence": expect_last_sequence,
+        "Nats-Expected-Last-Subject-Sequence": expect_last_subject_sequence,
+        TTL: None if ttl is None else ceil(ttl),
+    }
+    return dict(headers or {}) | {name: str(value) for name, value in conditions.items() if value is not None}
+
+
+@lru_cache(maxsize=1024)
+def check_header_name(name: str) -> None:
+    """ValueError if no header can have this name."""
+    if isinstance(name, str) and not _HEADER_NAME.fullmatch(name):
+        raise ValueError(f"header name {name!r} is empty, or has a blank, a colon or a control character")
 
 
 class Sender(Protocol):
@@ -173,7 +217,7 @@ class Message:
     @property
     def msg_id(self) -> str | None:
         """The `Nats-Msg-Id` it was published with."""
-        values = self.headers.get("Nats-Msg-Id")
+        values = self.headers.get(MESSAGE_ID)
         return values[0] if values else None
 
     @property

@@ -8,8 +8,7 @@ from hashlib import blake2b
 
 from patient import PATIENCE
 
-from natty.publishing.publisher import Publisher
-from natty.publishing.window import PublisherOptions
+from natty.publishing.publisher import Publisher, PublisherOptions
 
 KEYS = ("ams", "ber", "cph", "dub", "ewr", "fra")
 HUGE = 900_000  # bytes of one message in 50 000; a server takes 1 MiB

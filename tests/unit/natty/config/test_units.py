@@ -23,7 +23,7 @@ from natty.config.units import (
     show_time,
 )
 from natty.groups import JoinOptions
-from natty.wire.headers import publish_headers
+from natty.wire.message import publish_headers
 
 
 @pytest.mark.parametrize(

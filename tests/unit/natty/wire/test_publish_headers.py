@@ -1,15 +1,15 @@
 import pytest
 
-from natty.wire.headers import expecting, publish_headers
-from natty.wire.message import encode_headers, parse_headers
+from natty.publishing.publisher import expect_stream
+from natty.wire.message import encode_headers, parse_headers, publish_headers
 
 
 def test_an_expected_stream_is_added_to_a_header_block_once():
-    assert parse_headers(expecting("S", b"")) == {"Nats-Expected-Stream": ["S"]}
-    both = expecting("S", encode_headers({"A": "b"}))
+    assert parse_headers(expect_stream("S", b"")) == {"Nats-Expected-Stream": ["S"]}
+    both = expect_stream("S", encode_headers({"A": "b"}))
     assert parse_headers(both) == {"A": ["b"], "Nats-Expected-Stream": ["S"]}
     assert both.endswith(b"\r\n\r\n")
-    assert expecting("T", both) == both
+    assert expect_stream("T", both) == both
 
 
 def test_conditions_become_headers_and_the_callers_are_left_alone():
