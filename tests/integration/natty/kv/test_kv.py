@@ -320,7 +320,7 @@ async def test_keys_are_filtered_by_the_server(bucket, natty):
         received.extend(messages)
         answered(sid, messages)
 
-    natty.connection._session.on_messages = noted
+    natty.connection._session._parser._deliver = noted
     assert await bucket.keys("b") == ["b.1", "b.2"]
     root = f"$KV.{bucket.name}."
     delivered = {(subject, data) for subject, _, _, data in received if subject.startswith(root.encode())}
