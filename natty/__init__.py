@@ -68,6 +68,7 @@ if TYPE_CHECKING:  # `X as X` exports a name
     from natty.kv import (
         BadKeyError as BadKeyError,
         Bucket as Bucket,
+        BucketStatus as BucketStatus,
         Entry as Entry,
         Gone as Gone,
         PictureComplete as PictureComplete,
@@ -79,7 +80,18 @@ if TYPE_CHECKING:  # `X as X` exports a name
     from natty.publishing.publisher import Publisher as Publisher, PublisherOptions as PublisherOptions
     from natty.pulling.pull import Pull as Pull
     from natty.pulling.requests import PullOptions as PullOptions
-    from natty.streams import MessageNotFoundError as MessageNotFoundError, PurgeRefusedError as PurgeRefusedError
+    from natty.streams import (
+        BucketConfig as BucketConfig,
+        ConsumerConfig as ConsumerConfig,
+        ConsumerInfo as ConsumerInfo,
+        MessageNotFoundError as MessageNotFoundError,
+        PurgeRefusedError as PurgeRefusedError,
+        ServerConsumerConfig as ServerConsumerConfig,
+        ServerStreamConfig as ServerStreamConfig,
+        StreamConfig as StreamConfig,
+        StreamInfo as StreamInfo,
+        StreamState as StreamState,
+    )
     from natty.streams.mirror import PromotionRefusedError as PromotionRefusedError
     from natty.templates import TemplateNotFoundError as TemplateNotFoundError
     from natty.wire.message import Batch as Batch, Message as Message
@@ -141,14 +153,25 @@ else:  # the same names, each imported when it is first used (PEP 562)
         ],
         "natty.groups": ["TooManyDeliveriesError"],
         "natty.jetstream": ["JetStream", "PubAck"],
-        "natty.kv": ["BadKeyError", "Bucket", "Entry", "Gone", "PictureComplete", "Watch"],
+        "natty.kv": ["BadKeyError", "Bucket", "BucketStatus", "Entry", "Gone", "PictureComplete", "Watch"],
         "natty.names": ["BadNameError"],
         "natty.publishing.atomic": ["AtomicMessage"],
         "natty.publishing.outbox": ["Outbox", "OutboxOptions"],
         "natty.publishing.publisher": ["Publisher", "PublisherOptions"],
         "natty.pulling.pull": ["Pull"],
         "natty.pulling.requests": ["PullOptions"],
-        "natty.streams": ["MessageNotFoundError", "PurgeRefusedError"],
+        "natty.streams": [
+            "BucketConfig",
+            "ConsumerConfig",
+            "ConsumerInfo",
+            "MessageNotFoundError",
+            "PurgeRefusedError",
+            "ServerConsumerConfig",
+            "ServerStreamConfig",
+            "StreamConfig",
+            "StreamInfo",
+            "StreamState",
+        ],
         "natty.streams.mirror": ["PromotionRefusedError"],
         "natty.templates": ["TemplateNotFoundError"],
         "natty.wire.message": ["Batch", "Message"],

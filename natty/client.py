@@ -27,13 +27,24 @@ from natty.elections import (
 from natty.errors import PublishError
 from natty.groups import ElasticGroup, StaticGroup
 from natty.jetstream import JetStream, PubAck, StoredMessage
-from natty.kv import Bucket, Entry, Gone, Handles, Watch, WatchSettings
+from natty.kv import Bucket, BucketStatus, Entry, Gone, Handles, Watch, WatchSettings
+from natty.names import check_name
 from natty.publishing import atomic
 from natty.publishing.atomic import AtomicMessage
 from natty.publishing.outbox import Callback, Outbox
 from natty.publishing.publisher import Publisher, PublisherOptions, PublisherSettings
 from natty.pulling.pull import Pull
 from natty.pulling.requests import PullOptions, PullSettings
+from natty.streams import (
+    BucketConfig,
+    ConsumerConfig,
+    ConsumerInfo,
+    PauseAnswer,
+    ServerConsumerConfig,
+    ServerStreamConfig,
+    StreamConfig,
+    StreamInfo,
+)
 from natty.templates import Templates
 from natty.wire.connection import Connection
 from natty.wire.message import publish_headers
@@ -184,7 +195,7 @@ class Natty:
         durable: str,
         handler: Handler | None = None,
         *,
-        consumer: dict[str, Any] | None = None,
+        consumer: ConsumerConfig | None = None,
         **options: Unpack[ConsumeSettings],
     ) -> Consumption:
         """Consume a stream with a durable consumer, made if there is none: `await` it, or `async for message in` it.
@@ -206,16 +217,26 @@ class Natty:
         """Return a static group of a stream whose subjects begin with a partition; nothing is asked yet."""
         return StaticGroup(self.jetstream, stream_name, name)
 
-    async def create_stream(self, name: str, **settings: Any) -> dict[str, Any]:
-        """Make the stream if there is none; StreamExistsError if it has other settings. See `stream.create_stream`."""
+    async def create_stream(self, name: str, **settings: Unpack[StreamConfig]) -> ServerStreamConfig:
+        """Make the stream if there is none; return its configuration, durations in nanoseconds.
+
+        `max_age` and other durations are seconds or text ("7d"), `max_bytes` and other sizes bytes or text ("1GiB").
+        StreamExistsError if it exists with other settings; ConfigError for an unknown one, with the nearest name.
+        """
         return await streams.create_stream(self.jetstream, name, settings)
 
-    async def ensure_stream(self, name: str, *, allow_destructive: bool = False, **settings: Any) -> dict[str, Any]:
+    async def ensure_stream(
+        self, name: str, *, allow_destructive: bool = False, **settings: Unpack[StreamConfig]
+    ) -> ServerStreamConfig:
         """Make the stream, or change what is safe to change; StreamExistsError for the rest.
 
-        Settings that are not named stay as they are. See `stream.ensure_stream` and docs/streams.md.
+        Settings that are not named stay as they are; units as for `create_stream`. docs/streams.md says what is safe.
         """
         return await streams.ensure_stream(self.jetstream, name, settings, allow_destructive=allow_destructive)
+
+    async def stream_info(self, name: str) -> StreamInfo:
+        """Return a stream's configuration and state as the server reports them: durations are nanoseconds."""
+        return await streams.stream_info(self.jetstream, check_name("stream", name))
 
     async def delete_stream(self, name: str) -> None:
         """Delete the stream with its messages and consumers; a missing one is no error."""
@@ -240,23 +261,34 @@ class Natty:
         """Delete one message, overwriting it on the disk unless told not to; False if there is none."""
         return await streams.delete_message(self.jetstream, stream_name, sequence, erase=erase)
 
-    async def create_consumer(self, stream_name: str, durable: str, **settings: Any) -> dict[str, Any]:
-        """Make the durable pull consumer if there is none; ConsumerExistsError if it has other settings."""
+    async def create_consumer(
+        self, stream_name: str, durable: str, **settings: Unpack[ConsumerConfig]
+    ) -> ServerConsumerConfig:
+        """Make the durable pull consumer if there is none; return its configuration, durations in nanoseconds.
+
+        `ack_wait` and other durations are seconds or text ("30s"). ConsumerExistsError if it exists with other
+        settings; ConfigError for an unknown one, with the nearest name; StreamNotFoundError.
+        """
         return await streams.create_consumer(self.jetstream, stream_name, durable, settings)
 
     async def ensure_consumer(
-        self, stream_name: str, durable: str, *, allow_destructive: bool = False, **settings: Any
-    ) -> dict[str, Any]:
+        self, stream_name: str, durable: str, *, allow_destructive: bool = False, **settings: Unpack[ConsumerConfig]
+    ) -> ServerConsumerConfig:
         """Make the durable pull consumer, or change what is safe to change; ConsumerExistsError for the rest."""
         return await streams.ensure_consumer(
             self.jetstream, stream_name, durable, settings, allow_destructive=allow_destructive
         )
 
+    async def consumer_info(self, stream_name: str, durable: str) -> ConsumerInfo:
+        """Return a consumer's configuration and position as the server reports them: durations are nanoseconds."""
+        names = check_name("stream", stream_name), check_name("consumer", durable)
+        return await streams.consumer_info(self.jetstream, *names)
+
     async def delete_consumer(self, stream_name: str, durable: str) -> None:
         """Delete the consumer; a missing one, or a missing stream, is no error."""
         await streams.delete_consumer(self.jetstream, stream_name, durable)
 
-    async def pause_consumer(self, stream_name: str, durable: str, until: datetime) -> dict[str, Any]:
+    async def pause_consumer(self, stream_name: str, durable: str, until: datetime) -> PauseAnswer:
         """Let the consumer deliver nothing until a moment; it keeps its place. See `stream.pause_consumer`."""
         return await streams.pause_consumer(self.jetstream, stream_name, durable, until)
 
@@ -272,10 +304,11 @@ class Natty:
         """Return the dead letters of this account, to list, show, retry and purge them; asks nothing yet."""
         return LetterBox(self.jetstream, letters)
 
-    async def create_bucket(self, bucket: str, **settings: Any) -> Bucket:
+    async def create_bucket(self, bucket: str, **settings: Unpack[BucketConfig]) -> Bucket:
         """Make the bucket if there is none and return it; StreamExistsError if it has other settings.
 
-        Settings: `ttl`, `history`, `replicas`, and the stream's own, see `kv.create_bucket`.
+        `ttl` of all keys is seconds or text ("7d"), `history` the number of values to keep of a key; see
+        `kv.create_bucket`.
         """
         return await kv.create_bucket(self.jetstream, bucket, **settings)
 
@@ -342,7 +375,7 @@ class Natty:
         """Return a watch of all keys: `async for event in …`. See `kv.Watch`; options are `WatchSettings`."""
         return self.bucket(bucket).watch(**options)
 
-    async def status(self, bucket: str) -> dict[str, Any]:
+    async def status(self, bucket: str) -> BucketStatus:
         """Return a bucket's settings and what it holds. BucketNotFoundError."""
         return await self.bucket(bucket).status()
 

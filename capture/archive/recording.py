@@ -25,6 +25,7 @@ from capture.errors import AlreadyStored
 from capture.stores.concurrency import each
 from capture.stores.contract import Store
 from natty import Natty, StreamNotFoundError
+from natty.streams import ConsumerInfo
 from natty.streams.listing import Listing, all_consumers
 
 HISTORY = "_history/"
@@ -142,7 +143,7 @@ class Seen:
 
     config: dict[str, Any]
     state: dict[str, Any]
-    consumers: Listing
+    consumers: Listing[ConsumerInfo]
     deleted: Sequences | None = None
 
 
@@ -174,7 +175,7 @@ def updated(record: StreamRecord, seen: Seen, now: float) -> StreamRecord:
     )
 
 
-def _consumers(before: Mapping[str, Consumer], listing: Listing) -> dict[str, Consumer]:
+def _consumers(before: Mapping[str, Consumer], listing: Listing[ConsumerInfo]) -> dict[str, Consumer]:
     silent = {name: before[name] for name in listing.missing if name in before}
     return silent | {info["name"]: _consumer(info) for info in listing.found}
 

@@ -27,6 +27,7 @@ from natty.cli.doctor import tell
 from natty.cli.run import run_async
 from natty.elections import ElectionOptions
 from natty.errors import NattyError
+from natty.streams import ConsumerInfo
 from natty.streams.listing import all_consumers
 
 MEMORY = Path("/proc/meminfo")
@@ -149,7 +150,7 @@ async def _moved(natty: Natty, config: CaptureConfig) -> Finding | None:
 
 async def _server(natty: Natty, streams: list[dict[str, Any]]) -> list[Finding]:
     """Say which known faults the server has, and what of these streams and of the elections it may lose."""
-    consumers, buckets = list[dict[str, Any]](), list[dict[str, Any]]()
+    consumers, buckets = list[ConsumerInfo](), list[dict[str, Any]]()
     with contextlib.suppress(NattyError):  # an account with a node's permissions may not list consumers
         for info in streams:
             consumers += (await all_consumers(natty.jetstream, info["config"]["name"])).found

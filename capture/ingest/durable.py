@@ -13,6 +13,7 @@ from capture.stores import Store
 from natty import JetStreamError, Natty
 from natty.config.units import parse_time, show_time
 from natty.groups.names import PRIORITY_GROUP
+from natty.streams import ConsumerConfig, ConsumerInfo, ServerConsumerConfig, consumer_info
 from natty.streams.listing import all_consumers
 
 ALL, NEW = "all", "new"
@@ -90,7 +91,7 @@ async def prepare(natty: Natty, store: Store, wanted: Durable) -> None:
 
 
 async def _record(natty: Natty, store: Store, wanted: Durable) -> None:
-    info = await natty.jetstream.request(f"CONSUMER.INFO.{wanted.stream}.{wanted.name}")
+    info = await consumer_info(natty.jetstream, wanted.stream, wanted.name)
     asked = Asked(
         stream=wanted.stream,
         durable=wanted.name,
@@ -110,7 +111,7 @@ async def _record(natty: Natty, store: Store, wanted: Durable) -> None:
         await write_record(store, asked)
 
 
-def _start(info: dict[str, Any]) -> int:
+def _start(info: ConsumerInfo) -> int:
     """Return the first sequence that the durable was made to deliver; 0 if that can't be seen any more.
 
     Where the server looked it up itself, a consumer that has delivered nothing says so: it stands right before it.
@@ -143,7 +144,7 @@ async def _explained(natty: Natty, wanted: Durable, error: JetStreamError) -> Co
     return None
 
 
-def _filters(config: dict[str, Any]) -> list[str]:
+def _filters(config: ServerConsumerConfig | ConsumerConfig) -> list[str]:
     only = config.get("filter_subject")
     return [only] if only else sorted(config.get("filter_subjects") or [])
 

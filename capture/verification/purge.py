@@ -22,7 +22,7 @@ from natty.jetstream import NO_MESSAGE
 from natty.names import covers
 from natty.pulling.ordered import CaughtUp, Ordered, OrderedOptions
 from natty.streams import stream_state
-from natty.streams.admin import check_purge
+from natty.streams.contents import check_purge
 from natty.streams.listing import all_consumers, all_streams
 
 READ_AHEAD = 8192  # messages, of which only headers come

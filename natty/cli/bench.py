@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from natty import Natty
+from natty import Natty, StreamConfig
 from natty.cli import connect
 from natty.cli.run import run_async
 from natty.cli.tables import print_document, print_table
@@ -57,8 +57,10 @@ async def _bench(settings: dict[str, Any], count: int, size: int, stream_setting
     async with Natty(**settings) as natty:
         fast = NEEDS["fast ingest"].met_by(natty.connection.server_version)
         try:
-            offer = {"allow_batched": True} if fast else {}
-            await natty.create_stream(name, subjects=[subject], **offer, **stream_settings)
+            wanted: StreamConfig = {"subjects": [subject]}
+            if fast:
+                wanted["allow_batched"] = True
+            await natty.create_stream(name, **wanted, **stream_settings)
             paths: tuple[PublishPath, ...] = ("window", "fast") if fast else ("window",)
             for path in paths:
                 await natty.jetstream.request(f"STREAM.PURGE.{name}")

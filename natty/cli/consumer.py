@@ -20,6 +20,7 @@ from natty.cli.tables import print_document, print_facts, print_table
 from natty.cli.terminal import say
 from natty.config.units import NANOSECONDS, show_duration
 from natty.errors import ConfigError
+from natty.streams import ConsumerInfo, PauseAnswer, consumer_info, stream_state
 from natty.streams.listing import Listing, all_consumers, consumer_names
 from natty.streams.nearest import naming_nearest
 
@@ -95,7 +96,7 @@ def report(
         print_document({"stream": stream, "messages": stored, "consumers": listing.found, "missing": listing.missing})
         return
     print_table(*report_rows(listing, stored, raw=raw))
-    led = [leader for one in listing.found if (leader := one.get("cluster", {}).get("leader"))]
+    led = [leader for one in listing.found if (leader := (one.get("cluster") or {}).get("leader"))]
     if leaders and led:
         print_table(("leader", ">consumers"), [(name, led.count(name)) for name in sorted(set(led))])
 
@@ -158,19 +159,19 @@ async def _names(settings: dict[str, Any], stream: str) -> list[str]:
         return await consumer_names(natty.jetstream, stream)
 
 
-async def _list(settings: dict[str, Any], stream: str) -> Listing:
+async def _list(settings: dict[str, Any], stream: str) -> Listing[ConsumerInfo]:
     async with Natty(**settings) as natty, naming_nearest(natty.jetstream, stream):
         return await all_consumers(natty.jetstream, stream)
 
 
-async def _info(settings: dict[str, Any], stream: str, consumer: str) -> dict[str, Any]:
+async def _info(settings: dict[str, Any], stream: str, consumer: str) -> ConsumerInfo:
     async with Natty(**settings) as natty, naming_nearest(natty.jetstream, stream, consumer):
-        return await natty.jetstream.request(f"CONSUMER.INFO.{stream}.{consumer}")
+        return await consumer_info(natty.jetstream, stream, consumer)
 
 
-async def _report(settings: dict[str, Any], stream: str) -> tuple[Listing, int]:
+async def _report(settings: dict[str, Any], stream: str) -> tuple[Listing[ConsumerInfo], int]:
     async with Natty(**settings) as natty, naming_nearest(natty.jetstream, stream):
-        state = (await natty.jetstream.request(f"STREAM.INFO.{stream}"))["state"]
+        state = await stream_state(natty.jetstream, stream)
         return await all_consumers(natty.jetstream, stream), state["messages"]
 
 
@@ -179,7 +180,7 @@ async def _delete(settings: dict[str, Any], stream: str, consumer: str) -> None:
         await natty.delete_consumer(stream, consumer)
 
 
-async def _pause(settings: dict[str, Any], stream: str, consumer: str, until: datetime) -> dict[str, Any]:
+async def _pause(settings: dict[str, Any], stream: str, consumer: str, until: datetime) -> PauseAnswer:
     async with Natty(**settings) as natty:
         return await natty.pause_consumer(stream, consumer, until)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 import typer
 
 from natty.cli.ask import one_of, seconds, size
 from natty.cli.stream_flags import pair, subjects_of
+from natty.streams import ConsumerConfig
 from natty.streams.consumer import linear_backoff, on_wire, priority, start_at, time_of
 
 T = TypeVar("T")
@@ -19,7 +20,7 @@ ACK_POLICIES = ("explicit", "all", "none")
 REPLAY_POLICIES = ("instant", "original")
 
 
-def start(text: str) -> dict[str, Any]:
+def start(text: str) -> ConsumerConfig:
     """Return where a consumer begins. Usage error if it is no start."""
     return _parsed(lambda: start_at(text, datetime.now(UTC)))
 
@@ -108,7 +109,7 @@ CHANGED = _PLAIN | _PARTS
 _AS_THEY_ARE = (*_PLAIN, "ack_policy", "replay_policy", "max_waiting", "mem_storage")
 
 
-def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of(given: Mapping[str, Any]) -> ConsumerConfig:
     """Return the given options as settings, durations in seconds. Usage error, ConfigError."""
     has = {name: value for name, value in given.items() if value not in (None, [])}
     settings: dict[str, Any] = {name: has[name] for name in _AS_THEY_ARE if name in has} | has.get("deliver", {})
@@ -124,7 +125,7 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
         settings["metadata"] = dict(pair(one) for one in has["metadata"])
     if "pause" in has:
         settings["pause_until"] = on_wire(has["pause"])
-    return settings | priority(has, has.get("pinned_ttl"))
+    return cast("ConsumerConfig", {**settings, **priority(has, has.get("pinned_ttl"))})
 
 
 def _backoff(text: str, given: Mapping[str, Any]) -> list[float]:

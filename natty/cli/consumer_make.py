@@ -23,10 +23,19 @@ from natty.cli.terminal import say
 from natty.config.units import NANOSECONDS
 from natty.errors import ConfigError, ConsumerExistsError
 from natty.names import check_name
-from natty.streams import Plan, Risk, plan_consumer
+from natty.streams import (
+    ConsumerConfig,
+    ConsumerInfo,
+    Plan,
+    Risk,
+    ServerConsumerConfig,
+    consumer_info,
+    plan_consumer,
+    stream_info,
+)
 from natty.streams.consumer import check_consumer, settings_from
+from natty.streams.conversion import ONLY_DURABLE
 from natty.streams.document import load_document
-from natty.streams.file import ONLY_DURABLE
 from natty.streams.nearest import naming_nearest
 
 Stream = Annotated[str | None, typer.Argument(help="The stream's name.")]
@@ -66,7 +75,7 @@ def add(
     consumer = check_name("consumer", needed(consumer, "CONSUMER", "Consumer", partial(check_name, "consumer")))
     if asked and on_terminal() and not (defaults or config):
         given = given | _interview(given)
-    told = run_async(_add(nats, stream, consumer, settings | settings_of(given)))
+    told = run_async(_add(nats, stream, consumer, {**settings, **settings_of(given)}))
     if as_json:
         print_document(told)
     else:
@@ -92,7 +101,7 @@ def edit(
     _refuse_others(ephemeral=False, target=target)
     stream = stream_of(nats, stream)
     consumer = consumer_of(nats, stream, consumer)
-    wanted = _read(config) | settings_of(given)
+    wanted: ConsumerConfig = {**_read(config), **settings_of(given)}
     plan = run_async(_plan(nats, stream, consumer, wanted))
     for one in plan.changes:
         say(f"{SIGNS[one.risk]} {one}")
@@ -106,7 +115,7 @@ def edit(
         say(f"changed consumer {consumer} of stream {stream}")
 
 
-def _read(config: Path | None) -> dict[str, Any]:
+def _read(config: Path | None) -> ConsumerConfig:
     return settings_from(load_document(config, kind="consumer"), str(config)) if config else {}
 
 
@@ -147,35 +156,35 @@ def _interview(given: dict[str, Any]) -> dict[str, Any]:
     return answers
 
 
-async def _add(settings: dict[str, Any], stream: str, consumer: str, wanted: dict[str, Any]) -> dict[str, Any]:
+async def _add(settings: dict[str, Any], stream: str, consumer: str, wanted: ConsumerConfig) -> ConsumerInfo:
     async with Natty(**settings) as natty, naming_nearest(natty.jetstream, stream, consumer):
-        check_consumer(wanted, (await natty.jetstream.request(f"STREAM.INFO.{stream}"))["config"])
+        check_consumer(wanted, (await stream_info(natty.jetstream, stream))["config"])
         await natty.create_consumer(stream, consumer, **wanted)
-        return await natty.jetstream.request(f"CONSUMER.INFO.{stream}.{consumer}")
+        return await consumer_info(natty.jetstream, stream, consumer)
 
 
-async def _plan(settings: dict[str, Any], stream: str, consumer: str, wanted: dict[str, Any]) -> Plan:
+async def _plan(settings: dict[str, Any], stream: str, consumer: str, wanted: ConsumerConfig) -> Plan:
     """Say what would change. ConfigError for what can't be meant, ConsumerExistsError for what is never changed."""
     async with Natty(**settings) as natty, naming_nearest(natty.jetstream, stream, consumer):
-        of_stream = (await natty.jetstream.request(f"STREAM.INFO.{stream}"))["config"]
-        config = (await natty.jetstream.request(f"CONSUMER.INFO.{stream}.{consumer}"))["config"]
+        of_stream = (await stream_info(natty.jetstream, stream))["config"]
+        config = (await consumer_info(natty.jetstream, stream, consumer))["config"]
         if config.get("deliver_subject") or not config.get("durable_name"):
             raise ConfigError(f"consumer {consumer} of stream {stream} is another kind: {ONLY_DURABLE}")
-        check_consumer(_kept(config) | wanted, of_stream)
+        check_consumer({**_kept(config), **wanted}, of_stream)
         plan = await plan_consumer(natty.jetstream, stream, consumer, wanted)
         if fixed := plan.beyond({Risk.SAFE, Risk.DESTRUCTIVE}):
             raise ConsumerExistsError(f"nothing was changed. {plan.name}: {'; '.join(map(str, fixed))}")
         return plan
 
 
-def _kept(config: dict[str, Any]) -> dict[str, Any]:
+def _kept(config: ServerConsumerConfig) -> ConsumerConfig:
     """Return what a consumer has that new settings could contradict; seconds."""
     if config["ack_policy"] == "none":
         return {"ack_policy": "none"}
-    waits = [one / NANOSECONDS for one in config.get("backoff") or []]
+    waits: list[float | str] = [one / NANOSECONDS for one in config.get("backoff") or []]
     return {"max_deliver": config.get("max_deliver") or -1, "backoff": waits}
 
 
-async def _edit(settings: dict[str, Any], stream: str, consumer: str, wanted: dict[str, Any]) -> None:
+async def _edit(settings: dict[str, Any], stream: str, consumer: str, wanted: ConsumerConfig) -> None:
     async with Natty(**settings) as natty:
         await natty.ensure_consumer(stream, consumer, allow_destructive=True, **wanted)

@@ -7,12 +7,13 @@ from datetime import datetime
 from typing import Any
 
 from natty.config.units import NANOSECONDS, nanoseconds_of, parse_time, show_duration, show_size
+from natty.streams import ConsumerInfo
 from natty.streams.listing import Listing
 
 Rows = tuple[tuple[str, ...], list[tuple[Any, ...]]]
 
 
-def list_rows(listing: Listing, now: datetime) -> Rows:
+def list_rows(listing: Listing[ConsumerInfo], now: datetime) -> Rows:
     """Return the columns and rows of `ls`."""
     rows: list[tuple[Any, ...]] = []
     for one in listing.found:
@@ -23,7 +24,7 @@ def list_rows(listing: Listing, now: datetime) -> Rows:
     return ("consumer", "kind", "description", ">unacknowledged", ">waiting", "last delivery"), rows
 
 
-def report_rows(listing: Listing, stored: int, *, raw: bool) -> Rows:
+def report_rows(listing: Listing[ConsumerInfo], stored: int, *, raw: bool) -> Rows:
     """Return the columns and rows of `report`, of a stream with so many messages; `raw` numbers are bare."""
     rows: list[tuple[Any, ...]] = []
     for one in listing.found:

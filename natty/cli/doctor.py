@@ -18,6 +18,7 @@ from natty.cli.tables import print_document
 from natty.cli.terminal import printable
 from natty.config.units import parse_time
 from natty.errors import ConsumerNotFoundError, NattyError, StreamNotFoundError
+from natty.streams import ConsumerInfo, StreamInfo, stream_info
 from natty.streams.listing import all_consumers, all_streams
 from natty.streams.stranded import stranded
 
@@ -100,7 +101,7 @@ async def _jetstream(natty: Natty) -> list[Finding]:
 
 
 async def _stranded(
-    natty: Natty, streams: list[dict[str, Any]], consumers: list[dict[str, Any]]
+    natty: Natty, streams: list[StreamInfo], consumers: list[ConsumerInfo]
 ) -> tuple[dict[tuple[str, str], list[int]], dict[tuple[str, str], str]]:
     """Look twice at the consumers of work queues: what a cluster is about to delete is gone at the second look.
 
@@ -127,14 +128,14 @@ async def _stranded(
     return {key: sorted(set(before) & set(await look(key))) for key, before in suspects.items()}, unknown
 
 
-async def _skews(natty: Natty, streams: list[dict[str, Any]]) -> dict[str, tuple[float, float]]:
+async def _skews(natty: Natty, streams: list[StreamInfo]) -> dict[str, tuple[float, float]]:
     """Ask each server that leads a stream for its time."""
-    asked = {stream.get("cluster", {}).get("leader", "the server"): stream["config"]["name"] for stream in streams}
+    asked = {(stream.get("cluster") or {}).get("leader", "the server"): stream["config"]["name"] for stream in streams}
     skews = {}
     for server, stream in asked.items():
         sent = time.time()
         try:
-            answer = await natty.jetstream.request(f"STREAM.INFO.{stream}")
+            answer = await stream_info(natty.jetstream, stream)
         except StreamNotFoundError:  # deleted meanwhile
             continue
         received = time.time()

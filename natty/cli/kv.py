@@ -21,7 +21,7 @@ from natty.cli.stream_flags import document_of
 from natty.cli.tables import PlainConsole, cells, print_table
 from natty.cli.terminal import json_text, say, write
 from natty.errors import KeyNotFoundError
-from natty.kv import Entry, Gone, PictureComplete, list_buckets
+from natty.kv import BucketStatus, Entry, Gone, PictureComplete, list_buckets
 
 app = typer.Typer(help="Key-value buckets.", no_args_is_help=True)
 
@@ -263,7 +263,7 @@ def status(*, nats: dict[str, Any], bucket: BucketName, as_json: Json = False) -
     _show_status(run_async(_status(nats, bucket)), as_json)
 
 
-async def _add(settings: dict[str, Any], name: str, options: dict[str, Any]) -> dict[str, Any]:
+async def _add(settings: dict[str, Any], name: str, options: dict[str, Any]) -> BucketStatus:
     async with Natty(**settings) as natty:
         return await (await natty.create_bucket(name, **options)).status()
 
@@ -315,7 +315,7 @@ async def _history(settings: dict[str, Any], name: str, key: str) -> list[Entry 
         return await natty.history(name, key)
 
 
-async def _status(settings: dict[str, Any], name: str) -> dict[str, Any]:
+async def _status(settings: dict[str, Any], name: str) -> BucketStatus:
     async with Natty(**settings) as natty:
         return await natty.status(name)
 
@@ -359,7 +359,7 @@ def _show_revision(revision: int, as_json: bool) -> None:
     print(json.dumps({"revision": revision}) if as_json else revision)
 
 
-def _show_status(status: dict[str, Any], as_json: bool) -> None:
+def _show_status(status: BucketStatus, as_json: bool) -> None:
     if as_json:
         print(json_text(status))
         return

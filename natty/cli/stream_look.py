@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, astuple, fields
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -16,6 +16,7 @@ from natty.cli.run import run_async
 from natty.cli.tables import Json, print_document, print_facts, print_table
 from natty.cli.terminal import say
 from natty.config.units import NANOSECONDS, show_duration, show_size
+from natty.streams import StreamInfo, StreamState, stream_info
 from natty.streams.listing import Listing, all_streams, stream_names
 from natty.streams.nearest import naming_nearest
 from natty.streams.report import Order, Replication, Row, leaders_of, replications_of, rows_of, total
@@ -98,13 +99,13 @@ def report(
     _tell_missing(listing)
 
 
-async def read_info(nats: dict[str, Any], name: str) -> dict[str, Any]:
+async def read_info(nats: dict[str, Any], name: str) -> StreamInfo:
     """Return what the server tells of a stream. StreamNotFoundError names those that are near."""
     async with Natty(**nats) as natty, naming_nearest(natty.jetstream, name):
-        return await natty.jetstream.request(f"STREAM.INFO.{name}")
+        return await stream_info(natty.jetstream, name)
 
 
-def show_info(document: dict[str, Any], *, as_json: bool) -> None:
+def show_info(document: StreamInfo, *, as_json: bool) -> None:
     """Print a stream's configuration and state."""
     if as_json:
         print_document(document)
@@ -120,7 +121,7 @@ async def _names(nats: dict[str, Any], subject: str, *, by_size: bool) -> list[s
         return await stream_names(natty.jetstream, subject=subject)
 
 
-async def _list(nats: dict[str, Any], subject: str, *, by_size: bool = False) -> Listing:
+async def _list(nats: dict[str, Any], subject: str, *, by_size: bool = False) -> Listing[StreamInfo]:
     async with Natty(**nats) as natty:
         listing = await all_streams(natty.jetstream, subject=subject)
     if by_size:
@@ -128,7 +129,7 @@ async def _list(nats: dict[str, Any], subject: str, *, by_size: bool = False) ->
     return listing
 
 
-def _listed(one: dict[str, Any]) -> tuple[Any, ...]:
+def _listed(one: StreamInfo) -> tuple[Any, ...]:
     config, state = one["config"], one["state"]
     subjects = ", ".join(config.get("subjects") or [])
     numbers = state["messages"], show_size(state["bytes"]), state["consumer_count"], config["num_replicas"]
@@ -148,13 +149,13 @@ def _replicated(one: Replication, raw: bool) -> tuple[Any, ...]:
     return (one.stream, one.kind, one.source, one.domain, one.filters, *numbers, one.error)
 
 
-def _tell_missing(listing: Listing) -> None:
+def _tell_missing(listing: Listing[StreamInfo]) -> None:
     if listing.missing:
         print(f"no server answered for {', '.join(listing.missing)}", file=sys.stderr)
 
 
-def _configuration(document: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    config = document["config"]
+def _configuration(document: StreamInfo) -> Iterator[tuple[str, Any]]:
+    config: Mapping[str, Any] = document["config"]
     metadata = config.get("metadata") or {}
     yield "Description", config.get("description")
     yield "Subjects", config.get("subjects")
@@ -178,7 +179,7 @@ def _configuration(document: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "Sources", [_table(one) for one in config.get("sources") or []]
 
 
-def _state(document: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _state(document: StreamInfo) -> Iterator[tuple[str, Any]]:
     state, cluster = document["state"], document.get("cluster") or {}
     yield "Messages", state["messages"]
     yield "Bytes", show_size(state["bytes"])
@@ -232,9 +233,9 @@ def _span(nanoseconds: int) -> str:
     return show_duration(nanoseconds / NANOSECONDS)
 
 
-def _table(table: dict[str, Any] | None) -> str:
+def _table(table: Mapping[str, Any] | None) -> str:
     return ", ".join(f"{name} {value}" for name, value in (table or {}).items())
 
 
-def _at(state: dict[str, Any], key: str) -> str:
+def _at(state: StreamState, key: Literal["first_ts", "last_ts"]) -> str:
     return f" at {state[key]}" if state["messages"] else ""

@@ -22,7 +22,7 @@ from natty.cli.tables import Json, print_document
 from natty.cli.terminal import say
 from natty.errors import ConfigError, StreamExistsError
 from natty.names import check_name
-from natty.streams import Plan, Risk
+from natty.streams import Plan, Risk, StreamInfo, stream_info
 from natty.streams.document import check, complaints, copied, load_document
 from natty.streams.ensure import change_document, create_document, plan_document
 from natty.streams.nearest import naming_nearest
@@ -148,7 +148,7 @@ def rm(*, nats: dict[str, Any], name: StreamName = None, force: Force = False) -
     say(f"deleted {name}")
 
 
-def show_made(name: str, made: bool, found: dict[str, Any], *, as_json: bool) -> None:
+def show_made(name: str, made: bool, found: StreamInfo, *, as_json: bool) -> None:
     """Print a stream that was just made, or was there already in just this way."""
     if not as_json:
         say(f"stream {name} was made" if made else f"stream {name} is there already, as it was asked for")
@@ -178,7 +178,7 @@ def _completed(document: dict[str, Any], name: str | None, *, defaults: bool) ->
     return document
 
 
-async def _add(nats: dict[str, Any], document: dict[str, Any]) -> tuple[bool, dict[str, Any]]:
+async def _add(nats: dict[str, Any], document: dict[str, Any]) -> tuple[bool, StreamInfo]:
     """Make the stream unless it is there in just this way; return whether it was made, and what the server tells."""
     name = document["name"]
     async with Natty(**nats) as natty, explaining_refusal(natty.jetstream, document):
@@ -189,14 +189,14 @@ async def _add(nats: dict[str, Any], document: dict[str, Any]) -> tuple[bool, di
                 f"{plan.name} exists with another configuration: {lines}. Change it with `natty stream edit`"
             )
         await create_document(natty.jetstream, document)
-        return plan.missing, await natty.jetstream.request(f"STREAM.INFO.{name}")
+        return plan.missing, await stream_info(natty.jetstream, name)
 
 
 async def _plan(nats: dict[str, Any], document: dict[str, Any]) -> Plan:
     """Return what would change. StreamExistsError if the server never changes it; ConfigError if it is impossible."""
     name = document["name"]
     async with Natty(**nats) as natty, naming_nearest(natty.jetstream, name):
-        actual = (await natty.jetstream.request(f"STREAM.INFO.{name}"))["config"]
+        actual = (await stream_info(natty.jetstream, name))["config"]
         plan = await plan_document(natty.jetstream, document)
     if refused := [str(one) for one in plan.changes if one.risk is Risk.FIXED]:
         raise StreamExistsError(f"nothing was changed. {plan.name}: {'; '.join(refused)}")
@@ -207,7 +207,7 @@ async def _plan(nats: dict[str, Any], document: dict[str, Any]) -> Plan:
     return plan
 
 
-async def _change(nats: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
+async def _change(nats: dict[str, Any], document: dict[str, Any]) -> StreamInfo:
     name = document["name"]
     async with (
         Natty(**nats) as natty,
@@ -215,7 +215,7 @@ async def _change(nats: dict[str, Any], document: dict[str, Any]) -> dict[str, A
         naming_nearest(natty.jetstream, name),
     ):
         await change_document(natty.jetstream, document)
-        return await natty.jetstream.request(f"STREAM.INFO.{name}")
+        return await stream_info(natty.jetstream, name)
 
 
 async def _delete(nats: dict[str, Any], name: str) -> None:

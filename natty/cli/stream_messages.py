@@ -17,7 +17,8 @@ from natty.cli.terminal import say, write
 from natty.errors import ConfigError
 from natty.jetstream import StoredMessage
 from natty.names import check_pattern
-from natty.streams.admin import check_purge, delete_message, message, purge
+from natty.streams import StreamState, stream_state
+from natty.streams.contents import check_purge, delete_message, message, purge
 from natty.streams.nearest import naming_nearest
 
 Sequence = Annotated[int | None, typer.Argument(metavar="SEQUENCE", min=1, help="The message's sequence.")]
@@ -109,7 +110,7 @@ def get(
     write(found.data + b"\n" if raw else stored_text(name, found))
 
 
-def _question(name: str, state: dict[str, Any], subject: str, seq: int, keep: int) -> str:
+def _question(name: str, state: StreamState, subject: str, seq: int, keep: int) -> str:
     """Return what is asked: it tells what would be lost."""
     on = f" on {subject}" if subject else ""
     held = sum((state.get("subjects") or {}).values()) if subject else state["messages"]
@@ -124,10 +125,9 @@ def _counted(messages: int) -> str:
     return "1 message" if messages == 1 else f"{messages} messages"
 
 
-async def _state(nats: dict[str, Any], name: str, subject: str) -> dict[str, Any]:
-    body = {"subjects_filter": subject} if subject else None
+async def _state(nats: dict[str, Any], name: str, subject: str) -> StreamState:
     async with Natty(**nats) as natty, naming_nearest(natty.jetstream, name):
-        return dict((await natty.jetstream.request(f"STREAM.INFO.{name}", body))["state"])
+        return await stream_state(natty.jetstream, name, subjects=subject)
 
 
 async def _check(nats: dict[str, Any], name: str, subject: str) -> None:

@@ -17,8 +17,10 @@ from natty.cli.tables import print_document, print_facts, print_table
 from natty.cli.terminal import say
 from natty.config.units import show_duration
 from natty.errors import ConfigError
+from natty.streams import ServerStreamConfig, StreamState, stream_info
 from natty.streams.mirror import Copying, Origin, copies, copying, create_mirror, create_sourced, promote
 from natty.streams.nearest import naming_nearest
+from natty.streams.origins import origins_of
 
 app = typer.Typer(help="Mirrors of streams, and disaster recovery.", no_args_is_help=True)
 
@@ -174,12 +176,12 @@ def promote_(
         say(f"{name} is a stream of its own now, on {', '.join(config['subjects'])}")
 
 
-async def _add(nats: dict[str, Any], name: str, origin: Origin, wanted: dict[str, Any]) -> dict[str, Any]:
+async def _add(nats: dict[str, Any], name: str, origin: Origin, wanted: dict[str, Any]) -> ServerStreamConfig:
     async with Natty(**nats) as natty:
         return await create_mirror(natty.jetstream, name, origin, wanted)
 
 
-async def _gather(nats: dict[str, Any], name: str, origins: list[Origin], wanted: dict[str, Any]) -> dict[str, Any]:
+async def _gather(nats: dict[str, Any], name: str, origins: list[Origin], wanted: dict[str, Any]) -> ServerStreamConfig:
     async with Natty(**nats) as natty:
         return await create_sourced(natty.jetstream, name, origins, wanted)
 
@@ -189,22 +191,22 @@ async def _ls(nats: dict[str, Any]) -> list[Copying]:
         return await copies(natty.jetstream)
 
 
-async def _info(nats: dict[str, Any], name: str) -> tuple[list[Copying], dict[str, Any]]:
+async def _info(nats: dict[str, Any], name: str) -> tuple[list[Copying], StreamState]:
     async with Natty(**nats) as natty, naming_nearest(natty.jetstream, name):
-        answer = await natty.jetstream.request(f"STREAM.INFO.{name}")
+        answer = await stream_info(natty.jetstream, name)
         return copying(answer), answer["state"]
 
 
-async def _promote(nats: dict[str, Any], name: str, subjects: list[str], force: bool) -> dict[str, Any]:
+async def _promote(nats: dict[str, Any], name: str, subjects: list[str], force: bool) -> ServerStreamConfig:
     async with Natty(**nats) as natty:
         return await promote(natty.jetstream, name, subjects, force=force)
 
 
-def _made(config: dict[str, Any], as_json: bool) -> None:
+def _made(config: ServerStreamConfig, as_json: bool) -> None:
     if as_json:
         print_document(config)
         return
-    origins = [one["name"] for one in (config.get("sources") or [config.get("mirror")])]
+    origins = [one["name"] for one in origins_of(config)]
     how = "mirrors" if config.get("mirror") else "gathers from"
     say(f"{config['name']} {how} {', '.join(origins)}")
 

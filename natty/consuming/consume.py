@@ -23,7 +23,7 @@ from natty.errors import ConsumerNotFoundError, NattyError, NotConnectedError, U
 from natty.jetstream import JetStream
 from natty.pulling.pull import Pull, size_of
 from natty.pulling.requests import PullOptions
-from natty.streams import create_consumer
+from natty.streams import ConsumerConfig, ServerConsumerConfig, create_consumer
 from natty.streams.stranded import QueueMender
 from natty.wire import tracing
 from natty.wire.ack import first_delivery
@@ -60,12 +60,12 @@ class Consumption:
         durable: str,
         handler: Handler | None = None,
         options: ConsumeOptions | None = None,
-        consumer: dict[str, Any] | None = None,
+        consumer: ConsumerConfig | None = None,
     ) -> None:
         options = self.options = options or ConsumeOptions()
         self.handled = self.failed = self.retried = self.buried = 0
         self._jetstream, self._stream, self._durable = jetstream, stream, durable
-        self._consumer = consumer or {}
+        self._consumer: ConsumerConfig = consumer or {}
         self._key = key_by(options.ordered_by)
         self._lanes = Lanes(lot=max(1, options.batch if handler else 1), wait=options.batch_wait)
         self._in_hand: Iterable[Turn] = ()  # being handled
@@ -175,14 +175,14 @@ class Consumption:
         self._fault = fault
         self.stop()
 
-    async def _ensure(self) -> dict[str, Any]:
+    async def _ensure(self) -> ServerConsumerConfig:
         """Make the consumer if there is none. What exists may have another `max_deliver` than our ladder wants."""
         settings = self._consumer
         if self._letters is not None:
             try:
                 await self._jetstream.request(f"CONSUMER.INFO.{self._stream}.{self._durable}")
             except ConsumerNotFoundError:
-                settings = {"max_deliver": len(self.options.retries) + 1 + SPARE_DELIVERIES} | settings
+                settings = {"max_deliver": len(self.options.retries) + 1 + SPARE_DELIVERIES, **settings}
         consumer = await create_consumer(self._jetstream, self._stream, self._durable, settings)
         if self._letters is not None and 0 < consumer.get("max_deliver", -1) <= len(self.options.retries):
             text = "consumer %s of %s delivers %d times: its messages are dead before the %d retries are over"

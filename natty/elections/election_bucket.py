@@ -12,8 +12,8 @@ from natty.elections.options import DESCRIPTION, ElectionOptions
 from natty.elections.record import observed
 from natty.errors import BucketNotFoundError, StreamExistsError
 from natty.jetstream import JetStream
-from natty.kv.settings import bucket_settings
-from natty.streams import create_replicated, create_stream
+from natty.kv.bucket_config import bucket_settings
+from natty.streams import StreamConfig, create_replicated, create_stream
 
 log = logging.getLogger("natty.leader")
 _told: set[tuple[tuple[str, ...], str]] = set()  # (servers, bucket): once a process, which has several connections
@@ -32,8 +32,8 @@ async def make_bucket(jetstream: JetStream, options: ElectionOptions) -> None:
     try:
         await jetstream.request(f"STREAM.INFO.{name}")
     except BucketNotFoundError:
-        new = bucket_settings(options.bucket, None) | wanted
-        new |= {"first_seq": int(time.time() * 1000), "description": options.description or DESCRIPTION}
+        new: StreamConfig = {**bucket_settings(options.bucket, None), **wanted}
+        new["first_seq"], new["description"] = int(time.time() * 1000), options.description or DESCRIPTION
         with suppress(StreamExistsError):  # somebody was faster, a millisecond or so apart: what counts is compared
             await create_replicated(jetstream, name, new)
             made = True
@@ -60,8 +60,8 @@ def is_election_bucket(config: Mapping[str, Any]) -> bool:
     return name.startswith("KV_") and republished == observed(name.removeprefix("KV_"))
 
 
-def _needed(options: ElectionOptions) -> dict[str, Any]:
-    needed = {
+def _needed(options: ElectionOptions) -> StreamConfig:
+    needed: StreamConfig = {
         "max_age": 0.0,  # the lease's time-to-live is its own
         "max_msgs_per_subject": 1,
         "storage": "file",
@@ -69,4 +69,6 @@ def _needed(options: ElectionOptions) -> dict[str, Any]:
         "allow_atomic": True,
         "republish": {"src": f"$KV.{options.bucket}.>", "dest": observed(options.bucket)},
     }
-    return needed | ({"num_replicas": options.replicas} if options.replicas is not None else {})
+    if options.replicas is not None:
+        needed["num_replicas"] = options.replicas
+    return needed

@@ -23,7 +23,7 @@ from natty.groups.settings import bucket_settings
 from natty.jetstream import JetStream
 from natty.kv import Bucket
 from natty.names import BadNameError
-from natty.streams import create_replicated
+from natty.streams import StreamConfig, create_replicated
 
 Kind = Literal["static", "elastic"]
 R = TypeVar("R", bound=Record)
@@ -185,8 +185,8 @@ class GroupAdmin(ABC, Generic[R]):
         try:
             await self._bucket.status()
         except BucketNotFoundError:
-            subjects = {"subjects": [f"$KV.{self._bucket.name}.>"]}
-            await create_replicated(self._jetstream, self._bucket.stream, subjects | bucket_settings())
+            settings: StreamConfig = {**bucket_settings(), "subjects": [f"$KV.{self._bucket.name}.>"]}
+            await create_replicated(self._jetstream, self._bucket.stream, settings)
 
     async def _store(self, record: R) -> R:
         """Write the record of a new group; return the one that is there. GroupExistsError if that is another one."""

@@ -11,7 +11,7 @@ from natty.consuming.dead_letters import DeadLetterOptions
 from natty.consuming.options import OrderedBy
 from natty.groups.settings import ACK_WAIT
 from natty.groups.work import WorkOptions
-from natty.streams.file import check_consumer_settings
+from natty.streams.conversion import check_consumer_settings
 
 LAG_EVERY = 30.0  # seconds
 MAX_ACK_PENDING = 500  # Go's `cg` uses 1: an instance beside it must be given the same

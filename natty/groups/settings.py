@@ -13,7 +13,7 @@ from natty.errors import BadGroupError
 from natty.groups.names import PRIORITY_GROUP, static_consumer, work_queue
 from natty.groups.partitions import destination
 from natty.groups.records import ElasticRecord
-from natty.streams import to_wire
+from natty.streams import StreamConfig, to_wire
 
 ACK_WAIT = 5.0  # seconds, where none is given
 SHORTEST_PIN = 1.0  # seconds, and the shortest time that a pull is open
@@ -61,7 +61,7 @@ class Timings:
         return self.ack_wait + RECONCILE_AFTER
 
 
-def bucket_settings() -> dict[str, Any]:
+def bucket_settings() -> StreamConfig:
     """Return the settings of a bucket of records, those that Go's library gives it; all but the replicas."""
     return {
         "max_msgs_per_subject": 1,

@@ -1,13 +1,14 @@
-from natty.kv.bucket import Bucket
+from natty.kv.bucket import Bucket, BucketStatus
+from natty.kv.bucket_config import bucket_settings, create_bucket, delete_bucket, list_buckets
 from natty.kv.entry import Entry, Gone, PictureComplete
 from natty.kv.handles import Handles
 from natty.kv.key_names import BadKeyError
-from natty.kv.settings import bucket_settings, create_bucket, delete_bucket, list_buckets
 from natty.kv.watch import Event, Watch, WatchOptions, WatchSettings
 
 __all__ = [
     "BadKeyError",
     "Bucket",
+    "BucketStatus",
     "Entry",
     "Event",
     "Gone",

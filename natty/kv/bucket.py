@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from math import ceil
-from typing import Any, Unpack
+from typing import TypedDict, Unpack
 
 from natty.config.units import NANOSECONDS, clock, seconds_of
 from natty.errors import (
@@ -28,6 +28,7 @@ from natty.jetstream import JetStream, StoredMessage
 from natty.kv.entry import Entry, Gone, PictureComplete, headers_to_keep, stored_entry, ttl_header
 from natty.kv.key_names import check_bucket, check_filter, check_key
 from natty.kv.watch import Watch, WatchOptions, WatchSettings
+from natty.streams import stream_info
 from natty.wire.message import Headers, as_payload, encode_headers
 
 ATTEMPTS = 20  # to change a key that others change at the same time
@@ -39,6 +40,23 @@ MOST_SKIPPED = 100  # names of keys that are remembered, so that each is logged 
 _TTL_DISABLED = 10166
 
 log = logging.getLogger("natty.kv")
+
+
+class BucketStatus(TypedDict):
+    """What a bucket holds, and how it is configured. Durations are seconds."""
+
+    bucket: str
+    description: str
+    values: int  # the markers of deleted keys, too
+    bytes: int
+    last_revision: int  # 0: nothing was ever stored
+    ttl: float  # of every key; 0: no limit
+    ttl_of_keys: bool  # whether a key may have one of its own
+    marker_ttl: float  # how long the marker of an expired key stays; 0: there are none
+    history: int
+    replicas: int
+    storage: str
+    created: str  # RFC 3339
 
 
 class Bucket:
@@ -336,9 +354,9 @@ class Bucket:
             text = "bucket %s holds more that is not a key, as %r: skipped, and no further one is named"
         log.warning(text, self.name, name, extra={"action": "bad_key"})
 
-    async def status(self) -> dict[str, Any]:
-        """Return `{bucket, values, bytes, ttl, history, replicas, …}`; `values` counts notes of deleted keys, too."""
-        answer = await self._jetstream.request(f"STREAM.INFO.{self.stream}")
+    async def status(self) -> BucketStatus:
+        """Return what the bucket holds, and how it is configured."""
+        answer = await stream_info(self._jetstream, self.stream)
         config, state = answer["config"], answer["state"]
         return {
             "bucket": self.name,

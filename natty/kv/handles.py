@@ -7,7 +7,7 @@ from cachetools import LRUCache
 from natty.errors import BucketNotFoundError
 from natty.jetstream import JetStream
 from natty.kv.bucket import Bucket
-from natty.kv.settings import create_bucket
+from natty.kv.bucket_config import create_bucket
 
 KEPT = 1000  # handles
 

@@ -1,7 +1,9 @@
 """Streams and consumers as code: compare what is with what is wanted, apply what is safe, refuse the rest."""
 
 from natty.names import BadNameError, check_name
-from natty.streams.admin import MessageNotFoundError, PurgeRefusedError, delete_message, message, purge
+from natty.streams.changes import Risk
+from natty.streams.contents import MessageNotFoundError, PurgeRefusedError, delete_message, message, purge
+from natty.streams.conversion import to_wire
 from natty.streams.ensure import (
     create_consumer,
     create_replicated,
@@ -10,23 +12,45 @@ from natty.streams.ensure import (
     delete_stream,
     ensure_consumer,
     ensure_stream,
+    pause_consumer,
     plan_consumer,
     plan_stream,
-    stream_state,
+    resume_consumer,
 )
 from natty.streams.file import Declared, load_streams
-from natty.streams.pause import pause_consumer, resume_consumer
-from natty.streams.planning import Change, Plan, Risk, plan
-from natty.streams.settings import difference, to_wire
+from natty.streams.info import (
+    ConsumerInfo,
+    PauseAnswer,
+    ServerConsumerConfig,
+    ServerStreamConfig,
+    StreamInfo,
+    StreamState,
+    consumer_info,
+    stream_info,
+    stream_state,
+)
+from natty.streams.planning import Change, Plan, difference, plan
+from natty.streams.schema import BucketConfig, ConsumerConfig, StreamConfig
 
 __all__ = [
     "BadNameError",
+    "BucketConfig",
     "Change",
+    "ConsumerConfig",
+    "ConsumerInfo",
     "Declared",
     "MessageNotFoundError",
+    "PauseAnswer",
     "Plan",
+    "PurgeRefusedError",
     "Risk",
+    "ServerConsumerConfig",
+    "ServerStreamConfig",
+    "StreamConfig",
+    "StreamInfo",
+    "StreamState",
     "check_name",
+    "consumer_info",
     "create_consumer",
     "create_replicated",
     "create_stream",
@@ -37,14 +61,14 @@ __all__ = [
     "ensure_consumer",
     "ensure_stream",
     "load_streams",
-    "pause_consumer",
     "message",
+    "pause_consumer",
     "plan",
     "plan_consumer",
     "plan_stream",
-    "resume_consumer",
-    "PurgeRefusedError",
     "purge",
+    "resume_consumer",
+    "stream_info",
     "stream_state",
     "to_wire",
 ]

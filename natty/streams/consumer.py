@@ -10,10 +10,11 @@ from typing import Any
 from natty.config.units import NANOSECONDS, nanoseconds_of, parse_duration, parse_time, show_duration, show_time
 from natty.errors import ConfigError
 from natty.names import check_pattern, overlap
-from natty.streams.file import ONLY_DURABLE, check_consumer_settings
-from natty.streams.settings import from_wire
+from natty.streams.conversion import ONLY_DURABLE, check_consumer_settings, from_wire
+from natty.streams.info import ServerStreamConfig
+from natty.streams.schema import ConsumerConfig, DeliverPolicy, PriorityPolicy
 
-_STARTS = {
+_STARTS: dict[str, DeliverPolicy] = {
     "all": "all",
     "new": "new",
     "next": "new",
@@ -23,10 +24,14 @@ _STARTS = {
 }
 _OF_ONE = {"name", "durable_name", "pause_until"}
 _WITHOUT_ACKS = ("ack_wait", "backoff", "max_deliver", "max_ack_pending")
-_GROUPS = {"pinned_groups": "pinned_client", "overflow_groups": "overflow", "prioritized_groups": "prioritized"}
+_GROUPS: dict[str, PriorityPolicy] = {
+    "pinned_groups": "pinned_client",
+    "overflow_groups": "overflow",
+    "prioritized_groups": "prioritized",
+}
 
 
-def settings_from(document: Mapping[str, Any], where: str) -> dict[str, Any]:
+def settings_from(document: Mapping[str, Any], where: str) -> ConsumerConfig:
     """Return the settings in a consumer's configuration as the server writes it; durations become seconds.
 
     Its names are left out, and until when it is paused. ConfigError for another kind of consumer, and for what no
@@ -40,11 +45,10 @@ def settings_from(document: Mapping[str, Any], where: str) -> dict[str, Any]:
         settings.pop("ack_wait", None)  # the server shows the first of them
     if only := settings.pop("filter_subject", None):
         settings["filter_subjects"] = [only]
-    check_consumer_settings(settings, where, units=False)
-    return settings
+    return check_consumer_settings(settings, where, units=False)
 
 
-def start_at(text: str, now: datetime) -> dict[str, Any]:
+def start_at(text: str, now: datetime) -> ConsumerConfig:
     """Return the settings for a start as the `nats` tool's `--deliver` names it.
 
     all, new, last, subject (the last of each), a sequence, a duration back from `now`, or a time. ValueError.
@@ -92,7 +96,7 @@ def linear_backoff(steps: int, shortest: float, longest: float) -> list[float]:
     return [round(low + step * (high - low) / steps, 3) for step in range(steps)]
 
 
-def priority(groups: Mapping[str, Sequence[str]], pinned_ttl: float | None = None) -> dict[str, Any]:
+def priority(groups: Mapping[str, Sequence[str]], pinned_ttl: float | None = None) -> ConsumerConfig:
     """Return the settings of a priority policy from pinned_groups, overflow_groups or prioritized_groups (ADR-42).
 
     ConfigError for more than one of them, and for a `pinned_ttl`, seconds, without pinned groups.
@@ -104,11 +108,11 @@ def priority(groups: Mapping[str, Sequence[str]], pinned_ttl: float | None = Non
         raise ConfigError(f"pinned_ttl {show_duration(pinned_ttl)} is for pinned groups: name them, too")
     if not given:
         return {}
-    policy: dict[str, Any] = {"priority_policy": _GROUPS[given[0]], "priority_groups": list(groups[given[0]])}
-    return policy if pinned_ttl is None else policy | {"priority_timeout": pinned_ttl}
+    policy: ConsumerConfig = {"priority_policy": _GROUPS[given[0]], "priority_groups": list(groups[given[0]])}
+    return policy if pinned_ttl is None else {**policy, "priority_timeout": pinned_ttl}
 
 
-def check_consumer(settings: Mapping[str, Any], stream: Mapping[str, Any]) -> None:
+def check_consumer(settings: ConsumerConfig, stream: ServerStreamConfig) -> None:
     """ConfigError if these settings, seconds, contradict each other or the stream's configuration; BadSubjectError.
 
     What servers refuse by themselves is left to them; here is what they take without a word, or refuse without the
@@ -116,13 +120,14 @@ def check_consumer(settings: Mapping[str, Any], stream: Mapping[str, Any]) -> No
     """
     _check_acks(settings)
     _check_backoff(settings)
-    for name in ("max_deliver", "max_ack_pending"):
-        if (value := settings.get(name)) is not None and (value == 0 or value < -1):
+    limits = {"max_deliver": settings.get("max_deliver"), "max_ack_pending": settings.get("max_ack_pending")}
+    for name, value in limits.items():
+        if value is not None and (value == 0 or value < -1):
             raise ConfigError(f"{name} {value} can't be meant: 1 or more, or -1 for no limit")
     _check_filters(settings.get("filter_subjects") or [], stream)
 
 
-def _check_acks(settings: Mapping[str, Any]) -> None:
+def _check_acks(settings: ConsumerConfig) -> None:
     if settings.get("ack_policy") != "none":
         return
     if useless := [name for name in _WITHOUT_ACKS if settings.get(name) not in (None, [], -1)]:
@@ -145,7 +150,7 @@ def _check_backoff(settings: Mapping[str, Any]) -> None:
         )
 
 
-def _check_filters(filters: Sequence[str], stream: Mapping[str, Any]) -> None:
+def _check_filters(filters: Sequence[str], stream: ServerStreamConfig) -> None:
     for one in filters:
         check_pattern(one)
     for one, other in combinations(filters, 2):

@@ -16,8 +16,7 @@ import msgspec
 from natty.config.units import NANOSECONDS, show_duration, show_size
 from natty.errors import UNREADABLE, ConfigError, NattyError
 from natty.names import check_name, check_pattern, overlap
-from natty.streams.file import check_stream_settings
-from natty.streams.settings import from_wire
+from natty.streams.conversion import check_stream_settings, from_wire
 
 LARGEST_MESSAGE = 2**31 - 1  # bytes: what the server's field holds
 SHORTEST_AGE = NANOSECONDS // 10

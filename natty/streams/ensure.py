@@ -1,11 +1,12 @@
-"""Make streams and consumers what is wanted. Every request here may be repeated: the result is the same."""
+"""Make streams and consumers, or change them to what is wanted. Every request may be repeated without harm."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from datetime import datetime
+from typing import Any, ClassVar, cast
 
 from natty.errors import (
     ConfigError,
@@ -20,13 +21,17 @@ from natty.errors import (
 )
 from natty.jetstream import OWN_API, STREAM_EXISTS, JetStream
 from natty.names import check_name
-from natty.streams.file import ONLY_DURABLE, check_consumer_settings, check_stream_settings
+from natty.streams.changes import Judge, Risk
+from natty.streams.consumer import on_wire
+from natty.streams.conversion import ONLY_DURABLE, check_consumer_settings, check_stream_settings, to_wire
+from natty.streams.info import PauseAnswer, ServerConsumerConfig, ServerStreamConfig
+from natty.streams.nearest import naming_nearest
 from natty.streams.origins import refuse_lossy_sources
-from natty.streams.planning import CONSUMER, STREAM, Judge, Plan, Risk, plan
-from natty.streams.settings import differing, to_wire
+from natty.streams.planning import CONSUMER, STREAM, Plan, differing, plan
+from natty.streams.schema import ConsumerConfig, StreamConfig
 
-WITHIN = 30.0  # seconds in which a request must be answered: so long may it take a cluster to elect a leader
-ONE_TRY = 2.0  # seconds before a request that got no answer is sent again
+WITHIN = 30.0  # seconds for an answer: a cluster may need as long to elect a leader
+ONE_TRY = 2.0  # seconds before an unanswered request is sent again
 ROUNDS = 5  # of reading, comparing and changing, while others change the same
 _CONSUMER_EXISTS = 10148
 _NOT_CLUSTERED = 10074
@@ -44,17 +49,16 @@ _CONSUMER_DEFAULTS = {
 }
 
 
-async def create_stream(jetstream: JetStream, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the stream if there is none, and return its configuration; one that exists is never changed.
+async def create_stream(jetstream: JetStream, name: str, settings: StreamConfig) -> ServerStreamConfig:
+    """Make the stream if there is none, and return its configuration; an existing one is never changed.
 
-    `settings` are the server's own names (`subjects`, `num_replicas`, `max_age`, …); durations are seconds or text as
-    "7d", sizes bytes or text as "1GiB". ConfigError for what no stream has, or can't be meant; StreamExistsError with
-    the difference if it exists with other settings than the ones named.
+    ConfigError for an unknown setting, with the nearest name, and for a value of the wrong kind. StreamExistsError,
+    with the difference, if the stream exists and a named setting has another value.
     """
-    return await _ensure(_Stream(jetstream, name), _stream(name, settings), _UNCHANGED)
+    return await _ensure_stream(jetstream, name, _stream(name, settings), _UNCHANGED)
 
 
-async def create_replicated(jetstream: JetStream, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+async def create_replicated(jetstream: JetStream, name: str, settings: StreamConfig) -> ServerStreamConfig:
     """As `create_stream`, with three replicas on a cluster, else one, unless the settings name `num_replicas`."""
     if "num_replicas" in settings:
         return await create_stream(jetstream, name, settings)
@@ -68,27 +72,26 @@ async def create_replicated(jetstream: JetStream, name: str, settings: Mapping[s
 
 
 async def ensure_stream(
-    jetstream: JetStream, name: str, settings: Mapping[str, Any], *, allow_destructive: bool = False
-) -> dict[str, Any]:
-    """Make the stream, or change what differs from the settings named if that is safe; return its configuration.
+    jetstream: JetStream, name: str, settings: StreamConfig, *, allow_destructive: bool = False
+) -> ServerStreamConfig:
+    """Make the stream, or change the named settings that differ if that is safe; return its configuration.
 
     Settings that are not named stay as they are. StreamExistsError with the difference, and nothing changed, if a
-    change is not safe (`plan.STREAM` says which are); `allow_destructive` makes those too that the server can make.
-    Unanswered requests, as while a cluster elects leaders, are sent again for 30 seconds: RequestTimeoutError.
+    change is not safe (`schema` says what is); `allow_destructive` allows every change that the server can make.
+    Unanswered requests, such as while a cluster elects leaders, are sent again for 30 seconds: RequestTimeoutError.
     """
-    return await _ensure(
-        _Stream(jetstream, name), _stream(name, settings), _DELIBERATELY if allow_destructive else _SAFELY
-    )
+    allowed = _DELIBERATELY if allow_destructive else _SAFELY
+    return await _ensure_stream(jetstream, name, _stream(name, settings), allowed)
 
 
-async def plan_stream(jetstream: JetStream, name: str, settings: Mapping[str, Any]) -> Plan:
+async def plan_stream(jetstream: JetStream, name: str, settings: StreamConfig) -> Plan:
     """Return what `ensure_stream` would do, and do nothing."""
     return await _plan(_Stream(jetstream, name), _stream(name, settings))
 
 
-async def create_document(jetstream: JetStream, config: Mapping[str, Any]) -> dict[str, Any]:
+async def create_document(jetstream: JetStream, config: Mapping[str, Any]) -> ServerStreamConfig:
     """As `create_stream`, of a configuration in the server's own terms: its `name` in it, durations in nanoseconds."""
-    return await _ensure(_Stream(jetstream, config["name"]), _unnamed(config), _UNCHANGED)
+    return await _ensure_stream(jetstream, config["name"], _unnamed(config), _UNCHANGED)
 
 
 async def plan_document(jetstream: JetStream, config: Mapping[str, Any]) -> Plan:
@@ -96,44 +99,43 @@ async def plan_document(jetstream: JetStream, config: Mapping[str, Any]) -> Plan
     return await _plan(_Stream(jetstream, config["name"]), _unnamed(config))
 
 
-async def change_document(jetstream: JetStream, config: Mapping[str, Any]) -> dict[str, Any]:
+async def change_document(jetstream: JetStream, config: Mapping[str, Any]) -> ServerStreamConfig:
     """Change what differs from a configuration in the server's own terms, destructive or not; return what it is then.
 
     What it does not name stays as it is. StreamNotFoundError; StreamExistsError if a change is impossible.
     """
-    return await _ensure(_Stream(jetstream, config["name"]), _unnamed(config), _DELIBERATELY, make=False)
+    return await _ensure_stream(jetstream, config["name"], _unnamed(config), _DELIBERATELY, make=False)
 
 
 async def create_consumer(
-    jetstream: JetStream, stream: str, durable: str, settings: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Make the durable pull consumer if there is none, and return its configuration; one that exists is never changed.
+    jetstream: JetStream, stream: str, durable: str, settings: ConsumerConfig | None = None
+) -> ServerConsumerConfig:
+    """Make the durable pull consumer if there is none, and return its configuration; an existing one is never changed.
 
-    Durations (`ack_wait`, …) are seconds or text as "30s". ConfigError for what no consumer has, for the settings of a
-    push consumer, and if there is a push consumer of this name; ConsumerExistsError with the difference if it exists
-    with other settings than the ones named; StreamNotFoundError.
+    ConfigError as of `create_stream`, for the settings of a push consumer, and if a push consumer has this name.
+    ConsumerExistsError, with the difference, if it exists and a named setting has another value. StreamNotFoundError.
     """
     target = _Consumer(jetstream, durable, stream)
-    return await _ensure(target, _consumer(target, settings), _UNCHANGED)
+    return await _ensure_consumer(target, settings, _UNCHANGED)
 
 
 async def ensure_consumer(
     jetstream: JetStream,
     stream: str,
     durable: str,
-    settings: Mapping[str, Any] | None = None,
+    settings: ConsumerConfig | None = None,
     *,
     allow_destructive: bool = False,
-) -> dict[str, Any]:
-    """Make the durable pull consumer, or change what differs from the settings named if that is safe.
+) -> ServerConsumerConfig:
+    """Make the durable pull consumer, or change the named settings that differ if that is safe, as `ensure_stream`.
 
-    As `ensure_stream`; `plan.CONSUMER` says what is safe. Raises as `create_consumer`.
+    Raises as `create_consumer`.
     """
     target, allowed = _Consumer(jetstream, durable, stream), _DELIBERATELY if allow_destructive else _SAFELY
-    return await _ensure(target, _consumer(target, settings), allowed)
+    return await _ensure_consumer(target, settings, allowed)
 
 
-async def plan_consumer(jetstream: JetStream, stream: str, durable: str, settings: Mapping[str, Any]) -> Plan:
+async def plan_consumer(jetstream: JetStream, stream: str, durable: str, settings: ConsumerConfig) -> Plan:
     """Return what `ensure_consumer` would do, and do nothing; a missing stream has no consumers."""
     target = _Consumer(jetstream, durable, stream)
     try:
@@ -158,10 +160,28 @@ async def delete_consumer(jetstream: JetStream, stream: str, durable: str) -> No
         return
 
 
-async def stream_state(jetstream: JetStream, name: str, *, deleted: bool = False) -> dict[str, Any]:
-    """Return the stream's state: messages, first_seq, last_seq, …; with `deleted`, the sequences deleted inside it."""
-    answer = await jetstream.request(f"STREAM.INFO.{name}", {"deleted_details": True} if deleted else None)
-    return dict(answer["state"])
+async def pause_consumer(jetstream: JetStream, stream: str, consumer: str, until: datetime) -> PauseAnswer:
+    """Let a consumer deliver nothing until a moment; it keeps its position. Server 2.11.
+
+    ConfigError if `until` is past; StreamNotFoundError, ConsumerNotFoundError with the nearest names; UnsupportedError.
+    """
+    text = on_wire(until)
+    answer = await _pause(jetstream, stream, consumer, {"pause_until": text})
+    if not answer["paused"]:
+        raise ConfigError(f"{text} is past by the server's clock: consumer {consumer} of stream {stream} is not paused")
+    return answer
+
+
+async def resume_consumer(jetstream: JetStream, stream: str, consumer: str) -> None:
+    """Let a paused consumer deliver again, at once; one that is not paused is no error. Otherwise as pause_consumer."""
+    await _pause(jetstream, stream, consumer, {})
+
+
+async def _pause(jetstream: JetStream, stream: str, consumer: str, body: dict[str, str]) -> PauseAnswer:
+    jetstream.require("pausing a consumer")
+    subject = f"CONSUMER.PAUSE.{check_name('stream', stream)}.{check_name('consumer', consumer)}"
+    async with naming_nearest(jetstream, stream, consumer):
+        return cast("PauseAnswer", await jetstream.request(subject, body))
 
 
 @dataclass(frozen=True)
@@ -244,6 +264,18 @@ async def _plan(target: _Stream | _Consumer, wanted: Mapping[str, Any]) -> Plan:
     return Plan(str(target), missing=True) if actual is None else plan(str(target), wanted, actual, target.judges)
 
 
+async def _ensure_stream(
+    jetstream: JetStream, name: str, wanted: Mapping[str, Any], allowed: frozenset[Risk], *, make: bool = True
+) -> ServerStreamConfig:
+    return cast("ServerStreamConfig", await _ensure(_Stream(jetstream, name), wanted, allowed, make=make))
+
+
+async def _ensure_consumer(
+    target: _Consumer, settings: ConsumerConfig | None, allowed: frozenset[Risk]
+) -> ServerConsumerConfig:
+    return cast("ServerConsumerConfig", await _ensure(target, _consumer(target, settings), allowed))
+
+
 async def _ensure(
     target: _Stream | _Consumer, wanted: Mapping[str, Any], allowed: frozenset[Risk], *, make: bool = True
 ) -> dict[str, Any]:
@@ -296,12 +328,12 @@ def _unnamed(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key != "name"}
 
 
-def _stream(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _stream(name: str, settings: StreamConfig) -> dict[str, Any]:
     return to_wire(check_stream_settings(settings, f"stream {name}"))
 
 
-def _consumer(target: _Consumer, settings: Mapping[str, Any] | None) -> dict[str, Any]:
-    given = dict(settings or {})
+def _consumer(target: _Consumer, settings: ConsumerConfig | None) -> dict[str, Any]:
+    given: dict[str, Any] = {**(settings or {})}
     until = given.pop("pause_until", None)  # of a new one; `pause_consumer` is for those that exist
     if not isinstance(until, str | None):
         raise ConfigError(f"{target}: pause_until is {until!r}, and must be text, a time as the server writes it")

@@ -1,30 +1,35 @@
+"""All streams, and all consumers of a stream, however many there are: every page of the server's lists."""
+
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from natty.jetstream import JetStream
+from natty.streams.info import ConsumerInfo, StreamInfo
+
+Info = TypeVar("Info", StreamInfo, ConsumerInfo)
 
 
 @dataclass(frozen=True)
-class Listing:
-    """What the servers told of streams, or of a stream's consumers; `missing` are names that nobody answered for."""
+class Listing(Generic[Info]):
+    """What the servers report about streams or consumers; `missing` are names for which no server answers."""
 
-    found: list[dict[str, Any]] = field(default_factory=list)
+    found: list[Info] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
 
-async def all_streams(jetstream: JetStream, *, subject: str = "") -> Listing:
+async def all_streams(jetstream: JetStream, *, subject: str = "") -> Listing[StreamInfo]:
     """Return configuration and state of every stream, sorted by name; with `subject`, of those that overlap with it."""
     only = {"subject": subject} if subject else {}
-    return await _all(jetstream, "STREAM.LIST", "streams", lambda one: str(one["config"]["name"]), only)
+    return await _all(jetstream, "STREAM.LIST", "streams", lambda one: one["config"]["name"], only)
 
 
-async def all_consumers(jetstream: JetStream, stream: str) -> Listing:
+async def all_consumers(jetstream: JetStream, stream: str) -> Listing[ConsumerInfo]:
     """Return configuration and state of every consumer of a stream, sorted by name. StreamNotFoundError."""
-    return await _all(jetstream, f"CONSUMER.LIST.{stream}", "consumers", lambda one: str(one["name"]), {})
+    return await _all(jetstream, f"CONSUMER.LIST.{stream}", "consumers", lambda one: one["name"], {})
 
 
 async def stream_names(jetstream: JetStream, *, subject: str = "") -> list[str]:
@@ -40,18 +45,18 @@ async def consumer_names(jetstream: JetStream, stream: str) -> list[str]:
 
 
 async def _all(
-    jetstream: JetStream, subject: str, kind: str, name: Callable[[dict[str, Any]], str], only: dict[str, Any]
-) -> Listing:
+    jetstream: JetStream, subject: str, kind: str, name: Callable[[Info], str], only: dict[str, Any]
+) -> Listing[Info]:
     pages = await _pages(jetstream, subject, kind, only)
-    found = {name(one): one for page in pages for one in page.get(kind) or []}  # one may be on two, if others come
+    found: dict[str, Info] = {name(one): one for page in pages for one in page.get(kind) or []}  # one may be on two
     missing = {one for page in pages for one in page.get("missing") or []}
     return Listing([found[one] for one in sorted(found)], sorted(missing - set(found)))
 
 
 async def _pages(jetstream: JetStream, subject: str, kind: str, only: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return every page of a list: the first tells how many there are, the others are asked for at the same time.
+    """Return every page of a list: the first says how many there are, the others are requested at the same time.
 
-    A server tells 256 at a time, and 1024 names. What is made meanwhile may be on no page, as in any list.
+    A page has 256 entries, or 1024 names. What is made meanwhile may be on no page, as in any list.
     """
     first = await jetstream.request(subject, {"offset": 0} | only)
     size = len(first.get(kind) or []) + len(first.get("missing") or [])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -18,10 +18,12 @@ from natty.config.units import NANOSECONDS, parse_time, show_time
 from natty.errors import UNREADABLE, ConfigError, JetStreamError, NattyError, UnsupportedError
 from natty.jetstream import JetStream
 from natty.names import check_name, check_pattern
+from natty.streams.conversion import stream_config_of
 from natty.streams.ensure import create_replicated
+from natty.streams.info import ServerStreamConfig, SourceInfo, StreamInfo, stream_info
 from natty.streams.listing import all_streams, stream_names
 from natty.streams.nearest import naming_nearest
-from natty.streams.settings import from_wire
+from natty.streams.schema import StreamSource
 
 SILENT_AFTER = 5.0  # seconds: an origin that lives is heard every second
 AFTER_PROMOTION = "natty.promotion"  # metadata of a mirror: what it needs to take its origin's place, JSON
@@ -94,9 +96,9 @@ class Origin:
         """The prefix of the API that the origin is behind; empty for our own."""
         return f"$JS.{self.domain}.API" if self.domain else self.api
 
-    def wire(self) -> dict[str, Any]:
+    def wire(self) -> StreamSource:
         """Return it as a stream's configuration has it."""
-        wire: dict[str, Any] = {"name": self.stream}
+        wire: StreamSource = {"name": self.stream}
         if self.external:
             wire["external"] = {"api": self.external, "deliver": self.deliver}
         if self.start_sequence is not None:
@@ -112,7 +114,7 @@ class Origin:
 
 async def create_mirror(
     jetstream: JetStream, name: str, origin: Origin, settings: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+) -> ServerStreamConfig:
     """Make a stream that mirrors another, if there is none, and return its configuration.
 
     It has the origin's limits, unless `settings` (in the server's terms) name others, and remembers what `promote`
@@ -123,7 +125,7 @@ async def create_mirror(
     if name == origin.stream and not origin.external:
         raise ConfigError(f"stream {name} can't mirror itself: give the mirror another name, or name the domain")
     check_name("stream", name)
-    there = await _read(jetstream, origin)
+    there: Mapping[str, Any] = await _read(jetstream, origin)
     if there["retention"] == "workqueue":
         raise ConfigError(
             f"stream {origin.stream} is a work queue: a mirror would take its messages from its workers. Archive it"
@@ -139,12 +141,12 @@ async def create_mirror(
     elif origin.filter_subject:
         kept["subjects"] = [origin.filter_subject]
     wanted["metadata"] = {**wanted.get("metadata", {}), AFTER_PROMOTION: msgspec.json.encode(kept).decode()}
-    return await create_replicated(jetstream, name, from_wire(wanted))
+    return await create_replicated(jetstream, name, stream_config_of(wanted))
 
 
 async def create_sourced(
     jetstream: JetStream, name: str, origins: Sequence[Origin], settings: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+) -> ServerStreamConfig:
     """Make a stream that gathers the messages of others, if there is none, and return its configuration.
 
     Each origin's messages stay in their order; sequences are new ones. Raises as `create_mirror`. A work queue can be
@@ -153,7 +155,7 @@ async def create_sourced(
     for origin in origins:
         await _read(jetstream, origin)
     wanted = {"sources": [origin.wire() for origin in origins]} | dict(settings or {})
-    return await create_replicated(jetstream, name, from_wire(wanted))
+    return await create_replicated(jetstream, name, stream_config_of(wanted))
 
 
 class Copying(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,18 +171,22 @@ class Copying(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
-def copying(info: Mapping[str, Any]) -> list[Copying]:
+def copying(info: StreamInfo) -> list[Copying]:
     """Return how far a stream is with each of its origins, from what STREAM.INFO tells; empty for a plain stream."""
     config = info["config"]
     if mirror := config.get("mirror"):
-        told = info.get("mirror") or {"name": mirror["name"]}
-        return [_copying(config["name"], "mirror", told, mirror)]
-    wanted = config.get("sources") or []
-    told = info.get("sources") or [{"name": one["name"]} for one in wanted]
-    return [_copying(config["name"], "source", one, one) for one in told]
+        state = info.get("mirror") or _unknown(mirror)
+        return [_copying(config["name"], "mirror", state, mirror)]
+    states = info.get("sources") or [_unknown(one) for one in config.get("sources") or []]
+    return [_copying(config["name"], "source", one, one) for one in states]
 
 
-def _copying(stream: str, kind: str, told: Mapping[str, Any], config: Mapping[str, Any]) -> Copying:
+def _unknown(origin: StreamSource) -> SourceInfo:
+    """Return the state of an origin that the server does not report on."""
+    return {"name": origin["name"], "lag": 0, "active": -1}
+
+
+def _copying(stream: str, kind: str, told: SourceInfo, config: StreamSource | SourceInfo) -> Copying:
     active, lag = told.get("active", -1), told.get("lag", 0)
     heard = active / NANOSECONDS if active >= 0 else None
     error = (told.get("error") or {}).get("description", "")
@@ -210,7 +216,7 @@ async def copies(jetstream: JetStream) -> list[Copying]:
 
 async def promote(
     jetstream: JetStream, name: str, subjects: Sequence[str] = (), *, force: bool = False
-) -> dict[str, Any]:
+) -> ServerStreamConfig:
     """Make a mirror a stream of its own, on its origin's subjects unless others are named; return its configuration.
 
     Messages and consumers stay as they are, and the next message gets the next sequence. PromotionRefusedError, with
@@ -218,7 +224,7 @@ async def promote(
     lives elsewhere and takes the same subjects; no subjects are known. UnsupportedError: the server is too old.
     """
     async with naming_nearest(jetstream, name):
-        info = await jetstream.request(f"STREAM.INFO.{check_name('stream', name)}")
+        info = await stream_info(jetstream, check_name("stream", name))
     config = info["config"]
     if not config.get("mirror"):
         raise PromotionRefusedError(f"stream {name} is no mirror; `natty stream mirror ls` shows them")
@@ -251,7 +257,7 @@ def refuse_promotion(state: Copying) -> None:
         )
 
 
-async def take_over(jetstream: JetStream, config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+async def take_over(jetstream: JetStream, config: Mapping[str, Any], settings: Mapping[str, Any]) -> ServerStreamConfig:
     """Make a copy, given its configuration, a stream of its own with these settings (as on the wire), `subjects` too.
 
     PromotionRefusedError if other streams take some of the subjects; UnsupportedError where the server can't.
@@ -270,7 +276,7 @@ async def take_over(jetstream: JetStream, config: Mapping[str, Any], settings: M
         if error.err_code == OVERLAP:
             raise PromotionRefusedError(await who_takes(jetstream, settings["subjects"], besides=name)) from error
         raise
-    return dict(answer["config"])
+    return cast("ServerStreamConfig", answer["config"])
 
 
 async def who_takes(jetstream: JetStream, subjects: Sequence[str], *, besides: str) -> str:
@@ -295,13 +301,13 @@ def _kept(config: Mapping[str, Any]) -> dict[str, Any]:
         return {}
 
 
-async def _read(jetstream: JetStream, origin: Origin) -> dict[str, Any]:
+async def _read(jetstream: JetStream, origin: Origin) -> ServerStreamConfig:
     """Return the origin's configuration, from its own side. ConfigError if nobody answers there."""
     there = copy.copy(jetstream)
     there.prefix = origin.external or jetstream.prefix
     try:
         async with naming_nearest(there, origin.stream):
-            return dict((await there.request(f"STREAM.INFO.{origin.stream}"))["config"])
+            return (await stream_info(there, origin.stream))["config"]
     except (TimeoutError, JetStreamError) as error:
         if not origin.external or (isinstance(error, JetStreamError) and error.err_code):
             raise

@@ -9,6 +9,8 @@ from typing import Any
 from natty.errors import NattyError, UnsupportedError
 from natty.jetstream import JetStream
 from natty.names import covers
+from natty.streams.info import ServerStreamConfig, stream_info
+from natty.streams.schema import StreamSource
 from natty.wire.servers import FAULTS, text_of
 
 FAULT = FAULTS["filtered sources of a work queue"]
@@ -32,18 +34,18 @@ async def refuse_lossy_sources(jetstream: JetStream, config: Mapping[str, Any]) 
             )
 
 
-def origins_of(config: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+def origins_of(config: Mapping[str, Any]) -> Iterable[StreamSource]:
     """Return the sources and the mirror of a configuration."""
     return [*(config.get("sources") or []), *([config["mirror"]] if config.get("mirror") else [])]
 
 
-def filters_of(origin: Mapping[str, Any]) -> list[str]:
+def filters_of(origin: StreamSource) -> list[str]:
     """Return the subjects that a source takes; empty: all."""
     named = [origin.get("filter_subject"), *(one.get("src") for one in origin.get("subject_transforms") or [])]
     return [one for one in named if one]
 
 
-def takes_part_of_queue(origin: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+def takes_part_of_queue(origin: StreamSource, config: Mapping[str, Any]) -> bool:
     """Return whether a source takes some subjects, and not all, of a stream that is a work queue."""
     filters = filters_of(origin)
     if config.get("retention") != "workqueue" or not filters:
@@ -52,10 +54,10 @@ def takes_part_of_queue(origin: Mapping[str, Any], config: Mapping[str, Any]) ->
     return not all(covers(filters, subject) for subject in subjects)
 
 
-async def _config_of(jetstream: JetStream, origin: Mapping[str, Any]) -> dict[str, Any] | None:
+async def _config_of(jetstream: JetStream, origin: StreamSource) -> ServerStreamConfig | None:
     there = copy.copy(jetstream)
     there.prefix = (origin.get("external") or {}).get("api") or jetstream.prefix
     try:
-        return dict((await there.request(f"STREAM.INFO.{origin['name']}"))["config"])
+        return (await stream_info(there, origin["name"]))["config"]
     except (NattyError, TimeoutError):
         return None

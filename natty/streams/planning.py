@@ -7,29 +7,16 @@ What the server allows was tried on nats-server 2.15; what else it refuses, it s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
-from math import inf
 from typing import Any
 
-from natty.names import covers
-from natty.streams.settings import describe, differing
+from natty.config.units import NANOSECONDS
+from natty.streams.changes import Judge, Risk, unknown
+from natty.streams.conversion import DURATIONS, LISTS_OF_SECONDS
+from natty.streams.schema import ConsumerConfig, StreamConfig, rows
 
-FIXED = "the server never changes it"
-UNKNOWN = "what it does to those who use it is not known"
-
-
-class Risk(StrEnum):
-    """What a change may break."""
-
-    SAFE = "safe"  # nothing that is stored, published or read today
-    DESTRUCTIVE = "destructive"  # messages may be lost, or a client that works today fails
-    FIXED = "fixed"  # the server does not change it
-
-
-Judge = Callable[[Any, Any], tuple[Risk, str]]
-"""(actual, wanted) → the risk, and why."""
+_ZEROS: tuple[Any, ...] = (None, 0, "", False, [], {}, -1)
 
 
 @dataclass(frozen=True)
@@ -79,120 +66,54 @@ def plan(name: str, wanted: Mapping[str, Any], actual: Mapping[str, Any], judges
     changes = []
     for setting in differing(wanted, actual):
         have, want = actual.get(setting), wanted[setting]
-        risk, why = judges.get(setting, _never(UNKNOWN))(have, want)
+        risk, why = judges.get(setting, unknown)(have, want)
         changes.append(Change(setting, have, want, risk, why))
     return Plan(name, tuple(changes))
+
+
+def _judges(kind: Any) -> Mapping[str, Judge]:
+    return {name: setting.judge for name, (_, setting) in rows(kind).items() if setting.judge is not unknown}
+
+
+STREAM = _judges(StreamConfig)
+"""What a change of a stream's settings may break; a setting that is not in it is destructive to change."""
+CONSUMER = _judges(ConsumerConfig)
+"""The same of a consumer's; a `filter_subject` is compared as `filter_subjects` of one."""
 
 
 def _merged(have: Any, want: Any) -> Any:
     return {**have, **want} if isinstance(have, Mapping) and isinstance(want, Mapping) else want
 
 
-def _always(have: Any, want: Any) -> tuple[Risk, str]:
-    return Risk.SAFE, ""
+def differing(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
+    """Return the names of the settings that differ, sorted; only what is wanted is compared.
+
+    A setting that the server leaves out has its zero value there. Of a mapping, only the wanted keys are compared.
+    """
+    return [name for name, value in sorted(wanted.items()) if not _same(value, actual.get(name))]
 
 
-def _never(why: str) -> Judge:
-    return lambda have, want: (Risk.DESTRUCTIVE, why)
+def difference(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
+    """Return what differs, one readable line a setting; only what is wanted is compared."""
+    return [describe(name, actual.get(name), wanted[name]) for name in differing(wanted, actual)]
 
 
-def _fixed(have: Any, want: Any) -> tuple[Risk, str]:
-    return Risk.FIXED, FIXED
+def describe(name: str, actual: Any, wanted: Any) -> str:
+    """Return one difference as a readable line, durations in seconds."""
+    return f"{name} is {_show(name, actual)}, wanted {_show(name, wanted)}"
 
 
-def _raised(why: str, *, unlimited: bool = True) -> Judge:
-    """Up is safe; with `unlimited`, zero and less mean no limit."""
-
-    def size(value: Any) -> float:
-        number = value or 0
-        return inf if unlimited and number <= 0 else number
-
-    return lambda have, want: (Risk.SAFE, "") if size(want) >= size(have) else (Risk.DESTRUCTIVE, why)
+def _same(want: Any, have: Any) -> bool:
+    if isinstance(want, Mapping) and isinstance(have, Mapping):
+        return not differing(want, have)
+    if isinstance(want, list) and isinstance(have, list) and all(isinstance(one, str) for one in want + have):
+        return sorted(want) == sorted(have)  # subjects, tags: their order means nothing
+    return bool(have == want or (not want and have in _ZEROS))
 
 
-def _switched_on(why: str) -> Judge:
-    return lambda have, want: (Risk.SAFE, "") if want else (Risk.DESTRUCTIVE, why)
-
-
-def _subjects(have: Any, want: Any) -> tuple[Risk, str]:
-    lost = [old for old in have or [] if not covers(want, old)]
-    if lost:
-        return Risk.DESTRUCTIVE, f"messages on {', '.join(lost)} would not be stored any more"
-    return Risk.SAFE, ""
-
-
-def _retention(have: Any, want: Any) -> tuple[Risk, str]:
-    if "workqueue" in (have, want):
-        return Risk.FIXED, FIXED
-    return Risk.DESTRUCTIVE, "it decides which messages are deleted once they are acknowledged"
-
-
-_OLDER = "messages that are beyond it are deleted"
-_IN_USE = "who uses it fails"
-STREAM: Mapping[str, Judge] = {
-    "description": _always,
-    "metadata": _always,
-    "compression": _always,
-    "subjects": _subjects,
-    "max_msgs": _raised(_OLDER),
-    "max_bytes": _raised(_OLDER),
-    "max_age": _raised(_OLDER),
-    "max_msgs_per_subject": _raised(_OLDER),
-    "max_msg_size": _raised("larger messages would be refused"),
-    "max_consumers": _raised("new consumers would be refused"),
-    "duplicate_window": _raised("repeated messages that come later than it would be stored twice", unlimited=False),
-    "num_replicas": _raised("fewer copies survive the loss of servers", unlimited=False),
-    "allow_direct": _switched_on(_IN_USE),
-    "mirror_direct": _switched_on(_IN_USE),
-    "allow_atomic": _switched_on(_IN_USE),
-    "allow_batched": _switched_on(_IN_USE),
-    "allow_msg_schedules": _switched_on(_IN_USE),
-    "allow_msg_ttl": lambda have, want: (Risk.SAFE, "") if want else (Risk.FIXED, "it can't be switched off again"),
-    "allow_rollup_hdrs": _never("it decides whether a publisher can delete what is stored"),
-    "deny_delete": lambda have, want: (
-        (Risk.DESTRUCTIVE, "it can't be switched off again") if want else (Risk.FIXED, FIXED)
-    ),
-    "deny_purge": lambda have, want: (
-        (Risk.DESTRUCTIVE, "it can't be switched off again") if want else (Risk.FIXED, FIXED)
-    ),
-    "discard": _never("at a limit, the one deletes the oldest messages and the other refuses new ones"),
-    "retention": _retention,
-    "sealed": lambda have, want: (
-        (Risk.DESTRUCTIVE, "nothing can be stored in it ever again") if want else (Risk.FIXED, FIXED)
-    ),
-    "placement": _never("its messages move to other servers"),
-    "republish": _never("subscribers get messages they do not expect, or miss them"),
-    "subject_transform": _never("messages are stored on other subjects than today"),
-    "sources": _never("messages of other streams are added, or stay away"),
-    "storage": _fixed,
-    "mirror": _fixed,
-    "first_seq": _fixed,
-    "persist_mode": _fixed,
-    "allow_msg_counter": _fixed,
-}
-"""What may become of a stream's settings."""
-
-CONSUMER: Mapping[str, Judge] = {
-    "description": _always,
-    "metadata": _always,
-    "ack_wait": _raised("messages still being handled would be delivered a second time", unlimited=False),
-    "max_ack_pending": _raised("who reads fast stalls"),
-    "max_deliver": _raised("messages would be given up after fewer deliveries"),
-    "inactive_threshold": _raised("it would be deleted sooner while nobody reads"),
-    "max_batch": _raised("larger requests would be refused"),
-    "max_expires": _raised("longer requests would be refused"),
-    "max_bytes": _raised("larger requests would be refused"),
-    "num_replicas": _raised("fewer copies survive the loss of servers", unlimited=False),
-    "filter_subjects": _never("what it has passed over is not delivered later, and what is filtered out never"),
-    "sample_freq": _always,
-    "backoff": _never("messages still being handled could be delivered a second time"),
-    "headers_only": _never("handlers get payloads, or none, that they do not expect"),
-    "ack_policy": _fixed,
-    "deliver_policy": _fixed,
-    "opt_start_seq": _fixed,
-    "opt_start_time": _fixed,
-    "replay_policy": _fixed,
-    "max_waiting": _fixed,
-    "mem_storage": _fixed,
-}
-"""What may become of a consumer's settings; a `filter_subject` is looked at as `filter_subjects` of one."""
+def _show(name: str, value: Any) -> str:
+    if name in DURATIONS and isinstance(value, int):
+        return f"{value / NANOSECONDS:g} s"
+    if name in LISTS_OF_SECONDS and value:
+        return f"[{', '.join(f'{one / NANOSECONDS:g} s' for one in value)}]"
+    return repr(value)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-Info = Mapping[str, Any]
+from natty.streams.info import ClusterInfo, SourceInfo, StreamInfo
 
 
 class Order(StrEnum):
@@ -51,7 +51,7 @@ class Replication:
     error: str
 
 
-def rows_of(streams: Iterable[Info], order: Order = Order.BYTES, *, cluster: str = "") -> list[Row]:
+def rows_of(streams: Iterable[StreamInfo], order: Order = Order.BYTES, *, cluster: str = "") -> list[Row]:
     """Return a row for each stream, sorted, by name where that is equal; with `cluster`, only of streams in it."""
     chosen = [one for one in streams if not cluster or (one.get("cluster") or {}).get("name") == cluster]
     key: Callable[[Row], Any] = lambda row: (getattr(row, order), row.stream)  # noqa: E731 - typed
@@ -71,7 +71,7 @@ def total(rows: Iterable[Row]) -> Row:
     )
 
 
-def replications_of(streams: Iterable[Info]) -> list[Replication]:
+def replications_of(streams: Iterable[StreamInfo]) -> list[Replication]:
     """Return what mirrors and sources the streams have, and how far behind each is."""
     return [
         _replication(str(one["config"]["name"]), kind, source)
@@ -82,13 +82,13 @@ def replications_of(streams: Iterable[Info]) -> list[Replication]:
     ]
 
 
-def leaders_of(streams: Iterable[Info]) -> list[tuple[str, int]]:
+def leaders_of(streams: Iterable[StreamInfo]) -> list[tuple[str, int]]:
     """Return how many streams each server leads, the busiest first; empty without a cluster."""
     counted = Counter(str(leader) for one in streams if (leader := (one.get("cluster") or {}).get("leader")))
     return sorted(counted.items(), key=lambda pair: (-pair[1], pair[0]))
 
 
-def _row(info: Info) -> Row:
+def _row(info: StreamInfo) -> Row:
     config, state = info["config"], info["state"]
     placement = config.get("placement") or {}
     return Row(
@@ -105,7 +105,7 @@ def _row(info: Info) -> Row:
     )
 
 
-def _replicas(cluster: Info) -> str:
+def _replicas(cluster: ClusterInfo) -> str:
     """Return the servers that hold it: the leader has a star, one that is behind or gone an exclamation mark."""
     if not cluster.get("replicas") and not cluster.get("leader"):
         return ""
@@ -116,7 +116,7 @@ def _replicas(cluster: Info) -> str:
     return ", ".join(sorted(names))
 
 
-def _replication(stream: str, kind: str, source: Info) -> Replication:
+def _replication(stream: str, kind: str, source: SourceInfo) -> Replication:
     transforms = source.get("subject_transforms") or []
     renamed = [f"{one['src']} to {one['dest']}" if one.get("dest") else str(one["src"]) for one in transforms]
     return Replication(

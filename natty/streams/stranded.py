@@ -15,6 +15,7 @@ from typing import Any
 
 from natty.errors import AuthorizationError, NattyError, StreamNotFoundError
 from natty.jetstream import JetStream
+from natty.streams.info import ConsumerInfo, ServerConsumerConfig, consumer_info, stream_info
 from natty.wire.servers import NEEDS, text_of
 
 logger = logging.getLogger("natty.consume")
@@ -43,7 +44,7 @@ async def stranded(jetstream: JetStream, stream: str, consumer: str) -> list[int
     Empty if messages are delivered and unacknowledged: they may be among these. Look twice, some seconds apart: in a
     cluster acknowledged messages are deleted a little later. ConsumerNotFoundError, StreamNotFoundError.
     """
-    info = await jetstream.request(f"CONSUMER.INFO.{stream}.{consumer}")
+    info = await consumer_info(jetstream, stream, consumer)
     return [] if info["num_ack_pending"] else await first_below_floor(jetstream, stream, info)
 
 
@@ -68,7 +69,7 @@ async def first_below_floor(
     return sorted(chain(*await asyncio.gather(*map(first_of, _filters(info["config"])))))[:MOST]
 
 
-def _filters(config: Mapping[str, Any]) -> list[str]:
+def _filters(config: ServerConsumerConfig) -> list[str]:
     return list(config.get("filter_subjects") or [config.get("filter_subject") or ">"])
 
 
@@ -115,7 +116,7 @@ class QueueMender:
         while True:
             await asyncio.sleep(LOOK_EVERY)
             try:
-                config = (await self._jetstream.request(f"STREAM.INFO.{self._stream}"))["config"]
+                config = (await stream_info(self._jetstream, self._stream))["config"]
                 if config["retention"] != "workqueue":
                     return
                 await self.look()
@@ -162,7 +163,7 @@ class QueueMender:
         )
         if self._remake is None and not NEEDS[RESET].met_by(version):
             return f"that needs nats-server {NEEDS[RESET]} and this one is {text_of(version)}. {remove}"
-        info = await self._jetstream.request(f"CONSUMER.INFO.{self._stream}.{self._consumer}")
+        info = await consumer_info(self._jetstream, self._stream, self._consumer)
         most = info["config"].get("max_deliver", -1)
         if most <= 0:
             return ""
@@ -180,7 +181,7 @@ class QueueMender:
         more = ", and more of them are" if len(dead) > SHOWN else ""
         return f"these reached max_deliver and are dead letters{more}. Delete them from the work queue: {commands}"
 
-    async def _dead(self, info: Mapping[str, Any], buried: Buried) -> list[int]:
+    async def _dead(self, info: ConsumerInfo, buried: Buried) -> list[int]:
         """Return stranded messages that have a letter: all, or one more than are shown."""
         dead: list[int] = []
         for subject in _filters(info["config"]):

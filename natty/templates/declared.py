@@ -19,13 +19,13 @@ from natty.errors import (
 )
 from natty.jetstream import JetStream
 from natty.kv import Bucket
+from natty.kv.bucket_config import create_bucket
 from natty.kv.json_records import decode
-from natty.kv.settings import create_bucket
-from natty.streams import create_replicated, delete_stream
+from natty.streams import ServerStreamConfig, create_replicated, delete_stream
+from natty.streams.conversion import stream_config_of
 from natty.streams.ensure import change_document
 from natty.streams.mirror import OVERLAP, take_over, who_takes
 from natty.streams.nearest import missing_sentence
-from natty.streams.settings import from_wire
 from natty.templates.maker import Maker, read_template, report_of, streams_of, templates_in, waiting_in
 from natty.templates.template import MAX_STREAMS, Template
 
@@ -112,19 +112,19 @@ class Templates:
 
     async def _try(self, wanted: Template) -> int:
         """Make a stream of these settings once, so that a mistake in them is told now; return its replicas."""
-        trial = from_wire(wanted.document(f"{wanted.intake}_TRIAL", wanted.subject)) | {"sources": []}
-        name = trial.pop("name")
+        document = wanted.document(f"{wanted.intake}_TRIAL", wanted.subject) | {"sources": []}
+        name = document.pop("name")
         try:
-            made = await create_replicated(self._jetstream, name, trial)
+            made = await create_replicated(self._jetstream, name, stream_config_of(document))
         except JetStreamError as error:
             raise ConfigError(f"no stream of template {wanted.name} could be made: {error}") from error
         await delete_stream(self._jetstream, name)
         return int(made["num_replicas"])
 
     async def _open_intake(self, wanted: Template) -> None:
-        document = from_wire(wanted.intake_document())
+        document = wanted.intake_document()
         try:
-            await create_replicated(self._jetstream, document.pop("name"), document)
+            await create_replicated(self._jetstream, document.pop("name"), stream_config_of(document))
         except JetStreamError as error:
             if error.err_code != OVERLAP:
                 raise
@@ -205,7 +205,7 @@ class Templates:
         await self._bucket.purge(name)
         return sorted(streams)
 
-    async def _set_free(self, template: Template, config: dict[str, Any]) -> None:
+    async def _set_free(self, template: Template, config: ServerStreamConfig) -> None:
         """Let a stream take its own subjects; other sources that its operator gave it stay."""
         sources = config.get("sources") or []
         subjects = [one["filter_subject"] for one in sources if one["name"] == template.intake]

@@ -26,6 +26,7 @@ from natty.errors import (
 from natty.jetstream import JetStream
 from natty.kv import BadKeyError, Bucket, Entry
 from natty.kv.json_records import Faults, decode
+from natty.streams import ServerStreamConfig
 from natty.streams.concurrency import answers
 from natty.streams.ensure import create_document
 from natty.streams.listing import all_streams, stream_names
@@ -226,7 +227,7 @@ async def waiting_in(jetstream: JetStream, template: Template) -> dict[str, int]
     return waiting
 
 
-async def streams_of(jetstream: JetStream, template: Template) -> dict[str, dict[str, Any]]:
+async def streams_of(jetstream: JetStream, template: Template) -> dict[str, ServerStreamConfig]:
     """Return the template's streams, name → configuration."""
     found = (one["config"] for one in (await all_streams(jetstream)).found)
     return {one["name"]: one for one in found if (one.get("metadata") or {}).get(OWNER) == template.name}

@@ -14,8 +14,7 @@ from natty.config.units import NANOSECONDS
 from natty.errors import ConfigError
 from natty.kv.json_records import Whole
 from natty.names import BadNameError, check_name, check_pattern, covers
-from natty.streams.file import check_stream_settings
-from natty.streams.settings import from_wire
+from natty.streams.conversion import check_stream_settings, from_wire
 
 MAX_STREAMS = 1000  # of a template, unless it names another number
 LONGEST_NAME = 255  # characters: the name of a stream's folder

@@ -26,8 +26,8 @@ from natty.errors import (
 )
 from natty.jetstream import JetStream, StoredMessage
 from natty.names import check_name
-from natty.streams import PurgeRefusedError, stream_state
-from natty.streams.admin import check_purge
+from natty.streams import PurgeRefusedError, StreamState, stream_state
+from natty.streams.contents import check_purge
 
 logger = logging.getLogger("natty.deadletter")
 
@@ -145,7 +145,7 @@ class LetterBox:
             return False
         return True
 
-    async def _state(self) -> dict[str, Any]:
+    async def _state(self) -> StreamState:
         try:
             return await stream_state(self._jetstream, self.stream)
         except StreamNotFoundError as error:

@@ -30,7 +30,7 @@ from natty.names import check_name, decode
 from natty.pulling.ordered import Ordered, OrderedOptions
 from natty.pulling.pull import Pull
 from natty.pulling.requests import PullOptions
-from natty.streams import ensure_consumer
+from natty.streams import ConsumerConfig, ensure_consumer
 from natty.wire.message import Batch, Message, encode_headers
 
 logger = logging.getLogger("natty.deadletter")
@@ -162,7 +162,7 @@ class Watch:
 
     async def _ensure(self) -> None:
         await self._letters.ensure()
-        settings = {
+        settings: ConsumerConfig = {
             "filter_subjects": [f"{kind}.{self.stream}.{self.advised}" for kind in (GAVE_UP, TERMINATED)],
             "inactive_threshold": ADVISORIES_AGE,  # what it has not seen by then is gone as well
             "description": f"dead letters of consumer {self.consumer} of stream {self.stream}",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from natty.consuming.dead_letters.letter import prefix_of
 from natty.errors import JetStreamError, StreamExistsError
 from natty.jetstream import JetStream
 from natty.names import covers
-from natty.streams import create_replicated
+from natty.streams import StreamConfig, create_replicated, stream_info
 
 LETTERS = "DEAD_LETTERS"
 ADVISORIES = "NATTY_ADVISORIES"
@@ -36,9 +35,9 @@ async def ensure_streams(jetstream: JetStream, options: DeadLetterOptions) -> No
 
     StreamExistsError if one can't serve, or if another stream holds its subjects.
     """
-    replicas = {"num_replicas": options.replicas} if options.replicas else {}
+    replicas: StreamConfig = {"num_replicas": options.replicas} if options.replicas else {}
     prefix = prefix_of(options.letters)
-    letters = {
+    letters: StreamConfig = {
         "subjects": [f"{prefix}.*.*.*", f"{prefix}.*.*.*.>"],
         **replicas,
         "max_age": options.max_age,
@@ -47,7 +46,7 @@ async def ensure_streams(jetstream: JetStream, options: DeadLetterOptions) -> No
     }
     if await _ensure(jetstream, options.letters, letters) != "limits":
         raise StreamExistsError(f"stream {options.letters} is not of the limits kind: letters would vanish when read")
-    advisories = {
+    advisories: StreamConfig = {
         "subjects": [f"{GAVE_UP}.*.*", f"{TERMINATED}.*.*"],
         "retention": "workqueue",
         **replicas,
@@ -57,13 +56,13 @@ async def ensure_streams(jetstream: JetStream, options: DeadLetterOptions) -> No
     await _ensure(jetstream, options.advisories, advisories)
 
 
-async def _ensure(jetstream: JetStream, name: str, settings: dict[str, Any]) -> str:
+async def _ensure(jetstream: JetStream, name: str, settings: StreamConfig) -> str:
     """Make the stream if it is missing, and see that it takes the subjects; return its kind of retention."""
-    subjects: list[str] = settings["subjects"]
+    subjects = list(settings["subjects"])
     try:
         config = await create_replicated(jetstream, name, settings)
     except StreamExistsError:  # with settings of its own, which are the operator's business
-        config = (await jetstream.request(f"STREAM.INFO.{name}"))["config"]
+        config = (await stream_info(jetstream, name))["config"]
     except JetStreamError as error:
         if error.err_code != SUBJECTS_OVERLAP:
             raise

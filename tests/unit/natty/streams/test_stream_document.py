@@ -5,9 +5,9 @@ import pytest
 from natty import NattyError
 from natty.errors import BadSubjectError, ConfigError
 from natty.names import check_pattern
+from natty.streams.conversion import from_wire, to_wire
 from natty.streams.document import check, complaints, copied, load_document, unmarked
 from natty.streams.refusal import sentence
-from natty.streams.settings import from_wire, to_wire
 
 SECOND = 1_000_000_000
 ORDERS = {"name": "ORDERS", "subjects": ["orders.>"], "max_age": 3600 * SECOND, "max_bytes": 1024**3}

@@ -4,7 +4,7 @@ import pytest
 
 from natty.errors import ConfigError
 from natty.groups import JoinOptions
-from natty.streams.file import check_consumer_settings, check_stream_settings
+from natty.streams.conversion import check_consumer_settings, check_stream_settings
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,6 @@ import pytest
 
 from natty.errors import ConfigError
 from natty.streams import load_streams
-from natty.streams.file import _ConsumerSettings, _StreamSettings
-from natty.streams.planning import CONSUMER, STREAM
 
 DOCS = (Path(__file__).parents[4] / "docs" / "streams.md").read_text()
 
@@ -69,8 +67,3 @@ def test_what_is_wrong_is_named_with_its_path(load, text, said):
 def test_a_file_that_is_not_there_is_told(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.toml can't be read: No such file or directory; check -f"):
         load_streams(tmp_path / "nowhere.toml")
-
-
-def test_every_setting_that_is_judged_can_be_written():
-    assert set(STREAM) <= set(_StreamSettings.__struct_fields__)
-    assert set(CONSUMER) <= set(_ConsumerSettings.__struct_fields__)

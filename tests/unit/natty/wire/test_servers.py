@@ -8,7 +8,7 @@ import pytest
 from natty.cli import server_checks
 from natty.cli.checks import Status
 from natty.elections.record import observed
-from natty.streams.admin import purge_hazard, purge_hazards
+from natty.streams.contents import purge_hazard, purge_hazards
 from natty.streams.listing import Listing
 from natty.streams.origins import takes_part_of_queue
 from natty.testing import ServerOptions

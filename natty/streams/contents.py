@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from natty.errors import ConfigError, JetStreamError, NattyError
 from natty.jetstream import JetStream, StoredMessage
 from natty.names import check_name, covers, overlap
-from natty.streams.ensure import stream_state
+from natty.streams.info import ConsumerInfo, stream_state
 from natty.streams.listing import Listing, all_consumers
 from natty.wire.servers import FAULTS, Version
 
@@ -76,14 +75,14 @@ async def check_purge(jetstream: JetStream, stream: str, subject: str, *, held: 
         )
 
 
-def purge_hazards(consumers: Listing, subject: str, version: Version, *, held: bool = True) -> list[str]:
+def purge_hazards(consumers: Listing[ConsumerInfo], subject: str, version: Version, *, held: bool = True) -> list[str]:
     """Return what to say of each consumer that would lose something by the purge, or that nobody answers for."""
     found = {one["name"]: purge_hazard(one, subject, version, held=held) for one in consumers.found}
     hazards = [f"consumer {name} {why}" for name, why in found.items() if why]
     return hazards + [f"nobody answers for consumer {name}" for name in consumers.missing]
 
 
-def purge_hazard(consumer: Mapping[str, Any], subject: str, version: Version, *, held: bool = True) -> str:
+def purge_hazard(consumer: ConsumerInfo, subject: str, version: Version, *, held: bool = True) -> str:
     """Return what a consumer, as CONSUMER.INFO shows it, would lose by a purge of a subject; empty: nothing."""
     config = consumer["config"]
     filters = config.get("filter_subjects") or [config.get("filter_subject") or ">"]

@@ -1,13 +1,15 @@
+"""What a bucket is made with, and the stream that it is: ADR-8."""
+
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack, cast
 
 from natty.config.units import seconds_of
 from natty.errors import BucketNotFoundError
 from natty.jetstream import JetStream
 from natty.kv.bucket import Bucket
 from natty.kv.key_names import check_bucket
-from natty.streams import create_replicated, create_stream
+from natty.streams import StreamConfig, create_replicated, create_stream, stream_info
 
 MARKER_TTL = 60.0  # seconds that the marker of an expired key stays
 MARKER_TTL_OF_HISTORY = 1.0  # the server keeps no key for less than this where there is history; the least it takes
@@ -21,16 +23,15 @@ async def create_bucket(
     history: int | None = None,
     replicas: int | None = None,
     marker_ttl: float | str | None = None,
-    **settings: Any,
+    **settings: Unpack[StreamConfig],
 ) -> Bucket:
-    """Make the bucket if there is none, and return it.
+    """Make the bucket if there is none, and return it. The settings are those of `BucketConfig`.
 
-    `ttl`, in seconds or as text ("7d"), is for all keys; `history` values of a key are kept, 1 by default and 64 at
-    most; replicas default to 3 on a cluster, else 1. `marker_ttl`, written like `ttl`, is how long the marker of an
-    expired key stays, for watches that were away: 60, or 1 with a history of several values, since the server then lets
-    no key live for less; 0 for no markers. Other settings are the stream's, by the server's names: `description`,
-    `storage`, `max_bytes`, `max_msg_size`, `compression`, `republish`, …
-    StreamExistsError if there is one with another TTL, or with others of the settings that are named.
+    `ttl`, in seconds or as text ("7d"), is for all keys. The bucket keeps `history` values of a key: 1 by default, 64
+    at most. `replicas` default to 3 on a cluster, else 1. `marker_ttl`, written like `ttl`, is how long the marker of
+    an expired key stays, for watches that were disconnected: 60 seconds, or 1 with a history of several values, since
+    the server then lets no key live for less; 0 for no markers. Other settings are the stream's.
+    StreamExistsError if the bucket exists and a named setting has another value; ConfigError for an unknown setting.
     """
     name = f"KV_{check_bucket(bucket)}"
     ttl = None if ttl is None else seconds_of("ttl", ttl)
@@ -42,22 +43,24 @@ async def create_bucket(
     if marker_ttl is not None and marker_ttl != 0 and not marker_ttl >= 1:
         raise ValueError(f"a marker_ttl of {marker_ttl:g} s is not possible: name at least 1 s, or 0 for no markers")
     named = {"max_age": ttl, "max_msgs_per_subject": history, "num_replicas": replicas}
-    named |= {"subject_delete_marker_ttl": marker_ttl, **settings}
-    wanted = {setting: value for setting, value in named.items() if value is not None}
+    named |= {"subject_delete_marker_ttl": marker_ttl}
+    chosen = {setting: value for setting, value in named.items() if value is not None}
+    wanted = cast("StreamConfig", chosen | {name: value for name, value in settings.items() if value is not None})
     try:
-        await jetstream.request(f"STREAM.INFO.{name}")
+        await stream_info(jetstream, name)
     except BucketNotFoundError:
         jetstream.require("a key-value bucket")
         several = wanted.get("max_msgs_per_subject", 1) != 1
-        markers = {"subject_delete_marker_ttl": MARKER_TTL_OF_HISTORY if several else MARKER_TTL}
-        await create_replicated(jetstream, name, bucket_settings(bucket, ttl) | markers | wanted)
+        new = bucket_settings(bucket, ttl)
+        new["subject_delete_marker_ttl"] = MARKER_TTL_OF_HISTORY if several else MARKER_TTL
+        await create_replicated(jetstream, name, {**new, **wanted})
     else:
         await create_stream(jetstream, name, wanted)
     return Bucket(jetstream, bucket)
 
 
-def bucket_settings(bucket: str, ttl: float | None) -> dict[str, Any]:
-    """Return the settings of a bucket's stream: ADR-8, with TTLs for single keys and notes of expired ones."""
+def bucket_settings(bucket: str, ttl: float | None) -> StreamConfig:
+    """Return the settings of a bucket's stream: ADR-8, with TTLs for single keys and markers of expired ones."""
     return {
         "subjects": [f"$KV.{bucket}.>"],
         "max_age": ttl or 0.0,
