@@ -22,7 +22,7 @@ from natty.names import check_name
 from natty.pulling.take import take, why_silent
 from natty.streams.nearest import naming_nearest
 
-Answer = Callable[[Message], None]
+Answer = Callable[[Message], object]
 
 
 @dataclass(frozen=True, kw_only=True)

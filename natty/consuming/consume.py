@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext, suppress
 from itertools import chain
@@ -30,7 +30,7 @@ from natty.wire.ack import first_delivery
 from natty.wire.background import keep_up
 from natty.wire.connection import Connection
 from natty.wire.counters import HANDLER
-from natty.wire.lifetime import Running
+from natty.wire.lifetime import Running, RunsAsTask
 from natty.wire.message import Batch, Message
 
 logger = logging.getLogger("natty.consume")
@@ -41,7 +41,7 @@ FLUSH_TIMEOUT = 2.0  # seconds to wait for the server to have the last acks
 _RETRY_FOR = RETRY_FOR.encode()
 
 
-class Consumption:
+class Consumption(RunsAsTask):
     """Messages of a durable consumer: `await` it with a handler, or iterate over it and settle each message yourself.
 
     The handler returns: the message is acked, unless the handler settled it. It raises: the message comes again after
@@ -105,9 +105,6 @@ class Consumption:
     def __repr__(self) -> str:
         counts = f"{len(self._lanes)} waiting, {self.handled} handled, {self.failed} failed, {self.buried} buried"
         return f"Consumption({self._pull!r}, {counts})"
-
-    def __await__(self) -> Generator[Any, None, None]:
-        return self.run().__await__()
 
     @property
     def redelivered(self) -> int:

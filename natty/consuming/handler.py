@@ -137,12 +137,25 @@ class FromThreads:
 
     def send(self, subject: bytes, data: bytes) -> None:
         """Send from any thread; as `Connection.send`."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            asyncio.run_coroutine_threadsafe(self._send(subject, data), self._loop).result(SEND_TIMEOUT)
-        else:
+        if asyncio._get_running_loop() is self._loop:
             self._connection.send(subject, data)
+        else:
+            asyncio.run_coroutine_threadsafe(self._send(subject, data), self._loop).result(SEND_TIMEOUT)
 
     async def _send(self, subject: bytes, data: bytes) -> None:
         self._connection.send(subject, data)
+
+    def confirm(self, subject: bytes, data: bytes) -> Awaitable[object] | None:
+        """As `Connection.confirm`; in a thread, return when the answer has come."""
+        if asyncio._get_running_loop() is self._loop:
+            return self._connection.confirm(subject, data)
+        asyncio.run_coroutine_threadsafe(self._confirm(subject, data), self._loop).result()
+        return None
+
+    async def _confirm(self, subject: bytes, data: bytes) -> None:
+        if (answer := self._connection.confirm(subject, data)) is not None:
+            await answer
+
+    async def flush(self) -> None:
+        """As `Connection.flush`."""
+        await self._connection.flush()

@@ -46,7 +46,7 @@ class Receipts:
         if done:
             self._pull.finished(len(done), size_of(done))
 
-    def settle(self, message: Message, answer: Callable[[Message], None]) -> None:
+    def settle(self, message: Message, answer: Callable[[Message], object]) -> None:
         """Settle a message at once, with `nak` or `term`."""
         try:
             answer(message)

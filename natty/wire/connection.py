@@ -147,6 +147,7 @@ class Connection:
         self._supervisor: asyncio.Task[None] | None = None
         self._last_error: Exception | None = None
         self._opening = asyncio.Lock()
+        self._confirming: set[asyncio.Task[RawMessage]] = set()
         self._requests = Answers(self.new_inbox())
 
     def __repr__(self) -> str:
@@ -457,7 +458,7 @@ class Connection:
 
     async def request(
         self,
-        subject: str,
+        subject: str | bytes,
         data: bytes = b"",
         *,
         headers: bytes = b"",
@@ -486,12 +487,24 @@ class Connection:
             async with asyncio.timeout_at(deadline):
                 answer = await future
         except TimeoutError:
-            raise RequestTimeoutError(f"no answer on {subject} within {timeout:g} s") from None
+            raise RequestTimeoutError(f"no answer on {decode(word)} within {timeout:g} s") from None
         finally:
             self._requests.forget(reply)
         if not answer[3] and status_of(answer[2])[0] == 503:
-            raise NoRespondersError(f"nobody listens on {subject}")
+            raise NoRespondersError(f"nobody listens on {decode(word)}")
         return answer
+
+    def confirm(self, subject: bytes, data: bytes) -> Awaitable[object]:
+        """Send a request; the result waits for its answer, and raises as `request` does. It need not be awaited."""
+        asking = asyncio.create_task(self.request(subject, data))
+        self._confirming.add(asking)
+        asking.add_done_callback(self._confirmed)
+        return asking
+
+    def _confirmed(self, asking: asyncio.Task[RawMessage]) -> None:
+        self._confirming.discard(asking)
+        if not asking.cancelled():
+            asking.exception()  # seen: the caller need not wait
 
     def expect_answer(self, subject: bytes = b"") -> tuple[bytes, asyncio.Future[RawMessage]]:
         """Return a reply subject of our own and the future of the answer to it."""

@@ -3,11 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Coroutine, Generator
 from contextvars import ContextVar, copy_context
 from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
+
+
+class RunsAsTask(Coroutine[Any, Any, None]):
+    """Has `run`, and is what that gives: `await it`, `asyncio.create_task(it)`, `group.create_task(it)`.
+
+    Unlike a coroutine it may be dropped unused, and `run` may be called by itself.
+    """
+
+    _coroutine: Coroutine[Any, Any, None] | None = None
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Do what it is for, to its end."""
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self.run().__await__()
+
+    def send(self, value: Any) -> Any:
+        """Go on to the next `await`, as a task does; the first call begins."""
+        if self._coroutine is None:
+            self._coroutine = self.run()
+        return self._coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """Raise an error where it waits, as a task does that is cancelled."""
+        if self._coroutine is None:
+            self._coroutine = self.run()
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        """End it where it waits. Idempotent."""
+        if self._coroutine is not None:
+            self._coroutine.close()
 
 
 class Lifetime:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from functools import cached_property, lru_cache
 from math import ceil
-from typing import Protocol
+from typing import Any, Protocol
 
 from natty.config.units import seconds_of
 from natty.names import decode, encode
@@ -117,6 +118,35 @@ class Sender(Protocol):
     def send(self, subject: bytes, data: bytes) -> None:
         """Publish."""
 
+    def confirm(self, subject: bytes, data: bytes) -> Awaitable[object] | None:
+        """Publish as a request; the result, if any, waits for the answer. It need not be awaited."""
+
+    async def flush(self) -> None:
+        """Return when the server has received what was sent."""
+
+
+class Confirmation:
+    """What settling a message returns. `await` it until the server has confirmed; it need not be awaited.
+
+    Of an ack: the server has settled the message, and never delivers it to this consumer again. Of `nak` and `term`
+    without `confirm`: the server has received it. RequestTimeoutError, or NotConnectedError, if that stays unknown.
+    NoRespondersError: the consumer was deleted.
+    """
+
+    __slots__ = ("_again", "_asked", "_sender", "_subject")
+
+    def __init__(self, sender: Sender, subject: bytes, again: bytes, asked: Awaitable[object] | None = None) -> None:
+        self._sender, self._subject = sender, subject
+        self._again = again  # to be sent as a request when it is awaited; b"" for nothing
+        self._asked = asked
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> None:
+        asked = self._asked or (self._sender.confirm(self._subject, self._again) if self._again else None)
+        await (asyncio.shield(asked) if asked is not None else self._sender.flush())
+
 
 class Batch:
     """Messages that one read of the socket brought, in order of delivery; columns for those who work by batches."""
@@ -182,9 +212,14 @@ class Batch:
 
 
 class Message:
-    """One message of a stream. Settle it once: `ack`, `nak` or `term`."""
+    """One message of a stream. Settle it once: `ack`, `nak` or `term`.
 
-    __slots__ = ("_connection", "_raw", "settled")
+    Each is sent with the next write, and idempotent. What they return may be awaited: see `Confirmation`. With
+    `confirm=True` the server is asked at once for its confirmation; in a thread, the call then returns when it has
+    come. An awaited ack without it is sent twice.
+    """
+
+    __slots__ = ("_connection", "_raw", "_settled_by", "settled")
 
     def __init__(self, raw: RawMessage, connection: Sender | None = None) -> None:
         self._raw = raw
@@ -240,28 +275,43 @@ class Message:
         """How many times it has been delivered, this time included."""
         return int(ack_tokens(self._raw[1])[4])
 
-    def ack(self) -> None:
-        """Say that it is done. Sent with the next write; idempotent."""
-        self._settle(ACK)
+    def ack(self, *, confirm: bool = False) -> Confirmation:
+        """Acknowledge it: the server never delivers it to this consumer again."""
+        if confirm or self.settled or self._connection is None:
+            return self._settle(ACK, confirm)
+        self._connection.send(self._raw[1], ACK)  # the common case, without a further call
+        self.settled = True
+        return Confirmation(self._connection, self._raw[1], ACK)
 
-    def nak(self, delay: float = 0.0) -> None:
+    def nak(self, delay: float = 0.0, *, confirm: bool = False) -> Confirmation:
         """Ask for it again, after `delay` seconds."""
-        self._settle(nak(delay))
+        return self._settle(nak(delay), confirm)
 
-    def term(self, reason: str = "") -> None:
+    def term(self, reason: str = "", *, confirm: bool = False) -> Confirmation:
         """Give it up: the server never delivers it to this consumer again. `reason` goes into the server's advisory."""
-        self._settle(term(reason))
+        return self._settle(term(reason), confirm)
 
     def in_progress(self) -> None:
         """Restart its `ack_wait`: work on it goes on."""
-        self._send(IN_PROGRESS)
+        self._sender.send(self._raw[1], IN_PROGRESS)
 
-    def _settle(self, answer: bytes) -> None:
-        if not self.settled:
-            self._send(answer)
-            self.settled = True
+    def _settle(self, answer: bytes, confirm: bool) -> Confirmation:
+        sender, subject = self._sender, self._raw[1]
+        if self.settled:
+            return Confirmation(sender, subject, ACK if answer == ACK == getattr(self, "_settled_by", ACK) else b"")
+        asked: Awaitable[object] | None = None
+        if confirm:
+            asked = sender.confirm(subject, answer)
+        else:
+            sender.send(subject, answer)
+        self.settled = True
+        if answer == ACK:
+            return Confirmation(sender, subject, ACK, asked)
+        self._settled_by = answer
+        return Confirmation(sender, subject, b"", asked)
 
-    def _send(self, answer: bytes) -> None:
+    @property
+    def _sender(self) -> Sender:
         if self._connection is None:
             raise RuntimeError("this message came from no connection; it can't be settled")
-        self._connection.send(self._raw[1], answer)
+        return self._connection
