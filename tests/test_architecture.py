@@ -1,6 +1,7 @@
 """The rules of docs/architecture.md, read off the code with `ast`."""
 
 import ast
+import re
 import subprocess
 import sys
 from functools import cache
@@ -10,6 +11,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted(path for package in ("natty", "capture") for path in (ROOT / package).rglob("*.py"))
+
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+NAMED = re.compile(r"`([\w./]+)`")
+FILE_NAMED = re.compile(r"(?<![\w/.-])((?:natty|capture|tests|examples)/[\w/.-]+\.(?:py|md|html|conf|toml))\b")
 
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
 
@@ -140,6 +146,34 @@ def test_every_file_has_a_row_and_a_package_twenty_of_them_at_most(package):
     rows = {row_of(path) for path in FILES if name_of(path).startswith(f"{package}/")}
     assert rows == set(LAYERS[package])
     assert len(rows) <= 20
+
+
+def tables_of_the_tree() -> dict[str, list[tuple[str, list[str]]]]:
+    """Return the rows of the tables in docs/architecture.md: a folder or file, and which of its files to open first."""
+    found = {}
+    for package in LAYERS:
+        section = PAGE.partition(f"\n### {package}\n")[2].partition("\n#")[0]
+        rows = [line.split("|") for line in section.splitlines() if line.startswith("| `")]
+        found[package] = [(NAMED.findall(row[1])[0], NAMED.findall(row[3])) for row in rows]
+    return found
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_the_page_on_architecture_shows_the_rows_and_files_that_exist(package):
+    table = tables_of_the_tree()[package]
+    assert [name.removesuffix("/").removesuffix(".py") for name, _ in table] == [
+        row for row in LAYERS[package] if not row.startswith("__")
+    ]
+    for name, first in table:
+        for one in first:
+            path = ROOT / package / name / one
+            assert path.is_dir() or path.with_suffix(".py").is_file(), f"{package}/{name}{one}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_the_documents_name_files_that_exist(path):
+    missing = [named for named in FILE_NAMED.findall(path.read_text()) if not (ROOT / named).exists()]
+    assert missing == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
