@@ -11,11 +11,11 @@ from natty import Natty
 from natty.cli import connect
 from natty.cli.ask import confirm, needed
 from natty.cli.choose import consumer_of, stream_of
-from natty.cli.consumer_flags import moment
 from natty.cli.consumer_make import add, edit
 from natty.cli.consumer_next import next_messages
 from natty.cli.consumer_show import facts_of, list_rows, report_rows
 from natty.cli.run import run_async
+from natty.cli.setting_flags import moment
 from natty.cli.tables import print_document, print_facts, print_table
 from natty.cli.terminal import say
 from natty.config.units import NANOSECONDS, show_duration

@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from natty import Natty
-from natty.cli import connect, consumer_flags
+from natty.cli import connect
 from natty.cli.ask import ask, confirm, needed, on_terminal, one_of, seconds
 from natty.cli.choose import consumer_of, stream_of
-from natty.cli.consumer_flags import ACK_POLICIES, REPLAY_POLICIES, settings_of, start
 from natty.cli.consumer_show import facts_of
 from natty.cli.run import run_async
+from natty.cli.setting_flags import ACK_POLICIES, REPLAY_POLICIES, consumer_options, settings_of, start
 from natty.cli.stream_code import EXIT_PENDING, SIGNS
 from natty.cli.tables import print_document, print_facts
 from natty.cli.terminal import say
@@ -50,7 +50,7 @@ Pull = Annotated[bool, typer.Option("--pull", hidden=True, help="It is one in an
 
 
 @connect.options
-@connect.injected("given", consumer_flags.NEW)
+@connect.injected("given", consumer_options())
 def add(
     *,
     nats: dict[str, Any],
@@ -83,7 +83,7 @@ def add(
 
 
 @connect.options
-@connect.injected("given", consumer_flags.CHANGED)
+@connect.injected("given", consumer_options(editing=True))
 def edit(
     *,
     nats: dict[str, Any],
@@ -137,21 +137,21 @@ class _Question:
 
 _QUESTIONS = (
     _Question("deliver", "Start: all, new, last, subject, a sequence, 1h, or a time", start, "all"),
-    _Question("ack_policy", "Ack policy", one_of(*ACK_POLICIES), "explicit", ACK_POLICIES),
-    _Question("replay_policy", "Replay", one_of(*REPLAY_POLICIES), "instant", REPLAY_POLICIES),
+    _Question("ack", "Ack policy", one_of(*ACK_POLICIES), "explicit", ACK_POLICIES),
+    _Question("replay", "Replay", one_of(*REPLAY_POLICIES), "instant", REPLAY_POLICIES),
     _Question("filter", "Only these subjects", lambda text: [] if text == "all" else [text], "all"),
-    _Question("ack_wait", "Ack wait", seconds, "30s"),
+    _Question("wait", "Ack wait", seconds, "30s"),
     _Question("max_deliver", "Deliveries at most, -1: no limit", int, "-1"),
-    _Question("max_ack_pending", "Unacknowledged at most, -1: no limit", int, "1000"),
+    _Question("max_pending", "Unacknowledged at most, -1: no limit", int, "1000"),
 )
-_OF_ACKS = {"ack_wait", "max_deliver", "max_ack_pending"}
+_OF_ACKS = {"wait", "max_deliver", "max_pending"}
 
 
 def _interview(given: dict[str, Any]) -> dict[str, Any]:
     answers: dict[str, Any] = {}
     for one in _QUESTIONS:
-        unacked = (given | answers).get("ack_policy") == "none" and one.option in _OF_ACKS
-        if one.option not in given and not unacked and not (one.option == "ack_wait" and "backoff" in given):
+        unacked = (given | answers).get("ack") == "none" and one.option in _OF_ACKS
+        if one.option not in given and not unacked and not (one.option == "wait" and "backoff" in given):
             answers[one.option] = ask(one.text, one.parse, default=one.default, choices=one.choices)
     return answers
 

@@ -17,7 +17,7 @@ from natty import Bucket, Natty
 from natty.cli import connect
 from natty.cli.ask import confirm, seconds
 from natty.cli.run import run_async
-from natty.cli.stream_flags import document_of
+from natty.cli.setting_flags import document_of
 from natty.cli.tables import PlainConsole, cells, print_table
 from natty.cli.terminal import json_text, say, write
 from natty.errors import KeyNotFoundError

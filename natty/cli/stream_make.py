@@ -15,8 +15,17 @@ from natty.cli import connect
 from natty.cli.ask import Force, MissingFlagError, ask, confirm, needed, number, one_of
 from natty.cli.choose import StreamName, stream_of
 from natty.cli.run import run_async
+from natty.cli.setting_flags import (
+    document_of,
+    limit,
+    nanoseconds,
+    retention,
+    size_limit,
+    storage,
+    stream_options,
+    subjects_of,
+)
 from natty.cli.stream_code import EXIT_PENDING, show_plans
-from natty.cli.stream_flags import limit, nanoseconds, retention, settings, size_limit, storage, subjects_of
 from natty.cli.stream_look import read_info, show_info
 from natty.cli.tables import Json, print_document
 from natty.cli.terminal import say
@@ -48,11 +57,11 @@ Config = Annotated[
 
 
 @connect.options
-@settings()
+@connect.injected("given", stream_options(defaults=True))
 def add(
     *,
     nats: dict[str, Any],
-    wanted: dict[str, Any],
+    given: dict[str, Any],
     name: NewName = None,
     config: Config = None,
     defaults: Annotated[bool, typer.Option("--defaults", help="Ask only for what has no default.")] = False,
@@ -63,7 +72,7 @@ def add(
     as_json: Json = False,
 ) -> None:
     """Make a stream. On a terminal what is missing is asked for."""
-    document = ({"allow_direct": True} if config is None else load_document(config)) | wanted
+    document = ({"allow_direct": True} if config is None else load_document(config)) | document_of(given)
     document = _completed(document, name or document.get("name"), defaults=defaults)
     check(document)
     if output is not None:
@@ -76,11 +85,11 @@ def add(
 
 
 @connect.options
-@settings(without=("storage", "first_seq", "persist_mode", "limit_consumer_inactive", "limit_consumer_max_pending"))
+@connect.injected("given", stream_options(editing=True))
 def edit(
     *,
     nats: dict[str, Any],
-    wanted: dict[str, Any],
+    given: dict[str, Any],
     name: StreamName = None,
     config: Config = None,
     no_transform: Annotated[bool, typer.Option("--no-transform", help="Rename subjects no more.")] = False,
@@ -94,7 +103,7 @@ def edit(
 ) -> None:
     """Change settings of a stream: shows what would change, and asks. What is not named stays as it is."""
     ended = {"subject_transform": no_transform, "republish": no_republish}
-    wanted |= {setting: None for setting, given in ended.items() if given}
+    wanted: dict[str, Any] = document_of(given) | {setting: None for setting, end in ended.items() if end}
     if config is not None:
         wanted = load_document(config) | wanted
         name = name or wanted.get("name")
@@ -117,18 +126,19 @@ def edit(
 
 
 @connect.options
-@settings()
+@connect.injected("given", stream_options())
 def copy(
     *,
     nats: dict[str, Any],
-    wanted: dict[str, Any],
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The stream whose configuration is copied.")],
+    given: dict[str, Any],
+    original: Annotated[str, typer.Argument(metavar="SOURCE", help="The stream whose configuration is copied.")],
     destination: Annotated[str, typer.Argument(metavar="DESTINATION", help="The new stream's name.")],
     as_json: Json = False,
 ) -> None:
     """Make a stream with the configuration of another one, but for the settings given; no messages are copied."""
     check_name("stream", destination)
-    config = run_async(read_info(nats, check_name("stream", source)))["config"]
+    wanted = document_of(given)
+    config = run_async(read_info(nats, check_name("stream", original)))["config"]
     if config.get("subjects") and not config.get("mirror"):  # two streams can't have the same subjects
         question = f"Subjects of {destination}, other ones than {', '.join(config['subjects'])}"
         wanted["subjects"] = needed(wanted.get("subjects"), "--subjects", question, subjects_of)

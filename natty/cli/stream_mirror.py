@@ -12,7 +12,7 @@ from natty.cli import connect
 from natty.cli.ask import confirm, needed
 from natty.cli.choose import stream_of
 from natty.cli.run import run_async
-from natty.cli.stream_flags import settings
+from natty.cli.setting_flags import document_of, stream_options
 from natty.cli.tables import print_document, print_facts, print_table
 from natty.cli.terminal import say
 from natty.config.units import show_duration
@@ -34,30 +34,29 @@ Force = Annotated[bool, typer.Option("--force", help="Go on without messages tha
 _NOT_OF_A_COPY = (
     "subjects",
     "retention",
-    "first_seq",
+    "first_sequence",
     "ack",
     "mirror",
-    "source",
     "transform_source",
     "transform_destination",
-    "duplicate_window",
-    "allow_atomic",
-    "allow_batched",
-    "allow_msg_counter",
-    "allow_msg_schedules",
-    "allow_rollup_hdrs",
+    "dupe_window",
+    "allow_batch",
+    "allow_fast_ingest",
+    "allow_counter",
+    "allow_schedules",
+    "allow_rollup",
     "persist_mode",
 )
-"""Settings that only a stream with subjects of its own can have."""
+"""Flags of settings that only a stream with subjects of its own can have."""
 
 
 @app.command()
 @connect.options
-@settings(without=_NOT_OF_A_COPY)
+@connect.injected("given", stream_options(without=_NOT_OF_A_COPY))
 def add(
     *,
     nats: dict[str, Any],
-    wanted: dict[str, Any],
+    given: dict[str, Any],
     name: Annotated[str | None, typer.Argument(metavar="[STREAM]", help="The mirror's name.")] = None,
     origin: Annotated[str | None, typer.Argument(metavar="[ORIGIN]", help="The stream to mirror.")] = None,
     origin_domain: Domain = "",
@@ -85,18 +84,18 @@ def add(
         filter_subject=only,
         transforms=tuple(map(_transform, transform or [])),
     )
-    _made(run_async(_add(nats, name, found, wanted)), as_json)
+    _made(run_async(_add(nats, name, found, document_of(given))), as_json)
 
 
 @app.command()
 @connect.options
-@settings(without=_NOT_OF_A_COPY)
+@connect.injected("given", stream_options(without=_NOT_OF_A_COPY))
 def gather(
     *,
     nats: dict[str, Any],
     name: Name,
     origins: Annotated[list[str], typer.Argument(metavar="ORIGIN...", help="The streams to gather from.")],
-    wanted: dict[str, Any],
+    given: dict[str, Any],
     origin_domain: Domain = "",
     api: Api = "",
     deliver: Deliver = "",
@@ -105,7 +104,7 @@ def gather(
 ) -> None:
     """Make a stream that gathers the messages of several (`sources`): in order of each, under new sequences."""
     found = [Origin(stream=one, domain=origin_domain, api=api, deliver=deliver, filter_subject=only) for one in origins]
-    _made(run_async(_gather(nats, name, found, wanted)), as_json)
+    _made(run_async(_gather(nats, name, found, document_of(given))), as_json)
 
 
 @app.command()

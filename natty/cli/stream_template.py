@@ -12,7 +12,7 @@ from natty import Natty
 from natty.cli import connect
 from natty.cli.ask import confirm, needed
 from natty.cli.run import run_async
-from natty.cli.stream_flags import settings
+from natty.cli.setting_flags import document_of, stream_options
 from natty.cli.tables import print_document, print_facts, print_table
 from natty.cli.terminal import say
 from natty.consuming.shutdown import stopped_by_signals
@@ -30,27 +30,26 @@ _OURS = (
     "subjects",
     "retention",
     "mirror",
-    "source",
     "transform_source",
     "transform_destination",
-    "first_seq",
+    "first_sequence",
     "ack",
-    "allow_atomic",
-    "allow_batched",
-    "allow_msg_counter",
-    "allow_msg_schedules",
+    "allow_batch",
+    "allow_fast_ingest",
+    "allow_counter",
+    "allow_schedules",
     "persist_mode",
 )
-"""Settings that its streams have from the template, or can't have as they store what an intake stored before."""
+"""Flags of settings that its streams get from the template, or cannot have: they copy what the intake has stored."""
 
 
 @app.command()
 @connect.options
-@settings(without=_OURS)
+@connect.injected("given", stream_options(without=_OURS))
 def add(
     *,
     nats: dict[str, Any],
-    wanted: dict[str, Any],
+    given: dict[str, Any],
     name: Annotated[str | None, typer.Argument(metavar="[TEMPLATE]", help="The template's name.")] = None,
     subject: Annotated[
         str | None, typer.Option("--subject", help="What is published, with a * for each token that may be new.")
@@ -69,7 +68,7 @@ def add(
     subject = needed(subject, "--subject", "Subject, as orders.*", str)
     stream = needed(stream, "--stream", "Streams' names, as ORDERS_{1}", str)
     options = {"subject": subject, "stream": stream, "max_streams": max_streams, "max_waiting": max_waiting}
-    made = run_async(_add(nats, name, options, wanted))
+    made = run_async(_add(nats, name, options, document_of(given)))
     if as_json:
         print_document(msgspec.to_builtins(made))
     else:

@@ -35,9 +35,11 @@ class Setting:
     """What there is to know of one setting, beside its name and type."""
 
     help: str
-    """A noun phrase, with the unit, and the server's default where there is one."""
+    """A noun phrase, with an example where it has a unit."""
     judge: Judge = changes.unknown
     """What a change of it may break."""
+    default: str = ""
+    """What the server takes where it is not named; natty's own choice for a consumer's `ack_wait` and limits."""
     flag: str = ""
     """Its flag, without the dashes; its own name by default."""
     without_flag: str = ""
@@ -70,7 +72,7 @@ class SubjectTransform(TypedDict, total=False):
 
     # fmt: off
     src: Annotated[str, Setting("Pattern of the subjects to rename", flag="transform-source")]
-    dest: Annotated[str, Setting("Subject to rename them to", flag="transform-destination")]
+    dest: Annotated[str, Setting("Subject under which renamed messages are stored", flag="transform-destination")]
     # fmt: on
 
 
@@ -78,9 +80,10 @@ class Republish(TypedDict, total=False):
     """A pattern of stored subjects, and the subject on which the server publishes their messages again."""
 
     # fmt: off
-    src: Annotated[str, Setting("Pattern of the stored subjects to publish again", flag="republish-source")]
-    dest: Annotated[str, Setting("Subject to publish stored messages on", flag="republish-destination")]
-    headers_only: Annotated[bool, Setting("Publish them again without payloads", flag="republish-headers")]
+    src: Annotated[str, Setting(
+        "Pattern of subjects whose stored messages are published again", flag="republish-source")]
+    dest: Annotated[str, Setting("Subject on which stored messages are published again", flag="republish-destination")]
+    headers_only: Annotated[bool, Setting("Publish only the headers again, without payloads", flag="republish-headers")]
     # fmt: on
 
 
@@ -89,7 +92,8 @@ class ConsumerLimits(TypedDict, total=False):
 
     # fmt: off
     inactive_threshold: Annotated[int, Setting(  # nanoseconds
-        "Longest time that a consumer may be inactive", flag="limit-consumer-inactive", editable=False)]
+        "Longest time that a consumer may be inactive",
+        flag="limit-consumer-inactive", metavar="DURATION", editable=False)]
     max_ack_pending: Annotated[int, Setting(
         "Maximum number of unacknowledged messages of a consumer",
         flag="limit-consumer-max-pending", unlimited=True, editable=False)]
@@ -121,18 +125,18 @@ class StreamConfig(TypedDict, total=False):
     description: Annotated[str, Setting("Description of the stream", changes.always)]
     subjects: Annotated[Texts, Setting("Subjects to store, separated by commas; wildcards allowed", changes.subjects)]
     retention: Annotated[Retention, Setting(
-        "limits, interest, or work for a work queue [default: limits]", changes.retention)]
+        "limits, interest, or work for a work queue", changes.retention, default="limits")]
     storage: Annotated[Storage, Setting(
-        "file or memory [default: file]", changes.fixed, editable=False)]
+        "file or memory", changes.fixed, editable=False, default="file")]
     discard: Annotated[Discard, Setting(
-        "At a limit, old to delete the oldest messages or new to refuse new ones [default: old]",
-        destructive("at a limit, the one deletes the oldest messages and the other refuses new ones"))]
+        "At a limit, old to delete the oldest messages or new to refuse new ones",
+        destructive("at a limit, the one deletes the oldest messages and the other refuses new ones"), default="old")]
     discard_new_per_subject: Annotated[bool, Setting(
         "With --discard new, refuse new messages of each subject at its limit", flag="discard-per-subject")]
-    compression: Annotated[Compression, Setting("none or s2 [default: none]", changes.always)]
+    compression: Annotated[Compression, Setting("none or s2", changes.always, default="none")]
     num_replicas: Annotated[int, Setting(
-        "Number of replicas, 1 to 5 [default: 1]",
-        raised("fewer copies survive the loss of servers", unlimited=False), flag="replicas", least=1)]
+        "Number of replicas, 1 to 5",
+        raised("fewer copies survive the loss of servers", unlimited=False), flag="replicas", least=1, default="1")]
     max_msgs: Annotated[int, Setting("Maximum number of messages", raised(OLDER), unlimited=True)]
     max_msgs_per_subject: Annotated[int, Setting(
         "Maximum number of messages of each subject", raised(OLDER), unlimited=True)]
@@ -143,8 +147,9 @@ class StreamConfig(TypedDict, total=False):
     max_consumers: Annotated[int, Setting(
         "Maximum number of consumers", raised("new consumers would be refused"), unlimited=True)]
     duplicate_window: Annotated[Duration, Setting(
-        "How long the server remembers message ids, such as 2m [default: 2m]",
-        raised("repeated messages that come later than it would be stored twice", unlimited=False), flag="dupe-window")]
+        "How long the server remembers message ids, such as 2m",
+        raised("repeated messages that come later than it would be stored twice", unlimited=False),
+        flag="dupe-window", default="2m")]
     first_seq: Annotated[int, Setting(
         "Sequence of the first message", changes.fixed, flag="first-sequence", least=1, editable=False)]
     allow_direct: Annotated[bool, Setting("Let every replica answer reads of single messages", changes.switched_on)]
@@ -171,9 +176,9 @@ class StreamConfig(TypedDict, total=False):
         "Store nothing any more",
         changes.denies("nothing can be stored in it ever again"),
         without_flag="a new stream cannot be sealed, and a sealed one cannot be opened again")]
-    no_ack: Annotated[bool, Setting("Acknowledge published messages [default: on]", flag="ack", negated=True)]
+    no_ack: Annotated[bool, Setting("Acknowledge published messages", flag="ack", negated=True, default="on")]
     subject_delete_marker_ttl: Annotated[Duration, Setting(
-        "How long the marker stays that the server stores when a subject's last message expires, such as 1m",
+        "How long the server keeps a marker where a subject's last message expired, such as 1m",
         flag="subject-del-markers-ttl", since="2.11")]
     persist_mode: Annotated[PersistMode, Setting(
         "default, or async to flush to disk later", changes.fixed, editable=False, since="2.12")]
@@ -202,21 +207,22 @@ class ConsumerConfig(TypedDict, total=False):
         destructive("what it has passed over is not delivered later, and what is filtered out never"), flag="filter")]
     filter_subject: Annotated[str, Setting("Subject to deliver", without_flag="--filter takes one subject, too")]
     ack_policy: Annotated[AckPolicy, Setting(
-        "explicit, all or none [default: explicit]", changes.fixed, flag="ack", editable=False)]
+        "explicit, all or none", changes.fixed, flag="ack", editable=False, default="explicit")]
     ack_wait: Annotated[Duration, Setting(
-        "Time after which an unacknowledged message is delivered again [default: 30s]",
-        raised("messages still being handled would be delivered a second time", unlimited=False), flag="wait")]
+        "Time after which an unacknowledged message is delivered again",
+        raised("messages still being handled would be delivered a second time", unlimited=False),
+        flag="wait", default="30s")]
     backoff: Annotated[list[Duration] | tuple[Duration, ...], Setting(
         "Delays before each further delivery: 1s,10s,1m, or linear, or none",
         destructive("messages still being handled could be delivered a second time"))]
     max_deliver: Annotated[int, Setting(
-        "Maximum number of deliveries of a message [default: -1]",
-        raised("messages would be given up after fewer deliveries"), unlimited=True, least=-1)]
+        "Maximum number of deliveries of a message",
+        raised("messages would be given up after fewer deliveries"), unlimited=True, least=-1, default="-1")]
     max_ack_pending: Annotated[int, Setting(
-        "Maximum number of unacknowledged messages [default: 1000]",
-        raised("fast readers stall"), flag="max-pending", unlimited=True, least=-1)]
+        "Maximum number of unacknowledged messages",
+        raised("fast readers stall"), flag="max-pending", unlimited=True, least=-1, default="1000")]
     max_waiting: Annotated[int, Setting(
-        "Maximum number of requests that wait at the same time [default: 512]", changes.fixed, least=1, editable=False)]
+        "Maximum number of requests that wait at the same time", changes.fixed, least=1, editable=False, default="512")]
     max_batch: Annotated[int, Setting(
         "Maximum number of messages of one request",
         raised("larger requests would be refused"), flag="max-pull-batch", least=1)]
@@ -226,14 +232,14 @@ class ConsumerConfig(TypedDict, total=False):
         "Longest time that a request may wait, such as 30s",
         raised("longer requests would be refused"), flag="max-pull-expire")]
     deliver_policy: Annotated[DeliverPolicy, Setting(
-        "Where to start: all, new, last, subject, a sequence, 1h, or a time [default: all]",
-        changes.fixed, flag="deliver", metavar="START", editable=False)]
+        "Where to start: all, new, last, subject, a sequence, 1h, or a time",
+        changes.fixed, flag="deliver", metavar="START", editable=False, default="all")]
     opt_start_seq: Annotated[int, Setting("First sequence", changes.fixed, without_flag="--deliver names it")]
     opt_start_time: Annotated[str, Setting(
         "Time of the first message, RFC 3339", changes.fixed, without_flag="--deliver names it")]
     replay_policy: Annotated[ReplayPolicy, Setting(
-        "instant, or original for the pace at which messages arrived [default: instant]",
-        changes.fixed, flag="replay", editable=False)]
+        "instant, or original for the pace at which messages arrived",
+        changes.fixed, flag="replay", editable=False, default="instant")]
     sample_freq: Annotated[str, Setting("Percentage of acks that the server reports", changes.always, flag="sample")]
     headers_only: Annotated[bool, Setting(
         "Deliver headers without payloads", destructive("handlers get payloads, or none, that they do not expect"))]
@@ -241,8 +247,9 @@ class ConsumerConfig(TypedDict, total=False):
         "Delete the consumer after this time without readers, such as 1h",
         raised("it would be deleted sooner while nobody reads"))]
     num_replicas: Annotated[int, Setting(
-        "Number of replicas [default: the stream's]",
-        raised("fewer copies survive the loss of servers", unlimited=False), flag="replicas", least=1)]
+        "Number of replicas",
+        raised("fewer copies survive the loss of servers", unlimited=False),
+        flag="replicas", least=1, default="the stream's")]
     mem_storage: Annotated[bool, Setting(
         "Keep its position in memory only", changes.fixed, flag="memory", editable=False)]
     priority_groups: Annotated[Texts, Setting(
@@ -267,12 +274,12 @@ class BucketConfig(StreamConfig, total=False):
     """The settings of a key-value bucket: its own, and those of its stream."""
 
     # fmt: off
-    ttl: Annotated[Duration, Setting("Time to live of every key, such as 7d [default: no limit]")]
-    history: Annotated[int, Setting("Number of values to keep of a key, 1 to 64 [default: 1]", least=1)]
-    replicas: Annotated[int, Setting("Number of replicas [default: 3 on a cluster, else 1]", least=1)]
+    ttl: Annotated[Duration, Setting("Time to live of every key, such as 7d", default="no limit")]
+    history: Annotated[int, Setting("Number of values to keep of a key, 1 to 64", least=1, default="1")]
+    replicas: Annotated[int, Setting("Number of replicas", least=1, default="3 on a cluster, else 1")]
     marker_ttl: Annotated[Duration, Setting(
-        "How long the marker of an expired key stays, and with history the shortest TTL of a key [default: 60s,"
-        " with history 1s]")]
+        "How long the marker of an expired key stays, and with history the shortest TTL of a key",
+        default="60s, with history 1s")]
     # fmt: on
 
 
