@@ -19,6 +19,11 @@ if TYPE_CHECKING:  # `X as X` exports a name
         LetterNotFoundError as LetterNotFoundError,
     )
     from natty.consuming.handler import HandlerTimeoutError as HandlerTimeoutError
+    from natty.consuming.messaging import (
+        CoreMessage as CoreMessage,
+        CoreSubscription as CoreSubscription,
+        Responder as Responder,
+    )
     from natty.consuming.options import ConsumeOptions as ConsumeOptions
     from natty.elections import (
         Election as Election,
@@ -112,6 +117,7 @@ else:  # the same names, each imported when it is first used (PEP 562)
             "LetterNotFoundError",
         ],
         "natty.consuming.handler": ["HandlerTimeoutError"],
+        "natty.consuming.messaging": ["CoreMessage", "CoreSubscription", "Responder"],
         "natty.consuming.options": ["ConsumeOptions"],
         "natty.elections": ["Election", "ElectionOptions", "Leadership", "Term"],
         "natty.errors": [

@@ -12,6 +12,7 @@ from natty.consuming import closing
 from natty.consuming.consume import Consumption
 from natty.consuming.dead_letters import LETTERS, LetterBox
 from natty.consuming.handler import Handler
+from natty.consuming.messaging import MAX_BYTES, MAX_MESSAGES, CoreMessage, CoreSubscription, Respond, Responder
 from natty.consuming.options import ConsumeOptions, ConsumeSettings
 from natty.elections import (
     BUCKET,
@@ -33,6 +34,7 @@ from natty.publishing import atomic
 from natty.publishing.atomic import AtomicMessage
 from natty.publishing.outbox import Callback, Outbox
 from natty.publishing.publisher import Publisher, PublisherOptions, PublisherSettings
+from natty.pulling.ordered import read, read_options
 from natty.pulling.pull import Pull
 from natty.pulling.requests import PullOptions, PullSettings
 from natty.streams import (
@@ -47,7 +49,7 @@ from natty.streams import (
 )
 from natty.templates import Templates
 from natty.wire.connection import Connection
-from natty.wire.message import publish_headers
+from natty.wire.message import Headers, Message, encode_headers, publish_headers
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -143,6 +145,58 @@ class Natty:
             ttl=ttl,
         )
         return await self.jetstream.publish_and_count(subject, data, headers=all_headers, timeout=timeout)
+
+    async def request(
+        self, subject: str, data: bytes = b"", *, headers: Headers | None = None, timeout: float | None = None
+    ) -> CoreMessage:
+        """Send a request over core NATS and return the first answer, within `timeout` seconds (5 by default).
+
+        NoRespondersError: nothing is subscribed to the subject. RequestTimeoutError, NotConnectedError;
+        AuthorizationError if the subject is not permitted; TypeError, BadSubjectError, PayloadTooLargeError.
+        """
+        block = encode_headers(headers) if headers else b""
+        raw = await self.connection.request(subject, data, headers=block, timeout=timeout)
+        return CoreMessage(raw, self.connection)
+
+    def subscribe(
+        self, subject: str, *, queue: str = "", max_messages: int = MAX_MESSAGES, max_bytes: int = MAX_BYTES
+    ) -> CoreSubscription:
+        """Return a subscription of core NATS: `async with client.subscribe("a.*") as messages`, or `async for` it.
+
+        See `CoreSubscription`, also for what happens to a slow reader. BadSubjectError when it begins.
+        """
+        return CoreSubscription(self.connection, subject, queue=queue, max_messages=max_messages, max_bytes=max_bytes)
+
+    def respond(
+        self, subject: str, handler: Respond, *, queue: str = "", concurrency: int = 1, shutdown_timeout: float = 10.0
+    ) -> Responder:
+        """Answer requests on a subject with what `handler(message)` returns: `await` it, or `async with` it.
+
+        `concurrency` handlers run at one time; `shutdown_timeout` seconds are theirs at the end. See `Responder`.
+        """
+        subscription = CoreSubscription(self.connection, subject, queue=queue)
+        return Responder(
+            subscription, self.connection, handler, concurrency=concurrency, shutdown_timeout=shutdown_timeout
+        )
+
+    def read(
+        self,
+        stream: str,
+        *,
+        from_sequence: int | None = None,
+        from_time: datetime | None = None,
+        subjects: str | Sequence[str] = (),
+        follow: bool = False,
+        headers_only: bool = False,
+    ) -> AsyncGenerator[Message, None]:
+        """Read a stream in order, every message once: `async for message in client.read("ORDERS")`.
+
+        From its first message, or from a sequence or a time; `subjects` filters, wildcards allowed. Ends behind the
+        last message that the stream holds; with `follow`, goes on with each that is stored. The messages need no ack.
+        See `ordered.read` for what it raises.
+        """
+        options = read_options(from_sequence, from_time, subjects, headers_only=headers_only)
+        return read(self.jetstream, stream, options, follow=follow)
 
     async def publish_async(
         self, subject: str, data: bytes, *, msg_id: str = "", headers: dict[str, str] | None = None

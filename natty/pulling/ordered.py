@@ -1,3 +1,5 @@
+"""Reading a stream in order, without acknowledgements: `Ordered`, and `read` for its messages alone."""
+
 from __future__ import annotations
 
 import asyncio
@@ -5,8 +7,10 @@ import contextlib
 import logging
 import random
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal
 
 from natty.errors import (
@@ -20,7 +24,7 @@ from natty.errors import (
 from natty.jetstream import JetStream
 from natty.pulling.requests import Requests, read_status
 from natty.wire.ack import ACKS, delivery_of, sequence_of
-from natty.wire.message import Batch, RawMessage
+from natty.wire.message import Batch, Message, RawMessage
 
 logger = logging.getLogger("natty.ordered")
 
@@ -37,7 +41,7 @@ class OrderedOptions:
     """What to read, from where on, and how much may wait to be read."""
 
     filters: tuple[str, ...] = ()
-    start: Literal["first", "last_per_subject", "new"] | int = "first"  # or the first sequence
+    start: Literal["first", "last_per_subject", "new"] | int | datetime = "first"  # or the first sequence, or time
     headers_only: bool = False
     max_messages: int = 1024  # that have arrived and are not read yet
     max_bytes: int = 8 * 1024 * 1024
@@ -162,8 +166,9 @@ class Ordered:
         """Begin a session; return what it is the beginning of. Where that fails, wait before the next try."""
         steps: list[Step] = []
         try:
-            consumer = await self._make_consumer(steps)
-            self._target = await self._last()
+            consumer, waiting = await self._make_consumer(steps)
+            from_later = isinstance(self.options.start, datetime) and not waiting  # than the last message
+            self._target = 0 if from_later else await self._last()
         except NattyError as error:
             closed = isinstance(error, ConnectionClosedError)
             if not self._reading and (closed or not isinstance(error, RequestTimeoutError | NotConnectedError)):
@@ -181,8 +186,11 @@ class Ordered:
         await self._pause()
         return steps
 
-    async def _make_consumer(self, steps: list[Step]) -> str:
-        """Make a consumer on the stream that there is now; note where that is another one than before."""
+    async def _make_consumer(self, steps: list[Step]) -> tuple[str, int]:
+        """Make a consumer on the stream that there is now; return its name and how many messages wait for it.
+
+        `steps` gets `Began` where it is another stream than before.
+        """
         while True:
             info = await self._info()
             if info["created"] == self._created and info["state"]["last_seq"] < self._position:
@@ -193,15 +201,15 @@ class Ordered:
                 self._created = info["created"]
                 self._position = self._read = _before(start, info["state"]["last_seq"])
                 steps.append(Began())
-            consumer = await self._create_consumer()
+            consumer, waiting = await self._create_consumer()
             if (await self._info())["created"] == self._created:
-                return consumer
+                return consumer, waiting
             self._delete(consumer)  # the stream was made again in between: the consumer may be on either
 
     async def _info(self) -> dict[str, Any]:
         return await self._jetstream.request(f"STREAM.INFO.{self.stream}")
 
-    async def _create_consumer(self) -> str:
+    async def _create_consumer(self) -> tuple[str, int]:
         name = f"natty_{uuid.uuid4().hex}"
         config: dict[str, Any] = {
             "name": name,
@@ -213,11 +221,13 @@ class Ordered:
             "filter_subjects": list(self.options.filters),
             "deliver_policy": "last_per_subject" if self.options.start == "last_per_subject" else "all",
         }
+        if isinstance(self.options.start, datetime):
+            config |= {"deliver_policy": "by_start_time", "opt_start_time": self.options.start.isoformat()}
         if self._position:
             config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self._position + 1}
         body = {"stream_name": self.stream, "config": config, "action": "create"}
-        await self._jetstream.request(f"CONSUMER.CREATE.{self.stream}.{name}", body)
-        return name
+        made = await self._jetstream.request(f"CONSUMER.CREATE.{self.stream}.{name}", body)
+        return name, made["num_pending"]
 
     async def _last(self) -> int:
         """Return the sequence of the last message that we are to read, as the stream's leader has it; 0 for none."""
@@ -330,8 +340,45 @@ class Ordered:
             self.stop()
 
 
-def _before(start: str | int, last: int) -> int:
+def _before(start: str | int | datetime, last: int) -> int:
     """Return the sequence before the first one to read."""
     if isinstance(start, int):
         return start - 1
     return last if start == "new" else 0
+
+
+def read_options(
+    from_sequence: int | None, from_time: datetime | None, subjects: str | Sequence[str], *, headers_only: bool
+) -> OrderedOptions:
+    """Return the options of `read`. ValueError if they contradict each other."""
+    if from_sequence is not None and from_time is not None:
+        raise ValueError("from_sequence and from_time exclude each other: give one of them")
+    if from_sequence is not None and from_sequence < 1:
+        raise ValueError(f"from_sequence is {from_sequence}; the first message of a stream has 1 or more")
+    if from_time is not None and from_time.tzinfo is None:
+        raise ValueError(f"from_time {from_time} has no time zone: write datetime.now(UTC) or the like")
+    filters = (subjects,) if isinstance(subjects, str) else tuple(subjects)
+    return OrderedOptions(filters=filters, start=from_time or from_sequence or "first", headers_only=headers_only)
+
+
+async def read(
+    jetstream: JetStream, stream: str, options: OrderedOptions, *, follow: bool
+) -> AsyncGenerator[Message, None]:
+    """Yield the messages that the stream holds, in order; with `follow`, also those that are stored from then on.
+
+    Ends when the client is closed. Raises as `Ordered.__aiter__` does; StreamNotFoundError, too, if the stream is
+    deleted while it is read.
+    """
+    first = options.start if isinstance(options.start, int) else 0
+    begun = False
+    async with aclosing(Ordered(jetstream, stream, options).__aiter__()) as steps:
+        async for step in steps:
+            if isinstance(step, Batch):
+                for message in step:
+                    if message.sequence >= first:
+                        begun = True
+                        yield message
+            elif isinstance(step, CaughtUp) and not follow:
+                return
+            elif isinstance(step, Vanished) or (isinstance(step, Began) and begun):
+                raise StreamNotFoundError(f"stream {stream} was deleted while it was read", code=404)
