@@ -22,11 +22,11 @@ from capture.archive.readme import VERSION
 from capture.archive.scope import ASKED
 from capture.archive.sequences import MAXIMUM, Sequences
 from capture.errors import AlreadyStored
-from capture.stores.concurrency import each
-from capture.stores.contract import Store
+from capture.stores.contract import REQUESTS_AT_ONCE, Store
 from natty import Natty, StreamNotFoundError
 from natty.streams import ConsumerInfo
 from natty.streams.listing import Listing, all_consumers
+from natty.wire.background import map_concurrently
 
 HISTORY = "_history/"
 HOUR = 3600.0
@@ -311,7 +311,7 @@ async def follow_up(
         pointer.check()
         await store.delete(path)
 
-    await each(old_documents(before, objects, after.created - grace), remove)
+    await map_concurrently(old_documents(before, objects, after.created - grace), remove, at_once=REQUESTS_AT_ONCE)
     return head
 
 

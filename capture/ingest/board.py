@@ -19,9 +19,9 @@ from natty import Bucket, BucketNotFoundError, KeyNotFoundError, Natty, NattyErr
 from natty.config.units import parse_time
 from natty.errors import BadRecordError
 from natty.kv import BadKeyError
-from natty.kv.json_records import Faults, Seconds, Text, UnixTime, Whole, decode
-from natty.streams.concurrency import answers
-from natty.wire.background import keep_up
+from natty.kv.json_records import Seconds, Text, UnixTime, Whole, decode
+from natty.wire.background import keep_up, map_concurrently
+from natty.wire.repeated import ONCE, Repeated
 
 BUCKET = "capture_state"
 DESCRIPTION = "what capture's nodes say of themselves"
@@ -40,7 +40,7 @@ log = logging.getLogger("capture.state")
 T = TypeVar("T")
 Sequence = Annotated[int, msgspec.Meta(ge=0)]  # of a stream, which may begin anywhere
 
-_faults = Faults(log, "key %s of bucket " + BUCKET + " can't be read and is left out: %s")
+_unreadable = Repeated(log, every=ONCE)
 
 
 class StreamState(msgspec.Struct, frozen=True, kw_only=True):
@@ -299,7 +299,7 @@ class Board:
         try:
             info = await self._natty.jetstream.request(f"STREAM.INFO.KV_{BUCKET}")
             names = await self._bucket.keys(f"node.{self._archive}.*")
-            found = await answers(names[:MOST_NODES], lambda name: self._read(name, NodeState, unreadable))
+            found = await map_concurrently(names[:MOST_NODES], lambda name: self._read(name, NodeState, unreadable))
             state = await self._read(f"archive.{self._archive}", ArchiveState, unreadable)
         except BucketNotFoundError:
             return View(None, 0.0, [])
@@ -325,10 +325,11 @@ class Board:
         except KeyNotFoundError:
             return None
         except (BadRecordError, BadKeyError) as error:
-            _faults.bad(key, error)
+            text = f"key {key} of bucket {BUCKET} can't be read and is left out: {error}"
+            _unreadable.warning(key, text, extra={"action": "bad_record"})
             unreadable.append(f"key {key} of bucket {BUCKET} can't be read: {error}")
             return None
-        _faults.good(key)
+        _unreadable.forget(key)
         return read, entry.time_ns / 1e9
 
     async def _written(self, write: Callable[[], Awaitable[T]]) -> T:

@@ -23,8 +23,8 @@ from capture.maintenance.compaction_plan import Policy, new_name, plan
 from capture.maintenance.engine import Engine, Group, Merged, Part
 from capture.maintenance.read_back import Check, read_back
 from capture.maintenance.schedule import AT_ONCE, Schedule
-from capture.stores.concurrency import each
-from capture.stores.contract import Listing, Store
+from capture.stores.contract import REQUESTS_AT_ONCE, Listing, Store
+from natty.wire.background import map_concurrently
 
 MOST_DELETED = 20_000
 """Objects that a run deletes before it merges, less than a minute's work; what is left goes with the next run."""
@@ -200,7 +200,9 @@ async def compact(
         pointer.check()
         await store.delete(path)
 
-    await each(_superfluous(picture.table, objects, now - grace)[:MOST_DELETED], remove)
+    await map_concurrently(
+        _superfluous(picture.table, objects, now - grace)[:MOST_DELETED], remove, at_once=REQUESTS_AT_ONCE
+    )
     expired = {one.object.path for one in retention.expired([*picture.blocks, *picture.files], now)}
     kept = without(picture.table, expired, now)
     gone = len(picture.files) - len(kept.files)

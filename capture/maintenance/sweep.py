@@ -16,8 +16,8 @@ from capture.archive.table import Table
 from capture.archive.trust import NO_CHECKS, Trust
 from capture.archive.view import GRACE
 from capture.errors import ManifestError, NotStored
-from capture.stores.concurrency import each
-from capture.stores.contract import Listing, ObjectInfo, Store
+from capture.stores.contract import REQUESTS_AT_ONCE, Listing, ObjectInfo, Store
+from natty.wire.background import map_concurrently
 
 MOST_ENTRY_BYTES = 64 << 20
 """Of an entry; its largest part is the set of its block's sequences, of which a block of millions takes some MB."""
@@ -241,7 +241,7 @@ async def sweep(
         pointer.check()
         await store.delete(path)
 
-    await each([*plan.remove_entries, *plan.remove_objects], remove)
+    await map_concurrently([*plan.remove_entries, *plan.remove_objects], remove, at_once=REQUESTS_AT_ONCE)
     return _reported(plan, head, manifest, table, unreadable)
 
 
@@ -288,7 +288,7 @@ async def _overtaken(store: Store, entries: Iterable[Stored], objects: Listing) 
     async def look(path: str) -> None:
         found.extend(one for one in await store.list(path) if one.path == path)
 
-    await each([one.path for one in entries if one.path not in listed], look)
+    await map_concurrently([one.path for one in entries if one.path not in listed], look, at_once=REQUESTS_AT_ONCE)
     return found
 
 
@@ -327,7 +327,7 @@ async def _read(store: Store, listed: Iterable[ObjectInfo]) -> tuple[list[Stored
                 log.error("%s", error, extra={"action": "read_entry", "path": path})
             unreadable.append(str(error))
 
-    await each(listed, read)
+    await map_concurrently(listed, read, at_once=REQUESTS_AT_ONCE)
     if len(unreadable) > MOST_SAID:
         log.error("%d entries can't be read, more than are named", len(unreadable), extra={"action": "read_entry"})
     return entries, sorted(unreadable)

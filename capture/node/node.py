@@ -169,7 +169,7 @@ class Node:
 
     def _refused(self) -> list[str]:
         """Return what the server refuses this node at the moment, in sentences."""
-        refused = self.natty.connection.refused.now() if self.natty else []
+        refused = self.natty.connection.refusals.recent() if self.natty else []
         return [f"the server refused: {one}: give the node's user that permission" for one in refused]
 
     async def _claim(self, natty: Natty) -> list[Durable]:

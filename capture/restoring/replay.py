@@ -255,7 +255,7 @@ class _Publishing:
         self._heard = asyncio.Event()
         self._fault: NattyError | RestoreError | None = None
         natty.connection.listeners.append(self._event)
-        natty.connection.refusals.append(self._refused)
+        natty.connection.refusals.listeners.append(self._refused)
         self.messages = 0
 
     async def __aenter__(self) -> _Publishing:
@@ -264,7 +264,7 @@ class _Publishing:
     async def __aexit__(self, *_: object) -> None:
         self._subscription.close()
         self._connection.listeners.remove(self._event)
-        self._connection.refusals.remove(self._refused)
+        self._connection.refusals.listeners.remove(self._refused)
 
     async def send(self, batch: list[Sendable]) -> None:
         """Send messages; wait while too many have no ack."""

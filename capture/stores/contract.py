@@ -10,6 +10,9 @@ from capture.errors import StoreError
 SCRATCH = ".tmp"
 """The hidden folder of half-written objects; no object may live in it, and no listing shows it."""
 
+REQUESTS_AT_ONCE = 16
+"""To a store: each waits for the network most of its time."""
+
 _UNSTORABLE = re.compile(r"[\x00-\x1f\x7f\\]")
 """What some kind of store does not keep as it is."""
 

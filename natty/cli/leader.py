@@ -21,8 +21,8 @@ from natty.cli.terminal import json_text, say
 from natty.elections import BUCKET, TermNote, elections, leadership, trail
 from natty.elections.options import LEASE
 from natty.elections.process import Program
-from natty.streams.concurrency import answers
 from natty.streams.nearest import missing_sentence
+from natty.wire.background import map_concurrently
 
 EXIT_LOST = 75  # EX_TEMPFAIL: the term ended before the program did
 SIGNALED = 128
@@ -59,7 +59,7 @@ async def _ls(settings: dict[str, Any], bucket: str) -> list[dict[str, Any]]:
     async with Natty(**settings) as natty:
         names = await elections(natty.jetstream, bucket)
         subjects = [natty.election(name, bucket=bucket).subjects for name in names]
-        leaders = await answers(subjects, lambda one: leadership(natty.jetstream, one))
+        leaders = await map_concurrently(subjects, lambda one: leadership(natty.jetstream, one))
     return [{"election": name, **asdict(leader)} for name, leader in zip(names, leaders, strict=True)]
 
 

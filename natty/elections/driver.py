@@ -19,9 +19,9 @@ from natty.elections.record import ABSENT, Sight, Subjects, sight_of
 from natty.elections.tenure import Tenure
 from natty.errors import AuthorizationError, BucketNotFoundError, NattyError, WrongLastSequenceError
 from natty.jetstream import IN_FLIGHT, JetStream, read_ack
-from natty.kv.json_records import Faults, Text
+from natty.kv.json_records import Text
 from natty.wire.message import RawMessage, encode_headers
-from natty.wire.repeated import Repeated
+from natty.wire.repeated import ONCE, Repeated
 
 log = logging.getLogger("natty.leader")
 
@@ -65,10 +65,7 @@ class Driver:
         self._tell = tell
         self._tenure: Tenure | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._damaged = Faults(log, "the lease %s can't be read and counts as deleted: %s")
-        self._repeated = Repeated(log)
-        self._forbidden = Faults(log, "this node may not write %s: %s", action="may_not_write")
-        self._not_made = Faults(log, "bucket %s was deleted and could not be made again: %s", action="not_made_again")
+        self._repeated, self._lasting = Repeated(log), Repeated(log, every=ONCE)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
         self._closed = False
@@ -215,9 +212,10 @@ class Driver:
         except NattyError as error:
             self.failures += 1
             if isinstance(error, AuthorizationError):
-                self._forbidden.bad(subject, error)
+                text = f"this node may not write {subject}: {error}"
+                self._lasting.warning(f"writing {subject}", text, extra={"action": "may_not_write"})
             raise
-        self._forbidden.good(subject)
+        self._lasting.forget(f"writing {subject}")
         return sequence
 
     async def _read(self, read: Read) -> None:
@@ -237,9 +235,10 @@ class Driver:
         last = await self._jetstream.read(self.subjects.stream, subject=self.subjects.lease, timeout=timeout)
         sight = ABSENT if last is None else sight_of(last.sequence, last.header_block, last.data)
         if sight.damage:
-            self._damaged.bad(self.subjects.lease, sight.damage)
+            text = f"the lease {self.subjects.lease} can't be read and counts as deleted: {sight.damage}"
+            self._lasting.warning("reading the lease", text, extra={"action": "bad_record"})
         else:
-            self._damaged.good(self.subjects.lease)
+            self._lasting.forget("reading the lease")
         return sight
 
     async def _make_bucket(self) -> None:
@@ -248,9 +247,10 @@ class Driver:
             async with asyncio.timeout(BUCKET_TIMEOUT):
                 await make_bucket(self._jetstream, self._options)
         except (NattyError, TimeoutError) as error:
-            self._not_made.bad(bucket, error)
+            text = f"bucket {bucket} was deleted and could not be made again: {error}"
+            self._lasting.warning("making the bucket", text, extra={"action": "not_made_again"})
         else:
-            self._not_made.good(bucket)
+            self._lasting.forget("making the bucket")
             log.warning("bucket %s was deleted; it is made again", bucket, extra={"action": "made_again"})
 
     def _ask(self, action: Ask) -> None:

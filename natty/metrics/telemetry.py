@@ -139,7 +139,7 @@ def not_ready(natty: Natty) -> list[str]:
     """Return why the process can't do its work now, in sentences; none: it is ready."""
     if not natty.connection.connected:
         return [f"not connected: the connection is {natty.connection.state}"]
-    refused = [one for one in natty.connection.refused.now() if any(word in one for word in FLOW)]
+    refused = [one for one in natty.connection.refusals.recent() if any(word in one for word in FLOW)]
     stalled = [(*labels, pull.stalled_since) for labels, pull in natty.connection.observed.parts(PULL)]
     return [f"the server refused: {one}" for one in refused] + [
         f"pull of {stream}/{consumer} stalled since {datetime.fromtimestamp(since, UTC):%Y-%m-%dT%H:%M:%SZ}"

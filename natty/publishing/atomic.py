@@ -81,7 +81,7 @@ async def _store(
     deadline = began + timeout
     refusals: list[str] = []
     note = refusals.append
-    jetstream.connection.refusals.append(note)
+    jetstream.connection.refusals.listeners.append(note)
     try:
         if len(wire) > 1:
             await _begin(jetstream.connection, wire[0], deadline)
@@ -97,7 +97,7 @@ async def _store(
     except (PublishError, WrongLastSequenceError) as error:
         raise await _explained(jetstream, batch, error, refusals) from error
     finally:
-        jetstream.connection.refusals.remove(note)
+        jetstream.connection.refusals.listeners.remove(note)
 
 
 def _check(batch: list[AtomicMessage]) -> None:

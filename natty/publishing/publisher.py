@@ -176,7 +176,7 @@ class Publisher:
         self.subjects = tuple(config.get("subjects") or ())
         self._address = lru_cache(maxsize=4096)(self._check_subject)
         self._connection.listeners.append(self._on_event)
-        self._connection.refusals.append(self._on_refusal)
+        self._connection.refusals.listeners.append(self._on_refusal)
         self._connection.observed.add(self, PUBLISHER, self.stream)
         self._open_inbox()
         return self
@@ -201,7 +201,7 @@ class Publisher:
         self._subscription.close()
         self._subscription = None
         self._connection.listeners.remove(self._on_event)
-        self._connection.refusals.remove(self._on_refusal)
+        self._connection.refusals.listeners.remove(self._on_refusal)
         for pending in (self._look, self._healing):
             if pending is not None:
                 pending.cancel()

@@ -73,12 +73,12 @@ class _Inbox:
 
     def __enter__(self) -> _Inbox:
         self._requests = Requests(self._jetstream, self._stream, self._consumer, self._receive)
-        self._connection.refusals.append(self._refused)
+        self._connection.refusals.listeners.append(self._refused)
         self._connection.listeners.append(self._on_event)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._connection.refusals.remove(self._refused)
+        self._connection.refusals.listeners.remove(self._refused)
         self._connection.listeners.remove(self._on_event)
         self._requests.close(last=self._hand_back if self._owed else None)
         self._hand_back(self._arrived)

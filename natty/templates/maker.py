@@ -25,12 +25,13 @@ from natty.errors import (
 )
 from natty.jetstream import JetStream
 from natty.kv import BadKeyError, Bucket, Entry
-from natty.kv.json_records import Faults, decode
+from natty.kv.json_records import decode
 from natty.streams import ServerStreamConfig
-from natty.streams.concurrency import answers
 from natty.streams.ensure import create_document
 from natty.streams.listing import all_streams, stream_names
 from natty.templates.template import OWNER, Template, decide
+from natty.wire.background import map_concurrently
+from natty.wire.repeated import ONCE, Repeated
 
 logger = logging.getLogger("natty.templates")
 
@@ -39,7 +40,7 @@ REFRESH = 2.0  # seconds after which it is seen that somebody deleted a stream
 TRY_AGAIN = 10.0  # seconds before what the server refused is asked for again
 AT_ONCE = 32  # streams being made
 MAKING = "making"  # the commit that says what is being made
-_faults = Faults(logger, "%s of the templates can't be read, and is left out: %s")
+_unreadable = Repeated(logger, every=ONCE)
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -93,7 +94,7 @@ class Maker:
         try:
             jobs: list[Job] = decode(committed, list[Job])
         except BadRecordError as error:  # what waits decides anew
-            _faults.bad(MAKING, error)
+            _log_unreadable(MAKING, error)
             jobs = []
         if committed != b"[]":
             await asyncio.gather(*(self._make(job) for job in jobs if {"name", "sources"} <= job.document.keys()))
@@ -187,7 +188,7 @@ def report_of(template: str) -> str:
 
 async def templates_in(bucket: Bucket) -> list[Template]:
     """Return the templates that are declared, sorted by name; what is none is logged once, and left out."""
-    found = await answers(await bucket.keys(), lambda key: _declared(bucket, key))
+    found = await map_concurrently(await bucket.keys(), lambda key: _declared(bucket, key))
     return [template for template in found if template is not None]
 
 
@@ -197,10 +198,15 @@ async def _declared(bucket: Bucket, key: str) -> Template | None:
     except KeyNotFoundError:  # removed meanwhile
         return None
     except (ConfigError, BadKeyError) as error:
-        _faults.bad(key, error)
+        _log_unreadable(key, error)
         return None
-    _faults.good(key)
+    _unreadable.forget(key)
     return template
+
+
+def _log_unreadable(key: str, error: Exception) -> None:
+    text = f"{key} of the templates can't be read, and is left out: {error}"
+    _unreadable.warning(key, text, extra={"action": "bad_record"})
 
 
 def read_template(entry: Entry) -> Template:

@@ -1,14 +1,19 @@
-"""Work in the background that never dies unseen: what it raises is logged, and it begins again."""
+"""Work in the background that is started again when it fails, and many calls, a few at a time."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
 
 AGAIN_AFTER = 1.0  # seconds before the second try; doubled with every further one
 LONGEST_PAUSE = 60.0
+AT_ONCE = 100  # requests to a server: more would wait for one another until they time out
+
+T = TypeVar("T")
+Result = TypeVar("Result")
 
 log = logging.getLogger("natty.background")
 
@@ -39,3 +44,22 @@ async def keep_up(
             log.exception("%s failed, and begins again in %g s", what, pause, extra={"action": "background_failed"})
         await sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
+
+
+async def map_concurrently(
+    things: Iterable[T], call: Callable[[T], Awaitable[Result]], *, at_once: int = AT_ONCE
+) -> list[Result]:
+    """Return what `call` returns for each thing, in their order; `at_once` calls run at a time.
+
+    An error ends its own turn, and the others go on with the rest; it is raised when none of them runs any more.
+    """
+    waiting, results = enumerate(things), dict[int, Result]()
+
+    async def take_turns() -> None:
+        for place, one in waiting:
+            results[place] = await call(one)
+
+    ended = await asyncio.gather(*(take_turns() for _ in range(at_once)), return_exceptions=True)
+    for error in filter(None, ended):
+        raise error
+    return [results[place] for place in sorted(results)]

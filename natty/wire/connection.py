@@ -26,8 +26,7 @@ from natty.wire.connect_errors import connect_error
 from natty.wire.counters import Observed
 from natty.wire.lifetime import Lifetime
 from natty.wire.message import Outgoing, RawMessage, Sink, as_payload, status_of
-from natty.wire.refusals import Refusals
-from natty.wire.repeated import Repeated
+from natty.wire.repeated import Refusals, Repeated
 from natty.wire.session import Session
 
 logger = logging.getLogger("natty.connection")
@@ -36,7 +35,6 @@ DEFAULT_MAX_PAYLOAD = 1024 * 1024  # bytes
 RECONNECT_DELAY = 0.1  # seconds before the second round over the servers; doubles up to the next line
 RECONNECT_DELAY_MAX = 2.0
 _request_word = lru_cache(maxsize=4096, typed=True)(wire_word)  # most requests go to a few subjects
-MOST_REFUSED = 100  # refusals of a session that are logged
 CLOSE_TIMEOUT = 2.0  # seconds that closing waits for those who leave, and for the server to have taken what was sent
 
 
@@ -129,8 +127,7 @@ class Connection:
         self.lifetime = Lifetime()
         self.listeners: list[Callable[[str], None]] = []
         self.leaving: list[Callable[[], Awaitable[None]]] = []  # awaited, all at once, before the connection is closed
-        self.refused = Refusals(logger)
-        self.refusals: list[Callable[[str], None]] = []  # told what the server does not permit, in its words
+        self.refusals = Refusals(logger)
         self._repeated = Repeated(logger)
         self.observed = Observed()  # what pulls, publishers and elections have counted
         self.reconnects = 0
@@ -149,6 +146,7 @@ class Connection:
         self._opening = asyncio.Lock()
         self._confirming: set[asyncio.Task[RawMessage]] = set()
         self._requests = Answers(self.new_inbox())
+        self.refusals.listeners.append(self._requests.refuse)
 
     def __repr__(self) -> str:
         return f"Connection({self.state}, {redact(self._url) or 'no server'}, {len(self._subscriptions)} subscriptions)"
@@ -227,13 +225,13 @@ class Connection:
         raise connect_error(failures, client_certificate=certificate, over_tls=over_tls) from failures[0][1]
 
     async def _connect(self, url: str) -> None:
-        session = Session(self.config, self._dispatch, self._session_ended, self._notice)
+        session = Session(self.config, self._dispatch, self._session_ended, self.refusals.add)
         await session.open(url)
         if self.state == "closed":  # meanwhile
             session.abort()
             raise ConnectionClosedError("the client was closed while it connected")
         self._ended.clear()
-        self.refused.begin()
+        self.refusals.begin()
         self._session, self._url, self.state = session, url, "connected"
         self._max_payload = int(session.info.get("max_payload", DEFAULT_MAX_PAYLOAD))
         self._discover()
@@ -298,12 +296,6 @@ class Connection:
                 listener(event)
             except Exception:
                 logger.exception("a listener failed on %r", event, extra={"action": "listener_failed"})
-
-    def _notice(self, text: str) -> None:
-        self.refused.add(text, MOST_REFUSED)
-        self._requests.refuse(text)
-        for refused in list(self.refusals):
-            refused(text)
 
     def _dispatch(self, sid: bytes, messages: list[RawMessage]) -> None:
         subscription = self._subscriptions.get(sid) or self._last_of.get(sid)

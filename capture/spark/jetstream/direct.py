@@ -81,12 +81,12 @@ class DirectGet:
     async def _subscribed(self) -> AsyncIterator[None]:
         subscription = self._connection.subscribe(f"{self._inbox.decode()}.*", self._receive)
         self._connection.listeners.append(self._on_event)
-        self._connection.refusals.append(self._on_refusal)
+        self._connection.refusals.listeners.append(self._on_refusal)
         try:
             yield
         finally:
             self._connection.listeners.remove(self._on_event)
-            self._connection.refusals.remove(self._on_refusal)
+            self._connection.refusals.listeners.remove(self._on_refusal)
             subscription.close()
 
     async def _ask(self, position: int) -> _Answer | None:

@@ -1,7 +1,6 @@
 """JSON that somebody else wrote: whatever it is, each place that reads it raises its own error."""
 
 import asyncio
-import logging
 
 import pytest
 
@@ -12,9 +11,9 @@ from capture.stores import MemoryStore
 from natty.config.contexts import read_context
 from natty.errors import BadRecordError, ConfigError, PublishError
 from natty.jetstream import read_ack
-from natty.kv.json_records import MOST_FAULTS, Faults, decode
-from natty.streams.concurrency import answers
+from natty.kv.json_records import decode
 from natty.streams.document import load_document
+from natty.wire.background import map_concurrently
 from natty.wire.session import ProtocolError, decode_info
 
 BYTES = {
@@ -88,25 +87,6 @@ async def test_claims_and_records_are_damaged(data):
         await read_record(store, "_archive.json")
 
 
-def test_that_there_are_more_faults_than_are_remembered_is_said_once(caplog):
-    faults = Faults(logging.getLogger("natty.test"), "%s is bad: %s", action="tried")
-    for number in range(MOST_FAULTS + 10):
-        faults.bad(f"k{number}", "why")
-    told = [record.getMessage() for record in caplog.records]
-    assert told[:MOST_FAULTS] == [f"k{number} is bad: why" for number in range(MOST_FAULTS)]
-    assert told[MOST_FAULTS:] == [
-        f"so many keys have faults that those of further ones are not logged, as of k{MOST_FAULTS}: why"
-    ]
-    faults.bad("k0", "another reason")
-    faults.good("k1")
-    faults.bad("new", "why")
-    assert [record.getMessage() for record in caplog.records][MOST_FAULTS + 1 :] == [
-        "k0 is bad: another reason",
-        "new is bad: why",
-    ]
-    assert {record.action for record in caplog.records} == {"tried"}
-
-
 async def test_of_many_questions_a_few_are_asked_at_a_time_and_the_answers_come_in_order():
     under_way, most = 0, 0
 
@@ -118,6 +98,6 @@ async def test_of_many_questions_a_few_are_asked_at_a_time_and_the_answers_come_
         under_way -= 1
         return number * 2
 
-    assert await answers(range(1000), ask, at_once=30) == list(range(0, 2000, 2))
+    assert await map_concurrently(range(1000), ask, at_once=30) == list(range(0, 2000, 2))
     assert most == 30
-    assert await answers([], ask) == []
+    assert await map_concurrently([], ask) == []

@@ -6,8 +6,9 @@ from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.sweep import sweep
 from capture.stores import MemoryStore
-from capture.stores.concurrency import AT_ONCE, each
+from capture.stores.contract import REQUESTS_AT_ONCE
 from capture.testing import ArrowEngine, HeadState, MemoryHead
+from natty.wire.background import map_concurrently
 
 LATER = 1e10  # after every object's time of writing, and its grace
 
@@ -35,9 +36,9 @@ async def nothing(_):
 
 async def test_a_few_are_worked_on_together_and_each_once():
     counted = Counted(nothing)
-    await each(range(100), counted)
-    assert (sorted(counted.done), counted.most) == (list(range(100)), AT_ONCE)
-    await each([], counted)
+    await map_concurrently(range(100), counted, at_once=REQUESTS_AT_ONCE)
+    assert (sorted(counted.done), counted.most) == (list(range(100)), REQUESTS_AT_ONCE)
+    await map_concurrently([], counted)
 
 
 async def test_an_error_is_raised_when_the_others_are_done():
@@ -47,7 +48,7 @@ async def test_an_error_is_raised_when_the_others_are_done():
 
     counted = Counted(odd)
     with pytest.raises(ValueError, match="3 is odd"):
-        await each(range(10), counted, at_once=2)
+        await map_concurrently(range(10), counted, at_once=2)
     assert counted.done == [0, 1, 2, 4, 5, 6, 7, 8, 9]
 
 
@@ -63,4 +64,4 @@ async def test_a_compaction_deletes_many_at_a_time_and_no_more_than_so_many_befo
         head = MemoryHead(2 if left else 3, table)
         await compact(store, head, MemoryHead(9, manifest).read, ArrowEngine(), Policy(), now=LATER, grace=1.0)
         assert len(await store.list("table/left-")) == left
-    assert counted.most == AT_ONCE
+    assert counted.most == REQUESTS_AT_ONCE

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from natty.wire.refusals import COUNTED_FOR, LASTS, Refusals
+from natty.wire.repeated import MOST_STATES, REFUSAL_LASTS, REFUSALS_EVERY, Refusals
 
 ACK = 'Permissions Violation for Publish to "$JS.ACK.ORDERS.capture.1.{0}.{0}.1795386947164339497.{1}"'
 ACKS = 'Permissions Violation for Publish to "$JS.ACK.ORDERS.capture.>"'
@@ -29,13 +29,13 @@ def refusals(clock):
 
 def test_thousands_of_refused_acks_are_one_line_with_what_to_do_and_one_with_their_count(refusals, clock, caplog):
     for number in range(1, 5001):
-        refusals.add(ACK.format(number, 5000 - number), 100)
+        refusals.add(ACK.format(number, 5000 - number))
     assert caplog.messages == [
         f"the server refused: {ACKS}: give this user that permission (see `natty permissions`, `capture permissions`)"
     ]
-    assert refusals.now() == [ACKS]
-    clock.now = COUNTED_FOR
-    refusals.add(ACK.format(5001, 0), 100)
+    assert refusals.recent() == [ACKS]
+    clock.now = REFUSALS_EVERY
+    refusals.add(ACK.format(5001, 0))
     assert [getattr(record, "count", 0) for record in caplog.records] == [0, 4999, 0]
 
 
@@ -56,16 +56,35 @@ def test_thousands_of_refused_acks_are_one_line_with_what_to_do_and_one_with_the
     ],
 )
 def test_what_only_numbers_and_random_names_tell_apart_is_one_kind(refusals, text, kind):
-    refusals.add(text, 100)
-    assert refusals.now() == [kind]
+    refusals.add(text)
+    assert refusals.recent() == [kind]
 
 
 def test_a_refusal_that_did_not_come_again_is_over_and_a_new_session_logs_it_again(refusals, clock, caplog):
-    refusals.add(ACKS, 100)
-    clock.now = LASTS - 1.0
-    assert refusals.now() == [ACKS]
-    clock.now = LASTS
-    assert refusals.now() == []
+    refusals.add(ACKS)
+    clock.now = REFUSAL_LASTS - 1.0
+    assert refusals.recent() == [ACKS]
+    clock.now = REFUSAL_LASTS
+    assert refusals.recent() == []
     refusals.begin()
-    refusals.add(ACKS, 100)
+    refusals.add(ACKS)
     assert caplog.text.count("the server refused") == 2
+
+
+def test_listeners_get_every_refusal_in_the_servers_words(refusals):
+    heard = []
+    refusals.listeners.append(heard.append)
+    refusals.add(ACK.format(1, 2))
+    refusals.add(ACK.format(1, 2))
+    refusals.listeners.remove(heard.append)
+    refusals.add(ACK.format(1, 2))
+    assert heard == [ACK.format(1, 2)] * 2
+
+
+def test_a_server_that_refuses_different_things_without_end_takes_bounded_memory(refusals, clock):
+    for number in range(1000):
+        refusals.add(f"a{number}")
+    assert len(refusals.recent()) == MOST_STATES
+    clock.now = REFUSAL_LASTS
+    refusals.add("later")
+    assert refusals.recent() == ["later"]

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from natty.wire.repeated import Repeated
+from natty.wire.repeated import MOST_STATES, ONCE, Repeated
 
 
 class Clock:
@@ -67,3 +67,40 @@ async def test_in_an_event_loop_the_count_comes_when_the_state_is_over(caplog):
         while len(caplog.messages) < 2:
             await asyncio.sleep(0.01)
     assert caplog.messages[1].startswith("away: 2 more like the last one within")
+
+
+async def test_a_state_that_lasts_is_logged_once_and_again_when_its_text_changes_or_after_it_was_over(clock, caplog):
+    lasting = Repeated(logging.getLogger("natty.test"), every=ONCE, clock=clock)
+    for day in range(3):
+        clock.now = day * 86400.0
+        lasting.warning("k", "k is bad: why", extra={"action": "tried"})
+    lasting.warning("k", "k is bad: another reason", extra={"action": "tried"})
+    lasting.forget("k")
+    lasting.forget("unknown")
+    lasting.warning("k", "k is bad: another reason", extra={"action": "tried"})
+    assert caplog.messages == ["k is bad: why", "k is bad: another reason", "k is bad: another reason"]
+    assert {record.action for record in caplog.records} == {"tried"}
+
+
+def test_that_there_are_more_states_than_are_remembered_is_said_once(caplog):
+    lasting = Repeated(logging.getLogger("natty.test"), every=ONCE)
+    for number in range(MOST_STATES + 10):
+        lasting.warning(f"k{number}", f"k{number} is bad", extra={"action": "tried"})
+    assert caplog.messages[:MOST_STATES] == [f"k{number} is bad" for number in range(MOST_STATES)]
+    assert caplog.messages[MOST_STATES:] == [
+        f"{MOST_STATES} different lines of this kind were logged: further ones are not, from this one on:"
+        f" k{MOST_STATES} is bad"
+    ]
+    lasting.warning("k0", "k0 is worse")
+    lasting.forget("k1")
+    lasting.warning("new", "new is bad")
+    assert caplog.messages[MOST_STATES + 1 :] == ["k0 is worse", "new is bad"]
+    assert {record.action for record in caplog.records[: MOST_STATES + 1]} == {"tried"}
+
+
+def test_states_whose_time_is_up_make_room_for_others(repeated, clock, caplog):
+    for number in range(MOST_STATES + 1):
+        repeated.warning(f"k{number}", f"k{number}")
+    clock.now = 10.0
+    repeated.warning("new", "new")
+    assert caplog.messages[-1] == "new"
