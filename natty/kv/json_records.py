@@ -1,4 +1,7 @@
-"""JSON that others may have written, as the records of a shared bucket: decoded within bounds, with one error."""
+"""JSON that others may have written, as the records of a shared bucket: decoded within bounds, with one error.
+
+A class of records takes the bounds of its fields from the types below.
+"""
 
 from __future__ import annotations
 
