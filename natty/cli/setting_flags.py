@@ -16,7 +16,7 @@ import typer
 from natty.cli.ask import one_of, seconds, size
 from natty.config.units import NANOSECONDS
 from natty.streams.consumer import linear_backoff, on_wire, priority, start_at, time_of
-from natty.streams.schema import ConsumerConfig, Duration, Setting, Size, StreamConfig, StreamSource, rows
+from natty.streams.schema import ConsumerConfig, Duration, Setting, Size, StreamConfig, StreamSource, rows, texts
 
 T = TypeVar("T")
 
@@ -37,6 +37,7 @@ class Flag:
     keys: tuple[str, ...]
     hint: Any
     setting: Setting
+    text: str
     in_seconds: bool
 
 
@@ -109,6 +110,21 @@ _ITS_OWN: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
     "backoff": (list[str], {"metavar": "TEXT"}),
 }
 """Setting → the type and the options of its flag, where its type alone does not say them."""
+_IN_WORDS: Mapping[str, str] = {
+    "subjects": "Subjects to store, separated by commas; wildcards are allowed.",
+    "filter_subjects": "Subjects to deliver, separated by commas; wildcards are allowed. Default: all.",
+    "retention": "limits, interest, or work for a work queue. Default: limits.",
+    "discard_new_per_subject": "With --discard new, refuse new messages of each subject at its limit. Default: off.",
+    "no_ack": "Acknowledge published messages. Default: on.",
+    "tags": "Tag that a server must have to hold the stream.",
+    "allow_direct": "Let every replica answer reads of single messages. Default: on.",
+    "sources": "Stream whose messages are copied into this one.",
+    "mirror": "Stream of the same account to mirror.",
+    "backoff": "Delays before each further delivery: 1s,10s,1m, or linear, or none. Default: the --wait.",
+    "deliver_policy": "Where to start: all, new, last, subject, a sequence, 1h, or a time. Default: all.",
+    "pause_until": "Time until which it delivers nothing, or a duration such as 1h. Needs nats-server 2.11.",
+}
+"""Setting → the help text of its flag, where the flag is written otherwise than the setting."""
 
 
 def _flags(kind: Any, keys: tuple[str, ...] = (), *, in_seconds: bool) -> dict[str, Flag]:
@@ -118,26 +134,26 @@ def _flags(kind: Any, keys: tuple[str, ...] = (), *, in_seconds: bool) -> dict[s
             found |= _flags(hint, (*keys, name), in_seconds=in_seconds)
         elif not setting.without_flag:
             flag = setting.flag or name.replace("_", "-")
-            found[flag.replace("-", "_")] = Flag(flag, (*keys, name), hint, setting, in_seconds)
+            found[flag.replace("-", "_")] = Flag(
+                flag, (*keys, name), hint, setting, texts(kind).get(name, name), in_seconds
+            )
     return found
 
 
 def _option(flag: Flag, *, defaults: bool) -> Any:
-    """Return what typer reads; the help text shows what the server takes where the flag is not given if `defaults`."""
+    """Return what typer reads; with `defaults` the help text says what counts where the flag is not given."""
     name, setting = flag.keys[-1], flag.setting
     kind, options = _ITS_OWN.get(name) or _by_type(flag.hint, setting, in_seconds=flag.in_seconds)
-    text = setting.help
-    if setting.unlimited:
-        text += "; -1: no limit"
+    text = _IN_WORDS.get(name) or re.sub(r" in (seconds|bytes) or as text", "", flag.text)
+    if not defaults:
+        text = text.partition(" Default: ")[0]
+    if setting.unlimited and "-1: " not in text:
+        text = f"{text.removesuffix(' Default: no limit.')} -1: no limit."
     if get_origin(kind) is list and name != "backoff":
-        text += "; may be given several times"
-    if setting.since:
-        text += f"; needs nats-server {setting.since}"
-    if setting.default and defaults:
-        text += f" [default: {setting.default}]"
+        text += " May be given several times."
     written = f"--{flag.name}/--no-{flag.name}" if kind is bool and name != "mem_storage" else f"--{flag.name}"
     named = {"metavar": setting.metavar} if setting.metavar else {}
-    return Annotated[kind | None, typer.Option(written, help=f"{text}.", **{**options, **named})]
+    return Annotated[kind | None, typer.Option(written, help=text, **{**options, **named})]
 
 
 def _by_type(hint: Any, setting: Setting, *, in_seconds: bool) -> tuple[Any, Mapping[str, Any]]:
@@ -180,7 +196,7 @@ def document_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _texts(flag: str, description: str) -> Any:
     return Annotated[
-        list[str] | None, typer.Option(flag, metavar="TEXT", help=f"{description}; may be given several times.")
+        list[str] | None, typer.Option(flag, metavar="TEXT", help=f"{description} May be given several times.")
     ]
 
 
@@ -190,15 +206,17 @@ def _wait(flag: str, description: str) -> Any:
 
 _OF_BACKOFF = {
     "backoff_steps": Annotated[
-        int | None, typer.Option("--backoff-steps", min=1, help=f"Steps of --backoff linear [default: {STEPS}].")
+        int | None, typer.Option("--backoff-steps", min=1, help=f"Steps of --backoff linear. Default: {STEPS}.")
     ],
-    "backoff_min": _wait("--backoff-min", "Shortest wait of --backoff linear [default: 1m]."),
-    "backoff_max": _wait("--backoff-max", "Limit towards which the waits of --backoff linear grow [default: 20m]."),
+    "backoff_min": _wait("--backoff-min", "Shortest wait of --backoff linear. Default: 1m."),
+    "backoff_max": _wait("--backoff-max", "Limit towards which the waits of --backoff linear grow. Default: 20m."),
 }
 _GROUPS = {
-    "pinned_groups": _texts("--pinned-groups", "Group of which one client at a time gets messages"),
-    "overflow_groups": _texts("--overflow-groups", "Group that gets messages when others lag"),
-    "prioritized_groups": _texts("--prioritized-groups", "Group whose members have priorities; needs nats-server 2.12"),
+    "pinned_groups": _texts("--pinned-groups", "Group of which one client at a time gets messages."),
+    "overflow_groups": _texts("--overflow-groups", "Group that gets messages when others lag."),
+    "prioritized_groups": _texts(
+        "--prioritized-groups", "Group whose members have priorities. Needs nats-server 2.12."
+    ),
 }
 """Groups of one kind: the kind is the consumer's `priority_policy`, the groups its `priority_groups`."""
 

@@ -1,14 +1,18 @@
 """Every setting of a stream, a consumer and a bucket, declared once: its type, and what natty knows about it.
 
-Python's types, the checks, the plans of changes, the command line's flags and docs/streams.md all read these classes.
-A user writes durations in seconds or as text ("30s", "1h30m", "7d"), sizes in bytes or as text ("512KB", "1GiB"). The
-server writes nanoseconds and bytes: its own documents are the types of `info.py`.
-Facts: nats-server's API schema (stream and consumer configuration), tried on 2.15; `since` is the first version that
-keeps the setting.
+Python's types, the checks, the plans of changes, the command line's flags and docs/streams.md all read these classes;
+the text below a setting is its help text, too. A user writes durations in seconds or as text ("30s", "1h30m", "7d"),
+sizes in bytes or as text ("512KB", "1GiB"). The server writes nanoseconds and bytes: its own documents are the types of
+`info.py`. Facts: nats-server's API schema (stream and consumer configuration), tried on 2.15.
 """
 
+import ast
+import inspect
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from typing import Annotated, Any, Literal, TypedDict
 
 from natty.streams import changes
@@ -32,14 +36,10 @@ PriorityPolicy = Literal["none", "overflow", "pinned_client", "prioritized"]
 
 @dataclass(frozen=True)
 class Setting:
-    """What there is to know of one setting, beside its name and type."""
+    """What there is to know of one setting, beside its name, its type and the text below it."""
 
-    help: str
-    """A noun phrase, with an example where it has a unit."""
     judge: Judge = changes.unknown
     """What a change of it may break."""
-    default: str = ""
-    """What the server takes where it is not named; natty's own choice for a consumer's `ack_wait` and limits."""
     flag: str = ""
     """Its flag, without the dashes; its own name by default."""
     without_flag: str = ""
@@ -54,16 +54,16 @@ class Setting:
     """Whether the flag says the opposite."""
     metavar: str = ""
     """What the value is called in a help text; by its type by default."""
-    since: str = ""
-    """The first nats-server that keeps it, where that is later than 2.10."""
 
 
 class Placement(TypedDict, total=False):
     """Where a cluster puts the replicas of a stream."""
 
     # fmt: off
-    cluster: Annotated[str, Setting("Cluster to place the stream in")]
-    tags: Annotated[Texts, Setting("Tag that a server must have to hold the stream", flag="tag")]
+    cluster: Annotated[str, Setting()]
+    """Cluster to place the stream in."""
+    tags: Annotated[Texts, Setting(flag="tag")]
+    """Tags that a server must have to hold the stream."""
     # fmt: on
 
 
@@ -71,8 +71,10 @@ class SubjectTransform(TypedDict, total=False):
     """A pattern of subjects, and the subject under which its messages are stored."""
 
     # fmt: off
-    src: Annotated[str, Setting("Pattern of the subjects to rename", flag="transform-source")]
-    dest: Annotated[str, Setting("Subject under which renamed messages are stored", flag="transform-destination")]
+    src: Annotated[str, Setting(flag="transform-source")]
+    """Pattern of the subjects to rename."""
+    dest: Annotated[str, Setting(flag="transform-destination")]
+    """Subject under which renamed messages are stored."""
     # fmt: on
 
 
@@ -80,10 +82,12 @@ class Republish(TypedDict, total=False):
     """A pattern of stored subjects, and the subject on which the server publishes their messages again."""
 
     # fmt: off
-    src: Annotated[str, Setting(
-        "Pattern of subjects whose stored messages are published again", flag="republish-source")]
-    dest: Annotated[str, Setting("Subject on which stored messages are published again", flag="republish-destination")]
-    headers_only: Annotated[bool, Setting("Publish only the headers again, without payloads", flag="republish-headers")]
+    src: Annotated[str, Setting(flag="republish-source")]
+    """Pattern of subjects whose stored messages are published again."""
+    dest: Annotated[str, Setting(flag="republish-destination")]
+    """Subject on which stored messages are published again."""
+    headers_only: Annotated[bool, Setting(flag="republish-headers")]
+    """Publish only the headers again, without payloads. Default: off."""
     # fmt: on
 
 
@@ -91,12 +95,10 @@ class ConsumerLimits(TypedDict, total=False):
     """What the consumers of a stream may ask for at most, and what they get by default."""
 
     # fmt: off
-    inactive_threshold: Annotated[int, Setting(  # nanoseconds
-        "Longest time that a consumer may be inactive",
-        flag="limit-consumer-inactive", metavar="DURATION", editable=False)]
-    max_ack_pending: Annotated[int, Setting(
-        "Maximum number of unacknowledged messages of a consumer",
-        flag="limit-consumer-max-pending", unlimited=True, editable=False)]
+    inactive_threshold: Annotated[int, Setting(flag="limit-consumer-inactive", metavar="DURATION", editable=False)]
+    """Longest time that a consumer may be inactive, such as 1h; in Python and TOML nanoseconds."""
+    max_ack_pending: Annotated[int, Setting(flag="limit-consumer-max-pending", unlimited=True, editable=False)]
+    """Maximum number of unacknowledged messages of a consumer."""
     # fmt: on
 
 
@@ -122,78 +124,89 @@ class StreamConfig(TypedDict, total=False):
     """The settings of a stream, by the server's names. What is not named keeps the server's default."""
 
     # fmt: off
-    description: Annotated[str, Setting("Description of the stream", changes.always)]
-    subjects: Annotated[Texts, Setting("Subjects to store, separated by commas; wildcards allowed", changes.subjects)]
-    retention: Annotated[Retention, Setting(
-        "limits, interest, or work for a work queue", changes.retention, default="limits")]
-    storage: Annotated[Storage, Setting(
-        "file or memory", changes.fixed, editable=False, default="file")]
+    description: Annotated[str, Setting(changes.always)]
+    """Description of the stream."""
+    subjects: Annotated[Texts, Setting(changes.subjects)]
+    """Subjects to store; wildcards are allowed."""
+    retention: Annotated[Retention, Setting(changes.retention)]
+    """limits, interest, or workqueue for a work queue. Default: limits."""
+    storage: Annotated[Storage, Setting(changes.fixed, editable=False)]
+    """file or memory. Default: file."""
     discard: Annotated[Discard, Setting(
-        "At a limit, old to delete the oldest messages or new to refuse new ones",
-        destructive("at a limit, the one deletes the oldest messages and the other refuses new ones"), default="old")]
-    discard_new_per_subject: Annotated[bool, Setting(
-        "With --discard new, refuse new messages of each subject at its limit", flag="discard-per-subject")]
-    compression: Annotated[Compression, Setting("none or s2", changes.always, default="none")]
+        destructive("at a limit, the one deletes the oldest messages and the other refuses new ones"))]
+    """At a limit, old to delete the oldest messages or new to refuse new ones. Default: old."""
+    discard_new_per_subject: Annotated[bool, Setting(flag="discard-per-subject")]
+    """With discard new, refuse new messages of each subject at its limit. Default: off."""
+    compression: Annotated[Compression, Setting(changes.always)]
+    """none or s2. Default: none."""
     num_replicas: Annotated[int, Setting(
-        "Number of replicas, 1 to 5",
-        raised("fewer copies survive the loss of servers", unlimited=False), flag="replicas", least=1, default="1")]
-    max_msgs: Annotated[int, Setting("Maximum number of messages", raised(OLDER), unlimited=True)]
-    max_msgs_per_subject: Annotated[int, Setting(
-        "Maximum number of messages of each subject", raised(OLDER), unlimited=True)]
-    max_bytes: Annotated[Size, Setting("Maximum size of all messages, such as 1GiB", raised(OLDER), unlimited=True)]
-    max_age: Annotated[Duration, Setting("Maximum age of a message, such as 7d", raised(OLDER), unlimited=True)]
-    max_msg_size: Annotated[Size, Setting(
-        "Maximum size of one message, such as 64KB", raised("larger messages would be refused"), unlimited=True)]
-    max_consumers: Annotated[int, Setting(
-        "Maximum number of consumers", raised("new consumers would be refused"), unlimited=True)]
+        raised("fewer copies survive the loss of servers", unlimited=False), flag="replicas", least=1)]
+    """Number of replicas, 1 to 5. Default: 1."""
+    max_msgs: Annotated[int, Setting(raised(OLDER), unlimited=True)]
+    """Maximum number of messages. Default: no limit."""
+    max_msgs_per_subject: Annotated[int, Setting(raised(OLDER), unlimited=True)]
+    """Maximum number of messages of each subject. Default: no limit."""
+    max_bytes: Annotated[Size, Setting(raised(OLDER), unlimited=True)]
+    """Maximum size of all messages, in bytes or as text such as 1GiB. Default: no limit."""
+    max_age: Annotated[Duration, Setting(raised(OLDER), unlimited=True)]
+    """Maximum age of a message, in seconds or as text such as 7d. Default: no limit."""
+    max_msg_size: Annotated[Size, Setting(raised("larger messages would be refused"), unlimited=True)]
+    """Maximum size of one message, in bytes or as text such as 64KB. Default: no limit."""
+    max_consumers: Annotated[int, Setting(raised("new consumers would be refused"), unlimited=True)]
+    """Maximum number of consumers. Default: no limit."""
     duplicate_window: Annotated[Duration, Setting(
-        "How long the server remembers message ids, such as 2m",
-        raised("repeated messages that come later than it would be stored twice", unlimited=False),
-        flag="dupe-window", default="2m")]
-    first_seq: Annotated[int, Setting(
-        "Sequence of the first message", changes.fixed, flag="first-sequence", least=1, editable=False)]
-    allow_direct: Annotated[bool, Setting("Let every replica answer reads of single messages", changes.switched_on)]
-    mirror_direct: Annotated[bool, Setting(
-        "Let mirrors answer reads of single messages", changes.switched_on, flag="allow-mirror-direct")]
-    allow_atomic: Annotated[bool, Setting(
-        "Accept atomic batches: all messages are stored, or none",
-        changes.switched_on, flag="allow-batch", since="2.12")]
-    allow_batched: Annotated[bool, Setting(
-        "Accept fast ingest: one ack for many messages", changes.switched_on, flag="allow-fast-ingest", since="2.14")]
-    allow_msg_counter: Annotated[bool, Setting(
-        "Make each subject a counter", changes.fixed, flag="allow-counter", since="2.12")]
-    allow_msg_ttl: Annotated[bool, Setting(
-        "Accept messages with a time to live of their own", changes.on_for_ever, since="2.11")]
-    allow_msg_schedules: Annotated[bool, Setting(
-        "Accept messages that the server publishes later", changes.switched_on, flag="allow-schedules", since="2.12")]
+        raised("repeated messages that come later than it would be stored twice", unlimited=False), flag="dupe-window")]
+    """How long the server remembers message ids, in seconds or as text such as 2m. Default: 2m."""
+    first_seq: Annotated[int, Setting(changes.fixed, flag="first-sequence", least=1, editable=False)]
+    """Sequence of the first message. Default: 1."""
+    allow_direct: Annotated[bool, Setting(changes.switched_on)]
+    """Let every replica answer reads of single messages. Default: off."""
+    mirror_direct: Annotated[bool, Setting(changes.switched_on, flag="allow-mirror-direct")]
+    """Let mirrors answer reads of single messages. Default: off."""
+    allow_atomic: Annotated[bool, Setting(changes.switched_on, flag="allow-batch")]
+    """Accept atomic batches: all messages are stored, or none. Needs nats-server 2.12. Default: off."""
+    allow_batched: Annotated[bool, Setting(changes.switched_on, flag="allow-fast-ingest")]
+    """Accept fast ingest: one ack for many messages. Needs nats-server 2.14. Default: off."""
+    allow_msg_counter: Annotated[bool, Setting(changes.fixed, flag="allow-counter")]
+    """Make each subject a counter. Needs nats-server 2.12. Default: off."""
+    allow_msg_ttl: Annotated[bool, Setting(changes.on_for_ever)]
+    """Accept messages with a time to live of their own. Needs nats-server 2.11. Default: off."""
+    allow_msg_schedules: Annotated[bool, Setting(changes.switched_on, flag="allow-schedules")]
+    """Accept messages that the server publishes later. Needs nats-server 2.12. Default: off."""
     allow_rollup_hdrs: Annotated[bool, Setting(
-        "Accept messages that replace all earlier ones",
         destructive("it decides whether a publisher can delete what is stored"), flag="allow-rollup")]
-    deny_delete: Annotated[bool, Setting(
-        "Refuse to delete single messages; cannot be switched off again", changes.denies(NO_WAY_BACK))]
-    deny_purge: Annotated[bool, Setting("Refuse to purge; cannot be switched off again", changes.denies(NO_WAY_BACK))]
+    """Accept messages that replace all earlier ones. Default: off."""
+    deny_delete: Annotated[bool, Setting(changes.denies(NO_WAY_BACK))]
+    """Refuse to delete single messages; cannot be switched off again. Default: off."""
+    deny_purge: Annotated[bool, Setting(changes.denies(NO_WAY_BACK))]
+    """Refuse to purge; cannot be switched off again. Default: off."""
     sealed: Annotated[bool, Setting(
-        "Store nothing any more",
         changes.denies("nothing can be stored in it ever again"),
         without_flag="a new stream cannot be sealed, and a sealed one cannot be opened again")]
-    no_ack: Annotated[bool, Setting("Acknowledge published messages", flag="ack", negated=True, default="on")]
-    subject_delete_marker_ttl: Annotated[Duration, Setting(
-        "How long the server keeps a marker where a subject's last message expired, such as 1m",
-        flag="subject-del-markers-ttl", since="2.11")]
-    persist_mode: Annotated[PersistMode, Setting(
-        "default, or async to flush to disk later", changes.fixed, editable=False, since="2.12")]
-    metadata: Annotated[dict[str, str], Setting("Metadata as name=value", changes.always)]
-    placement: Annotated[Placement, Setting(
-        "Where its replicas are", destructive("its messages move to other servers"))]
-    republish: Annotated[Republish, Setting(
-        "What the server publishes again", destructive("subscribers get messages they do not expect, or miss them"))]
+    """Store nothing any more. Default: off."""
+    no_ack: Annotated[bool, Setting(flag="ack", negated=True)]
+    """Do not acknowledge published messages. Default: off."""
+    subject_delete_marker_ttl: Annotated[Duration, Setting(flag="subject-del-markers-ttl")]
+    """How long the server keeps a marker where a subject's last message expired, in seconds or as text such as 1m.
+    Needs nats-server 2.11. Default: no markers."""
+    persist_mode: Annotated[PersistMode, Setting(changes.fixed, editable=False)]
+    """default, or async to flush to disk later. Needs nats-server 2.12. Default: default."""
+    metadata: Annotated[dict[str, str], Setting(changes.always)]
+    """Metadata as name=value."""
+    placement: Annotated[Placement, Setting(destructive("its messages move to other servers"))]
+    """Where its replicas are."""
+    republish: Annotated[Republish, Setting(destructive("subscribers get messages they do not expect, or miss them"))]
+    """What the server publishes again."""
     subject_transform: Annotated[SubjectTransform, Setting(
-        "How subjects are renamed", destructive("messages are stored on other subjects than today"))]
-    consumer_limits: Annotated[ConsumerLimits, Setting("Limits of its consumers")]
-    mirror: Annotated[StreamSource, Setting("Stream of the same account to mirror", changes.fixed)]
+        destructive("messages are stored on other subjects than today"))]
+    """How subjects are renamed."""
+    consumer_limits: Annotated[ConsumerLimits, Setting()]
+    """Limits of its consumers."""
+    mirror: Annotated[StreamSource, Setting(changes.fixed)]
+    """Stream to mirror."""
     sources: Annotated[list[StreamSource], Setting(
-        "Stream whose messages are copied into this one",
         destructive("messages of other streams are added, or stay away"), flag="source")]
+    """Streams whose messages are copied into this one."""
     # fmt: on
 
 
@@ -201,72 +214,65 @@ class ConsumerConfig(TypedDict, total=False):
     """The settings of a durable pull consumer, by the server's names. What is not named keeps natty's default."""
 
     # fmt: off
-    description: Annotated[str, Setting("Description of the consumer", changes.always)]
+    description: Annotated[str, Setting(changes.always)]
+    """Description of the consumer."""
     filter_subjects: Annotated[Texts, Setting(
-        "Subjects to deliver, separated by commas",
         destructive("what it has passed over is not delivered later, and what is filtered out never"), flag="filter")]
-    filter_subject: Annotated[str, Setting("Subject to deliver", without_flag="--filter takes one subject, too")]
-    ack_policy: Annotated[AckPolicy, Setting(
-        "explicit, all or none", changes.fixed, flag="ack", editable=False, default="explicit")]
+    """Subjects to deliver; wildcards are allowed. Default: all."""
+    filter_subject: Annotated[str, Setting(without_flag="--filter takes one subject, too")]
+    """Subject to deliver; the same as `filter_subjects` with one. Default: all."""
+    ack_policy: Annotated[AckPolicy, Setting(changes.fixed, flag="ack", editable=False)]
+    """explicit, all or none. Default: explicit."""
     ack_wait: Annotated[Duration, Setting(
-        "Time after which an unacknowledged message is delivered again",
-        raised("messages still being handled would be delivered a second time", unlimited=False),
-        flag="wait", default="30s")]
+        raised("messages still being handled would be delivered a second time", unlimited=False), flag="wait")]
+    """Time after which an unacknowledged message is delivered again, in seconds or as text such as 1m. Default: 30s."""
     backoff: Annotated[list[Duration] | tuple[Duration, ...], Setting(
-        "Delays before each further delivery: 1s,10s,1m, or linear, or none",
         destructive("messages still being handled could be delivered a second time"))]
+    """Delays before each further delivery, in seconds or as text such as 10s. Default: `ack_wait`, always."""
     max_deliver: Annotated[int, Setting(
-        "Maximum number of deliveries of a message",
-        raised("messages would be given up after fewer deliveries"), unlimited=True, least=-1, default="-1")]
-    max_ack_pending: Annotated[int, Setting(
-        "Maximum number of unacknowledged messages",
-        raised("fast readers stall"), flag="max-pending", unlimited=True, least=-1, default="1000")]
-    max_waiting: Annotated[int, Setting(
-        "Maximum number of requests that wait at the same time", changes.fixed, least=1, editable=False, default="512")]
-    max_batch: Annotated[int, Setting(
-        "Maximum number of messages of one request",
-        raised("larger requests would be refused"), flag="max-pull-batch", least=1)]
-    max_bytes: Annotated[Size, Setting(
-        "Maximum size of one request, such as 1MB", raised("larger requests would be refused"), flag="max-pull-bytes")]
-    max_expires: Annotated[Duration, Setting(
-        "Longest time that a request may wait, such as 30s",
-        raised("longer requests would be refused"), flag="max-pull-expire")]
-    deliver_policy: Annotated[DeliverPolicy, Setting(
-        "Where to start: all, new, last, subject, a sequence, 1h, or a time",
-        changes.fixed, flag="deliver", metavar="START", editable=False, default="all")]
-    opt_start_seq: Annotated[int, Setting("First sequence", changes.fixed, without_flag="--deliver names it")]
-    opt_start_time: Annotated[str, Setting(
-        "Time of the first message, RFC 3339", changes.fixed, without_flag="--deliver names it")]
-    replay_policy: Annotated[ReplayPolicy, Setting(
-        "instant, or original for the pace at which messages arrived",
-        changes.fixed, flag="replay", editable=False, default="instant")]
-    sample_freq: Annotated[str, Setting("Percentage of acks that the server reports", changes.always, flag="sample")]
-    headers_only: Annotated[bool, Setting(
-        "Deliver headers without payloads", destructive("handlers get payloads, or none, that they do not expect"))]
-    inactive_threshold: Annotated[Duration, Setting(
-        "Delete the consumer after this time without readers, such as 1h",
-        raised("it would be deleted sooner while nobody reads"))]
+        raised("messages would be given up after fewer deliveries"), unlimited=True, least=-1)]
+    """Maximum number of deliveries of a message; -1: no limit. Default: -1."""
+    max_ack_pending: Annotated[int, Setting(raised("fast readers stall"), flag="max-pending", unlimited=True, least=-1)]
+    """Maximum number of unacknowledged messages; -1: no limit. Default: 1000."""
+    max_waiting: Annotated[int, Setting(changes.fixed, least=1, editable=False)]
+    """Maximum number of requests that wait at the same time. Default: 512."""
+    max_batch: Annotated[int, Setting(raised("larger requests would be refused"), flag="max-pull-batch", least=1)]
+    """Maximum number of messages of one request. Default: no limit."""
+    max_bytes: Annotated[Size, Setting(raised("larger requests would be refused"), flag="max-pull-bytes")]
+    """Maximum size of one request, in bytes or as text such as 1MB. Default: no limit."""
+    max_expires: Annotated[Duration, Setting(raised("longer requests would be refused"), flag="max-pull-expire")]
+    """Longest time that a request may wait, in seconds or as text such as 30s. Default: no limit."""
+    deliver_policy: Annotated[DeliverPolicy, Setting(changes.fixed, flag="deliver", metavar="START", editable=False)]
+    """Where to start. Default: all."""
+    opt_start_seq: Annotated[int, Setting(changes.fixed, without_flag="--deliver names it")]
+    """First sequence, with deliver_policy by_start_sequence."""
+    opt_start_time: Annotated[str, Setting(changes.fixed, without_flag="--deliver names it")]
+    """Time of the first message, RFC 3339, with deliver_policy by_start_time."""
+    replay_policy: Annotated[ReplayPolicy, Setting(changes.fixed, flag="replay", editable=False)]
+    """instant, or original for the pace at which messages arrived. Default: instant."""
+    sample_freq: Annotated[str, Setting(changes.always, flag="sample")]
+    """Percentage of acks that the server reports. Default: 0."""
+    headers_only: Annotated[bool, Setting(destructive("handlers get payloads, or none, that they do not expect"))]
+    """Deliver headers without payloads. Default: off."""
+    inactive_threshold: Annotated[Duration, Setting(raised("it would be deleted sooner while nobody reads"))]
+    """Delete the consumer after this time without readers, in seconds or as text such as 1h. Default: never."""
     num_replicas: Annotated[int, Setting(
-        "Number of replicas",
-        raised("fewer copies survive the loss of servers", unlimited=False),
-        flag="replicas", least=1, default="the stream's")]
-    mem_storage: Annotated[bool, Setting(
-        "Keep its position in memory only", changes.fixed, flag="memory", editable=False)]
+        raised("fewer copies survive the loss of servers", unlimited=False), flag="replicas", least=1)]
+    """Number of replicas. Default: the stream's."""
+    mem_storage: Annotated[bool, Setting(changes.fixed, flag="memory", editable=False)]
+    """Keep its position in memory only. Default: off."""
     priority_groups: Annotated[Texts, Setting(
-        "Names of its priority groups (ADR-42)",
-        without_flag="--pinned-groups, --overflow-groups and --prioritized-groups name them and the policy",
-        since="2.11")]
+        without_flag="--pinned-groups, --overflow-groups and --prioritized-groups name them and the policy")]
+    """Names of its priority groups (ADR-42). Needs nats-server 2.11."""
     priority_policy: Annotated[PriorityPolicy, Setting(
-        "Who gets messages within a priority group",
-        without_flag="--pinned-groups, --overflow-groups and --prioritized-groups name them and the policy",
-        since="2.11")]
-    priority_timeout: Annotated[Duration, Setting(
-        "Time after which a silent pinned client is replaced, such as 2m",
-        flag="pinned-ttl", editable=False, since="2.11")]
-    metadata: Annotated[dict[str, str], Setting("Metadata as name=value", changes.always)]
-    pause_until: Annotated[str, Setting(  # RFC 3339
-        "Time until which a new consumer delivers nothing, or a duration such as 1h",
-        flag="pause", metavar="UNTIL", editable=False, since="2.11")]
+        without_flag="--pinned-groups, --overflow-groups and --prioritized-groups name them and the policy")]
+    """Who gets messages within a priority group. Needs nats-server 2.11. Default: none."""
+    priority_timeout: Annotated[Duration, Setting(flag="pinned-ttl", editable=False)]
+    """Time after which a silent pinned client is replaced, in seconds or as text such as 2m. Needs nats-server 2.11."""
+    metadata: Annotated[dict[str, str], Setting(changes.always)]
+    """Metadata as name=value."""
+    pause_until: Annotated[str, Setting(flag="pause", metavar="UNTIL", editable=False)]
+    """Time until which a new consumer delivers nothing, RFC 3339. Needs nats-server 2.11."""
     # fmt: on
 
 
@@ -274,12 +280,15 @@ class BucketConfig(StreamConfig, total=False):
     """The settings of a key-value bucket: its own, and those of its stream."""
 
     # fmt: off
-    ttl: Annotated[Duration, Setting("Time to live of every key, such as 7d", default="no limit")]
-    history: Annotated[int, Setting("Number of values to keep of a key, 1 to 64", least=1, default="1")]
-    replicas: Annotated[int, Setting("Number of replicas", least=1, default="3 on a cluster, else 1")]
-    marker_ttl: Annotated[Duration, Setting(
-        "How long the marker of an expired key stays, and with history the shortest TTL of a key",
-        default="60s, with history 1s")]
+    ttl: Annotated[Duration, Setting()]
+    """Time to live of every key, in seconds or as text such as 7d. Default: no limit."""
+    history: Annotated[int, Setting(least=1)]
+    """Number of values to keep of a key, 1 to 64. Default: 1."""
+    replicas: Annotated[int, Setting(least=1)]
+    """Number of replicas. Default: 3 on a cluster, else 1."""
+    marker_ttl: Annotated[Duration, Setting()]
+    """How long the marker of an expired key stays, in seconds or as text such as 1m; with history, also the shortest
+    TTL of a key. Default: 60s, with history 1s."""
     # fmt: on
 
 
@@ -289,4 +298,20 @@ def rows(kind: Any) -> Mapping[str, tuple[Any, Setting]]:
         name: (hint.__origin__, hint.__metadata__[0])
         for name, hint in kind.__annotations__.items()
         if hasattr(hint, "__metadata__")
+    }
+
+
+@cache
+def texts(kind: Any) -> Mapping[str, str]:
+    """Return name → the text below each setting of a class here, on one line; nothing where the source is missing."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[__name__]))
+    except OSError:
+        return {}
+    body = next(one.body for one in tree.body if isinstance(one, ast.ClassDef) and one.name == kind.__name__)
+    return {
+        field.target.id: " ".join(str(below.value.value).split())
+        for field, below in pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
     }

@@ -28,6 +28,7 @@ from natty.streams.schema import (
     StreamSource,
     SubjectTransform,
     rows,
+    texts,
 )
 
 
@@ -129,7 +130,8 @@ def option_names(command):
 )
 def test_every_setting_of_a_type_has_its_row(kind, without_row):
     assert set(kind.__annotations__) - set(rows(kind)) == without_row
-    assert all(setting.help and setting.help[-1] != "." for _, setting in rows(kind).values())
+    own = set(kind.__annotations__) - without_row - (set(rows(StreamConfig)) if kind is BucketConfig else set())
+    assert {name for name, text in texts(kind).items() if text.endswith(".")} == own
 
 
 @pytest.mark.parametrize(
@@ -212,11 +214,18 @@ def test_flags_keep_their_names():
 
 def test_a_flag_says_its_unit_default_and_minimum_version():
     help_of = {name: option.__metadata__[0].help for name, option in stream_options(defaults=True).items()}
-    assert help_of["max_age"] == "Maximum age of a message, such as 7d; -1: no limit."
-    assert help_of["dupe_window"] == "How long the server remembers message ids, such as 2m [default: 2m]."
-    assert help_of["allow_fast_ingest"].endswith("; needs nats-server 2.14.")
-    assert help_of["tag"].endswith("; may be given several times.")
-    assert "default" not in stream_options(editing=True)["dupe_window"].__metadata__[0].help
+    assert help_of["max_age"] == "Maximum age of a message, such as 7d. -1: no limit."
+    assert help_of["dupe_window"] == "How long the server remembers message ids, such as 2m. Default: 2m."
+    assert help_of["allow_fast_ingest"].endswith(" Needs nats-server 2.14. Default: off.")
+    assert help_of["tag"].endswith(" May be given several times.")
+
+
+def test_the_flags_of_edit_show_no_defaults():
+    """What is not given stays as it is."""
+    for options in (stream_options(editing=True), consumer_options(editing=True)):
+        shown = {name: option.__metadata__[0].help for name, option in options.items()}
+        assert [name for name, text in shown.items() if "Default" in text and not name.startswith("backoff_")] == []
+        assert all(text.endswith(".") for text in shown.values())
 
 
 def test_a_consumer_is_given_seconds_and_a_stream_nanoseconds():
