@@ -1,4 +1,4 @@
-"""Where an object store is and how it is reached, in one URL: all but the credentials, so that it may be shown."""
+"""The address of an object store as one URL. It holds everything but the credentials, so that it can be logged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from capture.errors import ConfigError, StoreError, mistake
 from capture.stores.contract import checked_path
 
 SCHEMES = {"s3": "bucket", "az": "container", "gs": "bucket"}
-"""The kinds of object stores, and what each calls the place that holds the objects."""
+"""The kinds of object stores, and what each calls the container of objects."""
 CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
@@ -22,16 +22,16 @@ CREDENTIALS = {
 _BUCKET = re.compile(r"[\w.$-]+", re.ASCII)
 _ENDPOINT = re.compile(r"https?://[^/?#\s]+(/[^?#\s]*)?")
 TIMEOUT = 30.0
-"""Seconds that a store may take to answer; moving bytes comes on top."""
+"""Seconds that a store may take to answer; the time to transfer the bytes is added."""
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An object store: `[store]` in capture.toml, or one URL with the other settings as its query.
 
-    `url` is `s3://bucket/prefix`, `az://container/prefix` or `gs://bucket/prefix`. What is left empty comes from the
-    usual environment (`AWS_…`, `AZURE_…`, `GOOGLE_…`), credentials always do. `ca` is a PEM file of authorities to
-    trust besides the system's; `plain_http` allows an endpoint without TLS; `encryption` and `kms_key` ask S3 to
-    encrypt what it stores; `timeout` is in seconds.
+    `url` is `s3://bucket/prefix`, `az://container/prefix` or `gs://bucket/prefix`. Empty settings are taken from the
+    usual environment (`AWS_…`, `AZURE_…`, `GOOGLE_…`), as are the credentials. `ca` is a PEM file of authorities to
+    trust in addition to the system's. `plain_http` allows an endpoint without TLS. With `encryption` and `kms_key` S3
+    encrypts the objects. `timeout` is in seconds.
     """
 
     url: str
@@ -45,12 +45,12 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Return the address that this URL says. ConfigError says what is wrong with it, and shows no secret."""
+        """Return the address of this URL. ConfigError names the fault and shows no secret."""
         return cls.of({"url": url})
 
     @classmethod
     def of(cls, settings: dict[str, Any]) -> Address:
-        """Return the address of these settings, checked against one another; `url` may say some. ConfigError."""
+        """Return the address of these settings, some of which may be in the query of `url`. ConfigError."""
         plain, _, query = str(settings["url"]).partition("?")
         try:
             said = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=True)) if query else {}
@@ -75,7 +75,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def prefix(self) -> str:
-        """The folder in the bucket that the store's paths are relative to; "" for the bucket itself."""
+        """The folder in the bucket to which the store's paths are relative; "" for the bucket itself."""
         return unquote(self._place[2].strip("/"))
 
     @property
@@ -96,7 +96,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def _check(self) -> None:
         shown, scheme = _shown(self.url), self.scheme
         if scheme not in SCHEMES:
-            raise ConfigError(f"{shown} is no object store; known are {', '.join(f'{one}://' for one in SCHEMES)}")
+            raise ConfigError(f"{shown} is not an object store; known are {', '.join(f'{one}://' for one in SCHEMES)}")
         if "@" in self.bucket or "@" in self.endpoint:
             raise ConfigError(f"{shown} has credentials in it, where logs show them: set {CREDENTIALS[scheme]}")
         if not _BUCKET.fullmatch(self.bucket) or "#" in self.url:
@@ -110,10 +110,10 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             except StoreError as error:
                 raise ConfigError(f"{shown}: {error}") from error
         if self.endpoint and not _ENDPOINT.fullmatch(self.endpoint):
-            raise ConfigError(f"{shown}: the endpoint {self.endpoint!r} is no https://host:port")
+            raise ConfigError(f"{shown}: the endpoint {self.endpoint!r} is not https://host:port")
         if self.endpoint.startswith("http:") and not self.plain_http:
             raise ConfigError(
-                f"{shown}: the endpoint {self.endpoint} is not encrypted: use https, or say plain_http = true"
+                f"{shown}: the endpoint {self.endpoint} is not encrypted: use https, or set plain_http = true"
             )
         if scheme != "s3" and (self.region or self.encryption or self.kms_key):
             raise ConfigError(f"{shown}: region, encryption and kms_key are of use with s3:// only")
@@ -122,7 +122,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def store_url(settings: dict[str, Any]) -> str:
-    """Return the URL for `open_store` of what `[store]` in capture.toml says. ConfigError."""
+    """Return the URL that `open_store` takes for the settings of `[store]` in capture.toml. ConfigError."""
     url = str(settings.get("url", ""))
     if not url:
         raise ConfigError('[store] has no url: write url = "s3://bucket/prefix", or a folder')
@@ -137,7 +137,7 @@ def store_url(settings: dict[str, Any]) -> str:
 
 
 def _folder_url(url: str, private: object) -> str:
-    """Return the URL of a folder whose files are private or not. ConfigError."""
+    """Return the URL of a folder, with the setting `private`. ConfigError."""
     if not isinstance(private, bool) and str(private).lower() not in ("true", "false"):
         raise ConfigError(f"[store]: `private` is true or false, not {private!r}")
     if "://" in url and not url.startswith("file://"):
@@ -147,7 +147,7 @@ def _folder_url(url: str, private: object) -> str:
 
 
 def _shown(url: str) -> str:
-    """The URL without what may be a secret."""
+    """Return the URL without its user, password and query, which may hold secrets."""
     plain = url.partition("?")[0]
     scheme, separator, rest = plain.partition("://")
     host, slash, path = rest.partition("/")

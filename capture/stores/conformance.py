@@ -1,3 +1,5 @@
+"""The checks that every store must pass, ours and those of users."""
+
 from __future__ import annotations
 
 import asyncio
@@ -9,14 +11,14 @@ from capture.errors import AlreadyStored, NotStored, StoreError
 from capture.stores.contract import Store
 
 LARGE_BYTES = 5 * 1024 * 1024
-DAY = 86_400.0  # seconds that two clocks differ, at the very most
+DAY = 86_400.0  # seconds that two clocks may differ
 AWKWARD_NAMES = ("key=a%2Fb", "with space", "ÄÖ-漢字-🛫", "key=", "a.b..c", "-dash", "%", "plus+and&question?#hash")
 
 
 async def check_store(store: Store) -> None:
-    """Check that a store keeps the contract; AssertionError says what it does not keep.
+    """Check that a store keeps the contract. AssertionError names the promise that it breaks.
 
-    Works below a folder of its own name and removes it: may be run on a store that is in use.
+    It works in a folder of its own and removes it at the end, so it can be run on a store that is in use.
     """
     folder = f"conformance-{uuid4().hex}"
     checks = (
@@ -120,7 +122,7 @@ async def _keeps(store: Store, folder: str) -> None:
 
 
 async def _is_atomic(store: Store, folder: str) -> None:
-    """Whoever looks while an object is written sees nothing, or all of it."""
+    """A reader sees nothing or the whole object while it is written."""
     path, contents = f"{folder}/one", [bytes([65 + version]) * LARGE_BYTES for version in range(3)]
 
     async def write() -> None:

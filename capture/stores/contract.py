@@ -1,3 +1,5 @@
+"""The contract of a store: durable objects by path."""
+
 from __future__ import annotations
 
 import re
@@ -8,18 +10,18 @@ from typing import Protocol
 from capture.errors import StoreError
 
 SCRATCH = ".tmp"
-"""The hidden folder of half-written objects; no object may live in it, and no listing shows it."""
+"""The hidden folder of unfinished objects. It holds no objects, and no listing shows it."""
 
 REQUESTS_AT_ONCE = 16
 """To a store: each waits for the network most of its time."""
 
 _UNSTORABLE = re.compile(r"[\x00-\x1f\x7f\\]")
-"""What some kind of store does not keep as it is."""
+"""Characters that not every kind of store keeps unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """One object of a listing: its path, its size, and when it was written (Unix seconds, the store's clock)."""
+    """One object of a listing: its path, its size, and when it was written (Unix seconds by the store's clock)."""
 
     path: str
     bytes: int
@@ -32,20 +34,20 @@ Listing = list[ObjectInfo]
 class Store(Protocol):
     """Durable objects by path. Every implementation passes `capture.stores.conformance.check_store`.
 
-    Paths are relative, "/" separated and checked by `checked_path`. Every method may raise StoreError: StoreFullError
-    when there is no room, StoreUnreadableError when permissions or mounts are wrong, StoreUnfitError when the store
-    does not do what is promised here.
+    Paths are relative, separated by "/", and checked by `checked_path`. Every method may raise StoreError:
+    StoreFullError when the store is full, StoreUnreadableError when permissions or mounts are wrong, StoreUnfitError
+    when the store can't keep this contract.
     """
 
     url: str
-    """What `open_store` opens this store with, in this process or another."""
+    """The URL with which `open_store` opens this store, in this process or another."""
 
     async def put(self, path: str, data: bytes | Path, *, if_absent: bool = True) -> None:
-        """Store `data`, or the content of a local file; on return it is durable and visible as a whole.
+        """Store `data`, or a copy of a local file. On return the object is durable and visible as a whole.
 
-        With `if_absent` an existing object, durable then too, is left as it is and AlreadyStored is raised; of several
-        that create the same path at once exactly one succeeds. Without, the object is replaced atomically.
-        A local file is copied.
+        With `if_absent` an existing object is left unchanged, is durable, and AlreadyStored is raised. If several
+        callers create the same path at once, exactly one succeeds. Without `if_absent` the object is replaced
+        atomically.
         """
         ...
 
@@ -58,15 +60,15 @@ class Store(Protocol):
         ...
 
     async def list(self, prefix: str = "") -> Listing:
-        """Return the objects whose path starts with this text, sorted by path; never a half-written one."""
+        """Return the objects whose path starts with this text, sorted by path; never an unfinished one."""
         ...
 
     async def delete(self, path: str) -> None:
-        """Remove the object; it is no error if there is none."""
+        """Delete the object. Nothing happens if it does not exist."""
         ...
 
     async def remove_leftovers(self, older_than_seconds: float, now: float) -> int:
-        """Delete what killed writers left half-written, if older than this; return how many there were."""
+        """Delete unfinished objects of killed writers that are older than this. Return how many there were."""
         ...
 
 

@@ -1,3 +1,5 @@
+"""Objects as files in a folder."""
+
 from __future__ import annotations
 
 import contextlib
@@ -26,24 +28,23 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 UNREADABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ESTALE}
 NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 KNOWN_FOLDERS = 10_000
-"""How many folders are remembered as durable; the memory is bounded, forgetting costs one more fsync each."""
+"""How many folders are remembered as durable. One that is forgotten costs one more fsync."""
 PRIVATE = "?private=true"
 """The end of a private store's URL."""
-LINK = "{} in {} is a symbolic link, which is not followed: put what it leads to there, or mount it (mount --bind)"
+LINK = "{} in {} is a symbolic link, which is not followed: put its target there, or mount it (mount --bind)"
 FOLDER_ATTEMPTS = 100
-"""How often a folder is made again that others remove at the same moment."""
+"""How often a folder is made again while other processes remove it as empty."""
 
 
 class FileStore:
-    """Objects as files under a folder of a local or network file system that has hard links.
+    """Objects as files in a folder of a local or network file system that has hard links.
 
-    An object is written under `.tmp/`, synced, and linked to its name: create-if-absent is the file system's own
-    atomic operation, and nobody ever sees a part of an object. A killed writer leaves a file in `.tmp/` only.
+    An object is written in `.tmp/`, synced, and linked to its name. So create-if-absent is an atomic operation of the
+    file system, and no reader sees a part of an object. A killed writer leaves a file in `.tmp/` only.
 
-    The folder itself may be a symbolic link. Below it none is followed, since it may lead out of the folder: neither to
-    an object nor to a folder.
+    The folder itself may be a symbolic link. Symbolic links below it are not followed, since they may lead out of it.
 
-    A `private` one makes files that its user alone may read (0600, in folders of 0700); else the umask decides.
+    With `private` only the user may read the files (mode 0600, in folders of 0700); otherwise the umask decides.
     """
 
     def __init__(self, root: str | Path, *, private: bool = False) -> None:
@@ -55,7 +56,7 @@ class FileStore:
         self._tried = False
 
     async def put(self, path: str, data: bytes | Path, *, if_absent: bool = True) -> None:
-        """As in the contract: returns after the file and every new folder above it were synced to the disk."""
+        """As in the contract. Returns when the file and every new folder above it are synced to the disk."""
         checked_path(path)
         await to_thread(self._put, path, data, if_absent)
 
@@ -69,15 +70,15 @@ class FileStore:
         return await to_thread(self._read, path, start, length)
 
     async def list(self, prefix: str = "") -> Listing:
-        """As in the contract; a folder that can't be read is StoreUnreadableError, never an empty listing."""
+        """As in the contract. A folder that can't be read raises StoreUnreadableError; it is not listed as empty."""
         return await to_thread(self._list, prefix)
 
     async def delete(self, path: str) -> None:
-        """As in the contract; folders that are empty afterwards go too, so that listings stay quick."""
+        """As in the contract. Folders that are empty afterwards are removed too, so that listings stay fast."""
         await to_thread(self._delete, path)
 
     async def remove_leftovers(self, older_than_seconds: float, now: float) -> int:
-        """Delete half-written files of killed writers, if older than this; return how many there were."""
+        """Delete unfinished files of killed writers that are older than this. Return how many there were."""
         return await to_thread(self._remove_leftovers, now - older_than_seconds)
 
     def __repr__(self) -> str:
@@ -100,14 +101,14 @@ class FileStore:
     def _put(self, path: str, data: bytes | Path, if_absent: bool) -> None:
         target = self.file(path)
         with self._translated(f"writing {path}"):
-            if if_absent and target.exists():  # spares writing what the link would refuse
+            if if_absent and target.exists():  # saves writing a file that could not be linked
                 self._try_writing()
                 self._refuse(path, target)
             with self._written(data) as part:
                 self._publish(path, part, target, if_absent)
 
     def _try_writing(self) -> None:
-        """Say once, and early, that nothing can be written: a node whose archive is there learns that at its start."""
+        """Write a file, once: a node whose first object exists learns at its start that the store can't be written."""
         if not self._tried:
             with self._written(b""):
                 self._tried = True
@@ -124,7 +125,7 @@ class FileStore:
             part.unlink(missing_ok=True)
 
     def _publish(self, path: str, part: Path, target: Path, if_absent: bool) -> None:
-        """Give the written file its name; a folder that another process removed as empty in between is made again."""
+        """Give the written file its name. A folder that another process removed as empty is made again."""
         for attempt in range(FOLDER_ATTEMPTS):
             try:
                 self._make_folder(target.parent)
@@ -133,11 +134,11 @@ class FileStore:
                 else:
                     part.replace(target)
                 break
-            except (FileNotFoundError, FileExistsError):  # mkdir says "exists" of one that is gone a moment later
+            except (FileNotFoundError, FileExistsError):  # mkdir found a folder that was removed a moment later
                 self._durable.clear()
                 if attempt == FOLDER_ATTEMPTS - 1 or not part.exists():
                     raise
-        with contextlib.suppress(FileNotFoundError):  # deleted again, with its folder, by somebody else
+        with contextlib.suppress(FileNotFoundError):  # another process deleted it, with its folder
             _sync_folder(target.parent)
 
     def _link(self, path: str, part: Path, target: Path) -> None:
@@ -154,14 +155,14 @@ class FileStore:
             raise
 
     def _refuse(self, path: str, target: Path) -> NoReturn:
-        """Say AlreadyStored, after making sure of it: whoever linked the object may have died before the sync."""
+        """Raise AlreadyStored. First sync the folder: the process that linked the object may have died before that."""
         with contextlib.suppress(FileNotFoundError, FileExistsError):  # deleted in between: it did exist
             self._make_folder(target.parent)
             _sync_folder(target.parent)
         raise AlreadyStored(f"{path} exists in {self.url} and was not touched")
 
     def _make_folder(self, folder: Path) -> None:
-        """Make the folder and sync the one above it, from the first that is not known to be durable downwards."""
+        """Make the folder, and those above it that are not known to be durable; sync the folder above each."""
         if folder in self._durable or folder == folder.parent:
             return
         self._make_folder(folder.parent)
@@ -181,7 +182,7 @@ class FileStore:
         except (FileNotFoundError, IsADirectoryError):
             raise NotStored(f"there is no {path} in {self.url}") from None
         except StoreUnreadableError:
-            self.file(path)  # says so if it was a link
+            self.file(path)  # raises the error about a link, if it was one
             raise
 
     def _list(self, prefix: str) -> Listing:
@@ -193,7 +194,7 @@ class FileStore:
         return sorted(found, key=lambda one: one.path)
 
     def _walk(self, folder: Path) -> Iterator[ObjectInfo]:
-        """Yield every file below; what vanishes meanwhile is left out, what can't be read is an error."""
+        """Yield every file below. A file that is deleted meanwhile is left out; one that can't be read is an error."""
         try:
             entries = list(os.scandir(folder))
         except FileNotFoundError:
@@ -204,7 +205,7 @@ class FileStore:
                 if path != SCRATCH:
                     yield from self._walk(Path(entry.path))
                 continue
-            if entry.is_dir():  # what is below it would be missing
+            if entry.is_dir():  # a link to a folder: the objects below it would be missing
                 raise StoreUnreadableError(LINK.format(path, self.root))
             with contextlib.suppress(FileNotFoundError):
                 facts = entry.stat(follow_symlinks=False)
@@ -237,7 +238,7 @@ class FileStore:
 
     @contextlib.contextmanager
     def _translated(self, action: str) -> Iterator[None]:
-        """Turn the operating system's errors into the store's, by number; one sentence, with what can be done."""
+        """Turn errors of the operating system into errors of the store, by number. They say what to do."""
         try:
             yield
         except (FileNotFoundError, IsADirectoryError) as error:
@@ -245,7 +246,7 @@ class FileStore:
                 raise StoreUnreadableError(
                     f"{action} in {self.root} failed: {error.strerror}; check that folders can be made there"
                 ) from error
-            raise  # the caller's answer is NotStored
+            raise  # the caller raises NotStored
         except OSError as error:
             if error.errno in FULL:
                 raise StoreFullError(
@@ -274,9 +275,9 @@ def _write_synced(part: Path, data: bytes | Path, *, private: bool) -> None:
 
 
 def _opened_below(root: Path, path: str, _: str, flags: int) -> int:
-    """Open an object, and follow no symbolic link below the root, whoever puts one there meanwhile.
+    """Open an object without following a symbolic link below the root, also one that is put there meanwhile.
 
-    Windows has no such flags. OSError: a link, or what is not a file, at which opening could wait for ever.
+    Windows has no such flags. OSError: a link, a pipe or a device (opening a pipe could block without end).
     """
     if os.open not in os.supports_dir_fd:
         return os.open(root / path, flags)
@@ -297,7 +298,7 @@ def _opened_below(root: Path, path: str, _: str, flags: int) -> int:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the folder's entries durable; Windows can't open folders and needs no such step."""
+    """Make the folder's entries durable. Windows can't open folders and needs no such step."""
     if os.name == "nt":
         return
     handle = os.open(folder, os.O_RDONLY)

@@ -1,3 +1,5 @@
+"""Objects in memory, for tests and examples."""
+
 from __future__ import annotations
 
 import time
@@ -10,9 +12,9 @@ from capture.stores.contract import Listing, ObjectInfo, checked_path, checked_r
 
 
 class MemoryStore:
-    """Objects in this process's memory: for tests and examples; gone with the process.
+    """Objects in the memory of this process.
 
-    `open_store("memory://name")` gives everyone in the process the same store of that name.
+    `open_store("memory://name")` returns the same store for the same name everywhere in the process.
     """
 
     def __init__(self, name: str = "", *, clock: Callable[[], float] = time.time) -> None:
@@ -21,7 +23,7 @@ class MemoryStore:
         self._objects: dict[str, tuple[bytes, float]] = {}
 
     async def put(self, path: str, data: bytes | Path, *, if_absent: bool = True) -> None:
-        """As in the contract; "durable" means as long as the process lives."""
+        """As in the contract. "Durable" means as long as the process runs."""
         checked_path(path)
         content = await to_thread(data.read_bytes) if isinstance(data, Path) else bytes(data)
         if if_absent and path in self._objects:
@@ -50,7 +52,7 @@ class MemoryStore:
         self._objects.pop(checked_path(path), None)
 
     async def remove_leftovers(self, older_than_seconds: float, now: float) -> int:
-        """Nothing is ever half-written here."""
+        """Return 0: there are no unfinished objects."""
         return 0
 
     def __repr__(self) -> str:

@@ -1,3 +1,5 @@
+"""Objects in a bucket of S3, Azure or Google."""
+
 from __future__ import annotations
 
 import asyncio
@@ -18,26 +20,26 @@ from capture.stores.object_client import client
 from capture.stores.refusals import NO_BUCKET, answer, refusal
 
 SLOWEST = 1024 * 1024
-"""Bytes a second: an object may take its size through this, on top of the store's timeout."""
+"""Bytes per second. An object may take its size divided by this, in addition to the store's timeout."""
 LARGEST_BYTES = 5000 * 1024 * 1024
-"""What Azure takes in one request; S3 takes 5 GiB. Objects are never put in parts."""
-PAGE = 1000  # objects of a listing at a time, what S3 gives in one answer
+"""The limit of one request to Azure; S3 takes 5 GiB. Objects are never put in parts."""
+PAGE = 1000  # objects of a listing at a time: the most that S3 returns in one answer
 IGNORES_CONDITIONS = (
     "{} ignores conditional puts: it replaced an object that was to be created only if absent (If-None-Match: *). "
     "Nodes would overwrite each other's objects there: use a store that keeps the condition, such as S3, Azure Blob "
     "Storage, Google Cloud Storage, MinIO, Ceph or SeaweedFS"
 )
 MARK = "putid"
-"""The name of the metadata that tells whose put an object is; Azure allows letters and digits."""
+"""The name of the metadata that identifies the put of an object. Azure allows letters and digits."""
 
 
 class ObjectStore:
     """Objects in a bucket of S3, Azure or Google, or on a server that speaks S3, reached by obstore.
 
-    An object is put by one conditional request, never in parts, so no half of one is ever there, seen or paid for. The
-    store must refuse a create if the object exists; that it does is tried at the first put of each ObjectStore. Each
-    put is looked up afterwards, by a mark of its own: a store that said it stored and did not is an error, and a put
-    that the driver repeated, because the first answer was lost, is not taken for somebody else's.
+    An object is put by one conditional request, never in parts, so there are no unfinished objects to see or to pay
+    for. The store must refuse to create an object that exists; the first put of each ObjectStore tests that. Each
+    created object carries a mark and is looked up afterwards. So a store that reports success and did not store is an
+    error, and a put that the driver repeated, because the first answer was lost, is recognised as our own.
     """
 
     def __init__(self, address: Address) -> None:
@@ -48,7 +50,7 @@ class ObjectStore:
         self._tried = False
 
     async def put(self, path: str, data: bytes | Path, *, if_absent: bool = True) -> None:
-        """As in the contract. StoreError leaves open whether the object is there: a lost answer says nothing."""
+        """As in the contract. After a StoreError the object may exist or not: the answer may have been lost."""
         checked_path(path)
         content = await to_thread(_read, path, data) if isinstance(data, Path) else data
         _check_size(path, len(content))
@@ -73,13 +75,13 @@ class ObjectStore:
         async with self._asking(f"reading {path}", length), self._expecting(path):
             try:
                 return (await obstore.get_range_async(self._client, path, start=start, length=length)).to_bytes()
-            except (BaseError, ValueError):  # how stores, and the driver, speak of an empty range
+            except (BaseError, ValueError):  # stores, and the driver, refuse an empty range
                 if length and start < (await obstore.head_async(self._client, path))["size"]:
                     raise
                 return b""
 
     async def list(self, prefix: str = "") -> Listing:
-        """As in the contract; read page by page, each within the store's timeout."""
+        """As in the contract. Each page is read within the store's timeout."""
         folder = prefix.rpartition("/")[0]
         if folder:
             checked_path(folder)
@@ -101,7 +103,7 @@ class ObjectStore:
         await self._delete(checked_path(path))
 
     async def remove_leftovers(self, older_than_seconds: float, now: float) -> int:
-        """Delete what a killed process left of its trial of the store; of puts nothing is ever left over."""
+        """Delete the trial objects of killed processes. Puts leave nothing over."""
         async with self._asking("looking for leftovers"):
             listed = await obstore.list(self._client, SCRATCH).collect_async()
         old = [one["path"] for one in listed if one["last_modified"].timestamp() < now - older_than_seconds]
@@ -121,11 +123,11 @@ class ObjectStore:
                     self._client, path, content, mode="create", use_multipart=False, attributes={MARK: mark}
                 )
             except AlreadyExistsError:
-                refused = True  # perhaps by our own put, repeated by the driver
+                refused = True  # perhaps because of our own put, which the driver repeated
             found = await self._mark(path)
         if found == mark:
             return
-        if found is None:  # a lie, or S3's conflict with somebody who is just writing or deleting it
+        if found is None:  # the store's answer is false, or S3 reports a conflict with a concurrent write or delete
             said = "exists" if refused else "was stored"
             raise StoreError(f"{self._address.url} said that {path} {said}, and it is not there: see its own log")
         raise AlreadyStored(f"{path} exists in {self._address.url} and was not touched")
@@ -135,7 +137,7 @@ class ObjectStore:
             await obstore.put_async(self._client, path, content, use_multipart=False)
 
     async def _mark(self, path: str) -> str | None:
-        """Return the mark of the object that is there, "" if it has none; None if there is no object."""
+        """Return the mark of the object, "" if it has no mark; None if the object does not exist."""
         try:
             found = await obstore.get_async(self._client, path, options={"head": True})
         except FileNotFoundError:
@@ -148,7 +150,7 @@ class ObjectStore:
                 await obstore.delete_async(self._client, path)
 
     async def _check_conditions(self) -> None:
-        """Before the first create: create an object of our own twice. StoreUnfitError if the store lets us."""
+        """Before the first create: create a trial object twice. StoreUnfitError if the store allows that."""
         async with self._trying:
             if self._tried:
                 return
@@ -165,7 +167,7 @@ class ObjectStore:
 
     @contextlib.asynccontextmanager
     async def _asking(self, action: str, size: int = 0) -> AsyncIterator[asyncio.Timeout]:
-        """Bound the time, and translate the driver's errors, once."""
+        """Limit the time, and translate the driver's errors."""
         try:
             async with asyncio.timeout(self._longest(size)) as deadline:
                 yield deadline
@@ -173,7 +175,7 @@ class ObjectStore:
             raise refusal(error, action, self._address) from error
 
     def _longest(self, size: int) -> float:
-        """Return how many seconds moving so many bytes may take."""
+        """Return the seconds that the transfer of so many bytes may take."""
         return self._address.timeout + size / SLOWEST
 
     @contextlib.asynccontextmanager

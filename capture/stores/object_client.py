@@ -1,4 +1,4 @@
-"""Makes obstore's client for an address; credentials, and what the address leaves open, come from the environment."""
+"""Makes obstore's client for an address. Credentials and settings that the address omits come from the environment."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT = 10.0  # seconds
 IDLE = 15.0
-"""Seconds after which an idle connection is not used again: routers forget them, and nobody tells."""
+"""Seconds after which an idle connection is not used again: routers drop idle connections without notice."""
 RETRIES = 3
-"""Of one request, after a pause of a fraction of a second: a short disturbance costs the commit no attempt."""
+"""Retries of one request, each after a fraction of a second, so that a short fault does not cost the commit an attempt."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 1.0  # seconds, jittered
 NEVER = timedelta(days=1)
-"""The driver's own time limit knows nothing of an object's size; `ObjectStore` sets one for each operation."""
+"""Turns the driver's time limit off, which ignores an object's size: `ObjectStore` sets one for each operation."""
 
 ENVIRONMENT = {"s3": "AWS", "az": "AZURE", "gs": "GOOGLE"}
 
@@ -31,7 +31,7 @@ Client: TypeAlias = S3Store | AzureStore | GCSStore
 
 
 def client(address: Address, environment: Mapping[str, str]) -> Client:
-    """Return a client, without asking the server anything. ConfigError when a setting can't be used."""
+    """Return a client without contacting the server. ConfigError: a setting that can't be used."""
     options = _options(address, environment)
     retry: RetryConfig = {
         "max_retries": RETRIES,
@@ -61,10 +61,10 @@ def client(address: Address, environment: Mapping[str, str]) -> Client:
 
 
 def _s3(address: Address) -> S3Config:
-    # one request for each object: many servers that speak S3 don't know the one that deletes several
+    # one request for each object: many servers that speak S3 lack the request that deletes several
     config: S3Config = {"disable_bulk_delete": True}
     if address.endpoint:
-        config["aws_endpoint_url_s3"] = address.endpoint  # the one that wins over every variable
+        config["aws_endpoint_url_s3"] = address.endpoint  # takes precedence over every variable
     if address.region:
         config["region"] = address.region
     if address.encryption:

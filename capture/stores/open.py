@@ -1,3 +1,5 @@
+"""From a URL to a store."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -15,14 +17,14 @@ _memory: dict[str, MemoryStore] = {}
 
 
 def open_store(url: str | Path | Store) -> Store:
-    """Return the store of this URL: `file:///folder`, a plain path, or `memory://name` (one a name and process).
+    """Return the store of this URL. Nothing is created or contacted before its first method is called.
 
-    `file:///folder?private=true` makes files that the user alone may read.
+    - A folder: `file:///folder`, a plain path, or a Path. With `file:///folder?private=true` only the user may read
+      the files.
+    - An object store: `s3://bucket/prefix?endpoint=…`, `az://…`, `gs://…`; see `capture.stores.address.Address`.
+    - `memory://name`: one store for each name in this process.
 
-    A Path is a folder; a store is returned as it is.
-
-    Or an object store, as `capture.stores.address.Address` says: `s3://bucket/prefix?endpoint=…`, `az://`, `gs://`.
-    ConfigError if the URL is of no kind that this version knows. Nothing is created or asked before the first call.
+    A store is returned as it is. ConfigError if this version does not know the kind of the URL.
     """
     if isinstance(url, Path):
         return FileStore(url)
@@ -32,7 +34,7 @@ def open_store(url: str | Path | Store) -> Store:
         raise ConfigError(f"no store was named; known are {KNOWN}")
     if "://" not in url:
         if ":" in url.partition("/")[0]:  # `s3:bucket`, or `module:function` as other settings take it
-            raise ConfigError(f"{url!r} is no store; known are {KNOWN}. Write ./{url} for a folder of that name")
+            raise ConfigError(f"{url!r} is not a store; known are {KNOWN}. Write ./{url} for a folder of that name")
         return FileStore(url)
     if url.partition("://")[0] in SCHEMES:
         try:
@@ -43,7 +45,7 @@ def open_store(url: str | Path | Store) -> Store:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise ConfigError(f"the store is named by no URL: {error}") from None
+        raise ConfigError(f"the store's URL is not valid: {error}") from None
     if parts.scheme == "memory":
         name = url.partition("://")[2]
         return _memory.setdefault(name, MemoryStore(name))
@@ -51,6 +53,6 @@ def open_store(url: str | Path | Store) -> Store:
         if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
             raise ConfigError(f"{url!r} names a host or a relative folder; write file:///folder, with three slashes")
         if parts.query not in ("", "private=true", "private=false"):
-            raise ConfigError(f"{url!r}: behind the ? of a folder's URL stands private=true, or nothing")
+            raise ConfigError(f"{url!r}: the query of a folder's URL is private=true, or empty")
         return FileStore(url2pathname(parts.path), private=parts.query == "private=true")
-    raise ConfigError(f"{parts.scheme}:// is no kind of store that this version knows; known are {KNOWN}")
+    raise ConfigError(f"{parts.scheme}:// is not a kind of store that this version knows; known are {KNOWN}")

@@ -1,4 +1,4 @@
-"""What a store's refusals mean: the driver's errors in one sentence, with what to do about it."""
+"""Turns the driver's errors into one sentence that says what happened and what to do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLOCK = {"RequestTimeTooSkewed", "RequestExpired"}
 REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
 FULL = {"XMinioStorageFull", "QuotaExceeded", "InsufficientStorage", "InsufficientCapacity", "AccountQuotaExceeded"}
 
-# The driver says in its text, and nowhere else, what the server answered: the status, and the code in the body.
+# Only the text of the driver's error holds the server's answer: the status, and the code in the body.
 _STATUS = re.compile(r"status code: (\d{3})|\(code: (\d{3})\)")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _METADATA_SERVICE = re.compile(r"/latest/(api/token|meta-data)|/computeMetadata/|/metadata/identity")
@@ -25,25 +25,25 @@ _QUERY = re.compile(r"\?\S*")
 
 
 class Answer(NamedTuple):
-    """What a server answered, as far as it did: the HTTP status or 0, and the code of S3 or Azure or ""."""
+    """A server's answer: the HTTP status, or 0 without an answer, and the code of S3 or Azure, or ""."""
 
     status: int
     code: str
 
 
 def answer(error: BaseException) -> Answer:
-    """Return what the server answered, read from the driver's error."""
+    """Return the server's answer, read from the driver's error."""
     status, code = _STATUS.search(str(error)), _CODE.search(str(error))
     return Answer(int(status[1] or status[2]) if status else 0, code[1] if code else "")
 
 
 def refusal(error: BaseException, action: str, address: Address) -> StoreError:
-    """Return the error of the store that says why `action` ("writing a/b") failed and what to do; shows no secret."""
+    """Return an error that says why `action` ("writing a/b") failed and what to do. It shows no secret."""
     status, code = answer(error)
     told = f"{status} {code}".strip()
     where, text = f"{action} failed, {address.url}", str(error)
     what, credentials = SCHEMES[address.scheme], CREDENTIALS[address.scheme]
-    if _METADATA_SERVICE.search(text):  # asked who we are, as the last resort
+    if _METADATA_SERVICE.search(text):  # the driver's last attempt to find credentials
         return StoreUnreadableError(f"{where}: no credentials were found: set {credentials}")
     if code in NO_BUCKET or (status == 404 and not code) or isinstance(error, FileNotFoundError):
         return StoreUnreadableError(f"{where}: there is no {what} {address.bucket!r}: create it, or correct the URL")
@@ -67,7 +67,7 @@ def refusal(error: BaseException, action: str, address: Address) -> StoreError:
 
 
 def _unanswered(error: BaseException, where: str, text: str, address: Address) -> StoreError:
-    """The server did not get to answer."""
+    """Return the error for a request that the server did not answer."""
     if isinstance(error, TimeoutError):
         return StoreError(
             f"{where} did not answer within {address.timeout:g} s (more for large objects): is it overloaded, "
@@ -75,7 +75,7 @@ def _unanswered(error: BaseException, where: str, text: str, address: Address) -
         )
     if "BadScheme" in text:
         return StoreUnreadableError(
-            f"{where}: its endpoint is not encrypted: use https, or say plain_http = true in [store]"
+            f"{where}: its endpoint is not encrypted: use https, or set plain_http = true in [store]"
         )
     if "InvalidContentType" in text:
         return StoreUnreadableError(

@@ -8,32 +8,32 @@ from typing import Any, Protocol
 
 
 class Positioned(io.RawIOBase):
-    """A file of so many bytes, to be read from anywhere in it. What derives from it reads at `_at`, and moves that."""
+    """A file of `size` bytes that can be read from any position. A subclass reads at `_at` and advances it."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._at = 0
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
-        """Return where the next read begins."""
+        """Return the position of the next read."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to where the next read begins."""
+        """Set the position of the next read."""
         self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         return self._at
 
 
 class Ranges(Protocol):
-    """What gives ranges of objects: a store, or a part of one."""
+    """A source of ranges of objects: a store, or a part of one."""
 
     @property
     def url(self) -> str:
@@ -46,9 +46,9 @@ class Ranges(Protocol):
 
 
 class StoredFile(Positioned):
-    """An object of this size, read piece by piece by a thread that is not the event loop's.
+    """An object of a store as a file, for libraries that read files. It is read by a thread other than the loop's.
 
-    `loop` answers it, the running one by default; it must be free meanwhile. Raises what the store raises.
+    `loop` runs the store's requests, by default the running one; it must not be blocked. Raises what the store raises.
     """
 
     def __init__(self, store: Ranges, path: str, size: int, loop: asyncio.AbstractEventLoop | None = None) -> None:

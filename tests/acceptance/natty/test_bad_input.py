@@ -215,7 +215,10 @@ def test_a_disk_that_fills_up(shell, make_stream, captured, natty_name, tmp_path
         ('decoder = "jsn"', "there is no decoder 'jsn'; the known ones are raw, json, message, module:attribute"),
         ('partition = "subject"', "subject: needs the number of a token, counted from 0, as in subject:1; not ''"),
         ('format = "xls"', "there is no writer 'xls'; the known ones are parquet, ndjson, csv, raw"),
-        ('store = "ftp://host/lake"', "ftp:// is no kind of store that this version knows; known are file:///folder"),
+        (
+            'store = "ftp://host/lake"',
+            "ftp:// is not a kind of store that this version knows; known are file:///folder",
+        ),
         ('[nats]\nserver = "x"', "unknown setting server; there are: api_prefix, "),
     ],
 )

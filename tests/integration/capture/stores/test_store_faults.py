@@ -322,7 +322,7 @@ async def test_tls_is_the_default_and_what_is_wrong_with_it_is_said(s3, bare_env
     cases = [
         (s3.url(ca=""), "its certificate is not one that we trust .*: set ca to its authority's PEM file"),
         (s3.url(endpoint=f"https://{plain}"), "its endpoint speaks no TLS"),
-        (s3.url(endpoint=""), "its endpoint is not encrypted: use https, or say plain_http = true"),
+        (s3.url(endpoint=""), "its endpoint is not encrypted: use https, or set plain_http = true"),
     ]
     bare_environment.setenv("AWS_ENDPOINT_URL_S3", f"http://{plain}")  # of use for the last one only
     for url, sentence in cases:

@@ -97,7 +97,7 @@ server = "nats://user:secret@host"
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('store = "ftp://x"', "ftp:// is no kind of store that this version knows"),
+        ('store = "ftp://x"', "ftp:// is not a kind of store that this version knows"),
         ('store = "s3://key:secret@lake"', "s3://lake has credentials in it"),
         ('store = "lake"\nencrypt = true', "encrypt is on and there is no key"),
         ('store = "lake"\nflatten = "os:sep"\nformat = "csv"', "the flatten 'os:sep' is no function but str"),

@@ -250,5 +250,5 @@ def test_the_configuration_makes_a_store_private(tmp_path):
     ):
         with pytest.raises(ConfigError, match=said):
             config(lines)
-    with pytest.raises(ConfigError, match="stands private=true, or nothing"):
+    with pytest.raises(ConfigError, match="is private=true, or empty"):
         open_store("file:///lake?privat=true")
