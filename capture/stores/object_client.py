@@ -20,7 +20,7 @@ CONNECT_TIMEOUT = 10.0  # seconds
 IDLE = 15.0
 """Seconds after which an idle connection is not used again: routers drop idle connections without notice."""
 RETRIES = 3
-"""Retries of one request, each after a fraction of a second, so that a short fault does not cost the commit an attempt."""
+"""Of one request, each after a fraction of a second: a short fault does not cost the commit an attempt."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 1.0  # seconds, jittered
 NEVER = timedelta(days=1)
 """Turns the driver's time limit off, which ignores an object's size: `ObjectStore` sets one for each operation."""

@@ -214,7 +214,7 @@ async def test_a_symbolic_link_to_a_folder_is_not_followed_by_any_action(linked,
         "delete": lambda: linked.delete("a/b/one"),
     }
     with pytest.raises(
-        StoreUnreadableError, match=r"a/b in .*lake is a symbolic link, which is not followed: put what"
+        StoreUnreadableError, match=r"a/b in .*lake is a symbolic link, which is not followed: put its target"
     ):
         await actions[action]()
     assert [(one.name, one.read_bytes()) for one in (tmp_path / "outside").iterdir()] == [("one", b"1")]
