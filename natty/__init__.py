@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # `X as X` exports a name
     from natty.client import Natty as Natty, as_leader as as_leader
     from natty.config.settings import Config as Config
-    from natty.consuming.bodies import BodyError as BodyError
+    from natty.consuming.handler import BodyError as BodyError
     from natty.consuming.consume import Consumption as Consumption
     from natty.consuming.dead_letters import (
         BadAdvisoryError as BadAdvisoryError,
@@ -104,7 +104,7 @@ else:  # the same names, each imported when it is first used (PEP 562)
     _HOMES = {
         "natty.client": ["Natty", "as_leader"],
         "natty.config.settings": ["Config"],
-        "natty.consuming.bodies": ["BodyError"],
+        "natty.consuming.handler": ["BodyError", "HandlerTimeoutError"],
         "natty.consuming.consume": ["Consumption"],
         "natty.consuming.dead_letters": [
             "BadAdvisoryError",
@@ -116,7 +116,6 @@ else:  # the same names, each imported when it is first used (PEP 562)
             "LetterFilter",
             "LetterNotFoundError",
         ],
-        "natty.consuming.handler": ["HandlerTimeoutError"],
         "natty.consuming.messaging": ["CoreMessage", "CoreSubscription", "Responder"],
         "natty.consuming.options": ["ConsumeOptions"],
         "natty.elections": ["Election", "ElectionOptions", "Leadership", "Term"],

@@ -12,7 +12,7 @@ from capture.config.settings import CaptureConfig
 from capture.ingest.board import BUCKET as STATE
 from natty.elections.options import BUCKET as ELECTIONS
 from natty.elections.permissions import Permissions, bucket_reader, candidate, consumer
-from natty.groups.names import STATIC_BUCKET as GROUPS
+from natty.groups.settings import STATIC_BUCKET as GROUPS
 from natty.jetstream import OWN_API
 
 

@@ -12,7 +12,7 @@ from capture.errors import ConfigError, NotStored
 from capture.stores import Store
 from natty import JetStreamError, Natty
 from natty.config.units import parse_time, show_time
-from natty.groups.names import PRIORITY_GROUP
+from natty.groups.settings import PRIORITY_GROUP
 from natty.streams import ConsumerConfig, ConsumerInfo, ServerConsumerConfig, consumer_info
 from natty.streams.listing import all_consumers
 

@@ -14,9 +14,9 @@ from typing import Self
 from capture.ingest.pinned_consumer import PinnedReader
 from capture.ingest.source import ENOUGH, GATHER, READ_AHEAD, TICK
 from natty import Batch, Natty
-from natty.groups.names import record_key
 from natty.groups.partitions import balanced
 from natty.groups.roster import Roster
+from natty.groups.settings import record_key
 from natty.wire.ack import Acks
 
 log = logging.getLogger("capture.grouped")

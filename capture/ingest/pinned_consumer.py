@@ -10,8 +10,8 @@ from capture.ingest.source import BEATS, TICK, UNAVAILABLE, Unsettled
 from natty import Batch, JetStreamError, Natty, NattyError, NotConnectedError, Pull
 from natty.elections import clock
 from natty.errors import ConnectionClosedError
-from natty.groups.names import PRIORITY_GROUP
 from natty.groups.place import seen
+from natty.groups.settings import PRIORITY_GROUP
 from natty.groups.stint import FLUSH_TIMEOUT, keep_pin
 from natty.pulling.pin import Pin
 from natty.pulling.requests import PullOptions

@@ -1,3 +1,5 @@
+"""Handlers as users write them: what they take, and how they are called."""
+
 from __future__ import annotations
 
 import asyncio
@@ -8,17 +10,19 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any
 
-from natty.consuming.bodies import decoder
+import msgspec
+
 from natty.errors import NattyError
-from natty.wire.connection import Connection
-from natty.wire.message import Batch, Message
+from natty.wire.message import Batch, Message, Sender
 
 SEND_TIMEOUT = 5.0  # seconds that a thread waits for the event loop to send what it settled
+
+Decode = Callable[[bytes], Any]
 
 Handler = Callable[..., Any]
 """What handles messages: `async def` on the event loop, `def` in a thread.
 
-Its first parameter is the message, or its body if it is annotated with a type of body (see `bodies.decoder`); the
+Its first parameter is the message, or its body if it is annotated with a type of body (see `decoder`); the
 message may then come second. With `batch`: a `list[Message]`, or a `Batch`.
 """
 
@@ -30,6 +34,10 @@ class HandlerTimeoutError(NattyError, TimeoutError):
     """A handler took longer than its timeout."""
 
 
+class BodyError(NattyError):
+    """A message's body does not fit what its handler takes."""
+
+
 def is_async(handler: Handler) -> bool:
     """Return whether calling it gives a coroutine."""
     if isinstance(handler, partial):
@@ -37,7 +45,12 @@ def is_async(handler: Handler) -> bool:
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
 
 
-def caller(handler: Handler, *, batch: bool, threads: Executor) -> Call:
+def takes_message(handler: Handler) -> bool:
+    """Return whether a message is all that it takes."""
+    return _kinds(handler) == [Message]
+
+
+def caller(handler: Handler, *, batch: bool, threads: Executor | None) -> Call:
     """Return how to call a handler with messages. TypeError says what is wrong with its parameters.
 
     One that is no coroutine function is called in `threads`, with the caller's context variables.
@@ -110,7 +123,36 @@ def _list(kinds: list[Any]) -> str:
     return ", ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
 
 
-async def _in_thread(threads: Executor, handler: Handler, *arguments: Any) -> None:
+def decoder(kind: Any) -> Decode:
+    """Return the function that makes a body of this type of a payload; it raises BodyError with what does not fit.
+
+    `bytes` as they are, `str` from UTF-8, a pydantic model by its own validation (pydantic itself is never imported),
+    anything else from JSON by msgspec: `dict`, `list`, `Any`, a `msgspec.Struct`, a dataclass, a TypedDict, unions of
+    them. TypeError if nothing of the kind can be made of JSON.
+    """
+    name = getattr(kind, "__name__", str(kind))
+    if kind is bytes:
+        return bytes
+    if kind is str:
+        return partial(_read, bytes.decode, name)
+    if hasattr(kind, "model_validate_json"):
+        return partial(_read, kind.model_validate_json, name)
+    if isinstance(msgspec.inspect.type_info(kind), msgspec.inspect.CustomType):
+        raise TypeError(
+            f"a handler can't take {name}: take Message, bytes, str, JSON types, a msgspec.Struct, a dataclass or a"
+            " pydantic model"
+        )
+    return partial(_read, msgspec.json.Decoder(kind).decode, name)
+
+
+def _read(decode: Decode, name: str, payload: bytes) -> Any:
+    try:
+        return decode(payload)
+    except (ValueError, msgspec.MsgspecError) as error:  # pydantic's and UnicodeDecodeError are ValueErrors
+        raise BodyError(f"the body is no {name}: {error}") from error
+
+
+async def _in_thread(threads: Executor | None, handler: Handler, *arguments: Any) -> None:
     run = partial(copy_context().run, handler, *arguments)
     answer = await asyncio.get_running_loop().run_in_executor(threads, run)
     if inspect.isawaitable(answer):  # a plain function that gives a coroutine
@@ -131,7 +173,7 @@ class _Lot(Batch):
 class FromThreads:
     """What messages are settled by when their handler runs in a thread: the event loop sends for it."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Sender) -> None:
         self._connection = connection
         self._loop = asyncio.get_running_loop()
 

@@ -1,7 +1,10 @@
+"""Which message may be handled next: in order by key, alone or in lots. Pure: no clock, no await."""
+
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Generic, TypeVar
 
 from natty.wire.message import Message
 
@@ -9,7 +12,8 @@ from natty.wire.message import Message
 class Turn:
     """A message that waits for its handler or has it: its key, whether it came before, its retries in this process."""
 
-    __slots__ = ("again", "fault", "key", "message", "retries")
+    __slots__ = ("again", "fault", "key", "message", "ready_at", "retries")
+    ready_at: float  # where lots of a key are waited for
 
     def __init__(self, message: Message, key: Hashable = None, *, again: bool = False) -> None:
         self.message, self.key, self.again, self.retries = message, key, again, 0
@@ -19,32 +23,38 @@ class Turn:
         return f"Turn({self.message!r}, key={self.key!r})"
 
 
-class Lanes:
-    """Which messages may be handled now: one of a key at a time in the order they came, those without a key at once.
+T = TypeVar("T", bound=Turn)
 
-    They are taken in lots of up to `lot`; one that is not full is due `wait` seconds after its first message was ready.
-    Pure: no clock, no await. `now` is in seconds of any clock that only goes forward.
+
+class Lanes(Generic[T]):
+    """Which messages may be handled now: one lot of a key at a time, in the order they came; without a key, at once.
+
+    A lot has up to `lot` messages of one key, or without a key; one that is not full is due `wait` seconds after its
+    first message was ready. `now` is in seconds of any clock that only goes forward.
     """
 
     def __init__(self, *, lot: int = 1, wait: float = 0.0) -> None:
         self._lot, self._wait = lot, wait
-        self._ready: deque[Turn] = deque()
+        self._ready: deque[T] = deque()  # without a key; with lots of one, also the first of each key
         self._since = 0.0  # when the first of the ready ones was ready, or when the lot before it was taken
-        self._behind: dict[Hashable, deque[Turn]] = {}  # by key that is ready or being handled: what waits behind it
+        self._first: deque[T] = deque()  # with larger lots, the first of each key
+        self._behind: dict[Hashable, deque[T]] = {}  # by key that is ready or being handled: what waits behind it
 
     def __repr__(self) -> str:
-        return f"Lanes({len(self._ready)} ready, {len(self) - len(self._ready)} behind, {len(self._behind)} keys)"
+        ready = len(self._ready) + len(self._first)
+        return f"Lanes({ready} ready, {len(self) - ready} behind, {len(self._behind)} keys)"
 
     def __len__(self) -> int:
-        return len(self._ready) + sum(map(len, self._behind.values()))
+        return len(self._ready) + len(self._first) + sum(map(len, self._behind.values()))
 
-    def __iter__(self) -> Iterator[Turn]:
+    def __iter__(self) -> Iterator[T]:
         """Yield all that was not taken."""
         yield from self._ready
+        yield from self._first
         for lane in self._behind.values():
             yield from lane
 
-    def add(self, turns: Iterable[Turn], now: float = 0.0) -> None:
+    def add(self, turns: Iterable[T], now: float = 0.0) -> None:
         """Take in what arrived, in order."""
         if not self._ready:
             self._since = now
@@ -55,56 +65,91 @@ class Lanes:
                 self._behind[turn.key].append(turn)
             else:
                 self._behind[turn.key] = deque()
-                self._ready.append(turn)
+                self._is_first(turn, now)
+
+    def _is_first(self, turn: T, now: float) -> None:
+        if self._lot > 1:
+            turn.ready_at = now
+            self._first.append(turn)
+            return
+        if not self._ready:
+            self._since = now
+        self._ready.append(turn)
 
     def due_in(self, now: float) -> float | None:
         """Return the seconds until `take` returns something, 0.0 for now; None if nothing is ready."""
-        ready = self._ready
-        if not ready:
-            return None
-        if self._lot == 1 or len(ready) >= self._lot or ready[0].again:
-            return 0.0
-        return max(0.0, self._since + self._wait - now)
+        ready, due = self._ready, None
+        if ready:
+            if self._lot == 1 or len(ready) >= self._lot or ready[0].again:
+                return 0.0
+            due = max(0.0, self._since + self._wait - now)
+        for turn in self._first:
+            after = self._key_due_in(turn, now)
+            due = after if due is None else min(due, after)
+        return due
 
-    def take(self, now: float = 0.0) -> list[Turn]:
+    def _key_due_in(self, turn: T, now: float) -> float:
+        if turn.again or 1 + len(self._behind[turn.key]) >= self._lot:
+            return 0.0
+        return max(0.0, turn.ready_at + self._wait - now)
+
+    def take(self, now: float = 0.0) -> list[T]:
         """Return the next lot, empty if none is due. One that came before is a lot of its own.
 
         So a message that makes the handler of a lot fail can't do it again to its neighbours.
         """
         ready = self._ready
-        if not ready:
-            return []
         if self._lot == 1:
-            return [ready.popleft()]
+            return [ready.popleft()] if ready else []
+        for turn in self._first:
+            if self._key_due_in(turn, now) == 0.0:
+                self._first.remove(turn)
+                return self._fill([turn], self._behind[turn.key])
         if self.due_in(now) != 0.0:
             return []
-        lot = [ready.popleft()]
-        while ready and len(lot) < self._lot and not (lot[0].again or ready[0].again):
-            lot.append(ready.popleft())
         self._since = now
+        return self._fill([ready.popleft()], ready)
+
+    def _fill(self, lot: list[T], waiting: deque[T]) -> list[T]:
+        while waiting and len(lot) < self._lot and not (lot[0].again or waiting[0].again):
+            lot.append(waiting.popleft())
         return lot
 
-    def done(self, turn: Turn, now: float = 0.0) -> None:
-        """Let the next of its key have its turn."""
+    def done(self, turn: T, now: float = 0.0) -> None:
+        """Let the next of its key have its turn; of a lot, call it with one."""
         if turn.key is None:
             return
         behind = self._behind[turn.key]
         if not behind:
             del self._behind[turn.key]
             return
-        if not self._ready:
-            self._since = now
-        self._ready.append(behind.popleft())
+        self._is_first(behind.popleft(), now)
 
-    def again(self, turn: Turn) -> None:
-        """Put one that was taken first in line; its key stays busy."""
-        turn.again = True
-        self._ready.appendleft(turn)
+    def again(self, turns: Sequence[T]) -> None:
+        """Put a lot that was taken first in line, one by one; its key stays busy."""
+        first, *others = turns
+        first.again = True
+        if first.key is None:
+            for turn in others:
+                turn.again = True
+            self._ready.extendleft(reversed(turns))
+            return
+        self.put_behind(first, others)
+        (self._first if self._lot > 1 else self._ready).appendleft(first)
 
-    def clear(self) -> list[Turn]:
+    def put_behind(self, turn: T, others: Sequence[T]) -> None:
+        """Let the others of a lot that was taken follow its first, one by one, before all else of their key."""
+        for other in others:
+            other.again = True
+        self._behind[turn.key].extendleft(reversed(others))
+
+    def clear(self) -> list[T]:
         """Forget and return all that was not taken."""
         left = list(self)
+        for turn in (*self._ready, *self._first):
+            self._behind.pop(turn.key, None)
         self._ready.clear()
+        self._first.clear()
         for lane in self._behind.values():
             lane.clear()
         return left

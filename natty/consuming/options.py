@@ -1,9 +1,10 @@
-"""How handlers are run: the options of `consume`."""
+"""How handlers are run: the options of `consume`, and those that members of groups have in common with it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TypedDict
 
 from natty.config.units import check_timings
@@ -48,21 +49,18 @@ class ConsumeSettings(TypedDict, total=False):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConsumeOptions:
-    """How a handler is run; `ConsumeSettings` describes each field."""
+class WorkOptions:
+    """How a handler is run, for `consume` and for members of groups alike."""
 
-    concurrency: int = 1
-    ordered_by: OrderedBy = None
-    retries: Sequence[float] = (1.0, 5.0, 30.0, 300.0)
-    timeout: float | None = None
-    dead_letters: bool | DeadLetterOptions = True
-    batch: int = 0
-    batch_wait: float = 0.1
-    shutdown_timeout: float = 10.0
-    max_messages: int = 500
-    max_bytes: int = PullOptions.max_bytes
-    keep_alive: bool = True
-    signals: bool = True
+    concurrency: int = 1  # calls of the handler at one time
+    ordered_by: OrderedBy = None  # "subject", "header:NAME" or a function of the message: one call of a key at a time
+    retries: Sequence[float] = (1.0, 5.0, 30.0, 300.0)  # seconds before each try after a failure
+    timeout: float | None = None  # seconds that one call of the handler may take; then it is cancelled and has failed
+    dead_letters: bool | DeadLetterOptions = True  # where messages go after the last retry; False: the last one repeats
+    batch: int = 0  # call the handler with a list of up to so many messages, with `ordered_by` of one key
+    batch_wait: float = 0.1  # seconds that the first message of a batch waits for the others
+    shutdown_timeout: float = 10.0  # seconds that running handlers have to finish when asked to stop
+    max_bytes: int = PullOptions.max_bytes  # asked for or being handled at one time
 
     def __post_init__(self) -> None:
         check_timings(self, "timeout", "batch_wait", "shutdown_timeout", "retries")
@@ -70,10 +68,24 @@ class ConsumeOptions:
             raise ValueError(f"concurrency is {self.concurrency}; at least one handler must run")
         if not (self.retries or self.dead_letters):
             raise ValueError("retries is empty; name at least one delay in seconds, or leave dead_letters on")
-        if self.batch > self.max_messages:
-            raise ValueError(f"batch {self.batch} is over max_messages {self.max_messages}: it could never be full")
-        if self.ordered_by is not None and self.batch:
-            raise ValueError("ordered_by and batch exclude each other; batches with concurrency=1 are in stream order")
+
+    def check_batch(self, name: str, most: int) -> None:
+        """ValueError if a batch can't be full with at most so many messages."""
+        if self.batch > most:
+            raise ValueError(f"batch {self.batch} is over {name} {most}: it could never be full")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumeOptions(WorkOptions):
+    """How the handler of `consume` is run."""
+
+    max_messages: int = 500  # asked for or being handled at one time
+    keep_alive: bool = True  # restart ack_wait of what runs and of what waits for its turn
+    signals: bool = True  # stop at SIGTERM and SIGINT, unless the application handles them itself
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_batch("max_messages", self.max_messages)
         if self.ordered_by is not None and not self.keep_alive:
             raise ValueError("ordered_by holds messages back, and that needs keep_alive")
 
@@ -85,7 +97,7 @@ def key_by(ordered_by: OrderedBy) -> Callable[[Message], Hashable]:
     if callable(ordered_by):
         return ordered_by
     if ordered_by == "subject":
-        return lambda message: message.subject
+        return attrgetter("subject")
     kind, _, name = ordered_by.partition(":")
     if kind != "header" or not name:
         raise ValueError(f'ordered_by is {ordered_by!r}; it is "subject", "header:NAME" or a function of the message')

@@ -1,5 +1,6 @@
 """Partitioned consumer groups, compatible with synadia's pcgroups 0.2."""
 
+from natty.consuming.work import TooManyDeliveriesError
 from natty.groups.admin import GroupAdmin, MemberState, list_groups
 from natty.groups.elastic import Change, ElasticAdmin
 from natty.groups.group import ElasticGroup, StaticGroup
@@ -8,7 +9,6 @@ from natty.groups.member import Membership
 from natty.groups.partitions import MemberMapping, PartitioningFilter, key_of, partition_of
 from natty.groups.records import ElasticRecord, Record, StaticRecord
 from natty.groups.static import StaticAdmin
-from natty.groups.work import TooManyDeliveriesError
 
 __all__ = [
     "Change",

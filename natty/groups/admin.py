@@ -17,9 +17,15 @@ from natty.errors import (
     KeyNotFoundError,
     StreamNotFoundError,
 )
-from natty.groups.names import ELASTIC_BUCKET, PRIORITY_GROUP, STATIC_BUCKET, check_member, record_key
 from natty.groups.records import Record
-from natty.groups.settings import bucket_settings
+from natty.groups.settings import (
+    ELASTIC_BUCKET,
+    PRIORITY_GROUP,
+    STATIC_BUCKET,
+    bucket_settings,
+    check_member,
+    record_key,
+)
 from natty.jetstream import JetStream
 from natty.kv import Bucket
 from natty.names import BadNameError

@@ -15,10 +15,9 @@ from natty.errors import (
 )
 from natty.groups import rules
 from natty.groups.admin import GroupAdmin
-from natty.groups.names import check_member, work_queue
 from natty.groups.partitions import MemberMapping, PartitioningFilter
 from natty.groups.records import ElasticRecord
-from natty.groups.settings import transforms, work_queue_settings
+from natty.groups.settings import check_member, transforms, work_queue, work_queue_settings
 from natty.jetstream import STREAM_EXISTS
 from natty.streams import delete_stream
 from natty.streams.origins import refuse_lossy_sources

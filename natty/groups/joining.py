@@ -8,11 +8,12 @@ from typing import Any, TypedDict
 
 from natty.config.units import check_timings
 from natty.consuming.dead_letters import DeadLetterOptions
-from natty.consuming.options import OrderedBy
+from natty.consuming.options import OrderedBy, WorkOptions
 from natty.groups.settings import ACK_WAIT
-from natty.groups.work import WorkOptions
 from natty.streams.conversion import check_consumer_settings
 
+PARTITION = "partition"
+MAX_DELIVERIES = 30
 LAG_EVERY = 30.0  # seconds
 MAX_ACK_PENDING = 500  # Go's `cg` uses 1: an instance beside it must be given the same
 
@@ -48,8 +49,14 @@ class JoinSettings(TypedDict, total=False):
     """Calls of the handler at one time. Default 100."""
     retries: Sequence[float]
     """Seconds before each retry of a message that failed; its key waits meanwhile. Default (1.0, 5.0, 30.0)."""
+    timeout: float | None
+    """Seconds that one call of the handler may take; None: no limit. Default None."""
     dead_letters: bool | DeadLetterOptions
     """Where messages go after the last retry; False: the last retry repeats. Default True."""
+    batch: int
+    """Call the handler with a list of up to so many messages of one key; 0: one message. Default 0."""
+    batch_wait: float
+    """Seconds that the first message of a batch waits for the others. Default 0.1."""
     max_deliveries: int
     """Deliveries of a message without an outcome before it becomes a dead letter. Default 30."""
     ack_wait: float
@@ -73,21 +80,28 @@ class JoinOptions(WorkOptions):
     """How an instance takes part. Instances of one name must agree on `ack_wait`, `max_ack_pending`, `consumer`.
 
     `ack_wait`: seconds after which a dead instance's messages and its pin go to another one. Handlers may take longer.
+    Running handlers have `shutdown_timeout` seconds to finish when partitions or pin are handed over.
     """
 
+    ordered_by: OrderedBy = PARTITION  # or a finer key: "subject", "header:NAME", a function of the message
+    concurrency: int = 100  # calls of the handler at one time
+    retries: Sequence[float] = (1.0, 5.0, 30.0)  # seconds before each try after a failure; its key waits meanwhile
+    max_deliveries: int = MAX_DELIVERIES  # after so many that did not finish it, a message is a dead letter: counted
+    # by the consumer, which an elastic member loses with its last instance, and without its `max_deliver` (Go has none)
     ack_wait: float = ACK_WAIT
     max_ack_pending: int = MAX_ACK_PENDING  # unfinished messages of this member
-    max_bytes: int = 32 * 1024 * 1024  # of them, held here
-    shutdown_timeout: float = (
-        10.0  # seconds that running handlers have to finish when partitions or pin are handed over
-    )
     consumer: dict[str, Any] = field(default_factory=dict)  # other settings of the consumer, by the server's names
     on_event: Callable[[MemberEvent], None] | None = None
     lag_every: float = LAG_EVERY  # seconds between two counts of what waits in our partitions, for metrics; 0: none
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_timings(self, "ack_wait", "shutdown_timeout", "lag_every")
+        check_timings(self, "ack_wait", "lag_every")
+        self.check_batch("max_ack_pending", self.max_ack_pending)
+        if self.max_deliveries < 1:
+            raise ValueError(f"max_deliveries is {self.max_deliveries}; a message must be delivered once to be handled")
+        if self.ordered_by is None:
+            raise ValueError('a group is there for order: ordered_by is "partition", or a key within the partition')
         check_consumer_settings(self.consumer, "consumer")
 
     @property

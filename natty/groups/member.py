@@ -22,13 +22,12 @@ from natty.groups.elastic import ElasticAdmin
 from natty.groups.instance import Do, Instance, Own, Step
 from natty.groups.joining import MAX_ACK_PENDING, JoinOptions, MemberEvent, State
 from natty.groups.lag import count_lag
-from natty.groups.names import ELASTIC_BUCKET, STATIC_BUCKET, record_key
 from natty.groups.place import Place, seen
 from natty.groups.reading import Reading
-from natty.groups.records import ElasticRecord, Record, StaticRecord
-from natty.groups.settings import Timings
+from natty.groups.records import ElasticRecord, Record, StaticRecord, may_follow
+from natty.groups.settings import ELASTIC_BUCKET, STATIC_BUCKET, Timings, record_key
 from natty.groups.static import StaticAdmin
-from natty.groups.work import Work
+from natty.groups.stint import Memory, make_work
 from natty.jetstream import JetStream
 from natty.kv import Bucket, Entry, Event, Gone, PictureComplete
 from natty.wire.counters import GROUP, HANDLER
@@ -66,7 +65,7 @@ class Membership:
         self.limit: Callable[[], float] = lambda: float("inf")  # when a lease ends at the latest, see `autojoin`
         self.longest = float("inf")  # seconds that such a lease lasts
         self.alone = False  # whether there can be no other instance of this name
-        self._jetstream, self._handler = jetstream, handler
+        self._jetstream = jetstream
         self._place = Place(jetstream, kind, group, member, options.settings)
         self._elastic = self._place.elastic
         self.source, self.group = group
@@ -80,6 +79,8 @@ class Membership:
         self._reading: Reading | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._readers: list[asyncio.Queue[MemberEvent]] = []
+        self.work = make_work(jetstream, self.group, member, handler, options, self._wake.set)
+        self._memory = Memory(options.max_deliveries, gives_up=bool(options.dead_letters))
 
     def __repr__(self) -> str:
         return f"Membership({self.source}/{self.group}, {self.member}, {self.state}, partitions {[*self.partitions]})"
@@ -110,14 +111,12 @@ class Membership:
         BadGroupError for a record that can't be used, and for a static group that does not list this member.
         """
         self._running = Running(self._jetstream.connection.lifetime, self.leave, self.options.shutdown_timeout)
-        self.work = self._running.around(
-            lambda: Work(self._jetstream, self.group, self.member, self._handler, self.options)
-        )
+        self._running.around(self.work.start)
         self._instance = Instance(
             self.options.ack_wait, elastic=self._elastic, tick=Timings(self.options.ack_wait).reconcile / 2
         )
         await self._read_record()
-        await self.work.watch_letters(self.stream, "*" if self._elastic else self.consumer)
+        await self.work.watch_letters(self.stream, "*" if self._elastic else self.consumer, strip=1)
         observed = self._jetstream.connection.observed
         observed.add(self.work, HANDLER, self.stream, self.consumer)
         observed.add(self, GROUP, self.source, self.group, self.member)
@@ -182,7 +181,7 @@ class Membership:
         """Take in a revision of the record. BadGroupError if what must not change has changed."""
         record: Record = ElasticRecord.decode(value) if self._elastic else StaticRecord.decode(value)
         before = self.record
-        if before is not None and not _may_follow(before, record):
+        if before is not None and not may_follow(before, record):
             raise BadGroupError(
                 f"group {self.group} of {self.source} was changed in what never may: leave it and join again"
             )
@@ -304,6 +303,7 @@ class Membership:
             (self.stream, self.consumer, info["created"]),
             timings,
             self.work,
+            self._memory,
             (min(limits, default=MAX_ACK_PENDING), self.options.max_bytes),
             changed=self._on_reading,
             limit=lambda: self.limit(),
@@ -392,9 +392,3 @@ class Membership:
 
 def _says_deleted(change: Event) -> bool:
     return isinstance(change, Gone) and change.reason in ("deleted", "purged", "expired")
-
-
-def _may_follow(before: Record, after: Record) -> bool:
-    if isinstance(before, ElasticRecord) and isinstance(after, ElasticRecord):
-        return before.fixed == after.fixed
-    return before == after

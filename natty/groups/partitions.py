@@ -9,11 +9,33 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from natty.names import encode
+from natty.names import decode, encode
+from natty.wire.message import Message
 
 WHOLE_SUBJECT = ">"  # the filter of a group that names none
 _FNV_OFFSET = 2166136261
 _FNV_PRIME = 16777619
+
+
+class PartitionedMessage(Message):
+    """A message of a group: its subject is the one that it was published on, its `partition` the token before that."""
+
+    __slots__ = ()
+
+    @property
+    def subject(self) -> str:
+        """The subject without the partition token."""
+        return decode(self._raw[0].partition(b".")[2] or self._raw[0])
+
+    @property
+    def partition(self) -> str:
+        """The partition that it is in."""
+        return token_of(self)
+
+
+def token_of(message: Message) -> str:
+    """Return the partition that a message of a group is in."""
+    return decode(message.raw[0].partition(b".")[0])
 
 
 class MemberMapping(msgspec.Struct, frozen=True):

@@ -6,8 +6,14 @@ from typing import Any
 
 from natty.errors import ConsumerNotFoundError, JetStreamError, StreamNotFoundError
 from natty.groups.instance import Seen
-from natty.groups.names import PRIORITY_GROUP, check_member, static_consumer, work_queue
-from natty.groups.settings import elastic_consumer, static_member_consumer
+from natty.groups.settings import (
+    PRIORITY_GROUP,
+    check_member,
+    elastic_consumer,
+    static_consumer,
+    static_member_consumer,
+    work_queue,
+)
 from natty.jetstream import JetStream
 
 ANSWER_WITHIN = 2.0  # seconds

@@ -2,26 +2,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing, suppress
 from itertools import count
 from typing import Any
 
-from natty.consuming.receipts import Receipts
+from natty.consuming.work import Receipts, Work
 from natty.errors import ConsumerNotFoundError, NattyError, NoRespondersError, NotConnectedError
 from natty.groups.forgotten import Forgotten
-from natty.groups.names import PRIORITY_GROUP
-from natty.groups.settings import Timings
-from natty.groups.stint import ANSWER, FLUSH_TIMEOUT, Stint, keep_pin
-from natty.groups.work import Work, by_sequence
+from natty.groups.settings import PRIORITY_GROUP, Timings
+from natty.groups.stint import ANSWER, FLUSH_TIMEOUT, Memory, PinnedStint, keep_pin
 from natty.jetstream import JetStream
 from natty.names import decode
 from natty.pulling.pin import Pin
 from natty.pulling.pull import Pull, size_of
 from natty.pulling.requests import PullOptions
-from natty.wire.ack import IN_PROGRESS, delivery_of, identity_of, sequence_of
+from natty.wire.ack import IN_PROGRESS, delivery_of, first_delivery, identity_of, sequence_of
 from natty.wire.background import keep_up
-from natty.wire.message import Batch
+from natty.wire.message import Batch, RawMessage
 
 logger = logging.getLogger("natty.groups")
 
@@ -44,6 +42,7 @@ class Reading:
         place: tuple[str, str, str],
         timings: Timings,
         work: Work,
+        memory: Memory,
         credit: tuple[int, int],
         *,
         changed: Callable[[], None],
@@ -51,10 +50,10 @@ class Reading:
         longest: float = float("inf"),
     ) -> None:
         self.stream, self.consumer, self.created = place
-        self.stint: Stint | None = None
+        self.stint: PinnedStint | None = None
         self._last_reply = b""
         self.refused = False  # the server ended our requests: the consumer is gone, or has a new leader
-        self._jetstream, self._timings, self._work = jetstream, timings, work
+        self._jetstream, self._timings, self._work, self._memory = jetstream, timings, work, memory
         self._changed, self._limit = changed, limit
         self._window = min(timings.ack_wait, timings.pinned_ttl)
         self._margin = STOP_BEFORE * min(timings.ack_wait, longest)
@@ -68,7 +67,7 @@ class Reading:
         self._pull = Pull(jetstream, self.stream, self.consumer, options, pin=self._pin)
         self._receipts = Receipts(self._pull)
         self._pinned = asyncio.Event()
-        self._forgotten = Forgotten(jetstream, place[:2], (work.letters, work.group), self._holds, changed)
+        self._forgotten = Forgotten(jetstream, place[:2], (work.letters, work.consumer), self._holds, changed)
         self._looking: asyncio.Task[None] | None = None
         self._tasks = [
             asyncio.create_task(job, name=f"natty group {self.stream}/{self.consumer}")
@@ -186,7 +185,14 @@ class Reading:
         self._pinned.clear()
         self._forgotten.found = False
         if self._pin.id and not self._pull.stopping:
-            self.stint = Stint(self, self._pin.id, self._receipts, self._margin)
+            self.stint = PinnedStint(
+                self,
+                self._pin.id,
+                self._receipts,
+                first_delivery(self.stream, self.consumer),
+                self._margin,
+                self._memory,
+            )
             self._pinned.set()
         self._changed()
 
@@ -211,7 +217,7 @@ class Reading:
             kept = await self._keep(stint)
             await asyncio.sleep(min(self._timings.ack_wait / (5 if kept else 50), KEEP_EVERY if kept else ANSWER))
 
-    async def _keep(self, stint: Stint) -> bool:
+    async def _keep(self, stint: PinnedStint) -> bool:
         """Keep the pin; return whether handlers may start."""
         try:
             kept = await keep_pin(self._jetstream, self.stream, self.consumer, self._pin, self._window)
@@ -234,7 +240,7 @@ class Reading:
             self._take_over_after_look(stint, kept.info)
         return stint.may_start() or stint.over
 
-    def _watch_lease(self, stint: Stint) -> None:
+    def _watch_lease(self, stint: PinnedStint) -> None:
         """Stop the handlers shortly before the lease ends; it is extended all the time, as a rule.
 
         After it, as when this process was stopped for long, we ask first: nobody else may have wanted the pin.
@@ -248,27 +254,27 @@ class Reading:
         else:
             self._fence(stint)
 
-    async def _after_pause(self, stint: Stint) -> None:
+    async def _after_pause(self, stint: PinnedStint) -> None:
         if not await self._keep(stint):
             self._fence(stint)
 
-    def _fence(self, stint: Stint) -> None:
+    def _fence(self, stint: PinnedStint) -> None:
         if self._work.fence(stint):
             logger.warning("%s/%s: the lease of our pin ended unrenewed", self.stream, self.consumer)
             self._changed()
 
-    def _holds_all(self, stint: Stint, info: dict[str, Any]) -> bool:
+    def _holds_all(self, stint: PinnedStint, info: dict[str, Any]) -> bool:
         """Return whether all that our predecessor was given was finished, or has come to us.
 
         So many messages were unfinished after so many deliveries: of those we look which ones we have, as more may have
         come since the server counted.
         """
         delivered = info["delivered"]["consumer_seq"]
-        replies = (*self._work.in_hand(self), *(raw[1] for raw in stint.early))
+        replies = (*self._held(), *(raw[1] for raw in stint.early))
         held = {identity_of(reply) for reply in replies if delivery_of(reply) <= delivered}
         return int(info["num_ack_pending"]) <= len(held)
 
-    def _take_over_after_look(self, stint: Stint, info: dict[str, Any]) -> None:
+    def _take_over_after_look(self, stint: PinnedStint, info: dict[str, Any]) -> None:
         """Begin when it is known that the server will deliver all that is not acknowledged; the pin is kept meanwhile.
 
         What it forgot comes before the later messages of its keys.
@@ -283,7 +289,7 @@ class Reading:
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(look(stint.interruptions))
 
-    def _take_over(self, stint: Stint) -> None:
+    def _take_over(self, stint: PinnedStint) -> None:
         """Let handlers begin. All that arrived is begun in stream order."""
         early, stint.early = stint.early, []
         if len(once := by_sequence(early)) < len(early):
@@ -297,7 +303,14 @@ class Reading:
         stint = self.stint
         if stint is None:
             return set()
-        return set(map(sequence_of, (*self._work.held_in(stint), *(raw[1] for raw in stint.early))))
+        return set(map(sequence_of, (*self._held(stint), *(raw[1] for raw in stint.early))))
+
+    def _held(self, stint: PinnedStint | None = None) -> Iterator[bytes]:
+        """Yield the ack subjects of what came to us, or in one stint only, and is not settled."""
+        for turn in self._work.held():
+            one = turn.stint
+            if one is stint or (stint is None and isinstance(one, PinnedStint) and one.reads is self):
+                yield turn.message.raw[1]
 
     async def _watch_forgotten(self) -> None:
         await self._forgotten.watch(lambda: self.active)
@@ -307,8 +320,14 @@ class Reading:
         for times in count(1):
             await asyncio.sleep(self._timings.ack_wait / 3)
             if times % 4 == 0:
-                self._work.age()
+                self._memory.age({turn.key for turn in self._work.held()})
             with suppress(NotConnectedError):
                 self._pull.keep_waiting()
                 early = self.stint.early if self.stint is not None else []
-                self._pull.in_progress([*self._work.in_hand(self), *(raw[1] for raw in early)])
+                self._pull.in_progress([*self._held(), *(raw[1] for raw in early)])
+
+
+def by_sequence(raws: Iterable[RawMessage]) -> list[RawMessage]:
+    """Return messages in stream order, each once."""
+    once: dict[bytes, RawMessage] = {identity_of(raw[1]): raw for raw in raws}
+    return [once[one] for one in sorted(once, key=lambda one: int(one.partition(b".")[0]))]

@@ -269,3 +269,10 @@ def _go(value: Any) -> bytes:
     for character, escaped in _ESCAPED.items():
         text = text.replace(character, escaped)
     return text.encode()
+
+
+def may_follow(before: Record, after: Record) -> bool:
+    """Return whether a record may be changed into another one while members run."""
+    if isinstance(before, ElasticRecord) and isinstance(after, ElasticRecord):
+        return before.fixed == after.fixed
+    return before == after

@@ -1,19 +1,25 @@
-"""The bucket, the work queue and the consumers of pcgroups 0.2, setting by setting, and the timings that go with them.
+"""The bucket, the work queue and the consumers of pcgroups 0.2: their names, their settings, and their timings.
 
 Nothing may be added to them: Go's library compares, and refuses what differs.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from natty.errors import BadGroupError
-from natty.groups.names import PRIORITY_GROUP, static_consumer, work_queue
 from natty.groups.partitions import destination
 from natty.groups.records import ElasticRecord
+from natty.names import check_name
 from natty.streams import StreamConfig, to_wire
+
+STATIC_BUCKET = "static-consumer-groups"
+ELASTIC_BUCKET = "elastic-consumer-groups"
+PRIORITY_GROUP = "PCG"  # of every member's consumer
+_NAME = re.compile(r"[-_=A-Za-z0-9]+")
 
 ACK_WAIT = 5.0  # seconds, where none is given
 SHORTEST_PIN = 1.0  # seconds, and the shortest time that a pull is open
@@ -27,6 +33,31 @@ _DEFAULTS: dict[str, Any] = {
     "max_ack_pending": 1,
     "num_replicas": 0,
 }
+
+
+def record_key(stream: str, group: str) -> str:
+    """Return the key of a group's record in its bucket. BadGroupError for a name that no key can have in it."""
+    for kind, name in (("stream", stream), ("group", group)):
+        if not _NAME.fullmatch(name):
+            raise BadGroupError(
+                f"{kind} name {name!r} can't be part of a group's key: letters, digits, '-', '_' and '=' can"
+            )
+    return f"{stream}.{group}"
+
+
+def work_queue(stream: str, group: str) -> str:
+    """Return the name of the stream that an elastic group reads."""
+    return f"{stream}-{group}"
+
+
+def static_consumer(group: str, member: str) -> str:
+    """Return the name of a static member's durable consumer, which is on the group's stream itself."""
+    return f"{group}-{member}"
+
+
+def check_member(name: str) -> str:
+    """Return the name if a member can have it: it is a consumer's, or part of one. BadNameError."""
+    return check_name("member", name)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from natty.errors import BadGroupError, GroupExistsError, NattyError
 from natty.groups import rules
 from natty.groups.admin import GroupAdmin
-from natty.groups.names import PRIORITY_GROUP, check_member, static_consumer
 from natty.groups.partitions import MemberMapping
 from natty.groups.records import StaticRecord
+from natty.groups.settings import PRIORITY_GROUP, check_member, static_consumer
 from natty.streams import delete_consumer
 
 

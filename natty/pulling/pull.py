@@ -192,7 +192,7 @@ class Pull:
     Requests overlap, so that the server never waits for us while there is credit. Lost sessions, restarted servers and
     missed heartbeats lead to a new inbox and new requests, whatever the reader does meanwhile; messages that were lost
     are delivered again after `ack_wait`. Closing the connection stops it: what arrived and was not yielded is handed
-    back first. With `deliver`, messages go there as they arrive, and `run` takes the place of iterating.
+    back first. Where `deliver` is set, messages go there as they arrive, and `run` takes the place of iterating.
     BadNameError for a name that no stream or consumer can have.
     """
 
@@ -206,7 +206,6 @@ class Pull:
         recreate: Callable[[], Awaitable[object]] | None = None,
         on_stop: Callable[[], None] = lambda: None,
         pin: Pin | None = None,
-        deliver: Deliver | None = None,
     ) -> None:
         self.stream, self.durable = check_name("stream", stream), check_name("consumer", durable)
         self.options = options = options or PullOptions()
@@ -216,7 +215,7 @@ class Pull:
         self._jetstream = jetstream
         self._connection = jetstream.connection
         self._recreate, self._on_stop, self._pin = recreate, on_stop, pin
-        self._deliver: Deliver = deliver or self._collect
+        self.deliver: Deliver = self._collect
         self._fault: Exception | None = None  # of `deliver`
         self._arrived: list[RawMessage] = []
         self._wake = asyncio.Event()
@@ -497,7 +496,7 @@ class Pull:
         counts.redelivered += again
         self._hear()
         try:
-            self._deliver(data, again)
+            self.deliver(data, again)
         except Exception as fault:
             self._fault = self._fault or fault
             self._wake.set()

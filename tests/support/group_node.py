@@ -42,9 +42,10 @@ def lossy(say):
 def forget_some_acks(work):
     succeed, times = work._succeed, itertools.count(1)
 
-    def forgetful(turn):
-        turn.message.settled |= next(times) % 10 == 0
-        succeed(turn)
+    def forgetful(turns):
+        for turn in turns:
+            turn.message.settled |= next(times) % 10 == 0
+        succeed(turns)
 
     work._succeed = forgetful
 

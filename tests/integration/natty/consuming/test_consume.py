@@ -380,7 +380,6 @@ async def test_the_state_is_told(natty, stream, start):
         ({"concurrency": 0}, "at least one"),
         ({"retries": (), "dead_letters": False}, "retries is"),
         ({"batch": 600}, "batch 600 is over max_messages 500"),
-        ({"batch": 5, "ordered_by": "subject"}, "exclude each other"),
         ({"ordered_by": "subject", "keep_alive": False}, "needs keep_alive"),
     ],
 )

@@ -154,3 +154,45 @@ async def test_a_handler_that_can_not_be_called_is_refused_before_anything_is_ma
 
     with pytest.raises(TypeError, match="takes Order, Order"):
         natty.consume("NONE", "d", handle)
+
+
+async def test_a_batch_with_an_order_has_messages_of_one_key_and_one_batch_of_it_runs_at_a_time(
+    natty, natty_name, start
+):
+    stream, lots, running = natty_name("KEYS"), {b"a": [], b"b": []}, set()
+    await natty.create_stream(stream, subjects=[f"{stream}.*"])
+    for number in range(24):
+        await natty.publish(f"{stream}.{'ab'[number % 2]}", b"%s%d" % (b"ab"[number % 2 :][:1], number))
+
+    async def handle(messages: list[Message]):
+        (key,) = {message.data[:1] for message in messages}
+        assert key not in running
+        running.add(key)
+        await asyncio.sleep(0)
+        lots[key].append([int(message.data[1:]) for message in messages])
+        running.discard(key)
+
+    start(stream, handle, batch=5, batch_wait=0.1, ordered_by="subject", concurrency=4)
+    await until_settled(natty, stream)
+    assert [number for lot in lots[b"a"] for number in lot] == list(range(0, 24, 2))
+    assert [number for lot in lots[b"b"] for number in lot] == list(range(1, 24, 2))
+    assert max(map(len, lots[b"a"] + lots[b"b"])) == 5
+
+
+async def test_of_an_ordered_batch_that_fails_each_message_is_tried_alone_and_none_overtakes(natty, stream, start):
+    lots, failures = [], [7]
+
+    async def handle(messages: list[Message]):
+        lots.append([int(message.data) for message in messages])
+        if 7 in lots[-1] and len(failures) < 4:
+            failures.append(7)
+            raise RuntimeError("seven")
+
+    options = {"batch": 10, "batch_wait": 0.1, "ordered_by": lambda message: "all", "retries": (0.05, 0.05, 0.05)}
+    consumption, _ = start(stream, handle, **options)
+    await until_settled(natty, stream)
+    assert lots[0] == list(range(10))
+    alone = [[number] for number in range(8)] + [[7], [7]] + [[8], [9]]
+    assert lots[1 : 1 + len(alone)] == alone
+    assert [number for lot in lots[1 + len(alone) :] for number in lot] == list(range(10, 25))
+    assert consumption.buried == 0

@@ -210,7 +210,7 @@ async def test_what_can_not_be_buried_is_tried_again_until_it_can(natty, natty_n
         raise RuntimeError("no")
 
     consumption, _ = start(stream, handle, **options(stream))
-    bury = consumption._letters.bury
+    bury = consumption._work.letters.bury
 
     async def full(*arguments, **more):
         if len(refusals) < 2:
@@ -218,7 +218,7 @@ async def test_what_can_not_be_buried_is_tried_again_until_it_can(natty, natty_n
             raise NattyError("the stream is full")
         return await bury(*arguments, **more)
 
-    monkeypatch.setattr(consumption._letters, "bury", full)
+    monkeypatch.setattr(consumption._work.letters, "bury", full)
     (letter,) = await letters_of(stream)
     await until_settled(natty, stream)
     assert letter.deliveries == 4  # the ladder's two, and one more for each refusal
@@ -237,7 +237,7 @@ async def test_a_message_is_not_terminated_before_its_letter_is_durable(natty, n
         burying.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(consumption._letters, "bury", never)
+    monkeypatch.setattr(consumption._work.letters, "bury", never)
     await burying.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -4,8 +4,9 @@ from contextlib import AsyncExitStack
 import pytest
 from consuming import until
 from group_members import LONG, QUICK, Notes, consumer, has_state, make, publish
+from patient import PATIENCE
 
-from natty import JetStreamError
+from natty import JetStreamError, Message
 from natty.errors import GroupNotFoundError
 
 AS_CG = {"ack_wait": 2.0, "max_ack_pending": 1, "dead_letters": False}
@@ -219,3 +220,62 @@ async def exists(natty, group):
         return bool(await consumer(natty, group, "m1"))
     except JetStreamError:
         return False
+
+
+async def test_a_member_has_batches_of_one_key_in_order(natty, group):
+    lots = []
+
+    async def handle(messages: list[Message]):
+        assert len({message.partition for message in messages}) == 1
+        lots.append([(message.subject, int(message.data)) for message in messages])
+
+    await publish(natty, group.stream, range(10))
+    async with group.join("m1", handle, batch=7, batch_wait=0.2, **LONG) as m1:
+        await until(lambda: m1.work.handled == 80)
+    assert max(map(len, lots)) == 7
+    done = [one for lot in lots for one in lot]
+    for key in {subject for subject, _ in done}:
+        assert [number for subject, number in done if subject == key] == list(range(10))
+
+
+async def test_of_a_members_batch_that_fails_each_message_is_tried_alone_in_order(natty, group):
+    lots = []
+
+    async def handle(messages: list[Message]):
+        lots.append([int(message.data) for message in messages])
+        if len(lots) == 1:
+            raise RuntimeError("once")
+
+    for number in range(5):
+        await natty.publish(f"{group.stream}.k1", b"%d" % number)
+    async with group.join("m1", handle, batch=5, batch_wait=PATIENCE, retries=(0.01,), **LONG) as m1:
+        await until(lambda: m1.work.handled == 5)
+        assert m1.counts["retried"] == m1.counts["failed"] == 5
+    assert lots == [[0, 1, 2, 3, 4], [0], [1], [2], [3], [4]]
+
+
+async def test_a_members_handler_that_takes_too_long_is_cancelled_and_has_failed(natty, group):
+    tries = []
+
+    async def handle(message):
+        tries.append(int(message.data))
+        if len(tries) == 1:
+            await asyncio.Event().wait()
+
+    await natty.publish(f"{group.stream}.k1", b"1")
+    await natty.publish(f"{group.stream}.k1", b"2")
+    async with group.join("m1", handle, timeout=0.05, retries=(0.01,), **LONG) as m1:
+        await until(lambda: m1.work.handled == 2)
+        assert m1.counts["failed"] == 1
+    assert tries == [1, 1, 2]
+
+
+def test_members_options_that_can_not_work_are_refused_as_those_of_consume_are(group):
+    for options, words in (
+        ({"batch": 600}, "batch 600 is over max_ack_pending 500"),
+        ({"concurrency": 0}, "at least one"),
+        ({"retries": (), "dead_letters": False}, "retries is"),
+        ({"timeout": 1.0}, "a thread can't be cancelled"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            group.join("m1", print if "timeout" in options else Notes().handler(), **options)

@@ -8,7 +8,7 @@ import msgspec
 import pydantic
 import pytest
 
-from natty.consuming.bodies import BodyError, decoder
+from natty.consuming.handler import BodyError, decoder
 
 
 class Order(msgspec.Struct):
@@ -77,9 +77,9 @@ def test_a_type_that_nothing_can_be_made_into_is_refused_at_once():
 
 
 def test_pydantic_is_never_imported():
-    code = "import sys, natty.consuming.bodies; natty.consuming.bodies.decoder(dict)(b'{}'); print(*sys.modules)"
+    code = "import sys, natty.consuming.handler; natty.consuming.handler.decoder(dict)(b'{}'); print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "natty.consuming.bodies" in ran.stdout.split()
+    assert "natty.consuming.handler" in ran.stdout.split()
     assert not {name for name in ran.stdout.split() if name.startswith("pydantic")}
 
 

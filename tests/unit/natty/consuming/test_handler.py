@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from natty.consuming.bodies import BodyError
-from natty.consuming.handler import HandlerTimeoutError, caller, is_async, within
+from natty.consuming.handler import BodyError, HandlerTimeoutError, caller, is_async, within
 from natty.wire.message import Batch, Message
 
 if TYPE_CHECKING:

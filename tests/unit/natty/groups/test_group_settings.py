@@ -4,12 +4,15 @@ import pytest
 
 from natty.errors import BadGroupError
 from natty.groups import ElasticRecord, PartitioningFilter
-from natty.groups.names import check_member, record_key, static_consumer, work_queue
 from natty.groups.settings import (
     Timings,
     bucket_settings,
+    check_member,
     elastic_consumer,
+    record_key,
+    static_consumer,
     static_member_consumer,
+    work_queue,
     work_queue_settings,
 )
 from natty.names import BadNameError

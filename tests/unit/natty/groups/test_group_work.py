@@ -6,11 +6,14 @@ import pytest
 from patient import PATIENCE, until
 
 from natty.config.settings import Config
-from natty.consuming.receipts import Receipts
+from natty.consuming.options import key_by
+from natty.consuming.work import Receipts, Work
 from natty.elections import clock
-from natty.groups.stint import Stint
-from natty.groups.work import Work, WorkOptions
+from natty.groups.joining import JoinOptions
+from natty.groups.partitions import PartitionedMessage, token_of
+from natty.groups.stint import Memory, PinnedStint
 from natty.jetstream import JetStream
+from natty.wire.ack import first_delivery
 from natty.wire.connection import Connection
 
 REPLY = b"$JS.ACK.S.m.1.7.7.1700000000000000000.0"
@@ -29,20 +32,29 @@ class Sent:
         self.finished_messages += count
 
 
+def member(handler, key=token_of, **options):
+    """Return the work of a member that has begun, what it remembers, a stint of it, and what it sends."""
+    sent, memory = Sent(), Memory(options.get("max_deliveries", 30), gives_up=False)
+    options = JoinOptions(dead_letters=False, **options)
+    jetstream = JetStream(Connection(Config()))
+    work = Work(jetstream, ("g", "m"), "g", handler, options, make=PartitionedMessage, key=key, default_key=token_of)
+    work.start()
+    stint = PinnedStint(object(), "pin", Receipts(sent), first_delivery("S", "m"), margin=1.0, memory=memory)
+    stint.extend(clock() + 1000.0)
+    stint.begin()
+    return work, memory, stint, sent
+
+
 @pytest.mark.parametrize("ends", [False, True])
 async def test_a_handler_that_outlives_its_lease_acknowledges_nothing(ends):
     """Somebody else may have the message by then: the ack would be taken for theirs."""
-    began, go_on, sent = asyncio.Event(), asyncio.Event(), Sent()
+    began, go_on = asyncio.Event(), asyncio.Event()
 
     async def handle(message):
         began.set()
         await go_on.wait()
 
-    jetstream = JetStream(Connection(Config()))
-    work = Work(jetstream, "g", "m", handle, WorkOptions(dead_letters=False))
-    stint = Stint(object(), "pin", Receipts(sent), margin=1.0)
-    stint.extend(clock() + 1000.0)
-    stint.begin()
+    work, _, stint, sent = member(handle)
     work.add(stint, [(b"3.orders", REPLY, b"", b"x")])
     async with asyncio.timeout(PATIENCE):
         await began.wait()
@@ -57,25 +69,21 @@ async def test_a_handler_that_outlives_its_lease_acknowledges_nothing(ends):
 
 
 async def test_what_came_too_often_is_remembered_only_while_more_of_its_key_is_in_hand():
-    go_on, sent = asyncio.Event(), Sent()
+    go_on = asyncio.Event()
 
     async def handle(message):
         if message.data == b"slow":
             await go_on.wait()
 
-    options = WorkOptions(dead_letters=False, ordered_by="subject", max_deliveries=1)
-    work = Work(JetStream(Connection(Config())), "g", "m", handle, options)
-    stint = Stint(object(), "pin", Receipts(sent), margin=1.0)
-    stint.extend(clock() + 1000.0)
-    stint.begin()
+    work, memory, stint, sent = member(handle, key_by("subject"), ordered_by="subject", max_deliveries=1)
     often = [(b"3.k%d" % n, b"$JS.ACK.S.m.2.%d.%d.1700000000000000000.0" % (n, n), b"", b"") for n in range(1, 30)]
     work.add(stint, [*often, (b"3.k1", REPLY.replace(b".7.7.", b".50.50."), b"", b"slow")])
     await until(lambda: sent.finished_messages == 29)
-    assert len(work._suspects) == 29
-    work.age()
-    assert list(work._suspects) == ["k1"]
+    assert len(memory.suspects) == 29
+    memory.age({turn.key for turn in work.held()})
+    assert list(memory.suspects) == ["k1"]
     go_on.set()
     await until(lambda: sent.finished_messages == 30)
-    work.age()
-    assert work._suspects == {}
+    memory.age({turn.key for turn in work.held()})
+    assert memory.suspects == {}
     await work.close(PATIENCE)

@@ -1,0 +1,594 @@
+"""The engine under `consume` and groups: it runs the handler on messages, and decides what becomes of them.
+
+A message is added within a stint, waits in its lane and is taken by a worker. It is acknowledged when the handler
+returns. When the handler raises, it is tried again after the next delay of `retries`, then stored as a dead letter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from contextvars import copy_context
+from functools import partial
+from itertools import chain
+from typing import cast
+
+from natty.consuming.dead_letters import BURIED, DeadLetterOptions, DeadLetters
+from natty.consuming.dead_letters.box import RETRY_FOR
+from natty.consuming.dead_letters.letter import reason_of
+from natty.consuming.handler import BodyError, FromThreads, Handler, caller, is_async, takes_message, within
+from natty.consuming.lanes import Lanes, Turn
+from natty.consuming.options import WorkOptions, key_by
+from natty.errors import NattyError, NotConnectedError, StreamNotFoundError
+from natty.jetstream import JetStream
+from natty.pulling.pull import Pull, size_of
+from natty.wire import tracing
+from natty.wire.message import Message, RawMessage, Sender
+
+logger = logging.getLogger("natty.consume")
+
+SLICE = 0.005  # seconds that a worker runs before the event loop has its turn
+BURY_AGAIN_DELAY = 5.0  # seconds before a message that could not be buried is tried again, if `retries` is empty
+_RETRY_FOR = RETRY_FOR.encode()
+
+
+class TooManyDeliveriesError(NattyError):
+    """A message was delivered very often and never finished: it may end the process that handles it."""
+
+
+class Receipts:
+    """Acks and credit of messages that are finished, joined: sent when the event loop has its next turn."""
+
+    def __init__(self, pull: Pull) -> None:
+        self._pull = pull
+        self._acks: list[bytes] = []
+        self._done: list[RawMessage] = []
+
+    def __repr__(self) -> str:
+        return f"Receipts({len(self._acks)} acks, {len(self._done)} done)"
+
+    def finish(self, message: Message, *, ack: bool = False) -> None:
+        """Give a message's credit back; with `ack`, acknowledge it, unless its handler has settled it."""
+        raw = message.raw
+        if not self._done:
+            asyncio.get_running_loop().call_soon(self.send)
+        self._done.append(raw)
+        if ack and not message.settled:
+            message.settled = True
+            self._acks.append(raw[1])
+
+    def send(self) -> None:
+        """Send what was joined. Acks that can't be sent are lost: their messages are delivered again."""
+        acks, done = self._acks, self._done
+        self._acks, self._done = [], []
+        try:
+            if acks:
+                self._pull.ack(acks)
+        except NotConnectedError:
+            logger.warning("%d acks were not sent: no connection; these messages come again after ack_wait", len(acks))
+        if done:
+            self._pull.finished(len(done), size_of(done))
+
+    def hand_back(self, messages: Iterable[Message]) -> None:
+        """Have messages delivered again that are not handled here any more."""
+        self._pull.hand_back([message.raw[1] for message in messages if not message.settled])
+
+
+class Stint:
+    """The span in which the messages of one pull may be handled: until `end`. See `groups.stint` for one with a lease.
+
+    `first` is what ack subjects of first deliveries contain. Where `leased` is True, the engine asks before each call
+    whether it may start, and after it whether it may still acknowledge.
+    """
+
+    leased = False
+
+    def __init__(self, receipts: Receipts, first: bytes) -> None:
+        self.receipts, self.first = receipts, first
+        self.over = False
+
+    def __repr__(self) -> str:
+        return f"Stint({'over' if self.over else 'open'})"
+
+    def end(self) -> None:
+        """Let no handler start any more."""
+        self.over = True
+
+    def may_start(self) -> bool:
+        """Return whether a handler may start now."""
+        return not self.over
+
+    async def changed(self) -> None:
+        """Return when that may have changed."""
+
+    def lasts(self) -> bool:
+        """Return whether no other client has the messages yet: they may be settled."""
+        return True
+
+    def was_handled(self, turn: Delivery) -> bool:
+        """Return whether a handler has succeeded with this message before."""
+        return False
+
+    def note_success(self, turn: Delivery) -> None:
+        """Remember that a handler has succeeded with this message."""
+
+    async def admit(self, turn: Delivery) -> None:
+        """Check a message that was delivered before. TooManyDeliveriesError."""
+
+
+class Delivery(Turn):
+    """A message and the stint in which it was delivered."""
+
+    __slots__ = ("stint",)
+
+    def __init__(self, message: Message, stint: Stint) -> None:
+        self.message, self.stint, self.key, self.again, self.retries = message, stint, None, False, 0
+        self.fault = None
+
+
+class Work:
+    """Handlers of one consumer, or of one member of a group through all of its stints.
+
+    Of one key, one lot is handled at a time, in stream order; a lot is one message, or up to `options.batch` of them.
+    Workers are tasks that live while there is something to take, so that a handler that never waits needs no task of
+    its own. Context variables that a handler sets don't reach the next one: its worker is then replaced.
+    `handled`, `failed`, `retried` and `buried` count messages. `name` is what spans and threads are named by, and dead
+    letters name `consumer`. `key` takes the place of `options.ordered_by`; `default_key` is for messages that have
+    none. With `counts_deliveries`, deliveries before this one count as tries.
+    """
+
+    def __init__(
+        self,
+        jetstream: JetStream,
+        name: tuple[str, str],
+        consumer: str,
+        handler: Handler | None,
+        options: WorkOptions,
+        *,
+        make: Callable[[RawMessage, Sender], Message] = Message,
+        key: Callable[[Message], Hashable] | None = None,
+        default_key: Callable[[Message], Hashable] | None = None,
+        counts_deliveries: bool = True,
+        on_fault: Callable[[BaseException], None] = lambda fault: None,
+        log: logging.Logger = logger,
+    ) -> None:
+        self.handled = self.failed = self.retried = self.buried = 0
+        self.cut_short = 0  # messages whose handler was stopped in time, because our lease was ending
+        self.overran = 0  # messages whose handler still ran when it had ended: it may have run beside another client's
+        self.repeated = 0  # messages that came again after their handler had succeeded: acknowledged, and not handled
+        self.fault: BaseException | None = None  # what ended a worker: KeyboardInterrupt, SystemExit, …
+        self.options, self.consumer = options, consumer
+        self._sender: Sender = jetstream.connection
+        self._make, self._default_key, self._counts_deliveries = make, default_key, counts_deliveries
+        self._key = key or (key_by(options.ordered_by) if options.ordered_by is not None else None)
+        self._on_fault, self._log = on_fault, log
+        self._batching = bool(options.batch and handler)
+        self._lanes: Lanes[Delivery] = Lanes(lot=max(1, options.batch if handler else 1), wait=options.batch_wait)
+        self._running: dict[object, list[Delivery]] = {}  # what is being handled, by task
+        self._waiting: set[object] = set()  # of these tasks, those whose stint does not let them start yet
+        self._cut: set[object] = set()  # and those whose handler was stopped because our lease was ending
+        self._later: dict[Delivery, asyncio.TimerHandle] = {}  # failed, to be tried again here
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._soon: asyncio.Handle | None = None  # the next look for something to take
+        self._due: asyncio.TimerHandle | None = None  # the look when a lot that is not full is due
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = False
+        self._watching = AsyncExitStack()
+        self.letters: DeadLetters | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        if handler is not None:
+            self._prepare(jetstream, name, handler)
+
+    def _prepare(self, jetstream: JetStream, name: tuple[str, str], handler: Handler) -> None:
+        options, in_threads = self.options, not is_async(handler)
+        if options.timeout is not None and in_threads:
+            raise ValueError("a thread can't be cancelled: timeout is for handlers that are `async def`")
+        if in_threads:
+            self._threads = ThreadPoolExecutor(options.concurrency, f"natty {'/'.join(name)}")
+        call = caller(handler, batch=self._batching, threads=self._threads)
+        if options.timeout is not None:
+            call = within(options.timeout, call)
+        self._call = tracing.processing(call, *name)
+        plain = self._call is call and options.timeout is None and not self._batching and takes_message(handler)
+        self._direct = handler if plain and not in_threads else None
+        if options.dead_letters:
+            named = options.dead_letters if isinstance(options.dead_letters, DeadLetterOptions) else None
+            self.letters = DeadLetters(jetstream, named)
+
+    def __repr__(self) -> str:
+        counts = f"{len(self._lanes)} waiting, {self.handled} handled, {self.failed} failed, {self.buried} buried"
+        return f"Work({counts})"
+
+    @property
+    def waiting(self) -> int:
+        """How many messages wait for a handler."""
+        return len(self._lanes)
+
+    def start(self) -> None:
+        """Let handlers run, in the context of this call and in this event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._context = copy_context()
+        self._cancellations = _cancellations()
+        if self._threads is not None:
+            self._sender = FromThreads(self._sender)
+
+    async def watch_letters(self, stream: str, advised: str, *, strip: int = 0) -> None:
+        """Until `close`, make letters of what a handler terminates and of what the server gives up on.
+
+        `advised` is the consumer, or `*` for all of the stream's. Errors as of `DeadLetters.watch`.
+        """
+        if self.letters is not None:
+            watch = self.letters.watch(stream, self.consumer, advised=advised, strip=strip)
+            await self._watching.enter_async_context(watch)
+
+    def held(self) -> Iterator[Delivery]:
+        """Yield what is held and not settled: it waits, is being handled, or is to be tried again here."""
+        for turn in chain(*self._running.values(), self._later, self._lanes):
+            if not turn.message.settled:
+                yield turn
+
+    def add(self, stint: Stint, raws: list[RawMessage], again: int = -1) -> None:
+        """Take in what arrived, in order. `again`: how many of them were delivered before, negative: not known."""
+        make, sender = self._make, self._sender
+        turns = [Delivery(make(raw, sender), stint) for raw in raws]
+        if again:
+            turns = self._without_held(stint, turns)
+        if _RETRY_FOR in b"".join([raw[2] for raw in raws]):
+            turns = self._without_foreign(stint, turns)
+        if self._key is not None:
+            for turn in turns:
+                self._give_key(turn)
+        loop = self._loop
+        self._lanes.add(turns, loop.time() if loop is not None else 0.0)
+        self.wake()
+
+    def _without_held(self, stint: Stint, turns: list[Delivery]) -> list[Delivery]:
+        """Mark redeliveries, and drop those of messages that are still held in this stint."""
+        first = stint.first
+        for turn in turns:
+            turn.again = first not in turn.message.raw[1]
+        if not any(turn.again for turn in turns):
+            return turns
+        held = {turn.message.sequence for turn in self.held() if turn.stint is stint}
+        left = []
+        for turn in turns:
+            if turn.again and turn.message.sequence in held:
+                stint.receipts.finish(turn.message)
+            else:
+                left.append(turn)
+                held.add(turn.message.sequence)
+        return left
+
+    def _without_foreign(self, stint: Stint, turns: list[Delivery]) -> list[Delivery]:
+        """Acknowledge dead letters of other consumers that were published again: ours had not failed."""
+        left = []
+        for turn in turns:
+            if turn.message.headers.get(RETRY_FOR, [self.consumer]) == [self.consumer]:
+                left.append(turn)
+            else:
+                stint.receipts.finish(turn.message, ack=stint.lasts())
+        return left
+
+    def _give_key(self, turn: Delivery) -> None:
+        assert self._key is not None
+        try:
+            turn.key = self._key(turn.message)
+            hash(turn.key)
+        except Exception as error:  # the user's function: its message has failed, in its turn
+            turn.key, turn.fault, turn.again = None, error, True  # a lot of its own
+        if turn.key is None and self._default_key is not None:
+            turn.key = self._default_key(turn.message)
+
+    def hand_out(self) -> Message | None:
+        """Return the next message, for those who handle messages without a handler; they call `finished` then."""
+        if turns := self._lanes.take():
+            self._running[None] = turns
+            return turns[0].message
+        return None
+
+    def finished(self) -> None:
+        """The message that was handed out last is finished: its memory is free, and the next of its key may come."""
+        (turn,) = self._running.pop(None)
+        self._lanes.done(turn)
+        turn.stint.receipts.finish(turn.message)
+
+    def release(self, stint: Stint, *, hand_back: bool = True) -> None:
+        """End a stint and let go of what has not begun. Handlers that run go on."""
+        stint.end()
+        for timer in self._later.values():
+            timer.cancel()
+        later, self._later = list(self._later), {}
+        turns = [*later, *self._lanes.clear()]
+        for turn in later:
+            self._lanes.done(turn)
+        for turn in turns:
+            turn.stint.receipts.finish(turn.message)
+        if hand_back:
+            stint.receipts.hand_back(turn.message for turn in turns)
+
+    def fence(self, stint: Stint) -> int:
+        """Stop the handlers of a stint whose lease is ending: another client may have their messages then.
+
+        Return how many messages there were. A thread can't be stopped: its message is only counted.
+        """
+        late, count = not stint.lasts(), 0
+        for task, turns in self._running.items():
+            if turns[0].stint is not stint or task in self._waiting or task in self._cut:
+                continue
+            count += len(turns)
+            if late or self._threads is not None:
+                self._overran(turns)
+            if self._threads is None:
+                self.cut_short += len(turns)
+                self._cut.add(task)
+                cast("asyncio.Task[None]", task).cancel()
+        return count
+
+    def _overran(self, turns: list[Delivery]) -> None:
+        self.overran += len(turns)
+        text = "%r was being handled when our lease ended: another client may have it"
+        for turn in turns:
+            self._log.error(text, turn.message, extra={"action": "overran"})
+
+    async def finish(self, timeout: float) -> None:
+        """Return when no handler runs; those that still do after `timeout` seconds are cancelled.
+
+        They are cancelled at once if the caller is cancelled meanwhile, or has been more than once since `start`.
+        """
+        if not self._tasks:
+            return
+        if _cancellations() > self._cancellations + 1:
+            timeout = 0.0
+        try:
+            await asyncio.wait(self._tasks, timeout=timeout)
+        finally:
+            late = [task for task in self._tasks if not task.done()]
+            if late:
+                self._log.warning("%d handlers did not finish within %g s: cancelled", len(late), timeout)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+    async def close(self, timeout: float) -> None:
+        """As `finish`, and take nothing any more."""
+        self._stopping = True
+        if self._due is not None:
+            self._due.cancel()
+        try:
+            await self.finish(timeout)
+        finally:
+            await self._watching.aclose()
+            if self._threads is not None:
+                self._threads.shutdown(wait=False)
+
+    def wake(self) -> None:
+        """Start a worker if something can be taken; it wakes the next one."""
+        self._soon = None
+        if self._loop is None or self._stopping or len(self._tasks) >= self.options.concurrency:
+            return
+        due = self._lanes.due_in(self._loop.time())
+        if due == 0.0:
+            task = self._loop.create_task(self._take_and_handle(), context=self._context.copy())
+            self._tasks.add(task)
+            task.add_done_callback(self._task_ended)
+        elif due is not None and self._due is None:
+            self._due = self._loop.call_later(due, self._look)
+
+    def _look(self) -> None:
+        self._due = None
+        self.wake()
+
+    async def _take_and_handle(self) -> None:
+        loop, lanes, clean = asyncio.get_running_loop(), self._lanes, self._context
+        concurrency, clock = self.options.concurrency, loop.time
+        task = asyncio.current_task()
+        assert task is not None
+        now = clock()
+        slice_end = now + SLICE
+        while not self._stopping and (turns := lanes.take(now)):
+            if self._soon is None and len(self._tasks) < concurrency:
+                self._soon = loop.call_soon(self.wake)
+            self._running[task] = turns
+            try:
+                await self._handle(turns, task)
+            finally:
+                del self._running[task]
+            if copy_context() != clean:
+                return
+            now = clock()
+            if now >= slice_end:
+                await asyncio.sleep(0)
+                now = clock()
+                slice_end = now + SLICE
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            self.fault = fault
+            self._log.error("the handler of %s was ended by %r", self.consumer, fault, extra={"action": "broken"})
+            self._on_fault(fault)
+        self.wake()
+
+    async def _handle(self, turns: list[Delivery], task: asyncio.Task[None]) -> None:
+        """Run the handler on a lot and settle it, or give it up if that is cut short."""
+        try:
+            if not turns[0].stint.leased or await self._may_begin(turns, task):
+                await self._attempt(turns, task)
+        except asyncio.CancelledError:
+            if task not in self._cut:
+                self._give_up(turns)
+                self._let_go(turns)
+                raise
+            self._begin_again(turns)
+        except BaseException:
+            self._give_up(turns)
+            raise
+        finally:
+            if task in self._cut:
+                self._cut.discard(task)
+                task.uncancel()
+
+    async def _attempt(self, turns: list[Delivery], task: asyncio.Task[None]) -> None:
+        try:
+            if turns[0].fault is not None:
+                raise turns[0].fault
+            if turns[0].again:
+                await turns[0].stint.admit(turns[0])
+            if self._direct is not None:
+                await self._direct(turns[0].message)
+            else:
+                await self._call([turn.message for turn in turns])
+        except asyncio.CancelledError as error:
+            if task.cancelling():
+                raise
+            await self._fail(turns, error)  # the handler awaited something that was cancelled
+        except Exception as error:
+            await self._fail(turns, error)
+        else:
+            self.handled += len(turns)
+            if turns[0].stint.leased and not turns[0].stint.lasts() and task not in self._cut:
+                self._overran(turns)
+            self._succeed(turns)
+
+    async def _may_begin(self, turns: list[Delivery], task: object) -> bool:
+        """Wait until the stint lets the handler start. Return whether anything is left to be handled."""
+        stint = turns[0].stint
+        self._waiting.add(task)
+        try:
+            while not stint.may_start() and not stint.over:
+                await stint.changed()
+        finally:
+            self._waiting.discard(task)
+        if stint.over:
+            self._let_go(turns)
+            return False
+        known = [turn for turn in turns if stint.was_handled(turn)]
+        turns[:] = [turn for turn in turns if turn not in known]
+        self.repeated += len(known)
+        for turn in known:
+            stint.receipts.finish(turn.message, ack=stint.lasts())
+        if not turns:
+            self._lanes.done(known[0], self._now())
+        return bool(turns)
+
+    def _succeed(self, turns: list[Delivery]) -> None:
+        stint = turns[0].stint
+        ack = True
+        if stint.leased:
+            ack = stint.lasts()  # else it could be taken for the ack of another client that has the message now
+            for turn in turns:
+                if not turn.message.settled:  # by its handler, which may want it again
+                    stint.note_success(turn)
+        finish = stint.receipts.finish
+        for turn in turns:
+            finish(turn.message, ack=ack)
+        if turns[0].key is not None:
+            self._lanes.done(turns[0], self._now())
+
+    def _now(self) -> float:
+        return self._loop.time() if self._loop is not None else 0.0
+
+    def _let_go(self, turns: list[Delivery]) -> None:
+        """Have no more to do with a lot: the next of its key may begin."""
+        for turn in turns:
+            turn.stint.receipts.finish(turn.message)
+        self._lanes.done(turns[0], self._now())
+
+    def _give_up(self, turns: list[Delivery]) -> None:
+        """Hand back what was not finished. With a lease, the client that is pinned next has it after the ack wait."""
+        if not turns[0].stint.leased:
+            turns[0].stint.receipts.hand_back(turn.message for turn in turns)
+
+    def _begin_again(self, turns: list[Delivery]) -> None:
+        """Their handler was cut short: they have their turn again if we stay pinned, and else go to another client."""
+        if turns[0].stint.over:
+            self._let_go(turns)
+        else:
+            self._lanes.again(turns)
+
+    async def _fail(self, turns: list[Delivery], error: BaseException) -> None:
+        """Try each again after its next delay; bury those that had their last one, and those that can never succeed."""
+        self.failed += len(turns)
+        left = []
+        for turn in turns:
+            if turn.message.settled:
+                text = "%r was settled by its handler, which failed then: %r"
+                self._log.warning(text, turn.message, error, extra={"action": "settled"})
+                turn.stint.receipts.finish(turn.message)
+            elif not turn.stint.lasts() or (self._is_hopeless(turn, error) and await self._bury(turn.message, error)):
+                turn.stint.receipts.finish(turn.message)
+            else:
+                left.append(turn)
+        if left and left[0].key is not None and not left[0].stint.over:
+            self._retry_here(left, error)
+            return
+        for turn in left:
+            if turn.key is None:
+                delay = self._delay(turn, error)
+                self._settle(turn.message, partial(turn.message.nak, delay))
+            else:  # those behind it went to another client, which needs it before them
+                self._give_up([turn])
+            turn.stint.receipts.finish(turn.message)
+        self._lanes.done(turns[0], self._now())
+
+    def _tries(self, turn: Delivery) -> int:
+        return (turn.message.deliveries if self._counts_deliveries else 1) + turn.retries
+
+    def _is_hopeless(self, turn: Delivery, error: BaseException) -> bool:
+        return isinstance(error, BodyError | TooManyDeliveriesError) or self._tries(turn) > len(self.options.retries)
+
+    def _delay(self, turn: Delivery, error: BaseException) -> float:
+        """Count and log a retry; return the seconds before it."""
+        retries = self.options.retries
+        delay = retries[min(self._tries(turn), len(retries)) - 1] if retries else BURY_AGAIN_DELAY
+        self._log.warning("%r failed, again in %g s: %r", turn.message, delay, error, extra={"action": "retry"})
+        self.retried += 1
+        turn.retries += 1
+        return delay
+
+    def _retry_here(self, turns: list[Delivery], error: BaseException) -> None:
+        """Try the first again after its delay, and each of the others alone behind it: their key waits for them."""
+        delay, *_ = [self._delay(turn, error) for turn in turns]
+        self._lanes.put_behind(turns[0], turns[1:])
+        self._later[turns[0]] = asyncio.get_running_loop().call_later(delay, self._again, turns[0])
+
+    def _again(self, turn: Delivery) -> None:
+        del self._later[turn]
+        self._lanes.again([turn])
+        self.wake()
+
+    async def _bury(self, message: Message, error: BaseException) -> bool:
+        """Make a dead letter of the message and terminate it; return whether that is done."""
+        if self.letters is None:
+            return False
+        reason = reason_of(error)
+        try:
+            try:
+                await self.letters.bury(message, consumer=self.consumer, reason=reason, error=error)
+            except StreamNotFoundError:  # the letters' stream was deleted meanwhile
+                await self.letters.ensure()
+                await self.letters.bury(message, consumer=self.consumer, reason=reason, error=error)
+        except Exception as refused:  # an unknown one must not end the handling of all the others
+            text, unknown = "%r could not be buried, it is tried again: %s", not isinstance(refused, NattyError)
+            self._log.error(text, message, refused, exc_info=unknown, extra={"action": "bury"})
+            return False
+        self._log.error("%r is a dead letter: %s", message, reason, extra={"action": "dead letter"})
+        self._settle(message, partial(message.term, BURIED))
+        self.buried += 1
+        return True
+
+    def _settle(self, message: Message, answer: Callable[[], object]) -> None:
+        """Settle a message at once, with `nak` or `term`."""
+        try:
+            answer()
+        except NotConnectedError:
+            self._log.warning("%r could not be settled: no connection; it comes again after ack_wait", message)
+
+
+def _cancellations() -> int:
+    """Return how often the current task has been cancelled."""
+    task = asyncio.current_task()
+    return task.cancelling() if task is not None else 0

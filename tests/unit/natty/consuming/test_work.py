@@ -1,0 +1,224 @@
+"""The engine under `consume` and groups: no server, and what it sends goes into a list."""
+
+import asyncio
+
+import pytest
+from patient import PATIENCE, until
+
+from natty.config.settings import Config
+from natty.consuming.options import WorkOptions
+from natty.consuming.work import Receipts, Stint, Work
+from natty.jetstream import JetStream
+from natty.wire.ack import first_delivery
+from natty.wire.connection import Connection
+
+
+class Sent:
+    """Takes what receipts send, in place of a pull."""
+
+    def __init__(self):
+        self.acks, self.handed_back, self.finished_messages = [], [], 0
+
+    def ack(self, replies):
+        self.acks += replies
+
+    def hand_back(self, replies):
+        self.handed_back += replies
+
+    def finished(self, count, size):
+        self.finished_messages += count
+
+
+class Leased(Stint):
+    """A stint whose lease the test ends."""
+
+    leased = True
+    held = True
+
+    def lasts(self):
+        return self.held
+
+
+def reply(sequence, delivery=1):
+    return b"$JS.ACK.S.d.%d.%d.%d.1.0" % (delivery, sequence, sequence)
+
+
+def raw(sequence, *, delivery=1, headers=b""):
+    return b"orders.%d" % sequence, reply(sequence, delivery), headers, b"%d" % sequence
+
+
+def engine(handler, *, stint=Stint, **options):
+    sent = Sent()
+    work = Work(
+        JetStream(Connection(Config())), ("S", "d"), "d", handler, WorkOptions(**{"dead_letters": False} | options)
+    )
+    work.start()
+    return work, stint(Receipts(sent), first_delivery("S", "d")), sent
+
+
+async def test_what_a_handler_returned_from_is_acknowledged_and_its_credit_given_back():
+    seen = []
+
+    async def handle(message):
+        seen.append(message.sequence)
+
+    work, stint, sent = engine(handle)
+    work.add(stint, [raw(1), raw(2)])
+    await until(lambda: sent.finished_messages == 2)
+    assert seen == [1, 2]
+    assert sent.acks == [reply(1), reply(2)]
+    await work.close(PATIENCE)
+
+
+async def test_a_redelivery_of_what_is_held_is_dropped_and_that_of_another_is_not():
+    seen, go_on = [], asyncio.Event()
+
+    async def handle(message):
+        seen.append(message.sequence)
+        await go_on.wait()
+
+    work, stint, sent = engine(handle)
+    work.add(stint, [raw(1), raw(2)])
+    await until(lambda: seen)
+    work.add(stint, [raw(1, delivery=2), raw(2, delivery=2), raw(3, delivery=2)])
+    await until(lambda: sent.finished_messages == 2)
+    go_on.set()
+    await until(lambda: sent.finished_messages == 5)
+    assert sorted(seen) == [1, 2, 3]
+    assert sorted(sent.acks) == [reply(1), reply(2), reply(3, 2)]
+    await work.close(PATIENCE)
+
+
+async def test_a_letter_of_another_consumer_is_acknowledged_and_not_handled():
+    seen = []
+
+    async def handle(message):
+        seen.append(message.sequence)
+
+    work, stint, sent = engine(handle)
+    head = b"NATS/1.0\r\nNatty-Retry-For: %s\r\n\r\n"
+    work.add(stint, [raw(1, headers=head % b"other"), raw(2, headers=head % b"d"), raw(3)])
+    await until(lambda: len(sent.acks) == 3)
+    assert seen == [2, 3]
+    assert work.handled == 2
+    await work.close(PATIENCE)
+
+
+async def test_a_message_whose_key_can_not_be_told_fails_and_its_batch_does_not():
+    lots = []
+
+    async def handle(messages: list):
+        lots.append([message.sequence for message in messages])
+
+    def key(message):
+        return {1: "a", 3: "a"}[message.sequence]
+
+    work, stint, sent = engine(handle, batch=2, batch_wait=0.0, ordered_by=key, retries=(1000.0,))
+    work.add(stint, [raw(1), raw(2), raw(3)])
+    await until(lambda: work.failed == 1 and work.handled == 2)
+    assert lots == [[1, 3]]
+    await until(lambda: sent.finished_messages == 3)
+    assert sent.acks == [reply(1), reply(3)]
+    await work.close(PATIENCE)
+
+
+async def test_release_hands_back_what_waits_and_lets_the_running_handler_finish():
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handle(message):
+        began.set()
+        await go_on.wait()
+
+    work, stint, sent = engine(handle)
+    work.add(stint, [raw(1), raw(2), raw(3)])
+    await began.wait()
+    work.release(stint)
+    assert sent.handed_back == [reply(2), reply(3)]
+    go_on.set()
+    await work.close(PATIENCE)
+    await until(lambda: sent.acks == [reply(1)])
+    assert work.handled == 1
+
+
+async def test_what_failed_while_its_stint_ended_is_handed_back_if_its_key_waits_for_it():
+    async def handle(message):
+        work.release(stint)
+        raise RuntimeError("no")
+
+    work, stint, sent = engine(handle, ordered_by="subject")
+    work.add(stint, [raw(1)])
+    await until(lambda: sent.handed_back == [reply(1)])
+    assert (work.failed, work.retried) == (1, 0)
+    await work.close(PATIENCE)
+
+
+async def test_a_handler_that_is_fenced_is_called_again_while_the_stint_goes_on():
+    calls, go_on = [], asyncio.Event()
+
+    async def handle(message):
+        calls.append(message.sequence)
+        await go_on.wait()
+
+    work, stint, sent = engine(handle, stint=Leased, ordered_by="subject")
+    work.add(stint, [raw(1)])
+    await until(lambda: calls)
+    assert work.fence(stint) == 1
+    assert work.fence(stint) == 0
+    await until(lambda: calls == [1, 1])
+    go_on.set()
+    await until(lambda: sent.acks == [reply(1)])
+    assert (work.handled, work.cut_short, work.overran) == (1, 1, 0)
+    await work.close(PATIENCE)
+
+
+async def test_a_fence_while_a_message_is_being_buried_loses_neither_it_nor_its_key():
+    calls, burying = [], asyncio.Event()
+
+    async def handle(message):
+        calls.append(message.sequence)
+        if len(calls) == 1:
+            raise RuntimeError("no")
+
+    class Letters:
+        async def bury(self, *arguments, **more):
+            burying.set()
+            await asyncio.Event().wait()
+
+    work, stint, sent = engine(handle, stint=Leased, ordered_by=lambda message: "all", retries=(), dead_letters=True)
+    work.letters = Letters()
+    work.add(stint, [raw(1), raw(2)])
+    await burying.wait()
+    assert work.fence(stint) == 1
+    await until(lambda: calls == [1, 1, 2])
+    await until(lambda: sent.acks == [reply(1), reply(2)])
+    await work.close(PATIENCE)
+
+
+@pytest.mark.parametrize("lasts", [True, False])
+async def test_what_fails_after_the_lease_ended_is_left_to_the_next_client(lasts):
+    async def handle(message):
+        stint.held = lasts
+        raise RuntimeError("no")
+
+    work, stint, sent = engine(handle, stint=Leased, ordered_by="subject", retries=(1000.0,))
+    work.add(stint, [raw(1)])
+    await until(lambda: work.failed == 1)
+    await until(lambda: work.retried == 1 if lasts else sent.finished_messages == 1)
+    assert len(list(work.held())) == int(lasts)
+    assert sent.acks == sent.handed_back == []
+    await work.close(PATIENCE)
+
+
+async def test_a_fault_that_is_no_exception_hands_its_message_back_and_is_reported():
+    class Fatal(BaseException):
+        pass
+
+    async def handle(message):
+        raise Fatal
+
+    work, stint, sent = engine(handle)
+    work.add(stint, [raw(1)])
+    await until(lambda: work.fault)
+    assert isinstance(work.fault, Fatal)
+    assert sent.handed_back == [reply(1)]
+    await work.close(PATIENCE)
