@@ -380,57 +380,97 @@ class Natty:
         return self.buckets[name]
 
     async def get(self, bucket: str, key: str, *, revision: int | None = None) -> Entry:
-        """Return a key's entry, or the one it had at `revision`. KeyNotFoundError, BucketNotFoundError."""
+        """Return the key's entry, or the one it had at `revision` while the bucket holds it. KeyNotFoundError."""
         return await self.bucket(bucket).get(key, revision=revision)
 
-    async def put(self, bucket: str, key: str, value: bytes, *, ttl: float | None = None) -> int:
-        """Store a value, in a bucket that is made if missing; return the revision."""
-        return await self.buckets.put(bucket, key, value, ttl=ttl)
+    async def put(
+        self, bucket: str, key: str, value: bytes, *, ttl: float | str | None = None, create_bucket: bool = False
+    ) -> int:
+        """Store the value whatever was there, and return its revision.
 
-    async def create(self, bucket: str, key: str, value: bytes, *, ttl: float | None = None) -> int:
-        """Store the value of a key that is absent, in a bucket that is made if missing. KeyExistsError."""
-        return await self.buckets.create(bucket, key, value, ttl=ttl)
+        See `Bucket.put`.
+        """
+        return await self.bucket(bucket).put(key, value, ttl=ttl, create_bucket=create_bucket)
 
-    async def update(self, bucket: str, key: str, value: bytes, *, revision: int, ttl: float | None = None) -> int:
-        """Store a value if the key is still at `revision`. RevisionConflictError."""
+    async def create(
+        self, bucket: str, key: str, value: bytes, *, ttl: float | str | None = None, create_bucket: bool = False
+    ) -> int:
+        """Store the value of a key that is absent (deleted and expired ones are). KeyExistsError.
+
+        See `Bucket.create`.
+        """
+        return await self.bucket(bucket).create(key, value, ttl=ttl, create_bucket=create_bucket)
+
+    async def update(
+        self, bucket: str, key: str, value: bytes, *, revision: int, ttl: float | str | None = None
+    ) -> int:
+        """Store the value if the key is still at `revision`, and return the new one. RevisionConflictError."""
         return await self.bucket(bucket).update(key, value, revision=revision, ttl=ttl)
 
     async def modify(
-        self, bucket: str, key: str, change: Callable[[bytes | None], bytes | None], *, ttl: float | None = None
+        self, bucket: str, key: str, change: Callable[[bytes | None], bytes | None], *, ttl: float | str | None = None
     ) -> Entry | None:
-        """Store what `change` makes of a value, None standing for an absent key. See `Bucket.modify`."""
+        """Store what `change` makes of the value, None standing for an absent key; return the entry that is then there.
+
+        See `Bucket.modify`.
+        """
         return await self.bucket(bucket).modify(key, change, ttl=ttl)
 
-    async def refresh(self, bucket: str, key: str, *, revision: int | None = None) -> int:
-        """Restart a key's TTL if nobody changed it. RevisionConflictError, KeyNotFoundError."""
-        return (await self.bucket(bucket).refresh(key, revision=revision)).revision
+    async def refresh(
+        self,
+        bucket: str,
+        key: str | Entry,
+        *,
+        revision: int | None = None,
+        value: bytes | None = None,
+        ttl: float | str | None = None,
+        timeout: float | None = None,
+    ) -> Entry:
+        """Restart the key's TTL by storing the same value again, and return its new entry.
+
+        See `Bucket.refresh`.
+        """
+        return await self.bucket(bucket).refresh(key, revision=revision, value=value, ttl=ttl, timeout=timeout)
 
     async def delete(self, bucket: str, key: str, *, revision: int | None = None) -> None:
-        """Delete a key, with `revision` only at it; a missing key or bucket is no error. RevisionConflictError."""
+        """Delete the key; a missing one, or a missing bucket, is no error. What history the bucket keeps stays.
+
+        See `Bucket.delete`.
+        """
         await self.bucket(bucket).delete(key, revision=revision)
 
-    async def purge(self, bucket: str, key: str, *, revision: int | None = None) -> None:
-        """Delete a key with its history; as `delete`."""
-        await self.bucket(bucket).purge(key, revision=revision)
+    async def purge(
+        self, bucket: str, key: str, *, revision: int | None = None, ttl: float | str | None = None
+    ) -> None:
+        """Delete the key with its history; as `delete`. With `ttl`, the note of it is removed after so many seconds.
+
+        See `Bucket.purge`.
+        """
+        await self.bucket(bucket).purge(key, revision=revision, ttl=ttl)
 
     async def keys(self, bucket: str, *filters: str) -> list[str]:
-        """Return the keys that exist, sorted; only those below a filter, or matching its wildcards."""
+        """Return the keys that exist, sorted. The server filters.
+
+        See `Bucket.keys`.
+        """
         return await self.bucket(bucket).keys(*filters)
 
     async def history(self, bucket: str, key: str) -> list[Entry | Gone]:
-        """Return what the bucket still holds of a key, oldest first."""
+        """Return what the bucket still holds of the key, oldest first; the last one says whether it exists.
+
+        See `Bucket.history`.
+        """
         return await self.bucket(bucket).history(key)
 
-    def watch_key(self, bucket: str, key: str, **options: Unpack[WatchSettings]) -> Watch:
-        """Return a watch of a key, or of those that match its wildcards: `async for event in …`. See `kv.Watch`."""
-        return self.bucket(bucket).watch(key, **options)
+    def watch(self, bucket: str, *keys: str, **options: Unpack[WatchSettings]) -> Watch:
+        """Return a watch of these keys, wildcards `*` and `>` allowed; of the whole bucket if none is named.
 
-    def watch_bucket(self, bucket: str, **options: Unpack[WatchSettings]) -> Watch:
-        """Return a watch of all keys: `async for event in …`. See `kv.Watch`; options are `WatchSettings`."""
-        return self.bucket(bucket).watch(**options)
+        See `Bucket.watch`.
+        """
+        return self.bucket(bucket).watch(*keys, **options)
 
     async def status(self, bucket: str) -> BucketStatus:
-        """Return a bucket's settings and what it holds. BucketNotFoundError."""
+        """Return what the bucket holds, and how it is configured."""
         return await self.bucket(bucket).status()
 
     def election(self, name: str, **options: Unpack[ElectionSettings]) -> Election:

@@ -1,7 +1,7 @@
 from natty.kv.bucket import Bucket, BucketStatus
-from natty.kv.bucket_config import bucket_settings, create_bucket, delete_bucket, list_buckets
+from natty.kv.bucket_config import bucket_settings, make_bucket
 from natty.kv.entry import Entry, Gone, PictureComplete
-from natty.kv.handles import Handles
+from natty.kv.handles import Handles, create_bucket, delete_bucket, list_buckets
 from natty.kv.key_names import BadKeyError
 from natty.kv.watch import Event, Watch, WatchOptions, WatchSettings
 
@@ -21,4 +21,5 @@ __all__ = [
     "create_bucket",
     "delete_bucket",
     "list_buckets",
+    "make_bucket",
 ]

@@ -4,11 +4,11 @@ import asyncio
 import logging
 import random
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from math import ceil
-from typing import TypedDict, Unpack
+from typing import TypedDict, TypeVar, Unpack
 
 from natty.config.units import NANOSECONDS, clock, seconds_of
 from natty.errors import (
@@ -25,6 +25,7 @@ from natty.errors import (
     WrongLastSequenceError,
 )
 from natty.jetstream import JetStream, StoredMessage
+from natty.kv.bucket_config import make_bucket
 from natty.kv.entry import Entry, Gone, PictureComplete, headers_to_keep, stored_entry, ttl_header
 from natty.kv.key_names import check_bucket, check_filter, check_key
 from natty.kv.watch import Watch, WatchOptions, WatchSettings
@@ -57,6 +58,9 @@ class BucketStatus(TypedDict):
     replicas: int
     storage: str
     created: str  # RFC 3339
+
+
+T = TypeVar("T")
 
 
 class Bucket:
@@ -96,19 +100,39 @@ class Bucket:
             raise KeyNotFoundError(f"there is no key {key!r} in bucket {self.name}")
         return entry
 
-    async def put(self, key: str, value: bytes, *, ttl: float | str | None = None) -> int:
+    async def put(self, key: str, value: bytes, *, ttl: float | str | None = None, create_bucket: bool = False) -> int:
         """Store the value whatever was there, and return its revision.
 
+        With `create_bucket`, a missing bucket is made, with the default settings; without, it is BucketNotFoundError.
         `ttl`, in seconds or as text ("7d"), is for this key alone, rounded up to whole seconds. UnsupportedError where
         the server or the bucket has no such thing, or would make it longer: with `history`, a TTL is never shorter
         than `marker_ttl`.
         """
-        subject, headers = self._root + check_key(key), await self._ttl(ttl)
-        with self._told():
-            return (await self._jetstream.publish(subject, value, headers=headers, stream=self.stream)).seq
+        check_key(key)
+        return await self._in_bucket(lambda: self._put(key, value, ttl), create_bucket)
 
-    async def create(self, key: str, value: bytes, *, ttl: float | str | None = None) -> int:
-        """Store the value of a key that is absent (deleted and expired ones are). KeyExistsError."""
+    async def _put(self, key: str, value: bytes, ttl: float | str | None) -> int:
+        headers = await self._ttl(ttl)
+        with self._told():
+            return (await self._jetstream.publish(self._root + key, value, headers=headers, stream=self.stream)).seq
+
+    async def _in_bucket(self, write: Callable[[], Awaitable[T]], create_bucket: bool) -> T:
+        try:
+            return await write()
+        except BucketNotFoundError as error:
+            if not create_bucket:
+                text = f"{error}: make it with create_bucket(), or give create_bucket=True"
+                raise BucketNotFoundError(text, code=error.code, err_code=error.err_code) from error
+        await make_bucket(self._jetstream, self.name)
+        return await write()
+
+    async def create(
+        self, key: str, value: bytes, *, ttl: float | str | None = None, create_bucket: bool = False
+    ) -> int:
+        """Store the value of a key that is absent (deleted and expired ones are). KeyExistsError.
+
+        `create_bucket` and `ttl` as for `put`.
+        """
         value = as_payload(value, "the value of a key")
 
         def only_if_absent(there: Entry | None) -> bytes:
@@ -116,7 +140,8 @@ class Bucket:
                 raise KeyExistsError(f"key {key!r} exists in bucket {self.name}, revision {there.revision}")
             return value
 
-        created = await self._change(key, only_if_absent, ttl)
+        check_key(key)
+        created = await self._in_bucket(lambda: self._change(key, only_if_absent, ttl), create_bucket)
         assert created is not None
         return created.revision
 

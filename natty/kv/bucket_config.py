@@ -7,7 +7,6 @@ from typing import Unpack, cast
 from natty.config.units import seconds_of
 from natty.errors import BucketNotFoundError
 from natty.jetstream import JetStream
-from natty.kv.bucket import Bucket
 from natty.kv.key_names import check_bucket
 from natty.streams import StreamConfig, create_replicated, create_stream, stream_info
 
@@ -15,7 +14,7 @@ MARKER_TTL = 60.0  # seconds that the marker of an expired key stays
 MARKER_TTL_OF_HISTORY = 1.0  # the server keeps no key for less than this where there is history; the least it takes
 
 
-async def create_bucket(
+async def make_bucket(
     jetstream: JetStream,
     bucket: str,
     *,
@@ -24,8 +23,8 @@ async def create_bucket(
     replicas: int | None = None,
     marker_ttl: float | str | None = None,
     **settings: Unpack[StreamConfig],
-) -> Bucket:
-    """Make the bucket if there is none, and return it. The settings are those of `BucketConfig`.
+) -> None:
+    """Make the bucket if there is none. The settings are those of `BucketConfig`.
 
     `ttl`, in seconds or as text ("7d"), is for all keys. The bucket keeps `history` values of a key: 1 by default, 64
     at most. `replicas` default to 3 on a cluster, else 1. `marker_ttl`, written like `ttl`, is how long the marker of
@@ -56,7 +55,6 @@ async def create_bucket(
         await create_replicated(jetstream, name, {**new, **wanted})
     else:
         await create_stream(jetstream, name, wanted)
-    return Bucket(jetstream, bucket)
 
 
 def bucket_settings(bucket: str, ttl: float | None) -> StreamConfig:
@@ -73,22 +71,3 @@ def bucket_settings(bucket: str, ttl: float | None) -> StreamConfig:
         "subject_delete_marker_ttl": MARKER_TTL,
         "duplicate_window": min(ttl, 120.0) if ttl else 120.0,
     }
-
-
-async def delete_bucket(jetstream: JetStream, bucket: str) -> None:
-    """Delete the bucket and all in it; a missing one is no error."""
-    try:
-        await jetstream.request(f"STREAM.DELETE.KV_{check_bucket(bucket)}")
-    except BucketNotFoundError:
-        return
-
-
-async def list_buckets(jetstream: JetStream) -> list[str]:
-    """Return the names of all buckets, sorted."""
-    found: list[str] = []
-    while True:
-        answer = await jetstream.request("STREAM.NAMES", {"subject": "$KV.>", "offset": len(found)})
-        names = answer["streams"] or []
-        found += names
-        if not names or len(found) >= answer["total"]:
-            return sorted(name.removeprefix("KV_") for name in found if name.startswith("KV_"))

@@ -1,27 +1,55 @@
+"""Making, deleting and listing buckets, and the handles of those that a client uses."""
+
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from typing import Unpack
 
 from cachetools import LRUCache
 
 from natty.errors import BucketNotFoundError
 from natty.jetstream import JetStream
 from natty.kv.bucket import Bucket
-from natty.kv.bucket_config import create_bucket
+from natty.kv.bucket_config import make_bucket
+from natty.kv.key_names import check_bucket
+from natty.streams import BucketConfig
 
 KEPT = 1000  # handles
 
 
-class Handles:
-    """The buckets that a client uses, by name. Through it put and create make a missing bucket.
+async def create_bucket(jetstream: JetStream, bucket: str, **settings: Unpack[BucketConfig]) -> Bucket:
+    """Make the bucket if there is none, and return its handle; settings and errors are those of `make_bucket`."""
+    await make_bucket(jetstream, bucket, **settings)
+    return Bucket(jetstream, bucket)
 
-    Nothing is asked of the server before a write: a bucket that is not there, or not any more, shows by the write's
-    answer.
-    """
+
+async def delete_bucket(jetstream: JetStream, bucket: str) -> None:
+    """Delete the bucket and all in it; a missing one is no error."""
+    try:
+        await jetstream.request(f"STREAM.DELETE.KV_{check_bucket(bucket)}")
+    except BucketNotFoundError:
+        return
+
+
+async def list_buckets(jetstream: JetStream) -> list[str]:
+    """Return the names of all buckets, sorted."""
+    found: list[str] = []
+    while True:
+        answer = await jetstream.request("STREAM.NAMES", {"subject": "$KV.>", "offset": len(found)})
+        names = answer["streams"] or []
+        found += names
+        if not names or len(found) >= answer["total"]:
+            return sorted(name.removeprefix("KV_") for name in found if name.startswith("KV_"))
+
+
+class Handles:
+    """The handles of the buckets that a client uses, by name. Nothing is asked of the server."""
 
     def __init__(self, jetstream: JetStream) -> None:
         self._jetstream = jetstream
         self._kept: LRUCache[str, Bucket] = LRUCache(KEPT)
+
+    def __repr__(self) -> str:
+        return f"Handles({len(self._kept)} kept)"
 
     def __getitem__(self, name: str) -> Bucket:
         """Return the handle of a bucket, whether there is one on the server or not. BadKeyError."""
@@ -29,18 +57,3 @@ class Handles:
         if bucket is None:
             bucket = self._kept[name] = Bucket(self._jetstream, name)
         return bucket
-
-    async def put(self, bucket: str, key: str, value: bytes, *, ttl: float | None = None) -> int:
-        """As `Bucket.put`; makes the bucket with the default settings if it is missing."""
-        return await self._write(bucket, lambda one: one.put(key, value, ttl=ttl))
-
-    async def create(self, bucket: str, key: str, value: bytes, *, ttl: float | None = None) -> int:
-        """As `Bucket.create`; makes the bucket with the default settings if it is missing."""
-        return await self._write(bucket, lambda one: one.create(key, value, ttl=ttl))
-
-    async def _write(self, bucket: str, write: Callable[[Bucket], Awaitable[int]]) -> int:
-        try:
-            return await write(self[bucket])
-        except BucketNotFoundError:
-            await create_bucket(self._jetstream, bucket)
-            return await write(self[bucket])

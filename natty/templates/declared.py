@@ -18,8 +18,7 @@ from natty.errors import (
     StreamNotFoundError,
 )
 from natty.jetstream import JetStream
-from natty.kv import Bucket
-from natty.kv.bucket_config import create_bucket
+from natty.kv import Bucket, create_bucket
 from natty.kv.json_records import decode
 from natty.streams import ServerStreamConfig, create_replicated, delete_stream
 from natty.streams.conversion import stream_config_of

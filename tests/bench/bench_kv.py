@@ -49,7 +49,7 @@ class Watched:
         self.seen: asyncio.Event = asyncio.Event()
 
     async def read(self, natty: Natty, bucket: str) -> None:
-        async for event in natty.watch_bucket(bucket):
+        async for event in natty.watch(bucket):
             match event:
                 case PictureComplete():
                     self.pictures += 1

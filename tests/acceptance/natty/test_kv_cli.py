@@ -87,7 +87,7 @@ def test_a_value_that_is_no_text_comes_from_standard_input_and_goes_out_as_it_is
 
 def test_a_watch_prints_what_is_there_and_what_comes(shell, bucket, served):
     async def put(natty):
-        await natty.put(bucket, "a.1", b"old")
+        await natty.put(bucket, "a.1", b"old", create_bucket=True)
 
     async def change(natty):
         await natty.put(bucket, "a.2", b"new")

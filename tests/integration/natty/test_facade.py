@@ -40,13 +40,12 @@ async def test_connect_is_the_same_without_a_block(nats_server):
 
 async def test_key_value_in_one_line_each(natty, natty_name):
     bucket = natty_name("settings")
-    first = await natty.put(bucket, "a.b", b"1")  # makes the bucket
+    first = await natty.put(bucket, "a.b", b"1", create_bucket=True)
     assert (await natty.get(bucket, "a.b")).value == b"1"
     second = await natty.update(bucket, "a.b", b"2", revision=first)
     with pytest.raises(RevisionConflictError):
         await natty.update(bucket, "a.b", b"3", revision=first)
-    third = await natty.refresh(bucket, "a.b", revision=second)
-    assert third > second
+    assert (await natty.refresh(bucket, "a.b", revision=second)).revision > second
     await natty.create(bucket, "c", b"", ttl=60)
     with pytest.raises(KeyExistsError):
         await natty.create(bucket, "c", b"")

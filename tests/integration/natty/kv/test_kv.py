@@ -255,19 +255,19 @@ async def test_deleting_what_is_not_there_is_no_error(natty, bucket, natty_name)
         await natty.status(missing)  # and none was made
 
 
-async def test_put_and_create_make_a_missing_bucket_also_when_it_was_deleted_meanwhile(natty, natty_name):
+async def test_put_and_create_make_a_missing_bucket_on_demand_also_when_it_was_deleted_meanwhile(natty, natty_name):
     name = natty_name("made")
     for _ in range(2):
-        assert await natty.put(name, "a", b"1") == 1
+        assert await natty.put(name, "a", b"1", create_bucket=True) == 1
         assert await natty.create(name, "b", b"2", ttl=600) == 2
         await natty.delete_bucket(name)
-    assert await asyncio.gather(*(natty.create(name, f"k.{i}", b"") for i in range(10)))
+    assert await asyncio.gather(*(natty.create(name, f"k.{i}", b"", create_bucket=True) for i in range(10)))
     assert len(await natty.keys(name)) == 10
 
 
 async def test_a_put_asks_the_server_nothing_but_to_store_it(natty, natty_name, monkeypatch):
     name = natty_name("made")
-    await natty.put(name, "a", b"1")
+    await natty.put(name, "a", b"1", create_bucket=True)
     asked, request = [], natty.connection.request
 
     async def counted(subject, *arguments, **options):
@@ -275,7 +275,7 @@ async def test_a_put_asks_the_server_nothing_but_to_store_it(natty, natty_name, 
         return await request(subject, *arguments, **options)
 
     monkeypatch.setattr(natty.connection, "request", counted)
-    await natty.put(name, "a", b"2")
+    await natty.put(name, "a", b"2", create_bucket=True)
     assert asked == [f"$KV.{name}.a"]
     assert natty.bucket(name) is natty.bucket(name)
 

@@ -120,7 +120,7 @@ async def test_a_cut_network_leaves_no_gap_and_tells_what_vanished(natty_proxy, 
     for key in ("stays", "vanishes", "is.deleted", "is.changed"):
         await bucket.put(key, b"old")
     async with Natty(**natty_proxy.options, **PATIENT) as far:
-        seen = await see(far.watch_bucket(bucket.name, heartbeat=100)).complete()  # so the connection alone tells
+        seen = await see(far.watch(bucket.name, heartbeat=100)).complete()  # so the connection alone tells
         await natty_proxy.cut()
         await bucket.delete("is.deleted")
         await bucket.put("is.changed", b"new")
@@ -143,11 +143,11 @@ async def test_a_bucket_remade_unseen_is_told_although_it_holds_more_than_before
     bucket = await natty.create_bucket(natty_name("kv"))
     await bucket.put("old", b"")
     async with Natty(**natty_proxy.options, **PATIENT) as far:
-        seen = await see(far.watch_bucket(bucket.name)).complete()
+        seen = await see(far.watch(bucket.name)).complete()
         await natty_proxy.cut()
         await natty.delete_bucket(bucket.name)
         for number in range(5):
-            await natty.put(bucket.name, f"new.{number}", b"")
+            await natty.put(bucket.name, f"new.{number}", b"", create_bucket=True)
         await natty_proxy.restore()
         await seen.complete(2)
         assert kinds(seen.events[2:3]) == [("Gone", "old", "bucket deleted")]
@@ -181,7 +181,7 @@ async def test_who_may_not_ask_for_a_buckets_settings_writes_keys_with_a_ttl_all
 async def test_a_half_open_connection_is_left(natty_proxy, natty, natty_name, see):
     bucket = await natty.create_bucket(natty_name("kv"))
     async with Natty(**natty_proxy.options, **PATIENT | {"ping_interval": 0.7}) as far:
-        seen = await see(far.watch_bucket(bucket.name, **QUICK)).complete()
+        seen = await see(far.watch(bucket.name, **QUICK)).complete()
         natty_proxy.half_open()
         await bucket.put("k", b"unseen")
         await until(lambda: not far.connection.connected)
@@ -200,7 +200,7 @@ async def test_on_three_replicas_the_death_of_the_leader_loses_nothing(nats_clus
         names = natty_name("kv"), natty_name("counted")
         bucket, other = [await tried(lambda name=name: far[0].create_bucket(name)) for name in names]
         assert (await tried(bucket.status))["replicas"] == 3
-        seen = [await see(natty.watch_bucket(bucket.name, **QUICK)).complete() for natty in far]
+        seen = [await see(natty.watch(bucket.name, **QUICK)).complete() for natty in far]
         writer = Writer(far[1].bucket(bucket.name))
         await writer.writes(20)
         name = await tried(lambda: leader_of(far[0], bucket))

@@ -169,7 +169,7 @@ async def test_a_missing_bucket_and_a_bad_filter_are_told(natty, bucket, natty_n
     missing = natty_name("nowhere")
     with pytest.raises(BucketNotFoundError, match=f"there is no bucket {missing}"):
         async with asyncio.timeout(PATIENCE):
-            await anext(natty.watch_bucket(missing).__aiter__())
+            await anext(natty.watch(missing).__aiter__())
     for bad in ("", "a..b", "a.>.b", "a b", ".a", "a*"):
         with pytest.raises(BadKeyError, match="is no filter of keys"):
             bucket.watch(bad)
@@ -279,10 +279,10 @@ async def test_a_deleted_and_remade_bucket_is_told_and_shown_anew(natty, natty_n
     """nats-py misses all that is written until the new sequences have passed the old ones."""
     name = natty_name("watched")
     for i in range(20):
-        await natty.put(name, f"k.{i % 5}", b"old")
-    seen = await see(natty.watch_bucket(name)).complete()
+        await natty.put(name, f"k.{i % 5}", b"old", create_bucket=True)
+    seen = await see(natty.watch(name)).complete()
     await natty.delete_bucket(name)
-    await natty.put(name, "k.1", b"new")
+    await natty.put(name, "k.1", b"new", create_bucket=True)
     await natty.put(name, "other", b"new")
     await seen.complete(2)
     told = kinds(seen.events[6:])
@@ -309,7 +309,7 @@ async def test_a_deleted_bucket_is_told_before_there_is_another(natty, bucket, s
 
 
 async def test_a_lost_consumer_is_replaced_without_a_gap(natty, bucket, see):
-    seen = await see(natty.watch_key(bucket.name, "k")).complete()
+    seen = await see(natty.watch(bucket.name, "k")).complete()
     for i in range(10):
         await bucket.put("k", b"%d" % i)
         await seen.until(lambda seen, i=i: seen.keys.get("k") == b"%d" % i)

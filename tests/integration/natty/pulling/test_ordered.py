@@ -76,7 +76,7 @@ async def test_who_may_look_at_a_stream_and_not_read_it_is_told_so_and_does_not_
             async for _ in Ordered(natty.jetstream, name, OrderedOptions()):
                 pass
         with pytest.raises(AuthorizationError, match="not permitted"):
-            async for _ in natty.watch_bucket(name):
+            async for _ in natty.watch(name):
                 pass
 
 

@@ -198,7 +198,7 @@ RUNS = {
     "a consumption that is iterated over": lambda client, stream, begun: iterate(client.consume(stream, "i"), begun),
     "a bare pull": lambda client, stream, begun: iterate(client.pull(stream, "p"), begun),
     "an ordered reader": lambda client, stream, begun: iterate(Ordered(client.jetstream, stream), begun),
-    "a watch": lambda client, stream, begun: iterate(client.watch_bucket("lifetime"), begun),
+    "a watch": lambda client, stream, begun: iterate(client.watch("lifetime"), begun),
     "a look at who leads": lambda client, stream, begun: iterate(client.observe("nobody", **BUCKET), begun),
     "a publisher": publish_and_wait,
     "the makers of streams": templates,
@@ -209,7 +209,7 @@ RUNS = {
 async def test_whatever_runs_ends_when_its_client_is_closed(kind, natty, client, natty_name):
     stream = await fill(natty, natty_name("RUNS"), 1)
     await natty.ensure_consumer(stream, "p")
-    await natty.put("lifetime", "k", b"")
+    await natty.put("lifetime", "k", b"", create_bucket=True)
     begun = asyncio.Event()
     task = asyncio.create_task(RUNS[kind](client, stream, begun))
     await ended(begun.wait())
