@@ -1,4 +1,4 @@
-"""A store as a file system of Arrow's, to read from: what asks it for objects may be C++ in any thread."""
+"""A store as a file system for Arrow, to read from. Arrow's C++ calls it from any thread."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from capture.stores.stored_file import Ranges, StoredFile
 
 
 class StoreFiles(FileSystemHandler):  # type: ignore[misc] # pyarrow has no types
-    """Objects of these sizes, by their paths. They are read on the event loop that made this, which must be free.
+    """Objects by their paths, with their sizes. They are read on the event loop on which this was made.
 
-    `failed` is the first error of a read, which whoever reads by C++ gets as a text with a traceback.
+    That loop must not be blocked. `failed` is the first error of a read: C++ reports it as text only.
     """
 
     failed: CaptureError | None = None
@@ -28,26 +28,26 @@ class StoreFiles(FileSystemHandler):  # type: ignore[misc] # pyarrow has no type
         self._loop = asyncio.get_running_loop()
 
     def get_type_name(self) -> str:
-        """Name it."""
+        """Return the name of the file system."""
         return "capture"
 
     def get_file_info(self, paths: list[str]) -> list[FileInfo]:
-        """Tell what is there."""
+        """Return which of the paths exist, and their sizes."""
         return [
             FileInfo(path, FileType.File, size=self._sizes[path]) if path in self._sizes else FileInfo(path)
             for path in paths
         ]
 
     def open_input_file(self, path: str) -> NativeFile:
-        """Return an object, to be read at any place."""
+        """Return an object as a file that can be read at any position."""
         return PythonFile(_Noting(self, self._store, path, self._sizes[path], self._loop), mode="r")
 
     def open_input_stream(self, path: str) -> NativeFile:
-        """Return an object, to be read from its beginning."""
+        """Return an object as a file that is read from its beginning."""
         return self.open_input_file(path)
 
     def normalize_path(self, path: str) -> str:
-        """Return the path: it has one form."""
+        """Return the path unchanged."""
         return path
 
     def _refused(self, *arguments: Any) -> NoReturn:
@@ -63,7 +63,7 @@ class StoreFiles(FileSystemHandler):  # type: ignore[misc] # pyarrow has no type
 
 
 class _Noting(StoredFile):
-    """Keeps the first error for whoever made the file system."""
+    """Keeps the first error in the file system."""
 
     def __init__(self, files: StoreFiles, *of: Any) -> None:
         super().__init__(*of)
@@ -73,5 +73,5 @@ class _Noting(StoredFile):
         try:
             return super().readinto(buffer)
         except CaptureError as error:
-            self._files.failed = self._files.failed or copy(error)  # not its traceback: C++ keeps that one
+            self._files.failed = self._files.failed or copy(error)  # a copy without the traceback, which C++ keeps
             raise

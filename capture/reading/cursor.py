@@ -1,4 +1,4 @@
-"""Where the reading of one object is: its next rows, of those that it is to give."""
+"""The position in one object that is being read, and its next rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from capture.reading.shares import Share
 
 
 class Cursor:
-    """Gives so many rows, in order of their sequences. `close` is called when all were given, or before that."""
+    """Returns `count` rows in the order of their sequences. `close` is called at the end, or when it is closed."""
 
     def __init__(self, rows: Iterator[pa.RecordBatch], count: int, close: Callable[[], None] = lambda: None) -> None:
         self._pieces = rows
@@ -28,23 +28,23 @@ class Cursor:
 
     @property
     def left(self) -> int:
-        """How many rows are still to be given."""
+        """The number of rows that are left."""
         return self._left
 
     @property
     def ended(self) -> bool:
-        """Whether all was given."""
+        """Whether no rows are left."""
         return self._rows is None
 
     @property
     def head(self) -> int:
-        """The next sequence. Not to be asked for at the end."""
+        """The next sequence. There is none at the end."""
         assert self._rows is not None
         return int(self._rows.column("sequence")[0].as_py())
 
     @property
     def last(self) -> int:
-        """Up to which sequence `take` gives all: what is decoded now, or without limit if nothing follows that."""
+        """Up to which sequence `take` returns all rows: the last decoded one, or MAXIMUM if no more follow."""
         assert self._rows is not None
         return int(self._rows.column("sequence")[-1].as_py()) if self._left > len(self._rows) else MAXIMUM
 
@@ -61,7 +61,7 @@ class Cursor:
         return taken
 
     def close(self) -> None:
-        """Let go of the rows. Idempotent."""
+        """Release the rows. Idempotent."""
         self._rows = None
         if close := getattr(self._pieces, "close", None):
             close()
@@ -74,7 +74,7 @@ class Cursor:
 
 
 def given(share: Share, pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of an object that it is to give, each sequence once, without empty pieces.
+    """Yield the rows of a share, each sequence once, without empty pieces.
 
     FormatError if the object does not hold what its record says.
     """
@@ -88,10 +88,10 @@ def given(share: Share, pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordB
             raise FormatError(f"{path} holds messages that its record does not name")
         if len(rows):
             yield rows
-        if not left and share.withheld:  # else the rest is read, so that all of the object is checked
+        if not left and share.withheld:  # otherwise the rest is read, so that the whole object is checked
             return
     if left:
-        raise FormatError(f"{path} does not hold what its record says: {left:,} messages lack")
+        raise FormatError(f"{path} does not hold what its record says: {left:,} messages are missing")
 
 
 def _given(share: Share, piece: pa.RecordBatch) -> pa.RecordBatch:
@@ -108,7 +108,7 @@ def _given(share: Share, piece: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _each_once(pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows without those whose sequence the one before has: a message that was delivered again."""
+    """Yield the rows without repeated sequences, which come from messages that were delivered again."""
     seen = 0
     for piece in pieces:
         sequences = piece.column("sequence")
@@ -118,6 +118,6 @@ def _each_once(pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def position(rows: pa.RecordBatch, sequence: int, bisect: Callable[..., int]) -> int:
-    """Return where a sequence stands among the rows: before those of its own by `bisect_left`, else behind them."""
+    """Return the index of a sequence among the rows: before its own rows with `bisect_left`, else after them."""
     sequences = rows.column("sequence")
     return bisect(range(len(rows)), sequence, key=lambda at: sequences[at].as_py())

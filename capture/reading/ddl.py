@@ -1,4 +1,4 @@
-"""The fields of a payload as people write them for Spark, "carrier STRING, legs ARRAY<STRUCT<km: INT>>", for DuckDB."""
+"""Translates fields in Spark's notation, "carrier STRING, legs ARRAY<STRUCT<km: INT>>", to types of DuckDB."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from capture.errors import ConfigError
 
 _TOKENS = re.compile(r"`(?:[^`]|``)*`|\w+|\[\]|[<>(),:]|\S")
 _NAMES = {"STRING": "VARCHAR", "BINARY": "BLOB", "LONG": "BIGINT", "SHORT": "SMALLINT", "BYTE": "TINYINT"}
-"""Spark's names where DuckDB has another one."""
+"""Spark's names of types for which DuckDB has another name."""
 
 
 def fields(text: str) -> dict[str, str]:
-    """Return the type of each field, as DuckDB writes it. ConfigError if the text is no list of fields."""
+    """Return DuckDB's type of each field. ConfigError if the text is not a list of fields."""
     reader = _Reader(text)
     found = reader.fields()
     reader.expect("")
@@ -20,7 +20,7 @@ def fields(text: str) -> dict[str, str]:
 
 
 class _Reader:
-    """Takes a text apart, from left to right."""
+    """Parses the text from left to right."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -84,5 +84,5 @@ class _Reader:
 
 
 def quoted(name: str) -> str:
-    """Return a name as SQL takes any."""
+    """Return a name in quotes for SQL."""
     return '"' + name.replace('"', '""') + '"'

@@ -1,7 +1,7 @@
 """SQL over an archive on DuckDB: blocks and table files as one table, each message once.
 
-Plain Parquet is read where it lies, with the columns and the rows that a query needs. Everything else, and what is held
-more than once, is merged into a temporary Parquet file first.
+DuckDB reads plain Parquet objects directly, and of them only the columns and rows that a query needs. Objects of other
+formats, and those that overlap, are merged into a temporary Parquet file first.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from capture.stores.stored_file import Ranges
 
 VIEW = "messages"
 LIMIT = 10_000
-"""Rows of an answer; it is in memory as a whole."""
+"""Rows of an answer, which is in memory as a whole."""
 SETTINGS: dict[str, Any] = {
-    "autoinstall_known_extensions": False,  # nothing is fetched
+    "autoinstall_known_extensions": False,  # no downloads
     "autoload_known_extensions": False,
-    "python_enable_replacements": False,  # a query sees its views, and none of our variables
+    "python_enable_replacements": False,  # a query sees its views and not our variables
 }
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Columns and rows, of values that JSON can say; `truncated` if there were more rows than the limit."""
+    """Columns and rows with values of JSON. `truncated`: there were more rows than the limit."""
 
     columns: list[str]
     rows: list[list[Any]]
@@ -65,11 +65,11 @@ async def query(
     limit: int = LIMIT,
     contents: Ranges | None = None,
 ) -> Answer:
-    """Answer a query over the view `messages`: every message that these objects hold, once.
+    """Run a query on the view `messages`: every message of these objects, once.
 
-    `payload_schema` gives the payload's fields as columns (`capture.reading.ddl`): null where a payload does not have
-    them. They hide columns of the envelope. Plain Parquet is read from `contents`, if they are given. QueryError if
-    DuckDB refuses the query; else it raises as `reading.merged` and the store do.
+    `payload_schema` adds fields of the payload as columns (`capture.reading.ddl`), null where a payload has no such
+    field. They hide columns of the envelope with the same name. Plain Parquet is read from `contents` if it is given,
+    otherwise from the store. QueryError if DuckDB refuses the query; the errors of `reading.merge.merged`.
     """
     plan = planned(objects)
     as_they_are = [share for share in plan if _is_readable(share)]
@@ -90,7 +90,7 @@ def _is_readable(share: Share) -> bool:
 
 
 async def _brought(store: Store, plan: Sequence[Share], folder: Path, keys: Keys | None) -> ds.Dataset:
-    """Merge what others can't read as it is into files that they can."""
+    """Merge the objects that DuckDB can't read directly into Parquet files."""
     by_stream: dict[str, list[Share]] = defaultdict(list)
     for share in plan:
         by_stream[share.stored.stream].append(share)
@@ -134,7 +134,7 @@ def _answer(tables: dict[str, ds.Dataset], sql: str, payload_schema: str | None,
 
 
 def _view(tables: Sequence[str], payload_schema: str | None) -> str:
-    """Return what makes the view; payloads are parsed once, whatever a query asks of them."""
+    """Return the statement that creates the view. It parses each payload once."""
     everything = " UNION ALL ".join(f"SELECT * FROM {name}" for name in tables)
     if not payload_schema:
         return f"CREATE VIEW {VIEW} AS {everything}"
@@ -149,13 +149,13 @@ def _view(tables: Sequence[str], payload_schema: str | None) -> str:
 
 
 def _sentence(error: Exception) -> str:
-    """Return an error's first lines as one; DuckDB's go on with the query and a caret."""
+    """Return the first paragraph of an error as one line, without the query and the caret that DuckDB adds."""
     lines = str(error).split("\n\n")[0].splitlines()
     return " ".join(line.strip() for line in lines if line.strip())
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON can say it; bytes as text, or in base64 where they are none."""
+    """Return a value as a value of JSON: bytes as text if they are UTF-8, otherwise in base64."""
     match value:
         case bytes():
             return text if (text := text_or_none(value)) is not None else b64encode(value).decode()

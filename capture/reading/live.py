@@ -1,4 +1,4 @@
-"""What a stream holds after a sequence, in order: for readers who go on where an archive ends."""
+"""Reads a stream in order after a sequence: the rest for a reader that has reached the end of an archive."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from natty.jetstream import StoredMessage
 from natty.pulling.ordered import Began, CaughtUp, Ordered, OrderedOptions, Vanished
 
 READ_AHEAD = 8192  # messages
-AT_ONCE = 64  # messages that are asked for together where a stream lets nobody read along
-POLL = 0.25  # seconds between two looks at such a stream
+AT_ONCE = 64  # concurrent requests for messages of a work queue
+POLL = 0.25  # seconds between two requests for the state of a work queue
 WORK_QUEUE = "workqueue"
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What the stream holds up to a sequence, after what was seen before: `rows` of the envelope, perhaps none."""
+    """One step of the reading, up to the sequence `upto`: rows of the envelope, or None if there are none."""
 
     upto: int
     rows: pa.RecordBatch | None = None
@@ -37,10 +37,10 @@ class Seen:
 async def live(
     natty: Natty, stream: str, info: dict[str, Any], after: int, *, follow: bool = False
 ) -> AsyncGenerator[Seen, None]:
-    """Yield what the stream holds after a sequence: up to its last one in `info`, or without end.
+    """Yield what the stream holds after a sequence: up to its last one in `info`, or without end with `follow`.
 
-    A work queue lets nobody read along: its messages are looked at one by one. CaptureError if the stream is made
-    again, or put back to an earlier state, meanwhile; StreamNotFoundError if it is deleted.
+    A work queue admits no second consumer, so its messages are read one by one. CaptureError if the stream is made
+    again, or is put back to an earlier state, meanwhile; StreamNotFoundError if it is deleted.
     """
     last = info["state"]["last_seq"]
     if info["config"]["retention"] == WORK_QUEUE:
@@ -55,7 +55,7 @@ async def live(
 
 
 def check_same(stream: str, created: str, info: dict[str, Any]) -> None:
-    """CaptureError if the stream is not the one that was made then."""
+    """CaptureError if the stream in `info` was not made at the time `created`."""
     if info["created"] != created:
         raise CaptureError(
             f"stream {stream} was made at {created}, and the server's was made at {info['created']}: its sequences"

@@ -1,8 +1,8 @@
-"""Every message of a stream that an archive holds, each once, in order of their sequences.
+"""The merge of an archive: every message of a stream once, in the order of their sequences.
 
-The records of the objects say exactly which sequences each of them holds. So it is known beforehand which object is to
-give which message, what is held twice is never read twice for nothing, and objects are opened in the order in which
-they are needed: a merge whose memory does not grow with the archive.
+The record of an object names exactly the sequences that it holds. So the merge decides before it opens anything which
+object gives which message. It opens objects in the order in which they are needed, and its memory does not grow with
+the archive.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ from capture.stores import Store
 from natty import Natty
 
 MEMORY_BYTES = 64 << 20
-"""What a merge may take of memory: a quarter each for objects as they were fetched, for the pieces that are decoded,
-for those that are put in order, and for what one object takes while it is decoded. The rest is in temporary files."""
+"""The memory of a merge: a quarter each for fetched objects, for decoded pieces, for pieces that are sorted, and for
+the object that is being decoded. What does not fit is in temporary files."""
 AHEAD = 2
 """Objects that are fetched before they are needed."""
 FAN_IN = 8
-"""So many objects are open at once, each with a piece. Where more overlap, some are merged into one first."""
+"""Objects that are open at once, each with a piece. If more overlap, some are merged into one first."""
 SMALLEST_PIECE = 16 << 10  # bytes
-AT_ONCE = 16  # blocks that are looked for
+AT_ONCE = 16  # requests that look whether a block exists
 
 Look = Callable[[], Awaitable[list[Stored]]]
-"""Reads anew which objects hold the messages of a stream."""
+"""Reads again which objects hold the messages of a stream."""
 
 
 def looking(
     store: Store, stream: str = "", *, natty: Natty | None = None, archive: str = "", trust: Trust = NO_CHECKS
 ) -> Look:
-    """Return what tells which objects hold the messages of a stream, or all: in manifest and table, or not adopted yet.
+    """Return a function that returns the objects of a stream, or of all: adopted, in the table, or not adopted yet.
 
-    With `natty` the committed heads of the archive of this name are asked for, else it is what the store holds last.
-    It raises ManifestError on what is damaged, removed, or of a newer format, and what `trust` has against the rest.
+    With `natty` it reads the committed heads of the archive of this name; without, the newest documents in the store.
+    It raises ManifestError for a document that is damaged, missing, or of a newer format, and the errors of `trust`.
     """
     heads: tuple[HeadReader | None, HeadReader | None] = (None, None)
     if natty is not None:
@@ -79,7 +79,7 @@ def looking(
 
 
 def _committed(store: Store, natty: Natty, archive: str, office: Office, kind: type[Document]) -> HeadReader:
-    """Return what asks NATS for a head; where NATS knows of none, it is the newest document in the store."""
+    """Return a reader of a head in NATS. If NATS has none, it returns the newest document in the store."""
     committed = office.reader(natty, archive)
 
     async def read() -> Head | None:
@@ -89,7 +89,7 @@ def _committed(store: Store, natty: Natty, archive: str, office: Office, kind: t
 
 
 async def _there(store: Store, blocks: list[Stored]) -> list[Stored]:
-    """Return the blocks that are in the store: the writer of another one gave it up, and acknowledged nothing."""
+    """Return the blocks that exist. The writer of a block that does not exist gave it up without an ack."""
     found: list[Stored] = []
     waiting = iter(blocks)
 
@@ -116,11 +116,11 @@ async def stored(
     columns: Sequence[str] = SCHEMA.names,
     memory_bytes: int = MEMORY_BYTES,
 ) -> AsyncGenerator[pa.RecordBatch, None]:
-    """Yield every selected message of the archive, each once, ascending, with these columns of the envelope.
+    """Yield every selected message of the archive once, in order, with these columns of the envelope.
 
-    What is compacted and swept away meanwhile is read where it is then. FormatError names an object that is not what
-    was recorded, or can't be read; KeyMissingError and CipherError one that can't be opened; NotStored one that is
-    gone, and nothing has taken its place. SpillError where there is no room for temporary files.
+    A block that is compacted and deleted meanwhile is read from the table. FormatError names an object that differs
+    from its record or can't be read; KeyMissingError and CipherError an object that can't be decrypted; NotStored an
+    object that was deleted and not replaced. SpillError: the disk for temporary files is full.
     """
     last, missing = selection.start_sequence - 1, ""
     wanted = [name for name in SCHEMA.names if name in {"sequence", *columns, *selection.columns}]
@@ -141,14 +141,14 @@ async def stored(
 
 
 class Gone(NotStored):
-    """An object that is to be read is not in the store any more; `path` is its path."""
+    """An object to read is not in the store any more; `path` is its path."""
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(message)
         self.path = path
 
 
-# --- the merge -------------------------------------------------------------------------------------------------------
+# --- the steps of the merge ------------------------------------------------------------------------------------------
 
 
 async def merged(
@@ -160,16 +160,15 @@ async def merged(
     memory_bytes: int = MEMORY_BYTES,
     also: pa.RecordBatch | None = None,
 ) -> AsyncGenerator[pa.RecordBatch, None]:
-    """Yield what a plan says, ascending; it is that of `shares`. Raises as `stored` does, and Gone.
+    """Yield the messages of a plan of `shares`, in order. Raises as `stored` does, and Gone.
 
-    Objects overlap, since their keys and their nodes differ: FAN_IN are open at once. `also` are rows of other
-    sequences that are merged with them. `memory_bytes` is what it takes, beside that of FAN_IN messages if they are
-    larger than a piece.
+    Objects of different keys and nodes overlap, so FAN_IN are open at once. `also` are rows of other sequences that
+    are merged with them. It takes `memory_bytes`, and the memory of FAN_IN messages if they are larger than a piece.
     """
     opener = _Opener(plan, keys, columns, memory_bytes)
     waiting = deque(plan)
     active = [Cursor(iter([also]), len(also))] if also else []
-    worker = ThreadPoolExecutor(1, "capture-merge")  # what Arrow frees in a thread is for that one to use again
+    worker = ThreadPoolExecutor(1, "capture-merge")  # Arrow reuses freed memory in the same thread only
     work = partial(asyncio.get_running_loop().run_in_executor, worker)
     async with aclosing(_spooled(store, plan, opener.room, work)) as spooled:
         try:
@@ -184,7 +183,7 @@ async def merged(
                 for batch in rows:
                     yield batch
         finally:
-            worker.submit(_close, active)  # after what is under way
+            worker.submit(_close, active)  # after the running step
             worker.shutdown(wait=False)
 
 
@@ -194,7 +193,7 @@ def _close(cursors: list[Cursor]) -> None:
 
 
 def _step(active: list[Cursor], upto: int, most_bytes: int) -> list[pa.RecordBatch]:
-    """Return the next rows: as far as all that may hold them has been decoded."""
+    """Return the next rows, up to the sequence to which every open object is decoded."""
     upto = min([upto, *(one.last for one in active)])
     parts = [one.take(upto) for one in active if one.head <= upto]
     if len(parts) == 1:
@@ -204,7 +203,7 @@ def _step(active: list[Cursor], upto: int, most_bytes: int) -> list[pa.RecordBat
 
 
 class _Opener:
-    """Opens objects such that those which are open together take no more memory than they may."""
+    """Opens objects and divides the memory among those that are open at the same time."""
 
     def __init__(self, plan: Sequence[Share], keys: Keys | None, columns: Sequence[str], memory_bytes: int) -> None:
         together = min(FAN_IN, max(1, widest(plan)))
@@ -217,8 +216,8 @@ class _Opener:
     def open(self, share: Share, spooled: Spooled, active: list[Cursor]) -> None:
         """Add the cursor of an object.
 
-        One at a time is read where it is: what decodes it takes memory. The others are decoded one after the other, and
-        kept.
+        One object at a time is decoded while it is read, since a decoder takes memory. The others are decoded one
+        after the other, and their rows are kept.
         """
         rows = pieces(spooled.source, share.stored, self._keys, columns=self._columns, piece_bytes=self.piece_bytes)
         mine, count = given(share, rows), len(share.given)
@@ -234,7 +233,7 @@ class _Opener:
         spooled.close()
 
     def fold(self, active: list[Cursor]) -> None:
-        """Merge into one the half that has the least left: so no row is moved more often than is needed."""
+        """Merge the half with the fewest rows left into one cursor, so that rows are copied as rarely as possible."""
         active.sort(key=lambda one: one.left)
         few = active[: FAN_IN // 2]
         count = sum(one.left for one in few)
@@ -247,7 +246,7 @@ class _Opener:
 
 
 async def _spooled(store: Store, plan: Sequence[Share], room: Room, work: Work) -> AsyncGenerator[Spooled, None]:
-    """Yield the objects of a plan, a few of which are fetched before they are asked for. Gone."""
+    """Yield the objects of a plan. AHEAD of them are fetched in advance. Gone."""
     waiting = deque(plan)
     fetched: deque[asyncio.Task[Spooled]] = deque()
     try:
@@ -270,13 +269,13 @@ async def _fetch(store: Store, stored: Stored, room: Room, work: Work) -> Spoole
         raise Gone(stored.path, str(error)) from error
 
 
-# --- what becomes of a batch -----------------------------------------------------------------------------------------
+# --- batches as records ----------------------------------------------------------------------------------------------
 
 
 def records_of(batch: pa.RecordBatch, stream: str = "") -> Records[Any]:
-    """Return a batch as records: lists of Python's objects, bytes as they came. It has RECORD, or all of the envelope.
+    """Return a batch with the columns RECORD as records: lists of Python objects, bytes unchanged.
 
-    `stream` names their stream where the batch does not.
+    `stream` is the name of their stream, if the batch has no such column.
     """
     subjects = batch.column("subject").cast(pa.binary()).to_pylist()
     if batch.column("subject_raw").null_count < len(batch):
@@ -299,13 +298,13 @@ def records_of(batch: pa.RecordBatch, stream: str = "") -> Records[Any]:
 
 
 RECORD = [name for name in SCHEMA.names if name not in ("headers", "message_id", "origin_stream", "origin_sequence")]
-"""What `records_of` needs: the other columns follow from these."""
+"""The columns that `records_of` needs; the others follow from these."""
 EACH = ["stream", "sequence", "time_ns", "subject", "header_block", "payload"]
-"""What `messages_of` needs."""
+"""The columns that `messages_of` needs."""
 
 
 def messages_of(batch: pa.RecordBatch) -> Iterator[Record[None]]:
-    """Yield a batch's messages, one by one."""
+    """Return an iterator over the messages of a batch."""
     return map(
         Record,
         batch.column("stream").to_pylist(),
@@ -319,7 +318,7 @@ def messages_of(batch: pa.RecordBatch) -> Iterator[Record[None]]:
 
 
 def after(rows: pa.RecordBatch | None, sequence: int, upto: int) -> pa.RecordBatch | None:
-    """Return those of the rows that come after a sequence, up to another one; None if there are none."""
+    """Return the rows after a sequence, up to another one, included; None if there are none."""
     if not rows:
         return None
     return rows[position(rows, sequence, bisect_right) : position(rows, upto, bisect_right)] or None

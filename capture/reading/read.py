@@ -52,7 +52,7 @@ async def read_batches(
 
 
 async def _batches(archive: Where, wanted: ReadOptions, columns: Sequence[str]) -> AsyncGenerator[pa.RecordBatch, None]:
-    """Return what yields the batches that are wanted. ConfigError where there is no such stream."""
+    """Return a generator of the wanted batches. ConfigError if the archive has no such stream."""
     config = archive if isinstance(archive, CaptureConfig) else CaptureConfig(durable=wanted.durable)
     store = store_of(archive)
     identity = await identity_of(store, wanted.stream or config.stream)
@@ -97,7 +97,7 @@ def store_of(archive: Where) -> Store:
 
 
 async def identity_of(store: Store, stream: str) -> Identity:
-    """Return which stream is to be read: the only one of the archive, if none is named. ConfigError."""
+    """Return the identity of the stream, or of the archive's only stream if no name is given. ConfigError."""
     await require_archive(store, stream)
     known = {one.stream: one for one in await claimed(store)}
     if stream in known or (not stream and len(known) == 1):
@@ -107,9 +107,9 @@ async def identity_of(store: Store, stream: str) -> Identity:
 
 
 def time_ns_of(time: datetime | float | str | None) -> int | None:
-    """Return Unix nanoseconds of a time, given as Unix seconds, as a datetime or as text; None for None.
+    """Return a time in Unix nanoseconds; it is given in Unix seconds, as a datetime or as text. None for None.
 
-    ConfigError for what is not a time, or has no zone.
+    ConfigError if it is not a time, or has no zone.
     """
     try:
         match time:

@@ -1,9 +1,9 @@
-"""From the archive to the live stream: no message is left out at the seam, and none comes twice.
+"""Reads from the archive on into the stream: at the seam no message is left out and none is repeated.
 
-What is told first decides what can be believed afterwards. A message that is not in the stream any more was never
-given to capture, or capture is still about to store it, or it is durable in the archive. So whoever looks at the
-stream first, then asks whether capture is at work, and then looks at the archive, knows of each message where it is, or
-that it is nowhere. What is gone by the time it is read is looked for in the same order once more.
+The order of the questions matters. A message that is not in the stream any more was never delivered to capture, or
+capture is about to store it, or it is durable in the archive. So the reader asks the stream first, then capture's
+consumers, then the archive. It then knows for each message where it is, or that it is nowhere. A message that is gone
+when it is read is looked for again in the same order.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from capture.stores import Store
 from natty import Natty
 
 PENDING_WITHIN = 60.0
-"""Seconds that a message which capture was given, and the stream holds no more, has to appear in the archive."""
+"""Seconds until a message that was delivered to capture, and has left the stream, must be in the archive."""
 RECENT = 300.0
-"""Seconds for which a gap between archived messages may be one that a slower node is about to fill."""
+"""Seconds for which a slower node may still fill a gap between archived messages."""
 LOOK_AGAIN = 0.2  # seconds
 LONG_RUN = 100_000
-"""So many messages without a gap are read from the archive rather than from the stream."""
-RUNS = 1000  # that are looked at for a long one
+"""From this many messages without a gap on, they are read from the archive and not from the stream."""
+RUNS = 1000  # runs that are searched for a long one
 
 OnGap = Callable[[Sequences], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a stream's messages are: the archive's store, what tells of its objects, the server, capture's consumers.
+    """Where a stream's messages are: the archive's store and the function that lists its objects, and the server.
 
-    `created` is when the server made the stream that was captured, as it writes that; "" if that is not known.
+    `created` is when the server made the captured stream, in the server's own text; "" if that is not known.
     """
 
     store: Store
@@ -66,22 +66,22 @@ class Place:
 
 @dataclass(frozen=True)
 class _View:
-    """What was told of the stream, and then of the archive."""
+    """The state of the stream, and the archive's objects, which were listed after it."""
 
     info: dict[str, Any]
     objects: list[Stored]
 
     def unsettled(self, now_ns: int) -> int:
-        """Return the sequence from which on the archive may not hold yet what the stream holds no more."""
+        """Return the first sequence that may have left the stream and not be in the archive yet."""
         recent = [one.first for one in self.objects if one.max_ns > now_ns - RECENT * 1e9]
         return min([int(self.info["state"]["first_seq"]), *recent])
 
 
 class Crossing:
-    """Reads one stream, from the archive to what the stream holds. `position` is the last sequence that is settled.
+    """Reads one stream, first from the archive, then from the stream. `position` is the last sequence that is done.
 
-    Sequences that are neither in the archive nor in the stream are told to `on_gap`. If the stream has let go of them
-    behind the archive's end, it is a DataLossError unless `gaps` is "skip".
+    `on_gap` is called with sequences that are neither in the archive nor in the stream. If the stream deleted them
+    after the archive's last message, DataLossError is raised, unless `gaps` is "skip".
     """
 
     def __init__(
@@ -100,15 +100,17 @@ class Crossing:
         self._gaps = gaps
         self._on_gap = on_gap or (lambda _: None)
         self._target = 0  # the last sequence of the stream when the reading began
-        self._gone = ""  # the last object that was not there any more
-        self._told: deque[tuple[float, int]] = deque()  # when capture had been given which sequence
-        self._stored = 0  # up to which sequence it was given messages so long ago that they are stored
+        self._gone = ""  # the last object that was deleted before it was read
+        self._told: deque[tuple[float, int]] = (
+            deque()
+        )  # up to which sequence messages were delivered to capture, and when
+        self._stored = 0  # up to which sequence messages were delivered long enough ago
 
     def __repr__(self) -> str:
         return f"Crossing({self._place.stream}, at {self.position})"
 
     async def batches(self, columns: Sequence[str] = SCHEMA.names) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Yield every selected message, ascending. It raises as `reading.merge.stored` and `reading.live.live` do."""
+        """Yield every selected message in order. Raises as `reading.merge.stored` and `reading.live.live` do."""
         wanted = [name for name in SCHEMA.names if name in {"sequence", *columns, *self._selection.columns}]
         view = await self._view()
         await self._begin(view)
@@ -121,7 +123,7 @@ class Crossing:
                 view = await self._view()
 
     async def _view(self) -> _View:
-        """Look at both, in the order in which nothing gets lost in between."""
+        """Read the state of the stream, then the archive: in this order no message is overlooked."""
         return _View(await self._info(), await self._look())
 
     async def _look(self) -> list[Stored]:
@@ -131,7 +133,7 @@ class Crossing:
         return objects
 
     async def _next(self, view: _View, columns: Sequence[str]) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Yield what the archive settles; where that is nothing, what the stream holds."""
+        """Yield the next messages from the archive, or from the stream if the archive has none."""
         known = held(view.objects, replace(self._selection, start_sequence=self.position + 1))
         upto = settled(known, self.position, view.unsettled(time.time_ns()))
         steps = self._archived(view, known, upto, columns) if upto > self.position else self._read(view, known, columns)
@@ -149,7 +151,7 @@ class Crossing:
         return info
 
     async def _begin(self, view: _View) -> None:
-        """Note where the stream ends. What is before all that the archive, or else the stream, holds is no gap."""
+        """Note where the stream ends. Sequences before the first message of archive and stream are not a gap."""
         begin, self._target = max(1, view.info["state"]["first_seq"]), view.info["state"]["last_seq"]
         if archived := held(view.objects):
             begin = min(begin, archived.first)
@@ -171,7 +173,7 @@ class Crossing:
     async def _archived(
         self, view: _View, known: Sequences, upto: int, columns: Sequence[str]
     ) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Read the archive up to where it is settled."""
+        """Read the archive up to the sequence `upto`."""
         selection = replace(self._selection, start_sequence=self.position + 1, end_sequence=upto)
         if missing := Sequences.from_range(self.position + 1, upto) - known:
             self._on_gap(missing)
@@ -183,7 +185,7 @@ class Crossing:
         self, plan: Sequence[Share], columns: Sequence[str], also: pa.RecordBatch | None = None
     ) -> AsyncGenerator[pa.RecordBatch, None]:
         place = self._place
-        if not plan:  # as it is where the stream lacks nothing
+        if not plan:  # the stream has all messages
             if also:
                 yield also
             return
@@ -197,7 +199,7 @@ class Crossing:
     async def _read(
         self, view: _View, known: Sequences, columns: Sequence[str]
     ) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Read on in the stream, up to where the archive has many messages without a gap."""
+        """Read the stream, up to a long run of messages in the archive."""
         place, last = self._place, self._selection.end_sequence
         if run := long_run(known):
             last = min(last, run - 1)
@@ -212,7 +214,7 @@ class Crossing:
     async def _filled(
         self, rows: pa.RecordBatch | None, upto: int, columns: Sequence[str]
     ) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Yield what there is up to this sequence: the stream's rows, and what the archive has of what lacks there."""
+        """Yield the messages up to this sequence: the stream's rows, and from the archive those that it has no more."""
         while self.position < upto:
             rows = after(rows, self.position, upto)
             there = Sequences.from_iterable(rows.column("sequence").to_pylist() if rows else ())
@@ -227,10 +229,10 @@ class Crossing:
             self.position = upto
 
     async def _found(self, holes: Sequences) -> list[Share]:
-        """Return which objects give what is not in the stream any more; tell what is nowhere.
+        """Return which objects give the messages that left the stream. Report those that are nowhere.
 
-        What the stream has let go of from its front, purged or expired, is waited for if capture was given it.
-        DataLossError if that is nowhere, and the archive holds nothing behind it.
+        A message that was purged or expired, and that was delivered to capture, may be stored soon: wait for it.
+        DataLossError if it is nowhere, and the archive holds no later message.
         """
         while True:
             first = (await self._info())["state"]["first_seq"]
@@ -248,14 +250,14 @@ class Crossing:
             raise DataLossError(
                 f"{len(lost):,} messages of {self._place.stream} ({lost.describe()}) are neither in the archive nor in"
                 f" the stream, which begins at {first:,}: they were purged, deleted, or expired before they were"
-                f" captured. To go on behind them, skip gaps"
+                f" captured. To continue after them, skip gaps"
             )
         if missing:
             self._on_gap(missing)
         return sorted((share for share in plan if share.given), key=lambda share: share.given.first)
 
     async def _doubtful(self) -> Sequences:
-        """Return what nodes that are at work were given lately, and may be about to store."""
+        """Return the sequences that were delivered to running nodes lately, and that they may be about to store."""
         now = asyncio.get_running_loop().time()
         given, furthest = await self._given()
         if not self._told or given > self._told[-1][1]:
@@ -265,7 +267,7 @@ class Crossing:
         return Sequences.from_range(self._stored + 1, furthest)
 
     async def _given(self) -> tuple[int, int]:
-        """Return up to which sequence nodes that are at work were given all messages, and up to which they were any."""
+        """Return up to which sequence all, and up to which any, messages were delivered to running nodes."""
         states = await consumer_states(self._place.natty, self._place.config)
         at_work = [one for one in states if one["num_waiting"] or one["num_ack_pending"]]
         if not at_work:
@@ -274,10 +276,10 @@ class Crossing:
 
 
 def settled(archived: Sequences, position: int, stream_first: int) -> int:
-    """Return up to which sequence the archive tells all after `position`; pure.
+    """Return up to which sequence the archive is complete after `position`. Pure.
 
-    Below the stream's first sequence there is nothing but what the archive holds; from there on all up to its first
-    gap. Behind its last message it tells nothing.
+    Before the stream's first sequence only the archive can have messages, so it is complete there. From that sequence
+    on it is complete up to its first gap.
     """
     before = archived.within(position + 1, stream_first - 1)
     upto = before.last if before else position
@@ -289,7 +291,7 @@ def settled(archived: Sequences, position: int, stream_first: int) -> int:
 
 
 def long_run(archived: Sequences) -> int | None:
-    """Return where the first run of LONG_RUN messages begins, among the next RUNS ones; None if none does."""
+    """Return the start of the first run of LONG_RUN messages among the next RUNS runs; None if there is none."""
     for _, (first, last) in zip(range(RUNS), archived.runs(), strict=False):
         if last - first + 1 >= LONG_RUN:
             return first

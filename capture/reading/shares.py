@@ -1,4 +1,4 @@
-"""Which messages are wanted, and which object is to give which of them: the records of the objects tell it all."""
+"""Decides which object gives which of the selected messages, from the records of the objects. Pure."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from capture.errors import FormatError
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which messages: from the first sequence to the last, both included, stored since and before a time (Unix ns).
+    """The selected messages: from the first to the last sequence, both included, that the stream stored at or after
+    `since_ns` and before `until_ns` (Unix nanoseconds).
 
-    `subjects` are filters with wildcards, of which one must match; none stands for every subject.
+    `subjects` are filters with wildcards, one of which must match; () selects every subject.
     """
 
     start_sequence: int = 1
@@ -30,7 +31,7 @@ class Selection:
     subjects: tuple[str, ...] = ()
 
     def among(self, sequences: Sequences) -> Sequences:
-        """Return those of the sequences that lie from the first to the last."""
+        """Return the sequences that are selected by `start_sequence` and `end_sequence`."""
         if not sequences or (self.start_sequence <= sequences.first and sequences.last <= self.end_sequence):
             return sequences
         first, last = max(self.start_sequence, sequences.first), min(self.end_sequence, sequences.last)
@@ -38,19 +39,19 @@ class Selection:
 
     @cached_property
     def columns(self) -> frozenset[str]:
-        """What of a message tells whether it is selected, besides its sequence."""
+        """The columns, besides the sequence, that decide whether a message is selected."""
         timed = self.since_ns is not None or self.until_ns is not None
         return frozenset([*(["time_ns"] if timed else []), *(["subject"] if self.subjects else [])])
 
     def may_be_in(self, stored: Stored) -> bool:
-        """Tell whether an object may hold messages of these times; of some it is not recorded."""
+        """Return whether an object may hold messages of these times. Not every record has the times."""
         return not stored.max_ns or (
             (self.since_ns is None or stored.max_ns >= self.since_ns)
             and (self.until_ns is None or stored.min_ns < self.until_ns)
         )
 
     def takes_all_of(self, stored: Stored) -> bool:
-        """Tell whether the record of an object says that all of its messages are of these times and subjects."""
+        """Return whether the record of an object proves that all of its messages are selected."""
         return not self.columns or (
             not self.subjects
             and stored.max_ns > 0
@@ -90,7 +91,7 @@ EVERYTHING = Selection()
 
 @dataclass(frozen=True)
 class Share:
-    """What one object is to give: `given`, and none of `withheld`. Together they are what it holds."""
+    """The part of one object that is read: `given`, without `withheld`. Together they are what it holds."""
 
     stored: Stored
     given: Sequences
@@ -102,22 +103,22 @@ class Share:
         return not self.withheld and self.stored.count == len(self.given)
 
     def only(self, wanted: Sequences) -> Share:
-        """Return the share without what is not wanted."""
+        """Return the share with the wanted sequences only."""
         given = self.given & wanted
         return Share(self.stored, given, self.withheld | (self.given - given))
 
 
 def narrowed(plan: Iterable[Share], wanted: Sequences) -> list[Share]:
-    """Return a plan without what is not wanted, by its first sequences as `shares` returns it."""
+    """Return a plan with the wanted sequences only, sorted as by `shares`."""
     mine = [share for one in plan if (share := one.only(wanted)).given]
     return sorted(mine, key=lambda share: (share.given.first, share.stored.path))
 
 
 def shares(objects: Iterable[Stored], selection: Selection = EVERYTHING) -> list[Share]:
-    """Decide which object gives which of the selected sequences: each is given once. By their first ones; pure.
+    """Decide which object gives which of the selected sequences, each once. Sorted by their first sequences.
 
-    The table's files come before blocks, and whatever keeps whole messages before what does not. FormatError if a
-    record does not say what its object holds.
+    Files of the table are preferred to blocks, and formats that keep whole messages to those that do not. FormatError
+    if a record does not name the sequences of its object.
     """
     objects = [one for one in objects if selection.may_be_in(one)]
     preferred = sorted(
@@ -137,7 +138,7 @@ def shares(objects: Iterable[Stored], selection: Selection = EVERYTHING) -> list
 
 
 def planned(objects: Iterable[Stored]) -> list[Share]:
-    """Return which object gives which messages, of every stream. FormatError."""
+    """Return the shares of the objects of all streams. FormatError."""
     by_stream: dict[str, list[Stored]] = defaultdict(list)
     for one in objects:
         by_stream[one.stream].append(one)
@@ -145,7 +146,7 @@ def planned(objects: Iterable[Stored]) -> list[Share]:
 
 
 def recorded(stored: Stored) -> Sequences:
-    """Return the sequences that an object holds, by its record. FormatError if that does not say it."""
+    """Return the sequences in the record of an object. FormatError if it names none."""
     try:
         if found := Sequences.from_text(stored.sequences):
             return found
@@ -155,7 +156,7 @@ def recorded(stored: Stored) -> Sequences:
 
 
 def widest(plan: Sequence[Share]) -> int:
-    """Return how many objects have to be open at once, at most."""
+    """Return the largest number of objects that must be open at once."""
     ends = sorted([(share.given.first, 1) for share in plan] + [(share.given.last + 1, -1) for share in plan])
     most = now = 0
     for _, change in ends:
@@ -165,5 +166,5 @@ def widest(plan: Sequence[Share]) -> int:
 
 
 def held(objects: Iterable[Stored], selection: Selection = EVERYTHING) -> Sequences:
-    """Return the sequences in these objects that are selected, as far as sequences alone tell. FormatError."""
+    """Return the sequences of these objects that are selected, without regard to times and subjects. FormatError."""
     return selection.among(Sequences.union_of(map(recorded, objects)))

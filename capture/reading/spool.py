@@ -1,4 +1,4 @@
-"""What is read of an archive lies in memory where there is room, else in temporary files."""
+"""Keeps fetched objects and decoded rows in memory while there is room, and in temporary files otherwise."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from capture.errors import FormatError, SpillError
 from capture.stores.contract import Store
 
 CHUNK_BYTES = 2 << 20
-"""So much of an object that does not fit is read at a time."""
+"""The size of the pieces in which an object that does not fit is read."""
 
 
 class Room:
-    """Bytes of memory that several share. Whoever is refused uses a temporary file."""
+    """A budget of memory in bytes. A caller that is refused uses a temporary file."""
 
     def __init__(self, limit: int) -> None:
         self._free = limit
@@ -31,20 +31,20 @@ class Room:
         return f"Room({self._free:,} bytes free)"
 
     def take(self, size: int) -> bool:
-        """Take so many bytes, if they are free."""
+        """Take so many bytes. Return False if they are not free."""
         if size > self._free:
             return False
         self._free -= size
         return True
 
     def give(self, size: int) -> None:
-        """Give back what was taken."""
+        """Give so many bytes back."""
         self._free += size
 
 
 @dataclass
 class Spooled:
-    """The bytes of an object, to the byte what its record says: `source` has them. Close it when they were read."""
+    """The bytes of an object, checked against its record, in `source`. Close it after reading."""
 
     stored: Stored
     source: bytes | IO[bytes]
@@ -60,11 +60,11 @@ class Spooled:
 
 
 Work = Callable[..., Awaitable[Any]]
-"""Calls a function with arguments, in a thread."""
+"""Calls a function with arguments in a thread."""
 
 
 async def spool(store: Store, stored: Stored, room: Room, work: Work) -> Spooled:
-    """Return an object's bytes. FormatError if they are not those that were recorded; NotStored; SpillError."""
+    """Return an object's bytes. FormatError if they differ from the record; NotStored; SpillError."""
     if room.take(stored.bytes):
         try:
             data = await store.get(stored.path)
@@ -94,7 +94,7 @@ async def _copied(store: Store, stored: Stored, file: IO[bytes], work: Work) -> 
     while some := await store.get_range(stored.path, size, CHUNK_BYTES):
         size += await work(take, some)
     with spilling():
-        file.seek(0)  # what is still in its buffer is written
+        file.seek(0)  # writes the buffer
     return size, digest.hexdigest()
 
 
@@ -107,17 +107,17 @@ def _check(stored: Stored, size: int, digest: str) -> None:
 
 def _temporary() -> IO[bytes]:
     with spilling():
-        return tempfile.TemporaryFile()  # it outlives this function
+        return tempfile.TemporaryFile()  # the caller closes it
 
 
 def _discard(file: IO[bytes]) -> None:
-    with contextlib.suppress(OSError):  # the disk may be full: what is in its buffer is lost, as it should be
+    with contextlib.suppress(OSError):  # the disk may be full: the content of the buffer is not needed any more
         file.close()
 
 
 @contextlib.contextmanager
 def spilling() -> Iterator[None]:
-    """Turn what goes wrong with temporary files into SpillError."""
+    """Turn errors of temporary files into SpillError."""
     try:
         yield
     except OSError as error:
@@ -129,9 +129,9 @@ def spilling() -> Iterator[None]:
 
 
 def kept(pieces: Iterable[pa.RecordBatch], room: Room) -> Iterator[pa.RecordBatch]:
-    """Return the pieces, all of which are read before the first comes back.
+    """Read all pieces, and return an iterator over them.
 
-    They lie in memory if there is room for all of them, else in a temporary file.
+    They are kept in memory if there is room for all, otherwise in a temporary file.
     """
     held: deque[pa.RecordBatch] = deque()
     waiting = iter(pieces)

@@ -238,7 +238,7 @@ async def _with_entry(store, entry, **changes):
     ("changes", "said"),
     [
         ({"count": 4}, "it has 3 rows, its record says 4"),
-        ({"sequences": Sequences.from_range(1, 4).to_text()}, "1 messages lack"),
+        ({"sequences": Sequences.from_range(1, 4).to_text()}, "1 messages are missing"),
         ({"sequences": Sequences.from_iterable([1, 3]).to_text()}, "holds messages that its record does not name"),
         ({"sequences": ""}, "does not say what it holds"),
         ({"sequences": "?"}, "does not say what it holds"),
