@@ -39,7 +39,7 @@ class Change:
     kept: list[str]
 
 
-def reloaded(running: CaptureConfig, wanted: CaptureConfig) -> Change:
+def plan_reload(running: CaptureConfig, wanted: CaptureConfig) -> Change:
     """Return what becomes of a running configuration where another one is wanted; ConfigError if that makes no sense.
 
     A shorter `sweep.grace` is kept: other nodes still take up to half of the longer one from a block to its entry, and

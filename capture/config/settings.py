@@ -26,7 +26,7 @@ from capture.ingest.block import (
 )
 from capture.ingest.commit import ATTEMPTS, REDELIVER_AFTER
 from capture.ingest.durable import ALL, TOGETHER, Durable
-from capture.ingest.in_flight import SLOTS
+from capture.ingest.pipeline import SLOTS
 from capture.ingest.spill import MAX_DISK_BYTES, Spill
 from capture.ingest.startup import START_TIMEOUT
 from capture.maintenance.compaction_plan import MAX_GROUPS, MAX_RUN_BYTES, MAX_WAIT, MIN_FILES, TARGET_BYTES

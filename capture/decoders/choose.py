@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from capture.decoders import json, message, raw
+from capture.decoders import json, message
 from capture.decoders.contract import Decoding, decoding_of
 from capture.decoders.json import json_as
-from capture.ingest.plugin import load
+from capture.ingest.hooks import load_function
+from capture.ingest.record import Records
 
-DECODERS: dict[str, Decoding[Any]] = {"raw": Decoding(raw.decode), "json": json.decode, "message": message.decode}
+DECODERS: dict[str, Decoding[Any]] = {"raw": Decoding(Records.of), "json": json.decode, "message": message.decode}
 
 
 def decoder(spec: str) -> Decoding[Any]:
@@ -19,5 +20,5 @@ def decoder(spec: str) -> Decoding[Any]:
     """
     if spec in DECODERS:
         return DECODERS[spec]
-    found = load(spec, "decoder", DECODERS)
+    found = load_function(spec, "decoder", DECODERS)
     return json_as(found) if isinstance(found, type) else decoding_of(found)

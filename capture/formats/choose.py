@@ -16,7 +16,7 @@ from capture.formats.csv import CsvWriter
 from capture.formats.ndjson import NdjsonWriter
 from capture.formats.parquet import ParquetWriter
 from capture.formats.raw import RawWriter
-from capture.ingest.plugin import load
+from capture.ingest.hooks import load_function
 from capture.ingest.record import Decoder
 
 FORMATS = ("parquet", "ndjson", "csv", "raw")
@@ -46,7 +46,7 @@ def _plain(name: str, decoding: Decoding[Any], flatten: str = "") -> Format:
         case "ndjson":
             return NdjsonWriter()
         case "csv":
-            return CsvWriter(decoding, load(flatten, "flatten", ()) if flatten else None)
+            return CsvWriter(decoding, load_function(flatten, "flatten", ()) if flatten else None)
         case "raw":
             return RawWriter()
     raise ConfigError(f"there is no writer {name!r}; the known ones are {', '.join(FORMATS)}")

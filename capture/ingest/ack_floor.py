@@ -1,4 +1,4 @@
-"""Up to where everything that was delivered is stored: what an ack that counts for all before it may say."""
+"""The ack floor: up to which message everything that was delivered is stored, so that one ack may cover it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from natty.wire.message import Batch
 
 
 class DeliveryGap(Exception):
-    """Messages of the consumer were delivered that did not come here."""
+    """The consumer delivered messages that did not arrive here."""
 
 
 class Floor:
-    """Keeps the acknowledgements of a consumer whose every message comes here, in order: it starts with its first one.
+    """The acknowledgements of a consumer whose messages all arrive here, in order, from its first one on.
 
-    The server forgets all pending messages up to the acknowledged one, whoever has them. So an acknowledgement is given
-    only for a sequence up to which everything delivered is stored, and nothing is taken into account after a gap in the
-    consumer's own numbers. Costs a few operations on bitmaps for each batch, and for each block.
+    The server forgets all pending messages up to the acknowledged one, whichever client has them. So only a sequence up
+    to which everything delivered is stored may be acknowledged, and a gap in the consumer's numbers is an error. It
+    costs a few operations on bitmaps for each batch and for each block.
     """
 
     def __init__(self) -> None:
@@ -29,23 +29,23 @@ class Floor:
         return f"Floor({unstored} not stored, next delivery {self._next}, {len(self._reads)} to acknowledge)"
 
     def begin(self) -> None:
-        """Forget everything: the consumer's next delivery is its first one, right after what is acknowledged."""
+        """Start again: the consumer's next delivery has number 1, and follows the last acknowledged message."""
         self._next = 1
         self._last = 0
         self._unstored = Sequences()
-        self._fresh: list[int] = []  # what came since somewhat was stored
+        self._fresh: list[int] = []  # read since the last call of `note_stored`
         self._reads: deque[tuple[int, bytes]] = deque()  # (highest sequence so far, its reply), one a batch
         self._highest: list[bytes] = []  # the reply that acknowledges the most, once something is stored
 
-    def arrived(self, replies: list[bytes]) -> None:
-        """Take note of messages that came, in the order of the consumer's numbers. DeliveryGap if one is missing."""
+    def note_delivery(self, replies: list[bytes]) -> None:
+        """Add messages that arrived, in the order of the consumer's numbers. DeliveryGap if one is missing."""
         first, last = (int(ack_tokens(reply)[6]) for reply in (replies[0], replies[-1]))
         if (first, last) != (self._next, self._next + len(replies) - 1):
             raise DeliveryGap(f"after delivery {self._next - 1} came {len(replies)}, numbered {first} to {last}")
         self._next = last + 1
 
-    def read(self, batch: Batch) -> None:
-        """Take note of the messages of a batch, after their arrival, before any of them is stored."""
+    def note_batch(self, batch: Batch) -> None:
+        """Add the messages of a batch, after their arrival and before any of them is stored."""
         sequences = batch.sequences
         self._fresh += sequences
         highest = max(sequences)
@@ -53,10 +53,10 @@ class Floor:
             self._last = highest
             self._reads.append((highest, batch.replies[sequences.index(highest)]))
 
-    def stored(self, replies: list[bytes]) -> list[bytes]:
-        """Take note of stored messages; return the one reply that acknowledges all it may, or none.
+    def note_stored(self, replies: list[bytes]) -> list[bytes]:
+        """Add stored messages; return the one reply that acknowledges as much as possible, or none.
 
-        It is the same as before where nothing new can be acknowledged: one that got lost on its way is repeated.
+        If nothing new can be acknowledged, it is the last reply again: the first acknowledgement may have got lost.
         """
         self._unstored |= Sequences.from_iterable(self._fresh)
         self._fresh = []

@@ -102,7 +102,7 @@ class SealedBlock:
     def records(self) -> Records[Any]:
         """The messages. The first use reads those that are on disk: do that in a thread. SpillError."""
         if isinstance(self._content, Spilled):
-            self._content = _sealed(self._content.load())
+            self._content = _sort(self._content.load())
         return self._content
 
     @property
@@ -241,10 +241,10 @@ class OpenBlocks:
         return sealed
 
     def _fill(self, where: Where, records: Records[Any], now: float) -> Iterator[SealedBlock]:
-        """Append the records to the block and to the ones that follow it; yield those that are full."""
+        """Append the records to the block, and to new ones where it is full; yield the full ones."""
         while len(records):
             block = self._open.get(where) or self._begin(where, now)
-            fits, reason = self._fitting(block, records)
+            fits, reason = self._fit(block, records)
             if fits:  # else the block is full without any of them
                 part = records.select(range(fits))
                 self._take(where, block, part, _size(part))
@@ -272,8 +272,8 @@ class OpenBlocks:
         self._memory += memory
         self._used.move_to_end(where)
 
-    def _fitting(self, block: _OpenBlock, records: Records[Any]) -> tuple[int, str]:
-        """Return how many of the first records the block can take, and why it is full with them, or ""."""
+    def _fit(self, block: _OpenBlock, records: Records[Any]) -> tuple[int, str]:
+        """Return how many of the first records fit into the block, and why it is full with them, or ""."""
         fits, reason = len(records), ""
         if block.count + fits >= self.limits.max_messages:
             fits, reason = self.limits.max_messages - block.count, MESSAGES
@@ -286,14 +286,14 @@ class OpenBlocks:
         return (within, BYTES) if within <= fits else (fits, reason)
 
     def _relieve(self) -> list[SealedBlock]:
-        """Seal blocks before their time until the open ones are clear of the limits that they have in common."""
+        """Seal blocks early until the open ones together are below their limits."""
         limits = self.limits
         sealed = [self._seal(next(iter(self._used)), KEYS) for _ in range(len(self._open) - limits.max_open)]
-        sealed += self._largest(PENDING, NEARLY_FULL * limits.max_pending, lambda: self._pending, _count)
-        sealed += self._largest(MEMORY, OPEN_SHARE * limits.max_open_bytes, lambda: self._memory, _memory)
-        return sealed + self._spread() + self._overtaken()
+        sealed += self._seal_largest(PENDING, NEARLY_FULL * limits.max_pending, lambda: self._pending, _count)
+        sealed += self._seal_largest(MEMORY, OPEN_SHARE * limits.max_open_bytes, lambda: self._memory, _memory)
+        return sealed + self._seal_spread() + self._seal_overtaken()
 
-    def _largest(
+    def _seal_largest(
         self, reason: str, limit: float, total: Callable[[], int], size: Callable[[_OpenBlock], int]
     ) -> list[SealedBlock]:
         if total() <= limit:
@@ -305,8 +305,8 @@ class OpenBlocks:
             sealed.append(self._seal(where, reason))
         return sealed
 
-    def _spread(self) -> list[SealedBlock]:
-        """Seal the oldest blocks until the open ones lie in no more of the disk than their share."""
+    def _seal_spread(self) -> list[SealedBlock]:
+        """Seal the oldest blocks until the open ones take no more of the disk than their share."""
         sealed: list[SealedBlock] = []
         while self._spill and self._open:
             where, block = next(iter(self._open.items()))
@@ -315,8 +315,8 @@ class OpenBlocks:
             sealed.append(self._seal(where, DISK))
         return sealed
 
-    def _overtaken(self) -> list[SealedBlock]:
-        """Seal the oldest blocks since whose first message more than `max_behind` came: they hold back all acks."""
+    def _seal_overtaken(self) -> list[SealedBlock]:
+        """Seal the oldest blocks if more than `max_behind` messages came since their first one: they delay all acks."""
         behind, sealed = self.limits.max_behind, []
         while behind and self._open:
             where, block = next(iter(self._open.items()))
@@ -330,7 +330,7 @@ class OpenBlocks:
         del self._used[where]
         self._pending -= block.count
         self._memory -= block.memory
-        content = block.content if isinstance(block.content, Spilled) else _sealed(block.content)
+        content = block.content if isinstance(block.content, Spilled) else _sort(block.content)
         return SealedBlock(*where, content, reason, block.bytes)
 
 
@@ -351,8 +351,8 @@ def _sizes(records: Records[Any]) -> Iterator[int]:
     return (len(payload) + len(headers) + len(subject) for payload, headers, subject in columns)
 
 
-def _sealed(records: Records[Any]) -> Records[Any]:
-    """Return the records of a block in order; a writer that needs values decodes once more."""
+def _sort(records: Records[Any]) -> Records[Any]:
+    """Return the records in order of their sequences, without values: a writer that needs values decodes again."""
     records.values = [None] * len(records)
     if records.sequences == sorted(records.sequences):
         return records

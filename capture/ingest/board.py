@@ -279,12 +279,12 @@ class Board:
         def change(value: bytes | None) -> bytes | None:
             return value if state.term < _term_of(value) <= latest else data
 
-        entry = await self._written(lambda: self._bucket.modify(f"archive.{self._archive}", change))
+        entry = await self._write(lambda: self._bucket.modify(f"archive.{self._archive}", change))
         return entry is not None and entry.value == data
 
     async def announce(self, node: NodeState) -> None:
         """Publish what a node says of itself, kept for an hour."""
-        await self._written(lambda: self._bucket.put(self._key(node.node), msgspec.json.encode(node), ttl=NODE_TTL))
+        await self._write(lambda: self._bucket.put(self._key(node.node), msgspec.json.encode(node), ttl=NODE_TTL))
 
     async def withdraw(self, node: str) -> None:
         """Take a node's entry away: it stops."""
@@ -332,7 +332,7 @@ class Board:
         _unreadable.forget(key)
         return read, entry.time_ns / 1e9
 
-    async def _written(self, write: Callable[[], Awaitable[T]]) -> T:
+    async def _write(self, write: Callable[[], Awaitable[T]]) -> T:
         try:
             return await write()
         except BucketNotFoundError:

@@ -1,4 +1,4 @@
-"""Durable, then visible, then acknowledged: the one place in capture that acknowledges."""
+"""The commit of a block: durable, then visible, then acknowledged. Nothing else in capture acknowledges."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ MAX_BACKOFF = 15.0  # seconds
 GIVE_UP = GRACE / 2
 """Seconds from a block to its durable entry, at most: half of the sweep's grace.
 
-The sweep takes a block that is older than its grace, and has no entry, for the leftover of a dead writer.
+The sweep deletes a block without an entry that is older than its grace: its writer is dead.
 """
 
 REDELIVER_AFTER = (1.0, 5.0, 15.0, 60.0)
-"""Seconds until messages that could not be stored are delivered again, by how often they were delivered so far."""
+"""Seconds until messages that could not be stored are delivered again, by the number of their deliveries so far."""
 
 log = logging.getLogger("capture.commit")
 
 
 class Acknowledger(Protocol):
-    """Where messages are settled: natty's pull, or a list in a test."""
+    """What settles messages: a source, or a list in a test."""
 
     def ack(self, replies: list[bytes]) -> None:
         """Tell the server that these messages are done."""
@@ -55,10 +55,12 @@ class Acknowledger(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class CommitOptions:
-    """How blocks are stored: under whose name, in intervals of how many seconds, how often it is tried, how long.
+    """How blocks are stored. `node` is written into entries, `interval` is the length of the blocks' intervals.
 
-    Messages that could not be stored are delivered again after `redeliver_after` seconds: the first number is for those
-    that came for the first time, the next one for the second, and so on; the last one stays. Without any, at once.
+    An object is tried `attempts` times, with pauses that grow from `backoff` to `max_backoff` seconds; an entry must be
+    durable `give_up` seconds after its block. Messages that could not be stored are delivered again after
+    `redeliver_after` seconds: the first number is for those that were delivered once, the next one for those that were
+    delivered twice, and so on; the last one is for all others. Without any number, at once.
     """
 
     node: str = ""
@@ -111,10 +113,10 @@ class Committer:
     async def commit(self, block: SealedBlock) -> Stored:
         """Store the block, make it visible by its entry, acknowledge its messages; return what was stored.
 
-        A block or entry that exists already is an earlier attempt's: each call has a name of its own. Raises
-        StoreError when the store failed `attempts` times, or was so slow that the sweep may take the block for a
-        leftover; the messages are then handed back to the server. Whatever else ends it, cancellation too, nothing is
-        acknowledged before block and entry are durable.
+        Each call uses names of its own, so a block or entry that exists already was written by an earlier attempt of
+        this call. StoreError if the store failed `attempts` times, or was so slow that the sweep may delete the block;
+        the messages are then handed back to the server. Nothing is acknowledged before block and entry are durable,
+        also if the call is cancelled.
         """
         began, stored, failure = time.monotonic(), None, None
         try:
@@ -135,12 +137,12 @@ class Committer:
             await self._put_entry(stored, since)  # visible
         except StoreError as error:
             self._hand_back(block)
-            raise _told(error, block, self._store.url) from error
+            raise _describe(error, block, self._store.url) from error
         self._acknowledger.ack(block.records.replies)
         log.debug("stored %s", stored.path, extra={"action": "stored", "count": stored.count, "reason": block.reason})
 
     def _hand_back(self, block: SealedBlock) -> None:
-        """Ask for the block's messages again, each after a time that grows with its deliveries."""
+        """Ask for the block's messages again, each after a delay that grows with its deliveries."""
         ladder = self.options.redeliver_after or (0.0,)
         by_delay: dict[float, list[bytes]] = defaultdict(list)
         for reply, deliveries in zip(block.records.replies, block.records.deliveries, strict=True):
@@ -183,14 +185,14 @@ class Committer:
         )
 
     async def _put_block(self, path: str, data: bytes) -> float:
-        """Store the block and return since when it has been there, at the earliest: no other call has its name."""
+        """Store the block, and return the earliest time at which it can have been there."""
         began = self._clock()
         if not await self._put(path, data) and all(one.path != path for one in await self._store.list(path)):
             raise StoreError("the sweep took the block for a leftover and removed it before its entry was written")
         return began
 
     async def _put_entry(self, stored: Stored, since: float) -> None:
-        """Make the block visible. Too late, the entry goes again: it may name a block that the sweep has removed."""
+        """Make the block visible. Delete the entry if it came too late: the sweep may have deleted the block."""
         path = entry_path(stored.path)
         await self._put(path, encode(stored))
         try:
@@ -216,7 +218,7 @@ class Committer:
                 return False
             except StoreError as error:
                 if attempt == self.options.attempts:
-                    raise _after(attempt, error) from error
+                    raise _count_attempts(attempt, error) from error
                 pause = self._pause(attempt)
                 state = f"{self._store.url} refused an object ({type(error).__name__}), it is tried again"
                 said = f"{error}; trying again in {pause:.1f} s"
@@ -225,7 +227,7 @@ class Committer:
         raise AssertionError("the last attempt returns or raises")
 
     def _pause(self, attempt: int) -> float:
-        """Return the seconds to wait after this attempt: jitter keeps a fleet from returning all at once."""
+        """Return the seconds to wait after this attempt, with jitter: not all nodes try again at the same time."""
         longest = min(self.options.backoff * 2.0 ** (attempt - 1), self.options.max_backoff)
         return longest * random.uniform(0.5, 1.0)
 
@@ -244,11 +246,11 @@ def _completion(block: SealedBlock, stored: Stored | None, error: BaseException 
     )
 
 
-def _after(attempts: int, error: StoreError) -> StoreError:
+def _count_attempts(attempts: int, error: StoreError) -> StoreError:
     return type(error)(f"{error} (tried {attempts} times)" if attempts > 1 else str(error))
 
 
-def _told(error: StoreError, block: SealedBlock, url: str) -> StoreError:
+def _describe(error: StoreError, block: SealedBlock, url: str) -> StoreError:
     return type(error)(
         f"{block.count} messages of {block.stream} ({block.first}–{block.last}, key {block.key!r}) could not be stored "
         f"in {url}: {error}. None of them was acknowledged; the server will deliver them again"

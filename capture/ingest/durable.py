@@ -1,4 +1,4 @@
-"""The durable consumer that nodes read: made as the configuration wants it, never changed into another one."""
+"""The durable consumer that nodes read: created as configured, and never changed into another one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FILTERS = {10093, 10136, 10138}
 
 @dataclass(frozen=True, kw_only=True)
 class Durable:
-    """A durable consumer as a node wants it. ConfigError if `start` or `ack` is none.
+    """A durable consumer as a node wants it. ConfigError if `start` or `ack` is not valid.
 
     `start` is "all", "new", a sequence or a time (RFC 3339): what is delivered first. `ack` is "explicit": each message
     for itself, by any number of nodes; or "all": an acknowledgement counts for all before it, by one node. Seconds.
@@ -74,17 +74,17 @@ def delivery(start: int | str) -> dict[str, Any]:
 
 
 async def prepare(natty: Natty, store: Store, wanted: Durable) -> None:
-    """Make the durable if there is none, and record in the archive what was asked of it, before anything is read.
+    """Create the durable if it does not exist, and record its scope in the archive before anything is read.
 
     ConsumerExistsError with the difference if it exists with another start or other acks; ConfigError if the stream
-    takes no such consumer, or if where the durable began can't be known any more.
+    does not allow such a consumer, or if the first sequence of the durable is not known any more.
     """
     if wanted.ack == TOGETHER:
         natty.jetstream.require(f'ack = "{TOGETHER}"')
     try:
         await natty.ensure_consumer(wanted.stream, wanted.name, **wanted.settings())
     except JetStreamError as error:
-        if explained := await _explained(natty, wanted, error):
+        if explained := await _explain(natty, wanted, error):
             raise explained from error
         raise
     await _record(natty, store, wanted)
@@ -124,8 +124,8 @@ def _start(info: ConsumerInfo) -> int:
     return 0 if info["delivered"]["consumer_seq"] else int(info["delivered"]["stream_seq"]) + 1
 
 
-async def _explained(natty: Natty, wanted: Durable, error: JetStreamError) -> ConfigError | None:
-    """Return what says what a work-queue stream, or a filter, wants; None if it is about something else."""
+async def _explain(natty: Natty, wanted: Durable, error: JetStreamError) -> ConfigError | None:
+    """Return an error that says what a work-queue stream, or a filter, allows; None if the error has another reason."""
     what = f"stream {wanted.stream} is a work queue"
     if error.err_code in _WORK_QUEUE_ACK:
         way_out = "Leave group out" if wanted.pinned else 'Use ack = "explicit"'

@@ -1,4 +1,4 @@
-"""Capture through a group: this node's share of the consumers of a group's members, as one source."""
+"""The source of a node of a group: its share of the consumers of the group's members."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ from natty.wire.ack import Acks
 
 log = logging.getLogger("capture.grouped")
 
-TTL = 5.0  # seconds after which a node that gives no sign of life is taken for gone
-TOGETHER = 0.05  # seconds in which several nodes that come or go make one change
+TTL = 5.0  # seconds after which a node that sends no sign of life counts as gone
+TOGETHER = 0.05  # seconds in which nodes that come or go make one change
 LEAST_READ_AHEAD = 1024  # messages
 
 
 class GroupSource:
-    """The messages of a group's consumers, batch by batch, and where they are settled. Use it with `async with`.
+    """The messages of a group's consumers, batch by batch, and what settles them. Use it with `async with`.
 
-    The nodes of a group share its consumers evenly: each registers in a bucket for some seconds at a time, and each
-    works out the same division from who is there. That decides who waits for a consumer; who reads it, the server
-    decides by its pin. A consumer that goes to another node is drained before: what was read is sealed, stored and
-    acknowledged. Without a `roster`, the key of the nodes' registrations, this node waits for all of these consumers.
+    The nodes of a group share its consumers evenly: each node registers in a bucket for some seconds at a time, and
+    computes the same division from the registered nodes. The division decides which node waits for a consumer; the
+    server's pin decides which node reads it. Before a consumer moves to another node, the messages that were read from
+    it are sealed, stored and acknowledged. Without a `roster`, the key of the registrations, this node waits for all of
+    these consumers.
 
-    `seal` has the content of open blocks stored; `drain` is how many seconds that may take at a hand-over.
+    `seal` seals the open blocks, so that they are stored; `drain` is the number of seconds that a hand-over may take.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class GroupSource:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give all consumers up: others are given what is not acknowledged."""
+        """Give up all consumers: other nodes get what is not acknowledged."""
         self.stop()
         for task in self._tasks:
             task.cancel()
@@ -133,7 +134,7 @@ class GroupSource:
         return sum(len(reader.arrived) for reader in self._readers.values())
 
     async def _arrival(self) -> None:
-        """Return when something came, at a tick, or when something has ended."""
+        """Return when a message has arrived, at a tick, or when a task has ended."""
         self._wake.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TICK):

@@ -1,4 +1,4 @@
-"""What the user's own code is told of: the end of each attempt to store a block."""
+"""The user's own functions: how they are loaded, and the hook that is called after each attempt to store a block."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import asyncio
 import inspect
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from importlib import import_module
 from types import TracebackType
 from typing import Any, Self
 
-from capture.ingest.plugin import load
+from capture.errors import ConfigError
 
-LONGEST_QUEUE = 10_000  # completions that wait for a slow hook; the oldest are dropped then, and counted
-END_WITHIN = 5.0  # seconds that a hook has, when capture ends, for what it was not told yet
+LONGEST_QUEUE = 10_000  # completions that wait for a slow hook; beyond it the oldest ones are dropped, and counted
+END_WITHIN = 5.0  # seconds that a hook has for the completions that wait when capture ends
 
 _TOO_SLOW = {"action": "hook_too_slow"}
 
@@ -23,11 +24,11 @@ log = logging.getLogger("capture.hooks")
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """The end of an attempt to store a block, retries included: for good, `error` is None; or for ill.
+    """The end of an attempt to store a block, retries included; `error` is None on success.
 
     `first`, `last` and `count` are the messages' sequences and number, `duration` is in seconds. `path` and `bytes` are
-    the object's; "" and 0 if it failed before there was one. An `error` of CancelledError says that capture was stopped
-    before the store was done. Whatever the error, no message of the block was acknowledged.
+    those of the object; "" and 0 if the attempt failed before there was one. An `error` of CancelledError says that
+    capture was stopped before the store was done. With any error, no message of the block was acknowledged.
     """
 
     stream: str
@@ -42,10 +43,10 @@ class Completion:
 
 
 class Hook:
-    """Calls a function with each completion, one after the other, beside the flow; use it with `async with`.
+    """Calls a function with each completion, one after the other, in the background. Use it with `async with`.
 
-    A function that blocks runs in a thread, an `async def` in this event loop. What it raises is logged. When capture
-    ends it has END_WITHIN seconds for what it was not told yet.
+    A plain function runs in a thread, an `async def` in this event loop. An exception that it raises is logged. When
+    capture ends, the function has END_WITHIN seconds for the completions that wait.
     """
 
     def __init__(self, function: Callable[[Completion], Any]) -> None:
@@ -66,13 +67,13 @@ class Hook:
             self._waiting.popleft()
             self.dropped += 1
             if self.dropped == 1:
-                log.error("the hook %r is too slow: it is not told of every block", self._function, extra=_TOO_SLOW)
+                log.error("the hook %r is too slow: it is not called for every block", self._function, extra=_TOO_SLOW)
         self._waiting.append(completion)
         self._idle.clear()
         self._arrived.set()
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._tell(), name="capture hook")
+        self._task = asyncio.create_task(self._call_for_each(), name="capture hook")
         return self
 
     async def __aexit__(
@@ -83,12 +84,12 @@ class Hook:
             async with asyncio.timeout(END_WITHIN):
                 await self._idle.wait()
         except TimeoutError:
-            log.error("the hook %r was not told of all: %r", self._function, self, extra=_TOO_SLOW)
+            log.error("the hook %r was not called for all blocks: %r", self._function, self, extra=_TOO_SLOW)
         finally:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _tell(self) -> None:
+    async def _call_for_each(self) -> None:
         while True:
             while self._waiting:
                 await self._call(self._waiting.popleft())
@@ -103,16 +104,34 @@ class Hook:
             elif inspect.isawaitable(result := await asyncio.to_thread(self._function, completion)):
                 await result
         except Exception:
-            self._failed(completion)
+            self._log_failure(completion)
         except asyncio.CancelledError:
             if asyncio.current_task().cancelling():  # type: ignore[union-attr] # we are in one
                 raise
-            self._failed(completion)  # one of its own
+            self._log_failure(completion)  # a cancellation of its own
 
-    def _failed(self, completion: Completion) -> None:
+    def _log_failure(self, completion: Completion) -> None:
         log.exception("the hook %r failed", self._function, extra={"action": "hook_failed", "path": completion.path})
 
 
 def hook(spec: str) -> Callable[[Completion], Any] | None:
-    """Return the function that "module:function" names, None for "". ConfigError if there is none."""
-    return load(spec, "on_store_complete", ()) if spec else None
+    """Return the function that "module:function" names; None for "". ConfigError if there is no such function."""
+    return load_function(spec, "on_store_complete", ()) if spec else None
+
+
+def load_function(spec: str, what: str, known: Iterable[str]) -> Callable[..., Any]:
+    """Return the function that `spec`, "module:attribute", names.
+
+    `what` and `known` are for the ConfigError: what is configured, and the names that are built in.
+    """
+    module_name, colon, attribute = spec.partition(":")
+    if not (module_name and colon and attribute):
+        choices = ", ".join([*known, "module:attribute"])
+        raise ConfigError(f"there is no {what} {spec!r}; the known ones are {choices}")
+    try:
+        found = getattr(import_module(module_name), attribute)
+    except Exception as error:  # the user's module: its import may raise anything
+        raise ConfigError(f"the {what} {spec!r} can't be loaded: {type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise ConfigError(f"the {what} {spec!r} is not a function but {type(found).__name__}")
+    return found  # type: ignore[no-any-return]

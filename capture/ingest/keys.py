@@ -45,7 +45,7 @@ def key_text(key: Hashable) -> str:
     named = _fields(key)
     if named:
         return "".join(f"{FIELDS}{_name(name)}={quote_key(_text(value))}" for name, value in named.items())
-    text = _bounded(_text(key))
+    text = _cut(_text(key))
     return FIELDS + text if text.startswith(FIELDS) else text
 
 
@@ -72,7 +72,7 @@ def _text(value: Any) -> str:
     return f"_{text}" if _LIKE_RESERVED.fullmatch(text) else text
 
 
-def _bounded(text: str) -> str:
+def _cut(text: str) -> str:
     data = text.encode("utf-8", "replace")
     if len(data) <= LONGEST_KEY:
         return data.decode()

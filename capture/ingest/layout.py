@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from capture.archive.manifest import Partition
 from capture.errors import StoreError
-from capture.ingest.plugin import load
+from capture.ingest.hooks import load_function
 from capture.stores.contract import checked_path
 
 LONGEST_FOLDER = 600
@@ -36,7 +36,7 @@ def layout(spec: str) -> Layout:
     Your own takes a `Partition` and returns a folder: relative, "/" between its parts. If it raises, or returns
     something else than a folder, the reason is logged and the block is stored where "hive" puts it.
     """
-    return LAYOUTS[spec] if spec in LAYOUTS else resolved_by(load(spec, "layout", LAYOUTS))
+    return LAYOUTS[spec] if spec in LAYOUTS else resolved_by(load_function(spec, "layout", LAYOUTS))
 
 
 def resolved_by(resolve: Callable[[Partition], str]) -> Layout:
@@ -44,7 +44,7 @@ def resolved_by(resolve: Callable[[Partition], str]) -> Layout:
 
     def place(partition: Partition) -> str:
         try:
-            return _checked(resolve(partition))
+            return _check_folder(resolve(partition))
         except Exception as error:
             log.error(
                 "the layout gave key %r no folder, it is laid out in the way of Hive: %s",
@@ -57,7 +57,7 @@ def resolved_by(resolve: Callable[[Partition], str]) -> Layout:
     return place
 
 
-def _checked(folder: str) -> str:
+def _check_folder(folder: str) -> str:
     if not isinstance(folder, str):
         raise StoreError(f"it returned {type(folder).__name__}, not str")
     if folder:

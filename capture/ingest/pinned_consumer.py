@@ -1,3 +1,5 @@
+"""Reads one consumer of a group while the server has this node pinned to it."""
+
 from __future__ import annotations
 
 import asyncio
@@ -21,18 +23,18 @@ from natty.wire.repeated import Repeated
 
 log = logging.getLogger("capture.pinned")
 
-PIN_TTL = 5.0  # seconds after which another node takes the place of one that gives no sign of life
-KEEP_EVERY = 1.0  # seconds between two of them
+PIN_TTL = 5.0  # seconds after which another node replaces one that sends no sign of life
+KEEP_EVERY = 1.0  # seconds between two signs of life
 
 
 class PinnedReader:
-    """One consumer of a group, read by one of the nodes that wait for it: the one that the server has pinned.
+    """One consumer of a group. Of the nodes that wait for it, the one that the server has pinned reads it.
 
-    Its acknowledgements count for all messages before them, so the reader has everything that is not acknowledged
-    delivered to it when it begins, in order, and acknowledges what is stored without a gap (`Floor`). Who waits for the
-    pin reads nothing. What was read when the pin got lost is stored by the next reader, too; nothing of it is
-    acknowledged here any more: neither after another one is known to be pinned, nor after the time for which the server
-    has promised that there is none.
+    An acknowledgement counts for all messages before it. So when the reader begins, the server delivers to it in order
+    everything that is not acknowledged, and the reader acknowledges what is stored without a gap (`Floor`). A node that
+    waits for the pin reads nothing. If the pin is lost, the next reader stores the same messages again, and this one
+    acknowledges none of them: neither after it knows that another node is pinned, nor after the time for which the
+    server has promised that no other node is.
     """
 
     def __init__(
@@ -76,23 +78,23 @@ class PinnedReader:
         return reading.exception() if reading.done() and not reading.cancelled() else None
 
     def take(self) -> tuple[list[RawMessage], Callable[[], None]]:
-        """Return what has arrived, and what is to be called when it is in its blocks."""
+        """Return the messages that have arrived, and a function to call when they are in their blocks."""
         taken, self.arrived = self.arrived, []
         pull = self._pull
         if not taken or pull is None:
             return [], lambda: None
-        self._floor.read(Batch(taken))
+        self._floor.note_batch(Batch(taken))
         return taken, lambda: pull.finished(len(taken))
 
     def ack(self, replies: list[bytes]) -> None:
-        """Messages are stored: tell the server up to where all are."""
+        """Acknowledge the last message up to which all are stored."""
         self._unsettled.remove(replies)
-        self._acknowledge(self._floor.stored(replies))
+        self._acknowledge(self._floor.note_stored(replies))
         if not self._unsettled:
             self._settled.set()
 
     def nak(self, replies: list[bytes], delay: float) -> None:
-        """Ask for messages again that could not be stored, if they are still ours."""
+        """Ask again for messages that could not be stored, if they are still ours."""
         self._unsettled.remove(replies)
         if self._pull is not None and self._pin.id and clock() < self._until:
             self._say(lambda pull: pull.nak(replies, delay))
@@ -100,7 +102,7 @@ class PinnedReader:
             self._settled.set()
 
     def stop(self) -> None:
-        """Read no more, and let go of what nobody has taken; the pin is kept. Idempotent."""
+        """Stop reading, and drop the messages that were not taken; keep the pin. Idempotent."""
         self._stopping = True
         if self._pull is not None:
             self._pull.stop()
@@ -108,9 +110,9 @@ class PinnedReader:
         self.arrived = []
 
     async def release(self, within: float, seal: Callable[[], None]) -> None:
-        """Stop, have stored what was read, and hand the pin over when that is acknowledged, or after so many seconds.
+        """Stop, let what was read be stored, and give up the pin when it is acknowledged, or after `within` seconds.
 
-        `seal` has what is in open blocks stored.
+        `seal` seals the open blocks, so that they are stored.
         """
         self.stop()
         with suppress(TimeoutError):
@@ -124,7 +126,7 @@ class PinnedReader:
         await self.close()
 
     async def close(self) -> None:
-        """Stop, acknowledge no more, and give the pin up: whoever waits for it gets what is not acknowledged."""
+        """Stop, acknowledge nothing more, and give up the pin: the next reader gets what is not acknowledged."""
         self.stop()
         self._floor.begin()
         await asyncio.wait(self._tasks[:1], timeout=FLUSH_TIMEOUT)
@@ -133,24 +135,24 @@ class PinnedReader:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         with suppress(NattyError):
             await self._natty.connection.flush(FLUSH_TIMEOUT)
-            if self._pin.id and await self._kept():
+            if self._pin.id and await self._keep_pin():
                 await self._natty.jetstream.request(self._api("UNPIN"), {"group": PRIORITY_GROUP})
 
     async def _run(self) -> None:
         """Read whenever we are pinned. ConsumerNotFoundError, StreamNotFoundError: the consumer was deleted."""
         while not self._stopping:
             self._pin = self._new_pin()
-            await self._pulled(1, self._await_pin)
+            await self._pull_until(1, self._await_pin)
             while self._pin.id and not self._stopping:
                 if await self._begin():
-                    await self._pulled(self._read_ahead, self._read)
+                    await self._pull_until(self._read_ahead, self._read)
             if not self._stopping:
                 await self._look()
 
     def _new_pin(self) -> Pin:
-        return Pin(PRIORITY_GROUP, self._pin_changed, self._begin_anew, self._begin_anew)
+        return Pin(PRIORITY_GROUP, self._note_pin, self._begin_anew, self._begin_anew)
 
-    async def _pulled(self, credit: int, read: Callable[[Batch], bool]) -> None:
+    async def _pull_until(self, credit: int, read: Callable[[Batch], bool]) -> None:
         """Pull until `read` has had enough, or something happens to consumer, pin or connection."""
         options = PullOptions(max_messages=credit, expires=PIN_TTL / 2, heartbeat=PIN_TTL / 4)
         pull = self._pull = Pull(self._natty.jetstream, self._stream, self.consumer, options, pin=self._pin)
@@ -173,7 +175,7 @@ class PinnedReader:
         messages = self._pin.unmarked(batch.raw)
         if messages is None:
             raise DeliveryGap("there are messages under another pin than ours")
-        self._floor.arrived(batch.replies)
+        self._floor.note_delivery(batch.replies)
         self._unsettled.add(batch.replies)
         self.arrived += messages
         self._wake()
@@ -182,7 +184,7 @@ class PinnedReader:
     async def _begin(self) -> bool:
         """Have everything that is not acknowledged delivered to us, in order; False if that is not sure."""
         try:
-            if not await self._kept():
+            if not await self._keep_pin():
                 return False
             await self._natty.jetstream.request(self._api("RESET"))
         except ConnectionClosedError:
@@ -211,7 +213,7 @@ class PinnedReader:
     def _api(self, verb: str) -> str:
         return f"CONSUMER.{verb}.{self._stream}.{self.consumer}"
 
-    def _pin_changed(self) -> None:
+    def _note_pin(self) -> None:
         if not self._pin.id:
             log.warning("%s: another node is pinned", self.consumer, extra={"action": "pin_lost"})
             self._forget()
@@ -233,7 +235,7 @@ class PinnedReader:
         while True:
             await asyncio.sleep(KEEP_EVERY)
             with suppress(NattyError):
-                await (self._kept() if self._pin.id else self._rouse())
+                await (self._keep_pin() if self._pin.id else self._rouse())
 
     async def _rouse(self) -> None:
         """Have what nobody acknowledged delivered again if nobody is pinned any more: not only after `ack_wait`."""
@@ -241,8 +243,8 @@ class PinnedReader:
         if state["num_ack_pending"] and not seen(state).pinned and not self._stopping:
             await self._natty.jetstream.request(self._api("RESET"))
 
-    async def _kept(self) -> bool:
-        """Tell the server that we are there; return whether it still has us pinned."""
+    async def _keep_pin(self) -> bool:
+        """Send a sign of life; return whether the server still has us pinned."""
         pin = self._pin
         kept = await keep_pin(self._natty.jetstream, self._stream, self.consumer, pin, PIN_TTL)
         if pin is not self._pin or not pin.id:

@@ -1,3 +1,5 @@
+"""Reads the messages of a durable consumer, keeps them alive while they wait, and settles them."""
+
 from __future__ import annotations
 
 import asyncio
@@ -19,18 +21,18 @@ from natty.wire.repeated import Repeated
 
 log = logging.getLogger("capture.source")
 
-TICK = 0.25  # seconds: how often a quiet stream is looked at, so that blocks come of age
-ENOUGH = 1000  # messages that are worth a batch of their own
-GATHER = 0.01  # seconds that fewer of them wait for more
-READ_AHEAD = 32_768  # messages asked for and not yet in a block; a quarter of that makes the node wait for the server
-END_TIMEOUT = 2.0  # seconds that the reading has to end by itself
-ALONE_WITHIN = 20.0  # seconds that another reader has to leave: its requests live for 10 s when it was killed
-UNAVAILABLE = 503  # the server's leaders are being elected
-BEATS = 3  # in an `ack_wait`; a message is told of from its second beat on, so at two thirds of it at the latest
+TICK = 0.25  # seconds between two batches of a quiet stream, so that blocks are sealed when they reach `max_age`
+ENOUGH = 1000  # messages that are a batch at once
+GATHER = 0.01  # seconds that fewer messages wait for more
+READ_AHEAD = 32_768  # messages that are requested and not yet in a block; with a quarter of it the node waits for more
+END_TIMEOUT = 2.0  # seconds after a stop until the reader is cancelled
+ALONE_WITHIN = 20.0  # seconds that another reader has to leave: the requests of one that was killed live for 10 s
+UNAVAILABLE = 503  # the status while the server's leaders are being elected
+BEATS = 3  # in an `ack_wait`; messages are kept alive from their second beat on: after two thirds of it at the latest
 
 
 async def stream_info(natty: Natty, stream: str) -> dict[str, Any]:
-    """Return what the server says of the stream. StreamNotFoundError, BadNameError."""
+    """Return the server's information about the stream. StreamNotFoundError, BadNameError."""
     try:
         return await natty.jetstream.request(f"STREAM.INFO.{check_name('stream', stream)}")
     except StreamNotFoundError as error:
@@ -42,9 +44,9 @@ async def stream_info(natty: Natty, stream: str) -> dict[str, Any]:
 
 
 class Unsettled:
-    """Messages that were read and not settled, by their replies. It tells which of them the server must hear of.
+    """Messages that were read and not settled, by their replies. `beat` returns those that must be kept alive.
 
-    Two sets, so that in the usual flow, where a message is settled before its second beat, nothing is told at all.
+    There are two sets, so that a message that is settled before its second beat, as most are, costs no request.
     """
 
     def __init__(self) -> None:
@@ -58,39 +60,39 @@ class Unsettled:
         return f"Unsettled({len(self._new)} new, {len(self._old)} old)"
 
     def add(self, replies: list[bytes]) -> None:
-        """Take note of messages that came."""
+        """Add messages that were read."""
         self._new.update(replies)
 
     def remove(self, replies: list[bytes]) -> None:
-        """Forget messages that are settled."""
+        """Remove messages that are settled."""
         self._new.difference_update(replies)
         if self._old:
             self._old.difference_update(replies)
 
     def beat(self) -> list[bytes]:
-        """Return the messages that were there at the last beat already: their `ack_wait` has to be restarted."""
+        """Return the messages that were here at the last beat already: their `ack_wait` must be restarted."""
         due = list(self._old)
         self._old |= self._new
         self._new = set()
         return due
 
     def take(self) -> list[bytes]:
-        """Return all of them, and forget them."""
+        """Remove all messages and return them."""
         everything = [*self._old, *self._new]
         self._old, self._new = set(), set()
         return everything
 
 
 class Source:
-    """The messages of a durable consumer, batch by batch, and where they are settled. Use it with `async with`.
+    """The messages of a durable consumer, batch by batch, and what settles them. Use it with `async with`.
 
-    While it is open, messages are read ahead and the server is told that work on the unsettled ones goes on: however
-    slow the store, nothing is delivered again after `ack_wait`. It yields an empty batch at least every `TICK` seconds.
-    A lost connection loses no message: what could not be acknowledged comes again, and is told apart by its sequence.
+    While it is open, it reads ahead and keeps unsettled messages alive: however slow the store is, the server delivers
+    nothing again after `ack_wait`. It yields an empty batch at least every `TICK` seconds. A lost connection loses no
+    message: the server delivers again what could not be acknowledged, and its sequence tells that it is a repetition.
 
-    With `together` the consumer's acknowledgements count for all messages before them (`ack_policy: all`), and only
-    those are acknowledged up to which everything is stored. Nobody else may read the consumer then: NotAlone if
-    somebody does, before anything of theirs is acknowledged.
+    With `together` an acknowledgement counts for all messages before it (`ack_policy: all`), and a message is
+    acknowledged only when everything up to it is stored. No other reader may use the consumer then: NotAlone if one
+    does, before any of its messages is acknowledged.
     """
 
     def __init__(self, natty: Natty, stream: str, durable: str, *, ack_wait: float, together: bool = False) -> None:
@@ -119,7 +121,7 @@ class Source:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Hand back, to be delivered again at once, what was not settled."""
+        """Hand back the messages that are not settled: the server delivers them again at once."""
         self.stop()
         await asyncio.wait(self._tasks[:1], timeout=END_TIMEOUT)
         for task in self._tasks:
@@ -134,26 +136,26 @@ class Source:
             if not self._arrived:
                 await self._arrival()
             if 0 < len(self._arrived) < ENOUGH:
-                await asyncio.sleep(GATHER)  # a batch costs about as much as 100 messages: take what comes right behind
+                await asyncio.sleep(GATHER)  # a batch costs about as much as 100 messages: wait a moment for more
             batch, self._arrived = Batch(self._arrived), []
             self.read += len(batch)
             if self._floor is not None and batch.raw:
-                self._floor.read(batch)
+                self._floor.note_batch(batch)
             yield batch
-            self._pull.finished(len(batch))  # it is in its blocks, which are bounded on their own
+            self._pull.finished(len(batch))  # its messages are in blocks, which have limits of their own
         await reader  # raises what ended it
 
     async def _arrival(self) -> None:
-        """Return when something came, at a tick, or when the reading has ended."""
+        """Return when a message has arrived, at a tick, or when the reading has ended."""
         self._wake.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TICK):  # not wait_for: before Python 3.12 it may swallow a cancellation
                 await self._wake.wait()
 
     async def _read_ahead(self) -> None:
-        """Read as far ahead as the credit goes, whatever the pipeline waits for; then hand back what it did not take.
+        """Read as far ahead as the credit allows, also while the pipeline waits; then hand back what it did not take.
 
-        What only waits here is kept alive like everything else.
+        Messages that wait here are kept alive, too.
         """
         try:
             if self._floor is not None:
@@ -167,22 +169,22 @@ class Source:
             self._wake.set()
 
     async def _read_alone(self, floor: Floor) -> None:
-        """Read every message of the consumer. Where some got lost with a connection, begin again after the last ack."""
+        """Read every message of the consumer. Begin again after the last ack if a lost connection lost messages."""
         while await self._begin(floor):
             try:
                 async with aclosing(self._pull.__aiter__()) as batches:
                     async for batch in batches:
-                        floor.arrived(batch.replies)
+                        floor.note_delivery(batch.replies)
                         self._take(batch)
                 return
             except DeliveryGap as gap:
                 if not self._pull.counts.renewals:
                     raise NotAlone(f"{self._others()}: {gap}. Nothing from there on was acknowledged") from gap
-                log.warning("what was delivered while the connection was lost is asked for again: %s", gap)
+                log.warning("messages were delivered while the connection was lost, they are read again: %s", gap)
             self._pull = self._new_pull()
 
     async def _begin(self, floor: Floor) -> bool:
-        """Have everything that is not acknowledged delivered to us alone, in order; False if stopped. NotAlone."""
+        """Let the server deliver all that is not acknowledged to us alone, in order; False if stopped. NotAlone."""
         deadline = asyncio.get_running_loop().time() + ALONE_WITHIN
         where = f"{self._stream}.{self._durable}"
         while not self._stopping:
@@ -234,7 +236,7 @@ class Source:
     def ack(self, replies: list[bytes]) -> None:
         """Tell the server that these messages are done. Called by `commit.py` alone."""
         self._unsettled.remove(replies)
-        last = replies if self._floor is None else self._floor.stored(replies)
+        last = replies if self._floor is None else self._floor.note_stored(replies)
         self._send(self._pull.ack, last, "stored messages were not acked")
 
     def nak(self, replies: list[bytes], delay: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""How a node starts where a server or the store is away: it waits, says so rarely, and goes on when they are there."""
+"""The start of a node while a server or the store is away: it waits until both are there, and logs that rarely."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from natty.errors import (
 START_TIMEOUT = 86_400.0  # seconds that a start waits
 FIRST_PAUSE = 0.25  # seconds before the second try; doubled with every further one
 LONGEST_PAUSE = 5.0
-TELL_AGAIN = 300.0  # seconds between two words about what has been told
+LOG_AGAIN = 300.0  # seconds until the same reason is logged again
 CLOSED_TRIES = 3  # connections in a row that end without a reason as TLS comes up: an ending server closes one or two
 
 _MAY_PASS = (ConnectError, NotConnectedError, RequestTimeoutError, NoRespondersError, PublishError, StoreError)
@@ -39,8 +39,8 @@ T = TypeVar("T")
 def may_pass(error: Exception) -> bool:
     """Tell whether waiting may help: the server or the store is away, overloaded, full, or without a leader.
 
-    What somebody has to change first stays: credentials, certificates, permissions, a bucket or a stream that is not
-    there, what an archive holds already, and whatever else is wrong with the configuration.
+    It does not help where a person must change something: credentials, certificates, permissions, a missing bucket or
+    stream, an archive of another stream, or any other fault of the configuration.
     """
     if isinstance(error, JetStreamError):
         return error.code == UNAVAILABLE and not isinstance(error, JetStreamNotEnabledError)
@@ -60,7 +60,7 @@ def pauses() -> Iterator[float]:
 class Start:
     """The start of a node, which waits up to `timeout` seconds in all; 0: it does not.
 
-    `lacks` says what it waits for, in a sentence; "" for nothing. Whoever starts sets `over`.
+    `lacks` is a sentence that says what it waits for; "" for nothing. The caller sets `over` at the end of the start.
     """
 
     def __init__(
@@ -74,15 +74,15 @@ class Start:
         self.over = False
         self._timeout, self._clock, self._sleep = timeout, clock, sleep
         self._deadline: float | None = None  # from the first failure on
-        self._told: dict[type[Exception], float] = {}
+        self._logged: dict[type[Exception], float] = {}
 
     def __repr__(self) -> str:
         return f"Start({'over' if self.over else self.lacks or 'under way'})"
 
     async def step(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Return what `attempt` does, which is called again for as long as it lacks something that may come.
+        """Return the result of `attempt`; call it again while it fails with an error that may pass.
 
-        Raises what it raised where waiting does not help; NotStarted when the start has waited long enough.
+        Raises the error if waiting does not help, and NotStarted after `timeout` seconds.
         """
         waits, closed = pauses(), 0
         while True:
@@ -93,18 +93,18 @@ class Start:
                 if not may_pass(error) or closed == CLOSED_TRIES or not self._timeout:
                     raise
                 self._note(error)
-                await self._sleep(min(next(waits), self._left(error)))
+                await self._sleep(min(next(waits), self._seconds_left(error)))
             else:
                 self.lacks = ""
                 return result
 
     @asynccontextmanager
-    async def entered(self, make: Callable[[], AbstractAsyncContextManager[T]]) -> AsyncIterator[T]:
+    async def enter(self, make: Callable[[], AbstractAsyncContextManager[T]]) -> AsyncIterator[T]:
         """Enter what `make` returns, a new one for each try; it raises as `step`."""
         async with AsyncExitStack() as stack:
             yield await self.step(lambda: stack.enter_async_context(make()))
 
-    def _left(self, error: Exception) -> float:
+    def _seconds_left(self, error: Exception) -> float:
         """Return the seconds that are left to wait, NotStarted if there are none."""
         now = self._clock()
         if self._deadline is None:
@@ -114,9 +114,9 @@ class Start:
         return self._deadline - now
 
     def _note(self, error: Exception) -> None:
-        """Say it once, and once more after a long time. Two kinds of lack may take turns."""
+        """Log an error once, and again after LOG_AGAIN seconds; each kind of error has a time of its own."""
         self.lacks = str(error)
-        last, now = self._told.get(type(error)), self._clock()
-        if last is None or now >= last + TELL_AGAIN:
-            self._told[type(error)] = now
+        last, now = self._logged.get(type(error)), self._clock()
+        if last is None or now >= last + LOG_AGAIN:
+            self._logged[type(error)] = now
             log.warning("not ready to capture yet, waiting: %s", error, extra={"action": "wait"})

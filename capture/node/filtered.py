@@ -1,4 +1,4 @@
-"""Which acknowledged messages are not stored where not every subject is captured: found by counting, not by reading."""
+"""Finds acknowledged messages that are not stored where only some subjects are captured: by counting, not reading."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from capture.status.progress import Progress
 from natty import Natty, NattyError
 from natty.names import covers
 
-PROBES = 200  # questions of one search, at most; the next one goes on
+PROBES = 200  # requests of one search, at most; the next search continues
 SPAN = 64  # sequences that are looked at one by one
 MOST = 5000  # messages that one search looks at
 AT_ONCE = 32
@@ -26,7 +26,7 @@ Count = Callable[[int], Awaitable[int]]
 
 
 class Search:
-    """Looks for messages of the captured subjects that are in no object; keeps in mind which ones are of others."""
+    """Finds messages of the captured subjects that are in no object; remembers which messages have other subjects."""
 
     def __init__(self, natty: Natty) -> None:
         self._natty = natty
@@ -38,7 +38,7 @@ class Search:
     async def unstored(self, progress: Progress, found: Coverage, present: Sequences) -> Sequences | None:
         """Return such messages up to the last acknowledged one, a portion of them.
 
-        None if that can't be told: the server does not answer, or other subjects were captured before. `present` is
+        None if it is not known: the server does not answer, or other subjects were captured before. `present` is
         what the stream has up to there.
         """
         filters = set(progress.backlog.filters)
@@ -49,13 +49,13 @@ class Search:
         doubted = (present & progress.gaps(found)) - self._unasked[progress.stream]
         try:
             if not progress.work_queue:  # it takes no second consumer, and has hardly anything below the last ack
-                count = _counted(self._natty, progress.stream, sorted(filters))
-                doubted = await narrowed(doubted, known, count)
-            return await self._asked_of(progress, list(islice(doubted, MOST)))
+                count = _count_from(self._natty, progress.stream, sorted(filters))
+                doubted = await narrow(doubted, known, count)
+            return await self._read_doubted(progress, list(islice(doubted, MOST)))
         except NattyError:
             return None
 
-    async def _asked_of(self, progress: Progress, doubted: list[int]) -> Sequences:
+    async def _read_doubted(self, progress: Progress, doubted: list[int]) -> Sequences:
         asked = []
         for some in _parts(doubted):
             reads = (self._natty.jetstream.read(progress.stream, sequence=one) for one in some)
@@ -72,10 +72,10 @@ def is_wanted(progress: Progress, sequence: int, subject: str) -> bool:
     return progress.is_asked(sequence, subject) and (">" in filters or covers(filters, subject))
 
 
-async def narrowed(doubted: Sequences, known: Sequences, count: Count) -> Sequences:
-    """Return those of the doubted sequences that lie where the stream has more messages than are known.
+async def narrow(doubted: Sequences, known: Sequences, count: Count) -> Sequences:
+    """Return the doubted sequences of ranges in which the stream has more messages than are known.
 
-    It halves what is counted until `SPAN` sequences are left; `PROBES` questions at most.
+    It halves ranges until `SPAN` sequences are left; it makes at most `PROBES` requests.
     """
     counts: dict[int, int] = {}
 
@@ -98,7 +98,7 @@ async def narrowed(doubted: Sequences, known: Sequences, count: Count) -> Sequen
     return Sequences.union_of(found)
 
 
-def _counted(natty: Natty, stream: str, filters: list[str]) -> Count:
+def _count_from(natty: Natty, stream: str, filters: list[str]) -> Count:
     async def count(sequence: int) -> int:
         config: dict[str, Any] = {
             "deliver_policy": "by_start_sequence",

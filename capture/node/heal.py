@@ -67,8 +67,8 @@ class Unstored:
     def due(self, now: float, wait: float, held_since: float) -> Sequences:
         """Return those that no node is going to store: seen for `wait` seconds, and before `held_since`.
 
-        That is since when some node has held the oldest message that it has not stored. Whatever the server counts as
-        acknowledged was delivered before it was first seen here: a node that may have it held messages by then.
+        `held_since` is the time since which some node holds its oldest unstored message. A message that the server
+        counts as acknowledged was delivered before it was first seen here: a node that may have it held messages then.
         """
         return Sequences.union_of(some for since, some in self._seen if since <= now - wait and since < held_since)
 
@@ -177,8 +177,8 @@ class Healer:
     async def _acknowledge(self, progress: Progress, kept: Sequences) -> None:
         """Acknowledge again, once, what an interest stream keeps although all its consumers are beyond it.
 
-        Committed objects hold these messages: whoever stored them died before it acknowledged them, and the server has
-        forgotten that it delivered them.
+        Committed objects hold these messages: the node that stored them died before it acknowledged them, and the
+        server has forgotten that it delivered them.
         """
         stream = progress.stream
         try:
@@ -317,12 +317,12 @@ class Reading:
 async def held_since(board: Board, elapsed: Callable[[], float]) -> float:
     """Return since when, by `elapsed`, nodes that run may have held messages that they have not stored.
 
-    -inf if that can't be told.
+    -inf if that is not known.
     """
     try:
         return elapsed() - (await board.read()).held_for
     except (CaptureError, NattyError) as error:
-        log.info("it can't be told what nodes hold: %s", error, extra={"action": "no_progress"})
+        log.info("it is not known what nodes hold: %s", error, extra={"action": "no_progress"})
         return -math.inf
 
 

@@ -1,4 +1,4 @@
-"""What the elected nodes do, each office's leader its own: one sweeps, one compacts. All of it ends with the term."""
+"""The tasks of the elected nodes: one leader sweeps, another compacts. Both stop when their term ends."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ log = logging.getLogger("capture.lead")
 RETRY = 300.0  # seconds after which a compaction that failed is tried again, if the next slot does not begin before
 SWEPT_WITHIN = 1.0  # seconds between two looks whether the sweep's leader has made a manifest
 SWEEPING, RECORDS, COMPACTS = "sweep", "recording of what a restore needs", "compaction"
-"""What leaders do, as their failures are told."""
-TOLD = 20  # paths that are published of each kind; the rest is counted
+"""The tasks, as they are named where one fails."""
+SHOWN = 20  # paths that are published of each kind; the rest is counted
 
 
 def policy(config: CaptureConfig) -> Policy:
@@ -66,9 +66,9 @@ def policy(config: CaptureConfig) -> Policy:
 
 @dataclass
 class LoadedExposure:
-    """How other engines get to see the table: as an Iceberg table. What that takes is loaded with the first file.
+    """Publishes the table for other engines, as an Iceberg table. The code for it is loaded with the first file.
 
-    It is a second of imports and 65 MiB, which most leaders of a compaction would have for nothing.
+    It takes a second of imports and 65 MiB, and most leaders of a compaction do not need it.
     """
 
     store: Store
@@ -77,16 +77,16 @@ class LoadedExposure:
     _loaded: Exposure | None = None
 
     def is_due(self, table: Table, now: float) -> bool:
-        """Tell whether what engines see is to change. A table that has files has been announced before."""
+        """Tell whether the published table must change. A table that has files was announced before."""
         return self._loaded is not None and self._loaded.is_due(table, now)
 
     async def expose(self, store: Store, table: Table, *, token: int, now: float) -> Table:
-        """Write what engines read about the table that is about to be committed; return it with pointers to that."""
+        """Write the metadata of the table that is about to be committed; return the table with pointers to them."""
         loaded = await self._for(table)
         return await loaded.expose(store, table, token=token, now=now) if loaded else table
 
     async def announce(self, store: Store, table: Table) -> None:
-        """Tell readers that know no head of a committed table."""
+        """Announce a committed table to readers that do not read the head."""
         if loaded := await self._for(table):
             await loaded.announce(store, table)
 
@@ -103,15 +103,15 @@ def _exposer(store: Store, rule: Expiry, node: str) -> Exposure:
 
 
 def retention(config: CaptureConfig) -> Retention:
-    """Return the rules of what may go."""
+    """Return the rules of what may be deleted."""
     return Retention(config.retention, config.limits.interval)
 
 
 @dataclass
 class Duty:
-    """The leaders' work on one archive. What fails is logged and tried again in the next round; capture goes on.
+    """The leaders' tasks on one archive. A task that fails is logged and tried again in the next round.
 
-    `failing` has a sentence for each work that failed when it was tried last, while this node leads it.
+    `failing` has a sentence for each task that failed the last time, while this node leads it.
     """
 
     natty: Natty
@@ -133,7 +133,7 @@ class Duty:
     async def sweep(self, term: Term) -> None:
         """Sweep for as long as the term lasts; LeadershipLostError when it ends."""
         sweeps, recording = Sweeps(self, term), TermHead(term, RECORDING, self.config.signer())
-        async with self._told(SWEEPING, RECORDS):
+        async with self._forget_failures_of(SWEEPING, RECORDS):
             while True:
                 term.check()
                 await self._attempt(SWEEPING, sweeps.run())
@@ -148,7 +148,7 @@ class Duty:
         head = TermHead(term, COMPACTION, self.config.signer())
         options, key_file = self.config.spark.options(), self.config.key_file
         driver = SparkDriver(options, log=self.spark_log, run=term.run_process, key_file=key_file)
-        async with self._told(COMPACTS), driver as engine:
+        async with self._forget_failures_of(COMPACTS), driver as engine:
             while True:
                 term.check()
                 slots = self.config.compaction.schedule()
@@ -163,8 +163,8 @@ class Duty:
                     await asyncio.sleep(min(pause, RETRY) if done is None else pause)
 
     @contextlib.asynccontextmanager
-    async def _told(self, *works: str) -> AsyncIterator[None]:
-        """Meanwhile, `failing` names those of these works that fail; when the term ends it forgets them."""
+    async def _forget_failures_of(self, *works: str) -> AsyncIterator[None]:
+        """When the body ends, remove these tasks from `failing`."""
         try:
             yield
         finally:
@@ -172,7 +172,7 @@ class Duty:
                 self.failing.pop(what, None)
 
     async def _attempt(self, what: str, work: Awaitable[Result]) -> Result | None:
-        """Return what the work did, None if it failed."""
+        """Return the result of a task, None if it failed."""
         try:
             done = await work
         except Fenced as error:
@@ -181,7 +181,7 @@ class Duty:
             raise
         except (CaptureError, NattyError) as error:
             failed = f"the {what} failed: {error}"
-            if self.failing.get(what) != failed:  # once for what goes on: capture status says it meanwhile
+            if self.failing.get(what) != failed:  # logged once while it lasts; capture status shows it
                 log.error("%s", failed, extra={"action": "duty_failed"})
             self.failing[what] = failed
             return None
@@ -189,7 +189,7 @@ class Duty:
         return done
 
     async def write_recording(self, head: TermHead) -> None:
-        """Write down what a restore will need besides messages. Fenced, CaptureError, NattyError."""
+        """Record what a restore needs besides messages. Fenced, CaptureError, NattyError."""
         manifest = await SWEEP.reader(self.natty, self.config.name)()
         await record(
             self.store,
@@ -230,11 +230,12 @@ class Duty:
         return done
 
     async def _rule(self) -> Expiry:
-        """Return what `[table]` says, with the location that the table has for as long as nodes disagree on it.
+        """Return `[table]`, with the table's present location while the nodes disagree on it.
 
-        Metadata are absolute: else each new leader would write all of them anew, and the table would lose its past.
+        Metadata contain absolute paths: otherwise each new leader would rewrite them all, and the table would lose its
+        history.
         """
-        differing = await self._differing()
+        differing = await self._find_difference()
         if not differing:
             return self.config.table
         log.error("the table stays where it is: %s", differing, extra={"action": "locations_differ"})
@@ -242,8 +243,8 @@ class Duty:
         table = Table() if head is None else await chain.read(self.store, head, Table)
         return msgspec.structs.replace(self.config.table, location=base_location(table.iceberg) or self.location)
 
-    async def _differing(self) -> str:
-        """Return by what nodes differ in where the archive lies, or why that is not known; "" if they agree."""
+    async def _find_difference(self) -> str:
+        """Return how nodes differ in the archive's location, or why that is not known; "" if they agree."""
         try:
             said = (await Board(self.natty, self.config.name).read()).locations
         except (CaptureError, NattyError) as error:
@@ -251,7 +252,7 @@ class Duty:
         return disagreement({**said, self.node: self.location})
 
     async def _earlier_time(self) -> float:
-        """Return what is earlier, our time or the server's: nothing goes too early because one of them is ahead."""
+        """Return the earlier of our time and the server's: nothing expires too early because one of them is ahead."""
         info = await self.natty.jetstream.request(f"STREAM.INFO.{self.config.stream}")
         return min(self.clock(), server_time(info))
 
@@ -267,7 +268,7 @@ class Sweeps:
         self._since = duty.clock()
         self._streams = {duty.config.stream}
         self._covered: dict[tuple[int, int], dict[str, Coverage]] = {}  # of the last manifest and table
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._healer = Healer(
             duty.natty,
             duty.config,
@@ -281,9 +282,9 @@ class Sweeps:
         return f"Sweeps({self._term!r})"
 
     async def run(self) -> SweepReport:
-        """Sweep once and publish the archive's state. How far streams are captured is asked first: see `Progress`.
+        """Sweep once and publish the archive's state. The progress of streams is read first: see `Progress`.
 
-        Fenced or LeadershipLostError if the term is over; CaptureError. A state that can't be published is told of.
+        Fenced or LeadershipLostError if the term is over; CaptureError. A state that can't be published is logged.
         """
         duty, config, elapsed = self._duty, self._duty.config, asyncio.get_running_loop().time
         began = elapsed()
@@ -298,20 +299,20 @@ class Sweeps:
             now=now,
             grace=config.sweep.grace,
             node=duty.node,
-            retention=retention(config) if progress else EVERYTHING,  # nothing goes by one clock alone
+            retention=retention(config) if progress else EVERYTHING,  # nothing expires by one clock alone
             begins={one.stream: one.first for one in progress},
             trust=config.trust(),
         )
         await duty.store.remove_leftovers(config.sweep.grace, now)
-        captured = await self._captured(report, progress)
+        captured = await self._read_streams(report, progress)
         state = self._state(report, captured, now, elapsed() - began)
-        self._tell(report, captured, await self._publish(state))
+        self._log(report, captured, await self._publish(state))
         return report
 
-    async def _captured(self, report: SweepReport, progress: list[Progress]) -> list[StreamState]:
-        """Return how far each stream is captured, as far as the server said. Store what no node has stored."""
+    async def _read_streams(self, report: SweepReport, progress: list[Progress]) -> list[StreamState]:
+        """Return how far each stream is captured, where the server said so. Store what no node has stored."""
         picture = picture_of(report)
-        if picture.manifest.of_table > picture.table.number:  # what the sweep was told of the table lags behind
+        if picture.manifest.of_table > picture.table.number:  # the sweep has read an older table
             return [one.state(None, None) for one in progress]
         numbers = picture.manifest.number, picture.table.number
         if numbers not in self._covered:
@@ -321,7 +322,7 @@ class Sweeps:
         return [await self._healer.state(one, covered.get(one.stream, Coverage())) for one in progress]
 
     async def _publish(self, state: ArchiveState) -> list[str]:
-        """Publish the state; return what went wrong with that."""
+        """Publish the state; return what went wrong."""
         try:
             published = await self._board.publish(state)
         except NattyError as error:
@@ -342,8 +343,8 @@ class Sweeps:
             let_go=report.let_go,
             expired=report.expired,
             deleted=report.removed_entries + report.removed_objects,
-            dangling=report.dangling[:TOLD],
-            unreadable=report.unreadable[:TOLD],
+            dangling=report.dangling[:SHOWN],
+            unreadable=report.unreadable[:SHOWN],
             table=table.number,
             files=len(table.files),
             rows=sum(one.count for one in table.files),
@@ -365,8 +366,8 @@ class Sweeps:
             store=duty.store.url,
         )
 
-    def _tell(self, report: SweepReport, streams: list[StreamState], unpublished: list[str]) -> None:
-        """Log what was done; and what is wrong, once."""
+    def _log(self, report: SweepReport, streams: list[StreamState], unpublished: list[str]) -> None:
+        """Log what was done; log once what is wrong."""
         adopted, expired = report.adopted, report.expired
         if adopted or expired:
             text = "%s swept: %d blocks adopted, %d removed by retention"
@@ -376,11 +377,11 @@ class Sweeps:
         notes = [note for one in streams for note in (one.gaps_sentence(), one.awaited_sentence()) if note]
         for level, sentences in ((logging.ERROR, errors), (logging.WARNING, unpublished), (logging.INFO, notes)):
             for sentence in sentences:
-                if sentence not in self._told:
+                if sentence not in self._logged:
                     log.log(level, "the sweep found: %s", sentence, extra={"action": "sweep_found"})
-        self._told = {*errors, *unpublished, *notes}
+        self._logged = {*errors, *unpublished, *notes}
 
 
 def picture_of(report: SweepReport) -> Picture:
-    """Return the archive as a sweep left it, beside the table that it was told of."""
+    """Return the archive after a sweep, with the table that the sweep has read."""
     return Picture(report.manifest, report.table or first_table(report.manifest))

@@ -16,7 +16,7 @@ from natty.metrics import http, telemetry
 
 
 class NodeCollector(Collector):
-    """Reads the figures of a process's nodes when it is asked: the hot path counts nothing for it."""
+    """Reads the figures of a process's nodes at each scrape: the hot path counts nothing for it."""
 
     def __init__(self, running: Node | Several) -> None:
         self._running = running
@@ -47,7 +47,7 @@ class NodeCollector(Collector):
 
 
 def serve(running: Node | Several, address: str, guard: http.Guard | None = None) -> AbstractAsyncContextManager[int]:
-    """Meanwhile, serve `/metrics`, `/livez` and `/readyz` on "host:port" (":9100" is every address).
+    """While the body runs, serve `/metrics`, `/livez` and `/readyz` on "host:port" (":9100" is every address).
 
     natty's ConfigError if the address is none, or can't be had.
     """

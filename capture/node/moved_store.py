@@ -1,4 +1,4 @@
-"""Whether a store is the one in which an archive's history is: compared with what NATS knows, before a node starts."""
+"""Checks, before a node starts, that the store holds the archive's history: compares it with what NATS knows."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ WAYS_ON = (
 async def check_not_moved(natty: Natty, store: Store, config: CaptureConfig) -> None:
     """Make sure that the archive's history, if it has one, is in this store. OtherStoreError; it changes nothing.
 
-    What NATS knows is asked first, the store after it: what another node does meanwhile is then in the store. Stores
+    NATS is read first, the store after it, so that the store has what another node does in between. Stores
     are compared by what they hold, not by their URLs: a copy is the archive, and so is another spelling.
 
-    A store that has lost only its newest manifest is damaged, and still the archive's: sweeps say so, nodes go on.
+    A store that has lost only its newest manifest is damaged, and still the archive's: sweeps report it, nodes run.
     """
     head = await SWEEP.reader(natty, config.name)()
     states = await consumer_states(natty, config)
@@ -48,7 +48,7 @@ async def check_not_moved(natty: Natty, store: Store, config: CaptureConfig) -> 
 async def _has(natty: Natty, store: Store, config: CaptureConfig, head: Head) -> bool:
     """Tell whether the store holds the chain that the head is of: this manifest, or later ones.
 
-    A head that went back, with NATS' disk, names one that was cleaned up; whoever leads then takes the newest.
+    A head that went back, with NATS' disk, names a manifest that was deleted; the next leader takes the newest one.
     """
     found = {
         one.path: parts[0] for one in await store.list(Manifest.FOLDER) if (parts := document_parts(Manifest, one.path))
@@ -67,7 +67,7 @@ async def _is_captured(store: Store, stream: str) -> bool:
 
 
 async def _known_store(natty: Natty, config: CaptureConfig) -> str:
-    """Return the URL at which the archive was swept last; "" if nobody has published it."""
+    """Return the URL at which the archive was swept last; "" if that is not published."""
     try:
         state = (await Board(natty, config.name).read()).state
     except (CaptureError, NattyError):

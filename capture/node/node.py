@@ -1,3 +1,5 @@
+"""A node: one process of the fleet. It captures a stream, and runs a leader's tasks while it is elected."""
+
 from __future__ import annotations
 
 import asyncio
@@ -13,7 +15,7 @@ from typing import Any
 from capture.archive.heads import COMPACTION, SWEEP
 from capture.archive.identity import claim
 from capture.config.consumers import consumers
-from capture.config.reload import reloaded
+from capture.config.reload import plan_reload
 from capture.config.settings import CaptureConfig
 from capture.decoders import decoder
 from capture.errors import CaptureError, NotDrained
@@ -24,9 +26,8 @@ from capture.ingest.commit import Acknowledger, CommitOptions, Committer
 from capture.ingest.durable import TOGETHER, Durable, prepare
 from capture.ingest.group_source import GroupSource, roster_key
 from capture.ingest.hooks import Completion, Hook, hook
-from capture.ingest.in_flight import InFlight
 from capture.ingest.layout import layout
-from capture.ingest.pipeline import capture
+from capture.ingest.pipeline import InFlight, capture
 from capture.ingest.source import Source, stream_info
 from capture.ingest.startup import Start
 from capture.node.leader_tasks import Duty
@@ -42,7 +43,7 @@ from natty.errors import ConsumerNotFoundError, StreamNotFoundError
 from natty.names import check_name
 from natty.wire.background import keep_up
 
-LONGEST_TROUBLE = 1000  # characters of a sentence about what fails, in what the node says of itself
+LONGEST_TROUBLE = 1000  # characters of a sentence about a failure in the state that the node publishes
 
 log = logging.getLogger("capture.node")
 life = logging.getLogger("capture.run")
@@ -53,7 +54,7 @@ RELOAD = {"action": "reload"}
 
 
 class Node:
-    """One process of the fleet: it captures always, and sweeps or compacts while it leads the one or the other."""
+    """A process of the fleet. It always captures; it sweeps or compacts while it is the elected leader of that."""
 
     def __init__(
         self,
@@ -63,9 +64,10 @@ class Node:
         load: Callable[[], CaptureConfig] | None = None,
         on_reload: Callable[[CaptureConfig], None] | None = None,
     ) -> None:
-        """`on_store_complete` is called as `capture.ingest.hooks.Hook` says, in the place of the configured one.
+        """`on_store_complete` is called instead of the configured hook, as `capture.ingest.hooks.Hook` says.
 
-        `load` reads the configuration anew at SIGHUP, which does what it ever does without; `on_reload` is told then.
+        `load` reads the configuration again at SIGHUP; without it, SIGHUP keeps its usual meaning. `on_reload` is
+        called with the new configuration.
         """
         self.config = config
         self.name = config.node or default_node_name()
@@ -79,9 +81,9 @@ class Node:
         self._layout = layout(config.layout)
         self._blocks = OpenBlocks(config.block_limits(), config.buffers.spill())
         self._duty: Duty | None = None
-        self._completions: Hook | None = None  # where the user's hook is told of them
-        self._settled = 0  # messages that were stored, or handed back before it was told to stop
-        self._unstored = 0  # the rest of what was read by then
+        self._completions: Hook | None = None  # calls the user's hook
+        self._settled = 0  # messages that were stored, or handed back before the stop
+        self._unstored = 0  # the other messages that were read before the stop
         self._in_flight = InFlight(self._blocks, config.slots, stop_on_failure=config.on_store_failure == "stop")
         self._since = time.time()
         self._decode = decoder(config.decoder)
@@ -99,30 +101,29 @@ class Node:
         return f"Node({self.name!r}, {self.config.stream} → {self.store.url}, {dict(self.stored)})"
 
     async def run(self) -> None:
-        """Run until SIGTERM or SIGINT: then what was read is stored and acked, and office is left.
+        """Run until SIGTERM or SIGINT; then store and acknowledge what was read, and resign from elections.
 
-        A server or a store that is away when it starts is waited for, as `Start` says. Told to stop meanwhile, it ends
-        without having begun. A second signal ends the process at once.
-        Raises NattyError when the stream is missing, or the server does not let us in; StoreError when the store
-        doesn't, or when a block could not be stored, if the configuration says so; NotStarted when what was waited for
-        did not come; NotDrained when not all was stored that was read before the stop.
+        At the start it waits for a server or a store that is away, as `Start` says. A second signal ends the process at
+        once. NattyError if the stream is missing or the server refuses access; StoreError if the store refuses access,
+        or if a block could not be stored and the configuration says to stop; NotStarted if the server or the store did
+        not come in time; NotDrained if messages that were read before the stop could not be stored in time.
         """
         settings = {"name": f"capture {self.name}", **self.config.nats}
         with reloading(self.reload) if self._load else contextlib.nullcontext():
-            async with self._stopping.scope(), self.start.entered(lambda: Natty(**settings)) as natty:
+            async with self._stopping.scope(), self.start.enter(lambda: Natty(**settings)) as natty:
                 await self._work(natty)
         self._conclude()
 
     async def run_beside(self, natty: Natty) -> None:
-        """Run over a connection that other nodes of this process use, too, until `stop`; it raises as `run` does."""
-        if not self._stopping.told:
+        """Run until `stop` over a connection that this process shares with other nodes. Raises as `run` does."""
+        if not self._stopping.requested:
             async with self._stopping.scope(()):
                 await self._work(natty)
             self._conclude()
 
     def stop(self) -> None:
         """Stop as at SIGTERM. Idempotent."""
-        self._stopping.tell()
+        self._stopping.request()
 
     async def _work(self, natty: Natty) -> None:
         self.natty = natty
@@ -149,7 +150,7 @@ class Node:
             )
 
     def state(self) -> NodeState:
-        """Return what the node says of itself."""
+        """Return the state that the node publishes."""
         limits, due = self._blocks.limits, self._blocks.next_due(time.monotonic())
         open_for = None if due is None else limits.max_age - due
         return NodeState(
@@ -168,12 +169,12 @@ class Node:
         )
 
     def _refused(self) -> list[str]:
-        """Return what the server refuses this node at the moment, in sentences."""
+        """Return a sentence for each permission that the server refuses this node at the moment."""
         refused = self.natty.connection.refusals.recent() if self.natty else []
         return [f"the server refused: {one}: give the node's user that permission" for one in refused]
 
     async def _claim(self, natty: Natty) -> list[Durable]:
-        """Make what is missing, and return the consumers to read. It may be done again."""
+        """Create what is missing, and return the consumers to read. Idempotent."""
         stream = await stream_info(natty, self.config.stream)
         await check_not_moved(natty, self.store, self.config)
         await claim(self.store, self.config.name, self.config.stream, stream["created"], self.config.signer())
@@ -185,7 +186,7 @@ class Node:
     async def _capture(self, natty: Natty, durables: list[Durable]) -> None:
         config = self.config
         told = Hook(self._hook) if self._hook else contextlib.nullcontext()
-        async with told as self._completions, self.start.entered(lambda: self._source(natty, durables)) as source:
+        async with told as self._completions, self.start.enter(lambda: self._source(natty, durables)) as source:
             commit = self._committer(source, self._settle).commit
 
             def stop() -> float:
@@ -196,16 +197,16 @@ class Node:
             try:
                 with self._stopping.draining(stop):
                     self.start.over = True
-                    life.info("%s", self._beginning(durables), extra={"action": "began"})
+                    life.info("%s", self._describe_start(durables), extra={"action": "began"})
                     blocks, in_flight = self._blocks, self._in_flight
-                    await capture(source, self._decode, self._partition, blocks, commit, in_flight=in_flight)
+                    await capture(source, self._decode.decode, self._partition, blocks, commit, in_flight=in_flight)
             except (ConsumerNotFoundError, StreamNotFoundError) as error:
-                raise type(error)(_ended(error, config), code=error.code, err_code=error.err_code) from error
+                raise type(error)(_explain_end(error, config), code=error.code, err_code=error.err_code) from error
             finally:
-                self._unstored = source.read - self._settled if self._stopping.told else 0
+                self._unstored = source.read - self._settled if self._stopping.requested else 0
 
     def _committer(self, acknowledger: Acknowledger, completed: Callable[[Completion], None]) -> Committer:
-        """Return what stores blocks as configured; `completed` is called, and then the user's hook."""
+        """Return what stores blocks as configured. It calls `completed`, and then the user's hook."""
         config = self.config
         options = CommitOptions(
             node=self.name,
@@ -223,7 +224,7 @@ class Node:
         return Committer(self.store, self.writer, acknowledger, options, layout=self._layout, on_complete=on_complete)
 
     async def _store_messages(self, messages: AsyncIterable[Batch], acknowledger: Acknowledger) -> None:
-        """Store what the sweep's leader has read, as what is delivered is stored. StoreError."""
+        """Store messages that the sweep's leader has read, in the same way as delivered ones. StoreError."""
 
         def completed(completion: Completion) -> None:
             self._count(completion)
@@ -232,9 +233,9 @@ class Node:
 
         blocks, commit = OpenBlocks(self._blocks.limits), self._committer(acknowledger, completed).commit
         in_flight = InFlight(blocks, self.config.slots)
-        await capture(messages, self._decode, self._partition, blocks, commit, in_flight=in_flight)
+        await capture(messages, self._decode.decode, self._partition, blocks, commit, in_flight=in_flight)
 
-    def _beginning(self, durables: list[Durable]) -> str:
+    def _describe_start(self, durables: list[Durable]) -> str:
         names = ", ".join(one.name for one in durables)
         where = f"through consumer {names}" if len(durables) == 1 else f"through {len(durables)} consumers, {names}"
         return f"{self.name} captures {self.config.stream} into {self.store.url}, {where}"
@@ -264,16 +265,16 @@ class Node:
 
     def _settle(self, completion: Completion) -> None:
         self._count(completion)
-        if completion.error is None or not self._stopping.told:
+        if completion.error is None or not self._stopping.requested:
             self._settled += completion.count
 
     def reload(self) -> None:
-        """Go on with what may change in a running node. A configuration that can't be used changes nothing."""
+        """Apply the settings that may change in a running node. A configuration that can't be used changes nothing."""
         assert self._load is not None
         try:
-            change = reloaded(self.config, self._load())
+            change = plan_reload(self.config, self._load())
         except CaptureError as error:
-            log.error("nothing was reloaded, the old configuration stays: %s", error, extra={"action": "reload"})
+            log.error("nothing was plan_reload, the old configuration stays: %s", error, extra={"action": "reload"})
             return
         self.config = change.config
         self._blocks.change(change.config.block_limits())
@@ -295,7 +296,7 @@ class Node:
         )
 
     async def _campaigns(self, natty: Natty) -> list[asyncio.Task[None]]:
-        """Be a candidate for both offices, or for the sweep alone where Spark can't run."""
+        """Be a candidate for both leaders' tasks, or for the sweep alone where Spark can't run."""
         config = self.config
         spark_log = Path(config.log) / f"spark-{self.name}.log" if config.log else None
         duty = self._duty = Duty(natty, self.store, config, self.name, spark_log=spark_log)
@@ -303,7 +304,7 @@ class Node:
         offices = [(SWEEP.election(config.name), config.lease, duty.sweep)]
         if reason := await asyncio.to_thread(unavailable, config.spark.options()):
             log.warning(
-                "%s is no candidate for the compaction, other nodes are: %s",
+                "%s is not a candidate for the compaction, other nodes are: %s",
                 self.name,
                 reason,
                 extra={"action": "no_spark"},
@@ -317,7 +318,7 @@ class Node:
         ]
 
     async def _campaign(self, election: Election, work: Callable[[Term], Awaitable[None]]) -> None:
-        """Be a candidate for as long as the node runs. A duty that fails is logged and taken up again, by somebody."""
+        """Be a candidate for as long as the node runs. A task that fails is logged, and the election starts again."""
         name, failure = election.options.name, ""
 
         async def serve(term: Term) -> None:
@@ -329,10 +330,10 @@ class Node:
             try:
                 await election.run(serve)
             except UnsupportedError as error:
-                log.error("this node is no candidate for %s: %s", name, error, extra={"action": "no_leader"})
+                log.error("this node is not a candidate for %s: %s", name, error, extra={"action": "no_leader"})
                 return
             except NattyError as error:
-                if str(error) != failure:  # once for what goes on, as a right that this node does not have
+                if str(error) != failure:  # logged once while it lasts, as a missing permission does
                     log.error("the campaign for %s failed: %s", name, error, extra={"action": "campaign_failed"})
                 failure = str(error)
             except Exception:
@@ -340,11 +341,11 @@ class Node:
             await asyncio.sleep(RETRY_DUTY)
 
 
-def _ended(error: JetStreamError, config: CaptureConfig) -> str:
-    """Return what becomes of a node whose stream or consumer was deleted while it read."""
+def _explain_end(error: JetStreamError, config: CaptureConfig) -> str:
+    """Return what to do where the stream or the consumer was deleted while the node read it."""
     if isinstance(error, StreamNotFoundError):
         return (
-            f"stream {config.stream} was deleted while this node captured it. What was captured is in the archive:"
+            f"stream {config.stream} was deleted while this node captured it. The captured messages are in the archive:"
             f" `capture verify` compares it with what was recorded of the stream, `capture restore` brings it back"
         )
     which = f"a consumer of group {config.group}" if config.group else f"consumer {config.durable}"
@@ -355,7 +356,7 @@ def _ended(error: JetStreamError, config: CaptureConfig) -> str:
 
 
 def _check(config: CaptureConfig) -> None:
-    """Check what a node uses only after it has connected, or when it leads. ConfigError, BadNameError."""
+    """Check the settings that a node uses only once it has connected, or leads. ConfigError, BadNameError."""
     for kind in ("stream", "durable", "group", "member"):
         if name := getattr(config, kind):
             check_name(kind, name)

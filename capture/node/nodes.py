@@ -1,4 +1,4 @@
-"""Several streams in one process, over one connection: a node for each, whose archives have nothing in common."""
+"""Several streams in one process, over one connection: a node for each, and an archive for each."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from natty import Natty, NattyError
 
 log = logging.getLogger("capture.several")
 
-RETRY_STREAM = 10.0  # seconds until a stream that failed is taken up again
-LEAVE_WITHIN = 10.0  # seconds that nodes have to leave when their own time to drain is over
+RETRY_STREAM = 10.0  # seconds until a stream that failed is tried again
+LEAVE_WITHIN = 10.0  # seconds that nodes have to end after their own time to drain
 
 
 class Several:
-    """The nodes of one process. Without `keep_going` the first stream that fails stops them all, as a signal would.
+    """The nodes of one process. Without `keep_going` the first stream that fails stops all of them, as a signal does.
 
-    With it the others go on, and the one that failed, or is not there yet, is taken up again every RETRY_STREAM seconds
-    until the process is stopped. `failing` says why each of these does not run at the moment.
+    With `keep_going` the others continue, and a stream that failed, or does not exist yet, is tried again every
+    RETRY_STREAM seconds until the process stops. `failing` says why each of these does not run at the moment.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Several:
         load: Callable[[], Sequence[CaptureConfig]] | None = None,
         on_reload: Callable[[CaptureConfig], None] | None = None,
     ) -> None:
-        """`load` and `on_reload` as for `Node`: at SIGHUP every node takes up what has changed for its stream."""
+        """`load` and `on_reload` are as for `Node`: at SIGHUP every node applies what has changed for its stream."""
         self._load, self._on_reload = load, on_reload
         self.nodes = [self._node(config) for config in configs]
         self.failing: dict[str, str] = {}
@@ -47,11 +47,11 @@ class Several:
         return f"Several({self.nodes}, {len(self.failing)} failing)"
 
     async def run(self) -> None:
-        """Run until SIGTERM or SIGINT, as `Node.run` does. Raises what a node has raised, once all have ended."""
+        """Run until SIGTERM or SIGINT, as `Node.run` does. Raises the first node's error once all nodes have ended."""
         first = self.nodes[0]
         settings = {"name": f"capture {first.name}", **first.config.nats}
         with reloading(self.reload) if self._load else contextlib.nullcontext():
-            async with self._stopping.scope(), self.start.entered(lambda: Natty(**settings)) as natty:
+            async with self._stopping.scope(), self.start.enter(lambda: Natty(**settings)) as natty:
                 with self._stopping.draining(self._stop):
                     async with asyncio.TaskGroup() as running:
                         for index in range(len(self.nodes)):
@@ -61,29 +61,29 @@ class Several:
 
     def stop(self) -> None:
         """Stop as at SIGTERM. Idempotent."""
-        self._stopping.tell()
+        self._stopping.request()
 
     async def _run(self, index: int, natty: Natty) -> None:
-        """Run a node, and another one in its place for as long as that fails and the others are to go on."""
-        while not await self._ended(self.nodes[index], natty):
+        """Run a node; if it fails and the others continue, replace it by a new one."""
+        while not await self._run_once(self.nodes[index], natty):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RETRY_STREAM):
                     await self._stopped.wait()
-            if self._stopping.told:
+            if self._stopping.requested:
                 return
             before = self.nodes[index]
             node = self.nodes[index] = self._node(before.config)
-            node.stored = before.stored  # what is counted goes on
+            node.stored = before.stored  # its counters continue
             del self.failing[node.config.stream]
 
-    async def _ended(self, node: Node, natty: Natty) -> bool:
-        """Run a node until it ends; False if it has failed and is to be taken up again."""
+    async def _run_once(self, node: Node, natty: Natty) -> bool:
+        """Run a node until it ends; False if it failed and must be started again."""
         try:
             await node.run_beside(natty)
         except (CaptureError, NattyError) as error:
             stream = node.config.stream
             log.error("stream %s failed: %s", stream, error, extra={"action": "stream_failed"})
-            if node.config.keep_going and not self._stopping.told:
+            if node.config.keep_going and not self._stopping.requested:
                 self.failing[stream] = str(error)
                 return False
             self._errors.append(error)
@@ -91,14 +91,14 @@ class Several:
         return True
 
     def _node(self, config: CaptureConfig) -> Node:
-        def again() -> CaptureConfig:
+        def load() -> CaptureConfig:
             assert self._load is not None
             for one in self._load():
                 if one.stream == config.stream:
                     return one
             raise CaptureError(f"stream {config.stream} is not configured any more: that needs a restart")
 
-        return Node(config, load=again, on_reload=self._on_reload)
+        return Node(config, load=load, on_reload=self._on_reload)
 
     def _stop(self) -> float:
         self._stopped.set()
@@ -107,6 +107,6 @@ class Several:
         return max(node.config.drain for node in self.nodes) + LEAVE_WITHIN
 
     def reload(self) -> None:
-        """Have every node take up what has changed for its stream."""
+        """Let every node apply what has changed for its stream."""
         for node in self.nodes:
             node.reload()

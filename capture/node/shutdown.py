@@ -1,4 +1,4 @@
-"""How a process ends that is told to: at once while it starts, within a deadline while it captures."""
+"""How a process stops at a signal: at once while it starts, within a deadline while it captures."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ RELOADS = getattr(signal, "SIGHUP", None)  # Windows has none
 
 
 class Stopping:
-    """The stop of one process; `told` is whether it was told to.
+    """The stop of one process; `requested` says whether it shall stop.
 
-    `async with scope():` runs the whole of it; in there, `with draining(…):` that part which is given time.
+    Run the whole process in `async with scope():`, and the part that gets time to end in `with draining(…):`.
     """
 
     def __init__(self) -> None:
-        self.told = False
+        self.requested = False
         self._scope: asyncio.Timeout | None = None
         self._began: Callable[[], float] | None = None
         self._ending = False
 
     def __repr__(self) -> str:
-        return f"Stopping({'told' if self.told else 'not told'})"
+        return f"Stopping({'requested' if self.requested else 'not requested'})"
 
     @contextlib.asynccontextmanager
     async def scope(self, signals: tuple[signal.Signals, ...] = STOPS) -> AsyncIterator[None]:
-        """Run the body until its end, or until its time is over: it is cancelled then, and this ends without an error.
+        """Run the body until its end or its deadline. At the deadline it is cancelled, and this ends without an error.
 
-        The signals, by default SIGTERM and SIGINT, tell it to stop. A second one ends the process at once, as if there
-        were no handler.
+        The signals, by default SIGTERM and SIGINT, request a stop. A second signal ends the process at once, as if
+        there were no handler.
         """
-        with _called_by(self.tell, signals):
+        with _handling(signals, self.request):
             try:
-                async with asyncio.timeout(0.0 if self.told else None) as self._scope:
+                async with asyncio.timeout(0.0 if self.requested else None) as self._scope:
                     yield
             except TimeoutError:
                 if self._scope is None or not self._scope.expired():
@@ -45,7 +45,7 @@ class Stopping:
 
     @contextlib.contextmanager
     def draining(self, begin: Callable[[], float]) -> Iterator[None]:
-        """Meanwhile, a stop calls `begin` and gives the body the seconds that it returns. What follows is not timed."""
+        """While the body runs, a stop calls `begin`, and cancels the body after the seconds that it returns."""
         self._began = begin
         try:
             yield
@@ -54,11 +54,11 @@ class Stopping:
             if self._scope is not None and not self._scope.expired():
                 self._scope.reschedule(None)
 
-    def tell(self) -> None:
-        """Stop. Idempotent."""
-        if self.told:
+    def request(self) -> None:
+        """Request the stop. Idempotent."""
+        if self.requested:
             return
-        self.told = True
+        self.requested = True
         if self._scope is not None and not self._ending:
             within = self._began() if self._began else 0.0
             self._scope.reschedule(asyncio.get_running_loop().time() + within)
@@ -66,7 +66,7 @@ class Stopping:
 
 @contextlib.contextmanager
 def reloading(reload: Callable[[], None]) -> Iterator[None]:
-    """Meanwhile, SIGHUP calls `reload`, as often as it comes."""
+    """While the body runs, each SIGHUP calls `reload`."""
     if RELOADS is None:
         yield
         return
@@ -80,8 +80,8 @@ def reloading(reload: Callable[[], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _called_by(tell: Callable[[], None], numbers: tuple[signal.Signals, ...]) -> Iterator[None]:
-    """Meanwhile, the first of these signals calls `tell`; from then on they end the process."""
+def _handling(numbers: tuple[signal.Signals, ...], call: Callable[[], None]) -> Iterator[None]:
+    """While the body runs, the first of these signals calls `call`; from then on they end the process."""
     loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in numbers}
 
@@ -89,7 +89,7 @@ def _called_by(tell: Callable[[], None], numbers: tuple[signal.Signals, ...]) ->
         for number in numbers:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
-        tell()
+        call()
 
     for number in numbers:
         loop.add_signal_handler(number, first)

@@ -5,7 +5,7 @@ from typing import Any
 
 from capture.decoders.contract import BY_BATCH
 from capture.errors import ConfigError
-from capture.ingest.plugin import load
+from capture.ingest.hooks import load_function
 from capture.partitioners.contract import Partitioner, guarded, per_record
 from capture.partitioners.decoder import ByDecoder
 from capture.partitioners.field import Field
@@ -24,7 +24,7 @@ def partitioner(spec: str) -> Partitioner[Any]:
     name, _, argument = spec.partition(":")
     if name in _MADE:
         return _MADE[name](argument)
-    found = load(spec, "partitioner", KNOWN)
+    found = load_function(spec, "partitioner", KNOWN)
     return guarded(found) if hasattr(found, BY_BATCH) else per_record(found)
 
 

@@ -15,8 +15,10 @@ SCRATCH = ".tmp"
 REQUESTS_AT_ONCE = 16
 """To a store: each waits for the network most of its time."""
 
-_UNSTORABLE = re.compile(r"[\x00-\x1f\x7f\\]")
-"""Characters that not every kind of store keeps unchanged."""
+_PART = r"(?!\.\.?(?:/|\Z))[^/\\\x00-\x1f\x7f]+"  # neither "." nor "..", and only what every store keeps as it is
+
+is_path = re.compile(rf"(?!{re.escape(SCRATCH)}(?:/|\Z)){_PART}(?:/{_PART})*").fullmatch
+"""Tell whether a text names an object inside a store: a match if it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +76,12 @@ class Store(Protocol):
 
 def checked_path(path: str) -> str:
     """Return the path if it names an object inside a store, or raise StoreError."""
-    parts = path.split("/")
-    if any(part in ("", ".", "..") for part in parts) or parts[0] == SCRATCH or _UNSTORABLE.search(path):
-        raise StoreError(
-            f"{path!r} is not a path inside a store: relative, '/' between its parts, none of them '..', "
-            f"no backslash, no control characters"
-        )
-    return path
+    if is_path(path):
+        return path
+    raise StoreError(
+        f"{path!r} is not a path inside a store: relative, '/' between its parts, none of them '..', "
+        f"no backslash, no control characters"
+    )
 
 
 def checked_range(start: int, length: int) -> None:

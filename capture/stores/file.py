@@ -22,7 +22,7 @@ from capture.errors import (
     StoreUnfitError,
     StoreUnreadableError,
 )
-from capture.stores.contract import SCRATCH, Listing, ObjectInfo, checked_path, checked_range
+from capture.stores.contract import SCRATCH, Listing, ObjectInfo, checked_path, checked_range, is_path
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 UNREADABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ESTALE}
@@ -57,7 +57,6 @@ class FileStore:
 
     async def put(self, path: str, data: bytes | Path, *, if_absent: bool = True) -> None:
         """As in the contract. Returns when the file and every new folder above it are synced to the disk."""
-        checked_path(path)
         await to_thread(self._put, path, data, if_absent)
 
     async def get(self, path: str) -> bytes:
@@ -88,7 +87,9 @@ class FileStore:
 
     def file(self, path: str) -> Path:
         """Return where an object is. StoreUnreadableError if a symbolic link leads there."""
-        self._refuse_links(checked_path(path))
+        if not is_path(path):
+            checked_path(path)  # raises what is wrong with it
+        self._refuse_links(path)
         return self.root / path
 
     def _refuse_links(self, path: str) -> None:

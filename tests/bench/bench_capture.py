@@ -120,6 +120,7 @@ async def captured(natty: Natty, server: NatsServer, messages: int, run: Run) ->
 
 def start(server: NatsServer, folder: Path, run: Run, log: IO[bytes]) -> subprocess.Popen[bytes]:
     settings = {"ACK": run.ack, "BUFFERS__KIND": run.buffers, "BUFFERS__FOLDER": str(folder)}
+    settings["ARCHIVE"] = folder.name  # a node refuses an archive that was in another folder
     environment = os.environ | {f"CAPTURE_{name}": value for name, value in settings.items()}
     environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(command(server, folder / "archive", run), stdout=log, stderr=log, env=environment)

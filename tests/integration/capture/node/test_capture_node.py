@@ -13,8 +13,7 @@ from capture.decoders import decoder
 from capture.formats import parquet, writer
 from capture.ingest.block import Limits, OpenBlocks
 from capture.ingest.commit import Committer
-from capture.ingest.in_flight import InFlight
-from capture.ingest.pipeline import capture
+from capture.ingest.pipeline import InFlight, capture
 from capture.ingest.source import Source
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
@@ -26,6 +25,7 @@ from capture.verification.check import check
 
 READS = """
 import sys
+from dataclasses import replace
 import capture.node.node
 from capture.cli import main
 
@@ -42,7 +42,7 @@ def counting(spec):
             print("everything was read", flush=True)
         return records
 
-    return counted
+    return replace(decode, decode=counted)
 
 capture.node.node.decoder = counting
 sys.argv = ["capture", "run", "--config", sys.argv[1], "--node-name", "reader"]

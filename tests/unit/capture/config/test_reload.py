@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from capture.config.load import load, settings
-from capture.config.reload import LIVE, reloaded
+from capture.config.reload import LIVE, plan_reload
 from capture.config.settings import CaptureConfig
 from capture.errors import ConfigError
 
@@ -16,14 +16,14 @@ def config(**flags: Any) -> CaptureConfig:
 
 
 def test_an_equal_configuration_changes_nothing() -> None:
-    change = reloaded(config(), config())
+    change = plan_reload(config(), config())
     assert (change.config, change.changed, change.kept) == (config(), [], [])
 
 
 def test_what_is_live_changes_and_the_rest_is_named_and_kept() -> None:
     running = config(decoder="json", limits__max_age=5.0)
     wanted = config(decoder="raw", durable="other", limits__max_age=7.5, limits__interval=60.0, sweep__every=3.0)
-    change = reloaded(running, wanted)
+    change = plan_reload(running, wanted)
     assert change.config == config(decoder="json", limits__max_age=7.5, sweep__every=3.0)
     assert change.changed == ["limits.max_age = 7.5", "sweep.every = 3.0"]
     assert change.kept == ["durable", "decoder", "limits.interval"]
@@ -34,20 +34,20 @@ def test_every_live_setting_is_one() -> None:
 
 
 def test_levels_of_loggers_change_as_a_whole() -> None:
-    change = reloaded(config(), config(logging__loggers={"natty": "debug", "capture.sweep": "info"}))
+    change = plan_reload(config(), config(logging__loggers={"natty": "debug", "capture.sweep": "info"}))
     assert change.config.logging.loggers == {"natty": "debug", "capture.sweep": "info"}
 
 
 def test_a_longer_grace_is_taken_up_and_a_shorter_one_is_not() -> None:
-    change = reloaded(config(sweep__grace=900.0), config(sweep__grace=1800.0))
+    change = plan_reload(config(sweep__grace=900.0), config(sweep__grace=1800.0))
     assert (change.config.sweep.grace, change.kept) == (1800.0, [])
-    change = reloaded(config(sweep__grace=900.0), config(sweep__grace=60.0, sweep__every=1.0))
+    change = plan_reload(config(sweep__grace=900.0), config(sweep__grace=60.0, sweep__every=1.0))
     assert (change.config.sweep.grace, change.config.sweep.every, change.kept) == (900.0, 1.0, ["sweep.grace"])
 
 
 def test_limits_that_contradict_the_running_consumer_are_refused_though_the_file_agrees_with_itself() -> None:
     with pytest.raises(ConfigError, match=r"max_age 200.0 s must be below the consumer's ack_wait 120.0 s"):
-        reloaded(config(ack_wait=120.0), config(ack_wait=300.0, limits__max_age=200.0))
+        plan_reload(config(ack_wait=120.0), config(ack_wait=300.0, limits__max_age=200.0))
 
 
 @pytest.mark.parametrize(

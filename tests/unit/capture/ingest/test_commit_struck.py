@@ -21,8 +21,7 @@ from capture.errors import StoreError
 from capture.formats import parquet, writer
 from capture.ingest.block import Limits, OpenBlocks
 from capture.ingest.commit import CommitOptions, Committer
-from capture.ingest.in_flight import InFlight
-from capture.ingest.pipeline import capture
+from capture.ingest.pipeline import InFlight, capture
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.sweep import sweep

@@ -97,8 +97,8 @@ async def test_telling_a_hook_that_hangs_takes_no_time_and_its_end_does_not_wait
         for number in range(1, 6):
             telling(completion(number))
     assert (telling.dropped, len(telling._waiting)) == (2, 3)
-    assert "it is not told of every block" in caplog.text
-    assert "was not told of all" in caplog.text
+    assert "it is not called for every block" in caplog.text
+    assert "was not called for all" in caplog.text
 
 
 def test_a_hook_is_named_by_module_and_function() -> None:

@@ -13,8 +13,7 @@ from patient import PATIENCE
 from capture.decoders import decoder
 from capture.errors import StoreError
 from capture.ingest.block import BLOCK_MEMORY, RECORD_MEMORY, Limits, OpenBlocks, SealedBlock
-from capture.ingest.in_flight import WRITING, InFlight
-from capture.ingest.pipeline import capture
+from capture.ingest.pipeline import WRITING, InFlight, capture
 from capture.ingest.record import Records
 from capture.ingest.spill import Spill
 from capture.partitioners import partitioner

@@ -16,8 +16,7 @@ from capture.errors import StoreError
 from capture.formats import parquet
 from capture.ingest.block import Limits, OpenBlocks, SealedBlock
 from capture.ingest.commit import CommitOptions, Committer
-from capture.ingest.in_flight import InFlight
-from capture.ingest.pipeline import capture
+from capture.ingest.pipeline import InFlight, capture
 from capture.partitioners import partitioner
 from capture.stores.memory import MemoryStore
 from natty.wire.ack import ack_tokens

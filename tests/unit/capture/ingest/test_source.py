@@ -108,8 +108,8 @@ def acked(replies: list[bytes]) -> list[int]:
 
 
 def come(floor: Floor, batch: Batch) -> None:
-    floor.arrived(batch.replies)
-    floor.read(batch)
+    floor.note_delivery(batch.replies)
+    floor.note_batch(batch)
 
 
 def test_of_blocks_that_are_stored_out_of_order_only_the_prefix_without_a_gap_is_acked() -> None:
@@ -117,29 +117,29 @@ def test_of_blocks_that_are_stored_out_of_order_only_the_prefix_without_a_gap_is
     first, second, third = ([delivered(n, n) for n in range(start, start + 3)] for start in (1, 4, 7))
     for some in (first, second, third):
         come(floor, batch_of(*some))
-    assert floor.stored(second) == []
-    assert floor.stored(first[1:]) == []
-    assert acked(floor.stored(first[:1])) == [6]
-    assert acked(floor.stored(third[:2])) == [6]
-    assert acked(floor.stored(third[2:])) == [9]
+    assert floor.note_stored(second) == []
+    assert floor.note_stored(first[1:]) == []
+    assert acked(floor.note_stored(first[:1])) == [6]
+    assert acked(floor.note_stored(third[:2])) == [6]
+    assert acked(floor.note_stored(third[2:])) == [9]
 
 
 def test_an_ack_that_got_lost_is_repeated_with_the_next_block() -> None:
     floor = Floor()
     come(floor, batch_of(delivered(1, 1)))
     come(floor, batch_of(delivered(2, 2)))
-    assert acked(floor.stored([delivered(1, 1)])) == [1]
+    assert acked(floor.note_stored([delivered(1, 1)])) == [1]
     come(floor, batch_of(delivered(1, 3, times=2)))
-    assert acked(floor.stored([delivered(1, 3, times=2)])) == [1]
+    assert acked(floor.note_stored([delivered(1, 3, times=2)])) == [1]
 
 
 def test_what_was_handed_back_holds_the_acks_until_it_is_stored_after_all() -> None:
     floor = Floor()
     come(floor, batch_of(delivered(1, 1), delivered(2, 2)))
     come(floor, batch_of(delivered(3, 3)))
-    assert floor.stored([delivered(2, 2), delivered(3, 3)]) == []
+    assert floor.note_stored([delivered(2, 2), delivered(3, 3)]) == []
     come(floor, batch_of(delivered(1, 4, times=2)))
-    assert acked(floor.stored([delivered(1, 4, times=2)])) == [3]
+    assert acked(floor.note_stored([delivered(1, 4, times=2)])) == [3]
 
 
 @pytest.mark.parametrize("numbers", [(4,), (3, 5), (2, 3), (1, 2), (3, 4, 6)])
@@ -150,8 +150,8 @@ def test_a_delivery_that_did_not_come_here_ends_all_acks_before_it(numbers: tupl
     came = [delivered(10 + n, n) for n in numbers]
     with pytest.raises(DeliveryGap, match=r"^after delivery 2 came \d, numbered \d to \d$"):
         come(floor, batch_of(*came))
-    floor.stored(came)
-    assert acked(floor.stored(before)) == [12]
+    floor.note_stored(came)
+    assert acked(floor.note_stored(before)) == [12]
 
 
 class AckAll:
@@ -187,7 +187,7 @@ def test_whatever_comes_is_stored_fails_and_comes_again_nothing_is_acked_that_is
     def commit(key: str) -> None:
         replies, open_blocks[key] = open_blocks[key], []
         stored.update(acked(replies))
-        assert server.ack(floor.stored(replies)) <= stored
+        assert server.ack(floor.note_stored(replies)) <= stored
 
     last = 0
     for _ in range(200):

@@ -9,7 +9,7 @@ import pytest
 
 from capture import errors as capture_errors
 from capture.errors import ConfigError, NotStarted, StoreError, StoreFullError
-from capture.ingest.startup import FIRST_PAUSE, LONGEST_PAUSE, TELL_AGAIN, Start, may_pass, pauses
+from capture.ingest.startup import FIRST_PAUSE, LOG_AGAIN, LONGEST_PAUSE, Start, may_pass, pauses
 from natty import ConnectError, JetStreamError, NotConnectedError, RequestTimeoutError
 from natty import errors as natty_errors
 from natty.errors import ConnectionClosedError, NoRespondersError, PublishError, TLSClosedError
@@ -106,7 +106,7 @@ async def test_it_is_said_once_and_again_after_a_long_time_however_the_lacks_tak
     world = World(1e9, *(kind(name_of(kind())) for _ in range(200) for kind in (StoreError, RequestTimeoutError)))
     with caplog.at_level(logging.WARNING):
         await world.run()
-    rounds = int(world.now / TELL_AGAIN)
+    rounds = int(world.now / LOG_AGAIN)
     assert rounds >= 3
     for kind in (StoreError, RequestTimeoutError):
         told = [one for one in caplog.messages if one == f"not ready to capture yet, waiting: {kind.__name__}"]
@@ -176,6 +176,6 @@ async def test_what_is_entered_is_made_anew_for_each_try_and_left_once() -> None
         yield await world.attempt()
         made.append("left")
 
-    async with world.start.entered(connected) as there:
+    async with world.start.enter(connected) as there:
         assert there == "done"
     assert made == ["made", "made", "made", "left"]

@@ -13,7 +13,7 @@ from capture.archive.scope import Asked
 from capture.archive.sequences import Sequences
 from capture.config.settings import CaptureConfig
 from capture.ingest.board import StreamState
-from capture.node.filtered import PROBES, Search, narrowed
+from capture.node.filtered import PROBES, Search, narrow
 from capture.node.heal import Healer, Reading, Unstored, held_since
 from capture.status.backlog import Backlog
 from capture.status.progress import Missing, Progress, removal
@@ -72,7 +72,7 @@ class Stream:
 
 
 def found(stream, doubted, known):
-    return asyncio.run(narrowed(Sequences.from_iterable(doubted), Sequences.from_iterable(known), stream.count))
+    return asyncio.run(narrow(Sequences.from_iterable(doubted), Sequences.from_iterable(known), stream.count))
 
 
 def test_where_all_captured_subjects_are_stored_two_questions_are_enough():
@@ -103,10 +103,10 @@ def test_a_search_ends_after_so_many_questions_and_the_next_one_goes_on():
         asked += 1
         return len(captured) + 1 - sequence
 
-    first = asyncio.run(narrowed(Sequences.from_iterable(lost), stored, count))
+    first = asyncio.run(narrow(Sequences.from_iterable(lost), stored, count))
     assert asked <= PROBES + 2
     assert first
-    second = asyncio.run(narrowed(Sequences.from_iterable(lost) - first, stored | first, count))
+    second = asyncio.run(narrow(Sequences.from_iterable(lost) - first, stored | first, count))
     assert second
     assert second.isdisjoint(first)
 

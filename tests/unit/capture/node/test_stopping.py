@@ -59,14 +59,14 @@ class Run:
 async def test_told_while_it_starts_it_closes_at_once() -> None:
     run = Run()
     async with run.at("starts"):
-        run.stopping.tell()
+        run.stopping.request()
     assert run.steps == ["starts", "closes", "has closed"]
-    assert run.stopping.told
+    assert run.stopping.requested
 
 
 async def test_told_before_it_starts_it_does_not_get_far() -> None:
     run = Run()
-    run.stopping.tell()
+    run.stopping.request()
     async with asyncio.timeout(PATIENCE):
         await run.run()
     assert run.steps in ([], ["starts", "closes", "has closed"])
@@ -75,8 +75,8 @@ async def test_told_before_it_starts_it_does_not_get_far() -> None:
 async def test_told_while_it_captures_it_has_the_time_to_finish() -> None:
     run = Run()
     async with run.at("captures"):
-        run.stopping.tell()
-        run.stopping.tell()  # idempotent
+        run.stopping.request()
+        run.stopping.request()  # idempotent
         jump(NEVER / 2)
         for _ in range(5):
             await asyncio.sleep(0)
@@ -88,7 +88,7 @@ async def test_told_while_it_captures_it_has_the_time_to_finish() -> None:
 async def test_what_is_not_finished_in_time_is_cancelled_and_closed() -> None:
     run = Run(drain=10.0)
     async with run.at("captures"):
-        run.stopping.tell()
+        run.stopping.request()
         jump(11.0)
     assert run.steps == ["starts", "captures", "drains", "closes", "has closed"]
 
@@ -97,7 +97,7 @@ async def test_what_follows_the_drain_is_not_timed() -> None:
     run = Run(drain=10.0)
     run.may_close.clear()
     async with run.at("captures"):
-        run.stopping.tell()
+        run.stopping.request()
         run.goes_on.set()
         await until(lambda: "closes" in run.steps)
         jump(11.0)
@@ -110,7 +110,7 @@ async def test_what_follows_the_drain_is_not_timed() -> None:
 async def test_told_while_it_closes_it_is_not_disturbed() -> None:
     run = Run()
     async with run.at("closes"):
-        run.stopping.tell()
+        run.stopping.request()
     assert run.steps == ["starts", "captures", "closes", "has closed"]
 
 
@@ -137,7 +137,7 @@ async def test_the_first_signal_tells_and_gives_the_next_one_back_to_the_system(
         os.kill(os.getpid(), signal.SIGTERM)
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.Event().wait()
-        assert stopping.told
+        assert stopping.requested
         assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == [signal.SIG_DFL] * 2
     assert signal.getsignal(signal.SIGINT) == before
 
