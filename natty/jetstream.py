@@ -36,7 +36,7 @@ from natty.wire.servers import NEEDS, Need, text_of
 
 OWN_API = "$JS.API"  # of the domain and account that we are connected to
 LARGEST = 2**63 - 1  # the largest integer of the server's documents
-UNAVAILABLE = 503  # a status: nobody is there who could answer
+UNAVAILABLE = 503  # a status: there is no responder
 NO_MESSAGE = 10037
 TTL_DISABLED = 10166
 STREAM_EXISTS = 10058
@@ -171,7 +171,7 @@ class JetStream:
 
         What only asks, and changes nothing, is sent again every second until `timeout`.
         ConfigError for a number that a server can't hold; BadSubjectError for a name that is empty or no word;
-        JetStreamNotEnabledError where nobody answers,
+        JetStreamNotEnabledError without a server that answers,
         DomainUnreachableError where it is another domain's or account's API; RequestTimeoutError.
         """
         check_numbers(body)
@@ -199,7 +199,7 @@ class JetStream:
         """Publish as `publish` does, within a span where the application traces, and counted for the metrics."""
         if "opentelemetry.trace" not in sys.modules:
             return await self._count_publish(subject, data, headers, timeout)
-        with tracing.sending(subject) as inject:
+        with tracing.trace_send(subject) as inject:
             return await self._count_publish(subject, data, inject(headers), timeout)
 
     async def _count_publish(self, subject: str, data: bytes, headers: Headers, timeout: float | None) -> PubAck:
@@ -238,8 +238,8 @@ class JetStream:
         While no stream listens (a leader is being elected) it is tried again until `timeout`; after that, and where the
         server refused, PublishError; WrongLastSequenceError for an expectation that does not hold. RequestTimeoutError
         and NotConnectedError mean doubt: it may be stored or not; with a `Nats-Msg-Id` it is sent again until `timeout`
-        first, also while a cluster is still storing an earlier try. With `stream`, a missing one is told at once:
-        StreamNotFoundError. `verbatim`: the subject is that of a delivered message, whatever characters it has.
+        first, also while a cluster is still storing an earlier try. With `stream`, StreamNotFoundError at once if it is
+        missing. `verbatim`: the subject is that of a delivered message, with any characters.
         """
         if timeout is not None:
             check_seconds(timeout=timeout)
@@ -270,7 +270,7 @@ class JetStream:
                     await self.request(f"STREAM.INFO.{stream}", timeout=remaining)
                 await asyncio.sleep(RETRY_DELAY)
             except PublishError as error:
-                if not in_process(error):
+                if not is_in_process(error):
                     raise
                 if loop.time() + RETRY_DELAY >= deadline:
                     text = f"{subject}: a message with the same id was still being stored after {timeout:g} s"
@@ -283,7 +283,7 @@ class JetStream:
         """Return the message at a sequence, or the last one on a subject, from the stream's leader; None if none.
 
         With both, the first one on the subject from the sequence on; it may have wildcards then.
-        A hint: only a conditional publish tells whether it is still the last one. A byte of its subject that is not
+        A hint: only a conditional publish shows whether it is still the last one. A byte of its subject that is not
         UTF-8 reads U+FFFD: the answer is JSON. BadSubjectError for a subject that can't be asked for in JSON.
         """
         if legible(subject) != subject:
@@ -320,7 +320,7 @@ class JetStream:
         """Store `data` if the subject's last sequence is `expected` (0: none); return the new sequence.
 
         `nonce` must be unique to this write: after an ambiguous answer the last message is read back; it is ours
-        if it carries it. WrongLastSequenceError if somebody else wrote; RequestTimeoutError if it stays in doubt.
+        if it carries it. WrongLastSequenceError if another writer was first; RequestTimeoutError if it stays in doubt.
         Protocol: ADR-8 (`Nats-Expected-Last-Subject-Sequence`).
         """
         loop = asyncio.get_running_loop()
@@ -370,7 +370,7 @@ def _raise_refusal(refusal: _Refusal, subject: str) -> NoReturn:
     raise PublishError(f"{subject}: {refusal.description}{what_to_do}", subject=subject) from refused
 
 
-def in_process(error: BaseException) -> bool:
+def is_in_process(error: BaseException) -> bool:
     """Whether a refusal says that a message with the same id is being stored: an earlier try, as a rule."""
     return isinstance(error.__cause__, JetStreamError) and error.__cause__.err_code == IN_PROCESS
 

@@ -278,7 +278,7 @@ class _Publishing:
                 self._bytes += len(headers) + len(data)
                 wire.append((subject, reply, headers, data))
             self._connection.send_many(wire)
-            await self._connection.drained()
+            await self._connection.drain()
 
     async def settled(self) -> None:
         """Wait until every message is stored. PublishError, RestoreError."""

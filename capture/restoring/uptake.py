@@ -139,7 +139,7 @@ class _Chunks:
             while len(self._waiting) >= IN_FLIGHT or (self._waiting and self._waiting[0].done()):
                 await self._go_on(ANSWER_WITHIN)
             self._put(data[start : start + self._size])
-            await self._connection.drained()
+            await self._connection.drain()
 
     async def _send_first(self, chunk: bytes) -> None:
         """Send a chunk until somebody hears it. RestoreError."""

@@ -133,7 +133,7 @@ async def _send(
                     connection.send(subject, body, headers=block)
                     if (sent := sent + 1) % _WRITE_AHEAD == 0:
                         progress.update(task, completed=sent)
-                        await connection.drained()
+                        await connection.drain()
             await connection.flush()
             if refused.done():
                 refused.result()

@@ -191,7 +191,7 @@ class Work:
         call = caller(handler, batch=self._batching, threads=self._threads)
         if options.timeout is not None:
             call = within(options.timeout, call)
-        self._call = tracing.processing(call, *name)
+        self._call = tracing.trace_process(call, *name)
         plain = self._call is call and options.timeout is None and not self._batching and takes_message(handler)
         self._direct = handler if plain and not in_threads else None
         if options.dead_letters:

@@ -57,17 +57,17 @@ async def publish_atomic(
     """Store all of the messages, one after the other in one stream, or none; return the ack of the last.
 
     PublishError or WrongLastSequenceError: nothing was stored, and why. When the answer to the commit is lost, that is
-    sent again, which can't store a batch twice, and the batch is looked for in the stream until `timeout`, unless told
-    not to `settle`; after that PublishError with `in_doubt`: it may have been stored. Publish it again with the same
-    message ids, which are refused the second time. NotConnectedError, RequestTimeoutError: it was not sent whole, and
-    nothing was stored. UnsupportedError from a server before 2.12; PayloadTooLargeError, BadSubjectError,
+    sent again, which can't store a batch twice, and the batch is looked for in the stream until `timeout`, unless
+    `settle` is False; after that PublishError with `in_doubt`: it may have been stored. Publish it again with the same
+    message ids: the server refuses those that it has. NotConnectedError, RequestTimeoutError: it was not sent whole,
+    and nothing was stored. UnsupportedError from a server before 2.12; PayloadTooLargeError, BadSubjectError,
     AuthorizationError; TypeError for data that is not bytes.
     """
     jetstream.require("an atomic batch")
     check_seconds(timeout=timeout)
     batch = [one if isinstance(one, AtomicMessage) else AtomicMessage(subject=one[0], data=one[1]) for one in messages]
     _check(batch)
-    with tracing.sending(batch[0].subject, messages=len(batch)) as traced:
+    with tracing.trace_send(batch[0].subject, messages=len(batch)) as traced:
         wire = _encode(jetstream, batch, expect_last_sequence, traced)
         _check_sizes(wire, int(jetstream.connection.server_info["max_payload"]))
         timeout = jetstream.connection.config.timeout if timeout is None else timeout
@@ -91,11 +91,11 @@ async def _store(
         except PublishError as error:
             if not (error.in_doubt and settle):
                 raise
-            if (ack := await _settle(jetstream, batch, wire, began, deadline)) is None:
+            if (ack := await _resolve(jetstream, batch, wire, began, deadline)) is None:
                 raise
             return ack
     except (PublishError, WrongLastSequenceError) as error:
-        raise await _explained(jetstream, batch, error, refusals) from error
+        raise await _explain(jetstream, batch, error, refusals) from error
     finally:
         jetstream.connection.refusals.listeners.remove(note)
 
@@ -145,7 +145,7 @@ def _check_sizes(wire: list[Outgoing], limit: int) -> None:
 
 
 async def _begin(connection: Connection, first: Outgoing, deadline: float) -> None:
-    """Send the first message alone: its answer says whether the stream takes a batch at all, and now."""
+    """Send the first message alone: its answer says whether the stream accepts a batch now."""
     subject = decode(first[0])
     while True:
         remaining = deadline - asyncio.get_running_loop().time()
@@ -171,7 +171,7 @@ async def _begin(connection: Connection, first: Outgoing, deadline: float) -> No
 async def _commit(connection: Connection, rest: list[Outgoing], deadline: float, again: float | None) -> PubAck:
     """Send what is left, whose last message commits; that one `again` after so many seconds without an answer.
 
-    PublishError with `in_doubt` where no answer tells what became of the batch; NotConnectedError: nothing was sent.
+    PublishError with `in_doubt` if no answer says whether the batch was stored; NotConnectedError: nothing was sent.
     """
     *others, last = rest
     subject, loop = decode(last[0]), asyncio.get_running_loop()
@@ -189,24 +189,24 @@ async def _commit(connection: Connection, rest: list[Outgoing], deadline: float,
             raise PublishError(f"no stream takes {subject!r}", subject=subject) from error
         if sent_once or _code(error) not in (0, INCOMPLETE):
             raise
-        raise _doubt(subject, error) from error
+        raise _doubt_error(subject, error) from error
     except (NotConnectedError, RequestTimeoutError) as error:
-        raise _doubt(subject, error) from error
+        raise _doubt_error(subject, error) from error
 
 
-def _doubt(subject: str, error: Exception) -> PublishError:
+def _doubt_error(subject: str, error: Exception) -> PublishError:
     return PublishError(f"whether the batch was stored is not known: {error}", subject=subject, in_doubt=True)
 
 
-async def _settle(
+async def _resolve(
     jetstream: JetStream, batch: list[AtomicMessage], wire: list[Outgoing], began: float, deadline: float
 ) -> PubAck | None:
     """Return the ack of a batch whose commit was not answered; None if it is not found before the deadline.
 
-    The commit is sent again until it is answered. A batch that is open is stored by that, or refused for a reason: both
-    are certain. Any other is unknown to the server: it was stored before, or never will be. Which of them, only the
-    stream can tell, and only if nobody has removed the batch since; in a cluster a new leader may have it a little
-    later. A batch of one message is not sent again: it would be stored twice.
+    The commit is sent again until it is answered. The server stores a batch that is open, or refuses it for a reason:
+    both are certain. It does not know any other batch: that was stored before, or never will be. Only the stream shows
+    which, if the batch was not deleted since; in a cluster a new leader may have it a little later. A batch of one
+    message is not sent again: it would be stored twice.
     """
     connection, loop = jetstream.connection, asyncio.get_running_loop()
     subject, several, unknown, delay = batch[-1].subject, len(wire) > 1, False, RETRY_DELAY
@@ -222,7 +222,7 @@ async def _settle(
         try:
             async with asyncio.timeout_at(deadline):
                 info = await jetstream.request(f"STREAM.INFO.{await _stream_of(jetstream, subject)}")
-                ack = await _found(jetstream, info, subject, wire, loop.time() - began + SKEW)
+                ack = await _find(jetstream, info, subject, wire, loop.time() - began + SKEW)
         except AuthorizationError:
             return None
         except (NattyError, TimeoutError):  # no connection, no leader: ask again
@@ -233,7 +233,7 @@ async def _settle(
     return None
 
 
-async def _found(
+async def _find(
     jetstream: JetStream, info: dict[str, Any], subject: str, wire: list[Outgoing], seconds: float
 ) -> PubAck | None:
     """Look for the batch among the messages that the stream got on its last subject within so many seconds."""
@@ -258,15 +258,15 @@ async def _found(
 
 
 def _code(error: BaseException | None) -> int:
-    """Return the server's number of a refusal, 0 where it is none."""
+    """Return the server's number of a refusal, or 0 for another error."""
     cause = error if isinstance(error, JetStreamError) else error and error.__cause__
     return cause.err_code if isinstance(cause, JetStreamError) else 0
 
 
-async def _explained(
+async def _explain(
     jetstream: JetStream, batch: list[AtomicMessage], error: PublishError | WrongLastSequenceError, refusals: list[str]
 ) -> PublishError | WrongLastSequenceError:
-    """Return the error with the cause in words: the server's answer to the commit names no message."""
+    """Return the error with its cause in words: the server's answer to the commit names no message."""
     if isinstance(error, WrongLastSequenceError):
         text = f"nothing of the batch was stored: {error}"
         return WrongLastSequenceError(text, code=error.code, err_code=error.err_code)
@@ -280,7 +280,7 @@ async def _explained(
     elif code == DISABLED:
         reason = f"stream {await _stream_of(jetstream, batch[0].subject)} takes no atomic batches: set allow_atomic"
     elif code == INCOMPLETE or isinstance(error.__cause__, NoRespondersError):
-        reason = await _what_is_missing(jetstream, batch, refusals)
+        reason = await _explain_missing(jetstream, batch, refusals)
     return PublishError(f"nothing of the batch was stored: {reason}", subject=error.subject or batch[0].subject)
 
 
@@ -289,7 +289,7 @@ async def _stream_of(jetstream: JetStream, subject: str) -> str:
     return str(names[0]) if names else ""
 
 
-async def _what_is_missing(jetstream: JetStream, batch: list[AtomicMessage], refusals: list[str]) -> str:
+async def _explain_missing(jetstream: JetStream, batch: list[AtomicMessage], refusals: list[str]) -> str:
     if refusals:
         return f"not permitted: {refusals[0]}"
     if not (stream := await _stream_of(jetstream, batch[0].subject)):

@@ -36,7 +36,7 @@ class OutboxOptions(PublisherOptions):
 
 
 class PublishErrors:
-    """What could not be stored. Each error is kept until a callback has taken it, or a reader."""
+    """Messages that could not be stored. Each error is kept until a callback or a reader has taken it."""
 
     def __init__(self) -> None:
         self._unread: deque[PublishError] = deque()
@@ -49,20 +49,20 @@ class PublishErrors:
         return len(self._unread)
 
     def add(self, error: PublishError) -> None:
-        """Hand an error over, or keep it. An error that the callback fails on is kept."""
-        if not self._called_back(error):
+        """Pass the error to the callback, or keep it. It is also kept if the callback fails."""
+        if not self._call_back(error):
             self._unread.append(error)
             self._arrived.set()
 
     def call(self, callback: Callback) -> Callback:
-        """From now on, hand every error to `callback`, those that wait first. Returns it: usable as a decorator."""
+        """Call `callback` with every error from now on, first with those that wait; usable as a decorator."""
         self._callback = callback
         waiting, self._unread = self._unread, deque()
         for error in waiting:
             self.add(error)
         return callback
 
-    def _called_back(self, error: PublishError) -> bool:
+    def _call_back(self, error: PublishError) -> bool:
         if self._callback is None:
             return False
         try:
@@ -86,7 +86,7 @@ class PublishErrors:
             self._readers -= 1
 
     def close(self, *, tell: bool) -> None:
-        """End the readers. Where nobody reads, PublishError says what is left unread; without `tell` it is logged."""
+        """End the readers. If none reads, PublishError names what is unread; with `tell=False` it is logged instead."""
         self._over = True
         self._arrived.set()
         if not self._unread or self._readers:
@@ -131,7 +131,7 @@ class _Route:
 
 
 class _Routes:
-    """Which sender a subject leads to. No I/O; time is what the caller says, so that nothing expires unnoticed."""
+    """Which sender a subject leads to. No I/O; the caller gives the time."""
 
     def __init__(self, options: OutboxOptions) -> None:
         self._now = 0.0
@@ -142,7 +142,7 @@ class _Routes:
         return len(self._cache)
 
     def find(self, subject: str, now: float) -> _Sender | None:
-        """Return the subject's sender, if it is known for certain, and keep it from expiring."""
+        """Return the subject's sender if it is certain, and keep it from expiring."""
         self._now = now
         try:
             route: _Route = self._cache[subject]  # half the cost of `get`, which looks twice
@@ -155,7 +155,7 @@ class _Routes:
         return route.sender
 
     def add(self, subject: str, sender: _Sender, now: float) -> None:
-        """Let the subject lead to a sender, whatever it led to before; the oldest one makes room."""
+        """Route the subject to a sender, in place of an earlier one; the oldest subject makes room."""
         self.remove(subject)
         self.expire(now)
         if len(self._cache) >= self._cache.maxsize:
@@ -179,12 +179,12 @@ class _Routes:
             route.doubtful = True
 
     def is_doubtful(self, subject: str) -> bool:
-        """Whether it is known, and not certain."""
+        """Whether the subject is known but its stream must be looked up again."""
         route: _Route | None = self._cache.get(subject)
         return route is not None and route.doubtful
 
     def expire(self, now: float) -> None:
-        """Forget what was not used for long."""
+        """Forget subjects that were not used for `idle` seconds."""
         self._now = now
         for subject, route in self._cache.expire():
             route.sender.subjects.discard(subject)
@@ -246,7 +246,7 @@ class Outbox:
         loop = asyncio.get_running_loop()
         while True:
             async with self._opening:
-                if (known := self._routes.find(subject, loop.time())) is not None:  # somebody was faster
+                if (known := self._routes.find(subject, loop.time())) is not None:  # another call was faster
                     return known
                 stream = self._stream_of(subject) or await self._ask(subject)
                 sender = self._senders.get(stream) or await self._open(stream)
@@ -271,19 +271,19 @@ class Outbox:
         if self._closed:
             raise ConnectionClosedError("the client was closed meanwhile: nothing more is published")
         opened = AsyncExitStack()
-        publisher = Publisher(self._jetstream, stream, self.options, on_failure=self._failed)
+        publisher = Publisher(self._jetstream, stream, self.options, on_failure=self._on_failure)
         await opened.enter_async_context(publisher)
         sender = self._senders[stream] = _Sender(stream, publisher, opened)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self.options.idle / 2, self._tidy)
         return sender
 
-    def _failed(self, error: PublishError) -> None:
+    def _on_failure(self, error: PublishError) -> None:
         self._routes.doubt(error.subject)
         self.errors.add(error)
 
     def _tidy(self) -> None:
-        """Drain the publishers that nobody has used for long."""
+        """Drain the publishers that were not used for `idle` seconds."""
         loop = asyncio.get_running_loop()
         self._routes.expire(loop.time())
         for sender in self._senders.values():
@@ -309,7 +309,7 @@ class Outbox:
         await asyncio.gather(*(sender.publisher.flush() for sender in self._senders.values()))
 
     async def delete(self, subject: str) -> None:
-        """Forget the subject's publisher when its messages have their outcome; one that is not known is no error."""
+        """Forget the subject's publisher when its messages have their outcome. Does nothing for an unknown subject."""
         sender = self._routes.remove(subject)
         if sender is None:
             return
@@ -320,8 +320,8 @@ class Outbox:
     async def close(self, *, tell: bool = True) -> None:
         """Take no more messages, and return when every one has its outcome. Idempotent.
 
-        PublishError where errors are left that nobody has read; without `tell` they are logged instead. It takes
-        `give_up` seconds at most after the server's last word. Cancelled, it reports what has no outcome as errors.
+        PublishError if errors are unread; with `tell=False` they are logged instead. It takes `give_up` seconds at most
+        after the server's last answer. Cancelled, it reports what has no outcome as errors.
         """
         self._closed = True
         try:

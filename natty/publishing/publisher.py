@@ -22,7 +22,7 @@ from natty.errors import (
     PublishError,
     WrongLastSequenceError,
 )
-from natty.jetstream import JetStream, in_process, read_ack
+from natty.jetstream import JetStream, is_in_process, read_ack
 from natty.names import check_subject, covers, decode
 from natty.wire import tracing
 from natty.wire.connection import Subscription
@@ -47,9 +47,9 @@ class PublisherSettings(TypedDict, total=False):
     """The options of `publisher` as keywords: the fields of `PublisherOptions`."""
 
     window: int
-    """Messages that may be on their way. Default 4096."""
+    """Messages that may be in flight. Default 4096."""
     window_bytes: int
-    """Bytes of payloads that may be on their way; one larger message is sent alone. Default 64 MiB."""
+    """Bytes of payloads that may be in flight; one larger message is sent alone. Default 64 MiB."""
     ack_timeout: float
     """Seconds without progress until unacknowledged messages are sent again. Default 5.0."""
     give_up: float
@@ -60,7 +60,7 @@ class PublisherSettings(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class PublisherOptions:
-    """How many messages may be on their way, and how long one may take; `PublisherSettings` describes each field."""
+    """How many messages may be in flight, and how long one may take; `PublisherSettings` describes each field."""
 
     window: int = 4096
     window_bytes: int = 64 * 1024 * 1024
@@ -73,7 +73,7 @@ class PublisherOptions:
         if self.path not in ("auto", "fast", "window"):
             raise ValueError(f"path is {self.path!r}; it is auto, fast or window")
         if self.window < 1:
-            raise ValueError(f"window is {self.window}; at least one message must be on its way")
+            raise ValueError(f"window is {self.window}; at least one message must be in flight")
 
 
 class _Waiting(msgspec.Struct, gc=False):
@@ -83,10 +83,10 @@ class _Waiting(msgspec.Struct, gc=False):
     headers: bytes
     data: bytes
     msg_id: str
-    in_doubt: bool = False  # sent, and nobody knows whether it is stored
+    in_doubt: bool = False  # sent, and it is not known whether it is stored
     refused: str = ""  # why the server did not take it at the last try
 
-    def failed(self, reason: str) -> PublishError:
+    def to_error(self, reason: str) -> PublishError:
         """Return the error that names it."""
         subject = decode(self.subject)
         name = f"message {self.msg_id!r}" if self.msg_id else f"a message of {len(self.data)} bytes"
@@ -116,11 +116,11 @@ _read_answer = msgspec.json.Decoder(_FastAnswer).decode
 class Publisher:
     """Publishes many messages to one stream with a bounded window: `async with natty.publisher("ORDERS") as publisher`.
 
-    Every message ends in stored, or in a PublishError that names it: raised by `flush` (and on leaving the block), all
-    of them in `failures`; with `on_failure`, handed to it instead. A message with a `msg_id` that is in doubt (lost
-    ack, lost connection) is sent again and stored once; one without ends in an error, because sending it again might
-    store it twice. No other stream takes them: `Nats-Expected-Stream` is on the first message of a fast batch and on
-    what the stream's subjects did not cover when it was opened.
+    Each message is stored, or becomes a PublishError that names it. `flush` (and the end of the block) raises an error
+    for the first of them, `failures` holds all; with `on_failure`, that is called with each instead. A message with a
+    `msg_id` that is in doubt (lost ack, lost connection) is sent again and stored once; one without becomes an error,
+    because sending it again might store it twice. No other stream stores them: `Nats-Expected-Stream` is on the first
+    message of a fast batch, and on each message that the stream's subjects did not cover when the publisher was opened.
     Fast ingest: ADR-50 (nats-server 2.14, a stream with `allow_batched`).
     """
 
@@ -137,7 +137,7 @@ class Publisher:
         self.failures: list[PublishError] = []
         self.subjects: tuple[str, ...] = ()  # of the stream, as it was when this publisher was opened
         self._on_failure = on_failure or self.failures.append
-        self._traced = tracing.creating(stream)
+        self._traced = tracing.trace_create(stream)
         self._jetstream, self._connection = jetstream, jetstream.connection
         self._offered = self._fast = False
         self._settling = False  # what was in doubt is sent again, each message with an ack of its own
@@ -209,7 +209,7 @@ class Publisher:
         self._connection.observed.retire(self)
 
     async def publish(self, subject: str, data: bytes, *, msg_id: str = "", headers: Headers | None = None) -> None:
-        """Take one message; waits while the window is full, or the connection lost. The outcome shows in `flush`.
+        """Take one message; waits while the window is full or the connection is lost. `flush` raises its error.
 
         TypeError, ValueError, BadSubjectError: it can't be published, and was not taken; nor after the client was
         closed: ConnectionClosedError.
@@ -242,7 +242,7 @@ class Publisher:
             await self._write()
 
     def _may_send(self) -> bool:
-        """Whether the next message can go: there is room, and what was sent before is not in question."""
+        """Whether the next message can be sent: there is room, and no message before it is in doubt."""
         full = len(self._waiting) >= self._room or self._waiting_bytes >= self._most_bytes
         return not (full or self._broken or self._ended or self._settling) or not self._waiting
 
@@ -256,20 +256,20 @@ class Publisher:
             raise PublishError(text, subject=first.subject, msg_id=first.msg_id)
 
     def _be_fast_again(self) -> None:
-        """Use fast ingest again, once the messages that were refused or in doubt are dealt with."""
+        """Use fast ingest again, once the messages that were refused or in doubt have their outcome."""
         if self._offered and not self._fast and not self._waiting:
             self._fast, self._settling = True, False
             self._open_inbox()
 
     async def _write(self) -> None:
         try:
-            await self._connection.drained()
+            await self._connection.drain()
             await asyncio.sleep(0)  # acks are read between two writes
         except NotConnectedError as error:
             self._broken = str(error)
 
     async def _until(self, done: Callable[[], bool], *, ending: bool = False) -> None:
-        """Wait for acks until `done`; send again what got none; give up at last."""
+        """Wait for acks until `done`; send messages without an ack again, and give up after `give_up` seconds."""
         loop = asyncio.get_running_loop()
         last_change, settled = loop.time(), self.stored + self.failed
         while not done():
@@ -314,7 +314,7 @@ class Publisher:
                 if not self._broken:
                     self._try_to_send(number, message)
             await self._write()
-            if self._broken:  # a socket may be dead before anybody has read so: let the loop get to it
+            if self._broken:  # a dead socket may not have been noticed yet: let the loop read from it
                 await asyncio.sleep(RETRY_DELAY)
 
     def _renumber(self) -> None:
@@ -328,7 +328,7 @@ class Publisher:
             self._subscription.close()
         self._inbox = self._connection.new_inbox()
         self._base, self._ended = self._number, False
-        sink, inbox = self._fast_answers if self._fast else self._window_answers, self._inbox
+        sink, inbox = self._take_fast_answers if self._fast else self._take_window_answers, self._inbox
         flow = max(1, self.options.window // _OUTSTANDING)  # an ack for every so many messages at least
         self._flow_prefix = b"%b.%d.fail." % (inbox, flow)  # a gap makes the server end the batch
         self._subscription = self._connection.subscribe(inbox.decode() + ".>", lambda raw: sink(inbox, raw))
@@ -355,7 +355,7 @@ class Publisher:
             self._number -= number == self._number
 
     def _look_after(self, number: int) -> None:
-        """See to what waits, nobody being in `publish` or `flush`: ask for its acks, send it again, or give it up."""
+        """Handle messages that wait while neither `publish` nor `flush` runs: request acks, send again, or give up."""
         self._look = None
         if not self._waiting:
             self._be_fast_again()
@@ -378,23 +378,23 @@ class Publisher:
         except NotConnectedError as error:
             self._broken = str(error)
 
-    def _fast_answers(self, inbox: bytes, messages: list[RawMessage]) -> None:
+    def _take_fast_answers(self, inbox: bytes, messages: list[RawMessage]) -> None:
         if inbox != self._inbox:
             return
         for subject, _, block, payload in messages:
-            place = _place_of(inbox, subject)
+            place = _find_place(inbox, subject)
             if not payload and status_of(block)[0] == 503:
                 self._refuse(place, "no stream takes this subject at the moment")
                 continue
             answer = _read_answer(payload)
             if answer.type == "ack":
                 self._room = min(self.options.window, _OUTSTANDING * max(1, answer.msgs))
-                self._stored_up_to(self._base + answer.seq)
+                self._mark_stored(self._base + answer.seq)
             elif answer.error is not None:
                 unknown = answer.error.get("err_code") == BATCH_UNKNOWN and answer.stream == self.stream
                 self._refuse(answer.seq or place, str(answer.error.get("description", "")), batch_unknown=unknown)
             elif answer.type == "":
-                self._batch_over(answer.count)
+                self._close_batch(answer.count)
         self._progress.set()
 
     def _refuse(self, place: int, reason: str, *, batch_unknown: bool = False) -> None:
@@ -408,40 +408,40 @@ class Publisher:
                 doubtful = message.subject
         if self._waiting and (batch_unknown or not doubtful):
             self._begin_anew(reason, fast=batch_unknown)
-        elif doubtful:  # stored or not: the end of the batch will tell
+        elif doubtful:  # stored or not: the end of the batch will show it
             self._send_end(doubtful, place)
 
-    def _batch_over(self, count: int) -> None:
+    def _close_batch(self, count: int) -> None:
         """The server has closed the batch: the first `count` are stored, and the others are not."""
-        self._stored_up_to(self._base + count)
+        self._mark_stored(self._base + count)
         if self._waiting:
             for message in self._waiting.values():
                 message.in_doubt = False
             self._begin_anew(f"the server ended a batch after {count} messages", fast=False)
 
     def _begin_anew(self, reason: str, *, fast: bool) -> None:
-        """Have what waits sent again; by acks of its own for each message where it must show which one is refused."""
+        """Send all that waits again; with an ack for each message if it must show which one is refused."""
         self._broken = self._broken or reason
         self._fast = self._fast and fast
 
-    def _stored_up_to(self, number: int) -> None:
+    def _mark_stored(self, number: int) -> None:
         done = list(takewhile(number.__ge__, self._waiting))
         self._waiting_bytes -= sum([len(self._waiting.pop(one).data) for one in done])
         self.stored += len(done)
 
-    def _window_answers(self, inbox: bytes, messages: list[RawMessage]) -> None:
+    def _take_window_answers(self, inbox: bytes, messages: list[RawMessage]) -> None:
         if inbox != self._inbox:
             return
         prefix = len(inbox) + 1
         for subject, _, block, payload in messages:
             number = int(subject[prefix:])
             if number in self._waiting:
-                self._window_answer(number, block, payload)
+                self._take_window_answer(number, block, payload)
         if self._settling:
             self._be_fast_again()
         self._progress.set()
 
-    def _window_answer(self, number: int, block: bytes, payload: bytes) -> None:
+    def _take_window_answer(self, number: int, block: bytes, payload: bytes) -> None:
         if not payload and status_of(block)[0] == 503:  # a leader is being elected, or there is no such subject
             self._send_later(number, "no stream takes this subject: create one whose subjects cover it")
             return
@@ -450,7 +450,7 @@ class Publisher:
             ack = read_ack(payload, subject)
         except (PublishError, WrongLastSequenceError) as error:
             reason, cause = str(error).removeprefix(f"{decode(subject)}: "), error.__cause__
-            doubtful = in_process(error)
+            doubtful = is_in_process(error)
             if doubtful or (isinstance(cause, JetStreamError) and cause.code == TOO_MANY_REQUESTS):
                 self._send_later(number, reason, in_doubt=doubtful)
             else:
@@ -477,7 +477,7 @@ class Publisher:
         message = self._waiting.pop(number)
         self._waiting_bytes -= len(message.data)
         self.failed += 1
-        self._on_failure(message.failed(reason))
+        self._on_failure(message.to_error(reason))
         self._progress.set()
 
     def _give_up(self, when: str, reason: str) -> None:
@@ -493,7 +493,7 @@ class Publisher:
         self._progress.set()
 
     def _on_refusal(self, text: str) -> None:
-        """Fail what may not be published: the server names the subject and drops the message, a gap in a fast batch."""
+        """Fail messages that the server does not permit: it names the subject and drops them, a gap in a fast batch."""
         refused = [n for n, one in self._waiting.items() if one.in_doubt and b'to "%b"' % one.subject in text.encode()]
         for number in refused:
             self._waiting[number].in_doubt = False
@@ -502,7 +502,7 @@ class Publisher:
             self._refuse(refused[0] - self._base, text)
 
 
-def _place_of(inbox: bytes, subject: bytes) -> int:
+def _find_place(inbox: bytes, subject: bytes) -> int:
     """Return the place in its batch of the message that this answer is about."""
     return int(subject[len(inbox) + 1 :].split(b".")[2])
 

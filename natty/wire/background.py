@@ -25,13 +25,12 @@ async def keep_up(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> None:
-    """Do the work until it returns, or until cancelled. Whatever it raises is logged, and it is called again.
+    """Call `work` until it returns or this is cancelled. An error is logged, and `work` is called again.
 
     The pause before that doubles from AGAIN_AFTER to LONGEST_PAUSE seconds. Work that ran longer than this begins with
     the shortest pause again. `what` names the work in the log.
 
-    Cancelled in such a pause, the work is not called again: what must happen at the end stands with whoever cancels
-    this, not in the work.
+    If this is cancelled during a pause, `work` is not called again: its clean-up belongs to the code that cancels.
     """
     pause = AGAIN_AFTER
     while True:
@@ -51,7 +50,7 @@ async def map_concurrently(
 ) -> list[Result]:
     """Return what `call` returns for each thing, in their order; `at_once` calls run at a time.
 
-    An error ends its own turn, and the others go on with the rest; it is raised when none of them runs any more.
+    An error ends its own turn; the other turns handle the rest. The error is raised when all turns have ended.
     """
     waiting, results = enumerate(things), dict[int, Result]()
 

@@ -1,4 +1,4 @@
-"""Why no server could be reached, in one sentence for each of them."""
+"""Says for each server why it could not be reached."""
 
 from __future__ import annotations
 
@@ -76,5 +76,5 @@ def _reason(error: Exception, url: str, *, client_certificate: bool, over_tls: b
 
 
 def _refuses_login(said: str) -> bool:
-    """Tell it by the server's words, its only mark: "authorization violation", "user authentication expired", …"""
-    return "auth" in said and "timeout" not in said  # a server that is overrun gives up logins it has not looked at
+    """Return whether the server's words say so: "authorization violation", "user authentication expired", …"""
+    return "auth" in said and "timeout" not in said  # an overloaded server drops logins that it has not checked

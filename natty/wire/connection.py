@@ -1,3 +1,5 @@
+"""The supervised connection: one session at a time, subscriptions, requests, and what is sent."""
+
 from __future__ import annotations
 
 import asyncio
@@ -47,7 +49,7 @@ def check(message: Outgoing) -> Outgoing:
 
 
 class Subscription:
-    """A subject's messages going to a sink. It outlives sessions: a new one subscribes again."""
+    """Passes the messages of a subject to a sink, in this session and in those that follow."""
 
     def __init__(self, connection: Connection, sid: int, subject: bytes, sink: Sink, queue: bytes) -> None:
         self._connection = connection
@@ -57,7 +59,7 @@ class Subscription:
         return f"Subscription({decode(self.subject)!r})"
 
     def close(self, *, last: Sink | None = None) -> None:
-        """Stop it. Idempotent. What the server sent before it heard of that still goes to `last`, if given."""
+        """Unsubscribe. Idempotent. Messages that the server sent before it knew still go to `last`, if given."""
         self._connection._unsubscribe(self, last)
 
 
@@ -89,11 +91,11 @@ class Answers:
         return reply, future
 
     def forget(self, reply: bytes) -> None:
-        """Wait for it no longer."""
+        """Stop waiting for this answer."""
         self._waiting.pop(reply, None)
 
     def deliver(self, messages: list[RawMessage]) -> None:
-        """Give each answer to whom it is for. This is the sink of `subject`."""
+        """Give each answer to the request that it belongs to. This is the sink of `subject`."""
         for raw in messages:
             waiting = self._waiting.pop(raw[0], None)
             if waiting is not None and not waiting[0].done():
@@ -106,7 +108,7 @@ class Answers:
                 future.set_exception(AuthorizationError(f"not permitted: {text}"))
 
     def fail(self, kind: type[NotConnectedError], text: str = "") -> None:
-        """Fail all of them: no answer will come any more."""
+        """Fail all of them: no more answers will come."""
         for future, _ in self._waiting.values():
             if not future.done():
                 future.set_exception(kind(text))
@@ -116,9 +118,9 @@ class Answers:
 class Connection:
     """A supervised connection to a NATS cluster.
 
-    It is one session at a time. A session that ends (server gone, half-open socket, any `-ERR`) is replaced:
-    subscriptions are made again, listeners are told, requests in flight fail at once. With TLS asked for, nothing is
-    ever sent in plain text.
+    It has one session at a time. When a session ends (server gone, half-open socket, any `-ERR`), it opens another one
+    and subscribes again. Requests in flight fail at once; `listeners` are called with "disconnected", "connected" and
+    "closed". If the configuration requires TLS, it sends nothing in plain text.
     """
 
     def __init__(self, config: Config) -> None:
@@ -126,7 +128,7 @@ class Connection:
         self.state = "new"  # new, opening, connected, disconnected, closed
         self.lifetime = Lifetime()
         self.listeners: list[Callable[[str], None]] = []
-        self.leaving: list[Callable[[], Awaitable[None]]] = []  # awaited, all at once, before the connection is closed
+        self.leaving: list[Callable[[], Awaitable[None]]] = []  # awaited together before the connection is closed
         self.refusals = Refusals(logger)
         self._repeated = Repeated(logger)
         self.observed = Observed()  # what pulls, publishers and elections have counted
@@ -136,7 +138,7 @@ class Connection:
         self._url = ""
         self._max_payload = DEFAULT_MAX_PAYLOAD
         self._subscriptions: dict[bytes, Subscription] = {}
-        self._last_of: dict[bytes, Subscription] = {}  # closed ones, until the server has heard of it
+        self._last_of: dict[bytes, Subscription] = {}  # closed ones, until the server knows
         self._retiring: set[asyncio.Task[None]] = set()
         self._next_sid = 1
         self._out: list[Outgoing] = []
@@ -158,7 +160,7 @@ class Connection:
 
     @property
     def supervised(self) -> bool:
-        """Whether a session is up or comes again: the connection was opened, or is being opened, and not closed."""
+        """Whether there is a session or will be one: the connection is open or being opened, and not closed."""
         return self.state not in ("new", "closed")
 
     @property
@@ -178,18 +180,18 @@ class Connection:
         return tuple(int(part) for part in text.split(".") if part.isdigit())
 
     def new_inbox(self) -> bytes:
-        """Return a subject that nobody else uses or can guess, without a trailing dot."""
+        """Return a subject that no other client uses or can guess, without a trailing dot."""
         return b"%b.%b" % (self.config.inbox_prefix.encode(), secrets.token_hex(16).encode())
 
     def is_inbox(self, subject: bytes) -> bool:
-        """Return whether this is below our inbox prefix. Who lets others name a subject sends to no other one."""
+        """Return whether this is below our inbox prefix: check it before you send to a subject that others named."""
         return subject.startswith(self.config.inbox_prefix.encode() + b".")
 
     async def open(self) -> Connection:
-        """Connect to the first server that answers, and stay connected from then on. Once it is open, nothing happens.
+        """Connect to the first server that answers, and stay connected from then on. Does nothing if it is open.
 
-        Every server is tried once. ConnectError names each and what was wrong with it; AuthorizationError, ConfigError,
-        TLSRequiredError or TLSHandshakeError where that was the reason. ConnectionClosedError: it was closed.
+        Each server is tried once. ConnectError names each one and what was wrong with it; AuthorizationError,
+        ConfigError, TLSRequiredError or TLSHandshakeError if that was the reason. ConnectionClosedError after `close`.
         """
         async with self._opening:
             if self.state == "closed":
@@ -218,14 +220,14 @@ class Connection:
                 return
             except ConnectionClosedError:
                 raise
-            except Exception as error:  # whatever a driver raises: connect_errors tells the kinds apart
+            except Exception as error:  # of any kind: connect_errors translates it
                 failures.append((url, error))
                 self._servers.append(self._servers.pop(self._servers.index(url)))
         certificate, over_tls = bool(self.config.tls_cert), self.config.tls_required
         raise connect_error(failures, client_certificate=certificate, over_tls=over_tls) from failures[0][1]
 
     async def _connect(self, url: str) -> None:
-        session = Session(self.config, self._dispatch, self._session_ended, self.refusals.add)
+        session = Session(self.config, self._dispatch, self._on_session_end, self.refusals.add)
         await session.open(url)
         if self.state == "closed":  # meanwhile
             session.abort()
@@ -240,12 +242,12 @@ class Connection:
         self._connected.set()
 
     def _discover(self) -> None:
-        """Take the servers that this session has named into the list of those to connect to."""
+        """Add the servers that this session has named to the list of those to connect to."""
         if self._session is not None and not self.config.ignore_discovered_servers:
             others = (beside(self._url, address) for address in self._session.discovered)
             self._servers += [other for other in dict.fromkeys(others) if other not in self._servers]
 
-    def _session_ended(self, error: Exception) -> None:
+    def _on_session_end(self, error: Exception) -> None:
         if self.state != "connected":
             return
         self.state, self._last_error = "disconnected", error
@@ -288,7 +290,7 @@ class Connection:
                     await session.ping()
             except (OSError, NattyError) as error:  # a time-out is an OSError
                 session.abort()
-                self._session_ended(error if str(error) else ConnectionResetError("the server does not answer"))
+                self._on_session_end(error if str(error) else ConnectionResetError("the server does not answer"))
 
     def _tell(self, event: str) -> None:
         for listener in list(self.listeners):
@@ -331,15 +333,15 @@ class Connection:
     def send(self, subject: str | bytes, data: bytes = b"", *, reply: bytes = b"", headers: bytes = b"") -> None:
         """Publish, joined with all that is sent in this turn of the loop. `headers` is a raw block.
 
-        NotConnectedError when there is no session. Nothing is buffered for later: who needs it stored waits for an ack.
+        NotConnectedError without a session: nothing is buffered. If it must be stored, publish it and await the ack.
         TypeError, BadSubjectError, PayloadTooLargeError: this message can't be sent; others are not affected.
         """
         self.put(check((wire_word(subject), reply and wire_word(reply), headers, data)))
 
     def put(self, message: Outgoing) -> None:
-        """Publish one message that is in the wire's terms already, as `check` returns them; otherwise as `send`.
+        """Publish one message in the form that `check` returns; otherwise as `send`.
 
-        This is the hot path, and looks at no types: what is not bytes is dropped, and logged, when it is written.
+        This is the hot path and checks no types: a message that is not bytes is dropped and logged when it is written.
         """
         if self.state != "connected":
             raise self.no_session()
@@ -373,7 +375,7 @@ class Connection:
             session.publish_to_each(subjects, as_payload(data))
 
     def _flush(self) -> Session | None:
-        """Write what waits, and return the session it went to; None, and it is lost, where none is up."""
+        """Write what waits and return the session it went to. Without a session it is lost, and the result is None."""
         out, self._out = self._out, []
         session = self._session if self.connected else None
         if out and session is not None:
@@ -383,7 +385,7 @@ class Connection:
                 self._write_each(out, session)
             except Exception as error:
                 session.abort()
-                self._session_ended(error)
+                self._on_session_end(error)
                 return None
         return session
 
@@ -395,8 +397,8 @@ class Connection:
                 text = "a message on %r is dropped: what goes over the wire must be bytes"
                 logger.exception(text, message[0], extra={"action": "not_bytes"})
 
-    async def drained(self) -> None:
-        """Return when the socket can take more: wait here between large sends. NotConnectedError."""
+    async def drain(self) -> None:
+        """Return when the socket can take more: await it between large sends. NotConnectedError."""
         if (session := self._flush()) is None:
             raise NotConnectedError
         try:
@@ -420,7 +422,7 @@ class Connection:
     def subscribe(self, subject: str, sink: Sink, *, queue: str = "") -> Subscription:
         """Hand every message of a subject to `sink`, in this session and the ones that follow, until closed.
 
-        BadSubjectError if subject or queue are none.
+        BadSubjectError if the subject or the queue is not a valid word.
         """
         subscription = Subscription(self, self._next_sid, wire_word(subject), sink, wire_word(queue) if queue else b"")
         self._next_sid += 1
@@ -460,7 +462,7 @@ class Connection:
         """Publish and return the answer. With `again`, an unanswered request is sent again every so many seconds.
 
         RequestTimeoutError, NoRespondersError, NotConnectedError; AuthorizationError if the subject is not permitted;
-        else as `send`.
+        otherwise as `send`.
         """
         if timeout is not None and not (type(timeout) is float and timeout >= 0):
             check_seconds(timeout=timeout)
@@ -503,9 +505,9 @@ class Connection:
         return self._requests.expect(subject)
 
     async def close(self) -> None:
-        """Let pulls hand back what nobody took and the server take what was sent, and end.
+        """Hand back messages that no handler took, wait until the server has read what was sent, and disconnect.
 
-        Both together take `CLOSE_TIMEOUT` at most. Idempotent; never hangs.
+        That takes `CLOSE_TIMEOUT` seconds at most. Idempotent.
         """
         while self._supervisor is not None and not self._supervisor.done():
             self._supervisor.cancel()  # again: before Python 3.12 a `wait_for` on the way may swallow it

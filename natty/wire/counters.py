@@ -1,6 +1,6 @@
 """What the parts of a connection have counted, for metrics and readiness.
 
-Hot paths add to integers of their own and know nothing of this: whoever asks reads them.
+Hot paths add to integers of their own; metrics read them on demand.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LAG = Kind(("stream", "group", "member", "partition"), ())
 
 
 class Observed:
-    """The parts that work now, and what those that are done have counted. Safe to use from any thread.
+    """The parts that are active now, and the totals of those that have ended. Safe to use from any thread.
 
     Totals never fall: a part is added when its work begins and retired when that ends, any number of times.
     """
@@ -50,18 +50,18 @@ class Observed:
         return f"Observed({len(self._parts)} parts)"
 
     def add(self, part: object, kind: Kind, *labels: str) -> None:
-        """Count this part in from now on. What it had counted before, when it was retired, is not counted twice."""
+        """Include this part from now on. A part that was retired before is not counted twice."""
         with self._lock:
             if id(part) not in self._parts:
                 self._parts[id(part)] = (part, kind, labels)
-                self._retired.setdefault((kind, labels), Counter()).subtract(_counted(part, kind))
+                self._retired.setdefault((kind, labels), Counter()).subtract(_count(part, kind))
 
     def retire(self, part: object) -> None:
         """Keep what the part has counted, and forget it. Idempotent."""
         with self._lock:
             if known := self._parts.pop(id(part), None):
                 _, kind, labels = known
-                self._retired[kind, labels].update(_counted(part, kind))
+                self._retired[kind, labels].update(_count(part, kind))
 
     def totals(self, kind: Kind) -> dict[Labels, Counter[str]]:
         """Return what parts of a kind have counted, by labels: those with the same labels together."""
@@ -69,7 +69,7 @@ class Observed:
             totals = {labels: Counter(counted) for (of, labels), counted in self._retired.items() if of is kind}
             for part, of, labels in self._parts.values():
                 if of is kind:
-                    totals[labels].update(_counted(part, kind))
+                    totals[labels].update(_count(part, kind))
         return totals
 
     def parts(self, kind: Kind) -> list[tuple[Labels, Any]]:
@@ -78,5 +78,5 @@ class Observed:
             return [(labels, part) for part, of, labels in self._parts.values() if of is kind]
 
 
-def _counted(part: Any, kind: Kind) -> dict[str, int]:
+def _count(part: Any, kind: Kind) -> dict[str, int]:
     return {name: attrgetter(name)(part) for name in kind.counts}

@@ -56,7 +56,7 @@ class Lifetime:
 
     @property
     def is_ended_by_its_own(self) -> bool:
-        """Whether the caller is part of something here that can only end when the caller goes on."""
+        """Whether the caller is part of something here that can't end before the caller continues."""
         return any(one in _part_of.get() or (one.cancels and one.waits_for_caller) for one in self.running)
 
 
@@ -64,7 +64,7 @@ class Running:
     """Something that runs on a connection until it is stopped; `with` it, as long as that takes.
 
     Closing the client calls `stop`, and waits for the end of the block: for `shutdown_timeout` seconds and some more.
-    `reader` is the task in which it goes on, where it is iterated over or is a block; `cancels`: stopping it cancels
+    `reader` is the task that iterates over it or runs its block; `cancels`: stopping it cancels
     that task.
     """
 
@@ -103,7 +103,7 @@ class Running:
 
     @property
     def waits_for_caller(self) -> bool:
-        """Whether it can't end before the caller goes on: who calls is a handler of it, or its reader."""
+        """Whether it can't end before the caller continues: the caller is one of its handlers, or its reader."""
         return self in _part_of.get() or (self.reader is not None and self.reader is asyncio.current_task())
 
 

@@ -113,7 +113,7 @@ def check_header_name(name: str) -> None:
 
 
 class Sender(Protocol):
-    """What answers to messages are sent by: a connection."""
+    """Sends the acks of messages: a connection."""
 
     def send(self, subject: bytes, data: bytes) -> None:
         """Publish."""
@@ -149,7 +149,7 @@ class Confirmation:
 
 
 class Batch:
-    """Messages that one read of the socket brought, in order of delivery; columns for those who work by batches."""
+    """The messages of one read of the socket, in order of delivery, also as columns."""
 
     def __init__(self, raw: list[RawMessage], connection: Sender | None = None) -> None:
         self.raw = raw
@@ -292,7 +292,7 @@ class Message:
         return self._settle(term(reason), confirm)
 
     def in_progress(self) -> None:
-        """Restart its `ack_wait`: work on it goes on."""
+        """Restart its `ack_wait`: it is still being handled."""
         self._sender.send(self._raw[1], IN_PROGRESS)
 
     def _settle(self, answer: bytes, confirm: bool) -> Confirmation:

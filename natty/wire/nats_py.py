@@ -44,7 +44,7 @@ class _OnDemand(ModuleType):
 
 @contextmanager
 def _on_demand(name: str) -> Iterator[None]:
-    """Give those who import the module in this block one that loads when it is used. A loaded module stays as it is."""
+    """Within this block, an import of the module gets a stand-in, which loads it on first use; a loaded one stays."""
     if name in sys.modules or find_spec(name) is None:
         yield
         return
@@ -62,7 +62,7 @@ with _on_demand("aiohttp"):  # nats-py needs it for WebSockets alone; it takes t
 
 
 class OpeningClient(Client):
-    """nats-py's client, used to open one session. The session reads and writes by itself from then on."""
+    """nats-py's client, used to open one session. From then on `Session` reads and writes the socket."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class OpeningClient(Client):
             raise ConnectionResetError("the server closed the connection at once")
 
     def _connect_command(self) -> bytes:
-        """Refuse to say anything, credentials above all, before TLS is up. nats-py calls this for the CONNECT line."""
+        """Send nothing, and no credentials above all, before TLS is up. nats-py calls this for the CONNECT line."""
         if self._config.tls_required and not self.over_tls:
             raise TLSRequiredError("the server offers no TLS and TLS was asked for; nothing was sent in plain text")
         return super()._connect_command()
@@ -180,13 +180,13 @@ async def _ask(name: str, callback: Callable[[], Any], kind: type[T]) -> T:
 
 
 def _translate(error: Error) -> NattyError:
-    """Return the error in our terms. The server's words are all there is to tell a refused login by."""
+    """Return our error for one of nats-py's. A refused login shows in the server's words alone."""
     text = str(error)
     return AuthorizationError(text) if "auth" in text.lower() else ConnectError(text)
 
 
 async def _finish(work: Coroutine[Any, Any, None]) -> None:
-    """Await it, and end it when cancelled: its `wait_for` may swallow a cancellation, before Python 3.12, and go on."""
+    """Await it. If cancelled, cancel it until it ends: before Python 3.12 its `wait_for` may swallow a cancellation."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait([task])
@@ -195,7 +195,7 @@ async def _finish(work: Coroutine[Any, Any, None]) -> None:
             task.cancel()
             await asyncio.sleep(0)
         if not task.cancelled():
-            task.exception()  # seen: nobody waits for it any more
+            task.exception()  # retrieved: asyncio would warn of an error that no task waits for
         raise
     task.result()
 

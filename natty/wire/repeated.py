@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 EVERY = 10.0  # seconds for which further lines of a state are counted before one is logged
 ONCE = math.inf  # `every` for states that last, such as a damaged record: their lines are not counted
-MOST_STATES = 100  # that are told apart at a time
+MOST_STATES = 100  # that are remembered at a time
 REFUSALS_EVERY = 300.0  # seconds between two lines with the count of a refusal
 REFUSAL_LASTS = 60.0  # seconds after which a refusal that was not repeated counts as over
 _NUMBERS = re.compile(r'(?:\.\d+){5,}(?:\.[^".]*)?"')  # the end of an acknowledgement's subject
@@ -112,7 +112,7 @@ class Repeated:
 
 
 class Refusals:
-    """What the server does not permit a connection: logged once for each session and kind, and told to `listeners`.
+    """What the server does not permit a connection: logged once for each session and kind, and passed to `listeners`.
 
     Subjects that differ in numbers or random names alone are one kind.
     """

@@ -57,7 +57,7 @@ class Parser:
         """Take the next bytes. ProtocolError on a malformed message line, a line or a message that is too long."""
         self._chunks.append(data)
         self._have += len(data)
-        if self._have < self._need:  # the rest of a large payload: do not look at it again for every read
+        if self._have < self._need:  # the rest of a large payload: wait for all of it
             return
         if not self._need and len(self._chunks) > 1 and not self._ends_a_line():
             self._check_line()
@@ -130,7 +130,7 @@ class Session:
     """One session with one server. It ends once.
 
     `on_messages(sid, messages)` gets the messages that one read brought for a subscription; `on_end(error)` is called
-    when the session ends by itself; `on_notice(text)` gets what the server does not permit, in its words.
+    when the session ends without `abort`; `on_notice(text)` gets what the server does not permit, in its words.
     """
 
     def __init__(
@@ -183,11 +183,11 @@ class Session:
             raise
 
     def _take_over(self, client: OpeningClient) -> None:
-        """Read and write by ourselves from now on."""
+        """Take the socket from nats-py and begin to read."""
         self.info, writer = client.server_info, client.writer
         assert writer is not None, "open() has made it"
         if self._config.tls_first or not self._config.tls_required:
-            self._discover()  # otherwise it was said without TLS: the server says it again, over TLS
+            self._discover()  # otherwise it came without TLS: the server sends it again over TLS
         if secured := writer.get_extra_info("ssl_object"):
             self.certificate = secured.getpeercert() or {}
         self._write, self._drain = writer.transport.write, writer.drain
@@ -200,7 +200,7 @@ class Session:
             self._end(ConnectionResetError("the server closed the connection"))
         except OSError as error:
             self._end(error)
-        except Exception as error:  # a loop that ends without a word would leave a connection that hears nothing
+        except Exception as error:  # if the loop just ended, the connection would wait forever
             self._end(ConnectionResetError(f"what the server sent could not be read: {error}"))
 
     def _control(self, line: bytes) -> None:
@@ -242,7 +242,7 @@ class Session:
         for answer in self._answers:
             if not answer.done():
                 answer.set_exception(error)
-                answer.exception()  # seen: nobody may be waiting any more
+                answer.exception()  # retrieved: asyncio would warn if no task waits for it
 
     def publish(self, messages: list[Outgoing]) -> None:
         """Write messages, joined."""

@@ -1,6 +1,6 @@
 """Spans around what is published and handled, and W3C trace context through message headers, by OpenTelemetry.
 
-Only where the application has set a tracer provider: otherwise nothing of OpenTelemetry is imported, and nothing costs.
+Active only if the application has set a tracer provider; otherwise OpenTelemetry is not imported.
 Names and attributes follow OpenTelemetry's semantic conventions for messaging; span names hold no subjects.
 """
 
@@ -23,51 +23,52 @@ Inject = Callable[[Headers], Headers]
 _UNTRACED: AbstractContextManager[Inject] = nullcontext(lambda headers: headers)
 
 
-def sending(subject: str, *, messages: int = 1) -> AbstractContextManager[Inject]:
-    """Return the span of publishing, as a context manager that is given how to inject it into headers."""
+def trace_send(subject: str, *, messages: int = 1) -> AbstractContextManager[Inject]:
+    """Return the span of a publish: a context manager whose value adds the trace context to headers."""
     tracer = _tracer()
-    return _UNTRACED if tracer is None else _sending(tracer, subject, messages)
+    return _UNTRACED if tracer is None else _trace_send(tracer, subject, messages)
 
 
 @contextmanager
-def _sending(tracer: Tracer, subject: str, messages: int) -> Iterator[Inject]:
+def _trace_send(tracer: Tracer, subject: str, messages: int) -> Iterator[Inject]:
     attributes = _operation("publish", "send", subject)
     if messages > 1:
         attributes["messaging.batch.message_count"] = messages
     with _span(tracer, "publish", "PRODUCER", attributes):
-        yield _injected
+        yield _inject
 
 
-def creating(stream: str) -> Callable[[str, Headers | None], Headers] | None:
-    """Return what makes a span of (subject, headers) and injects it, for those who learn the outcome later.
+def trace_create(stream: str) -> Callable[[str, Headers | None], Headers] | None:
+    """Return a function of (subject, headers) that makes a span and returns headers with it, for publishers.
 
-    None where nothing is traced.
+    None if the application does not trace.
     """
     tracer = _tracer()
     if tracer is None:
         return None
 
-    def created(subject: str, headers: Headers | None) -> Headers:
+    def create(subject: str, headers: Headers | None) -> Headers:
         attributes = _operation("create", "create", subject) | {"messaging.nats.stream": stream}
         with _span(tracer, f"create {stream}", "PRODUCER", attributes):
-            return _injected(headers or {})
+            return _inject(headers or {})
 
-    return created
+    return create
 
 
-def processing(
+def trace_process(
     call: Callable[[list[Message]], Awaitable[object]], stream: str, durable: str
 ) -> Callable[[list[Message]], Awaitable[object]]:
     """Return the call of a handler within a span, linked to the spans that its messages were published in.
 
-    A single message's span is also a child of its publisher's. The same call where nothing is traced.
+    The span of a single message is also a child of its publisher's span. Returns `call` if the application does not
+    trace.
     """
     tracer = _tracer()
     if tracer is None:
         return call
     of_all = {"messaging.consumer.group.name": durable, "messaging.nats.stream": stream}
 
-    async def traced(messages: list[Message]) -> None:
+    async def process(messages: list[Message]) -> None:
         origins = [_origin(message) for message in messages]
         links = [link for link in origins if link is not None]
         if len(messages) == 1:
@@ -78,11 +79,11 @@ def processing(
         with _span(tracer, f"process {stream}", "CONSUMER", attributes | of_all, links, parent):
             await call(messages)
 
-    return traced
+    return process
 
 
 def log_fields() -> dict[str, str]:
-    """Return `trace_id` and `span_id` of the span that is active here; nothing where there is none."""
+    """Return `trace_id` and `span_id` of the span that is active here; empty if there is none."""
     trace = sys.modules.get("opentelemetry.trace")
     context = trace and trace.get_current_span().get_span_context()
     if not context or not context.is_valid:
@@ -91,7 +92,7 @@ def log_fields() -> dict[str, str]:
 
 
 def _tracer() -> Tracer | None:
-    """Return our tracer, or None where the application has set no provider: it had to import the API for that."""
+    """Return our tracer, or None if the application has set no provider, for which it would have to import the API."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return None
@@ -137,7 +138,7 @@ def _span(
             raise
 
 
-def _injected(headers: Headers) -> Headers:
+def _inject(headers: Headers) -> Headers:
     from opentelemetry import propagate
 
     carrier: dict[str, str] = {}

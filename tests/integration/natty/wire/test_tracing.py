@@ -165,7 +165,7 @@ async def test_a_handler_that_is_cut_short_has_failed(spans):
         raise asyncio.CancelledError
 
     with pytest.raises(asyncio.CancelledError):
-        await tracing.processing(call, "S", "d")([])
+        await tracing.trace_process(call, "S", "d")([])
     (span,) = named(spans, "process S")
     assert span.status.status_code is StatusCode.ERROR
     assert span.attributes["error.type"] == "CancelledError"
@@ -204,7 +204,7 @@ async def test_a_span_leaves_no_context_behind(spans):
         assert trace.get_current_span().get_span_context().is_valid
 
     before = copy_context()
-    await tracing.processing(call, "S", "d")([])
+    await tracing.trace_process(call, "S", "d")([])
     assert copy_context() == before  # a worker whose context has changed would be replaced after every message
     assert named(spans, "process S")
 
@@ -216,8 +216,8 @@ async def test_without_a_provider_nothing_is_traced(natty, stream, monkeypatch, 
     async def call(messages):
         pass
 
-    assert tracing.processing(call, "S", "d") is call
-    assert tracing.creating("S") is None
+    assert tracing.trace_process(call, "S", "d") is call
+    assert tracing.trace_create("S") is None
     await natty.publish(f"{stream}.x", b"")
     await natty.publish_atomic([(f"{stream}.x", b"")])
     assert await stored(natty, stream, 1) == {}
