@@ -45,7 +45,7 @@ HEAVY = {
     "duckdb": {"capture/reading/duck.py"},
     "google_crc32c": {"capture/restoring/s2.py"},
     "pyiceberg": {"capture/iceberg/"},
-    "aiohttp": {"capture/status/iceberg_rest.py", "capture/status/https.py", "capture/status/status_page.py"},
+    "aiohttp": {"natty/metrics/http.py", "capture/status/iceberg_rest.py", "capture/status/status_page.py"},
     "pyroaring": {"capture/archive/sequences.py"},
     "obstore": {"capture/stores/object_client.py", "capture/stores/object.py"},
     "cryptography": {

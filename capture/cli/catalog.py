@@ -26,6 +26,7 @@ from capture.stores import open_store
 from natty import Natty
 from natty.cli import connect
 from natty.cli.run import run_async
+from natty.metrics.access import Certificate
 
 app = typer.Typer(help="The table as an Iceberg REST catalog, to read.", no_args_is_help=True)
 
@@ -55,20 +56,20 @@ def serve(
 ) -> None:
     """Serve the tables of the archives to clients of Iceberg's REST protocol, read-only, until stopped."""
     try:
-        from capture.status.https import server_context, serving
         from capture.status.iceberg_rest import Archive, RestCatalog
+        from natty.metrics import http
     except ModuleNotFoundError as error:
         raise ConfigError(f'the catalog needs {error.name}; run: pip install "natty-nats[capture]"') from error
     if (cert is None) != (key is None) or (cert is None) != plain_http:
         raise ConfigError("give --cert and --key to serve over TLS, or --plain-http on a loopback address")
-    tls = server_context(cert, key) if cert and key else None
+    tls = Certificate(cert, key) if cert and key else None
     wanted = settings.archives(config, {"stream": stream, "store": store}, nats)
     tokens = _tokens(token_file)
 
     async def run() -> None:
         async with Stopping().scope(), _heads(wanted, offline) as heads:
             archives = {one.name: Archive(open_store(one.store), head) for one, head in zip(wanted, heads, strict=True)}
-            async with serving(RestCatalog(archives, tokens).application(), host, port, tls) as url:
+            async with http.serve(RestCatalog(archives, tokens).application(), host, port, tls) as url:
                 for one in wanted:
                     await require_archive(open_store(one.store))
                 print(f"{', '.join(archives)} served on {url}", flush=True)

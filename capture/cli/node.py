@@ -20,7 +20,7 @@ from capture.node.shutdown import STOPS
 from natty import NattyError
 from natty.cli import connect
 from natty.cli.run import EXIT_ERROR, complaint, run_async
-from natty.metrics.http import Guard, guard_of
+from natty.metrics.pages import Guard, guard_of
 
 COLLECT_AFTER = 500_000, 50, 100
 """When the collector of cycles runs (`gc.set_threshold`): messages are many, in no cycle, and it looks at them all."""
@@ -53,7 +53,7 @@ def run(
     max_age: Annotated[float | None, typer.Option(help="Seconds after which a block is sealed.")] = None,
     max_messages: Annotated[int | None, typer.Option(help="Messages after which a block is sealed.")] = None,
     metrics: Annotated[
-        str | None, typer.Option(help="Serve /metrics, /livez and /readyz here, HOST:PORT; needs the extra metrics.")
+        str | None, typer.Option(help="Serve /metrics, /livez and /readyz here, HOST:PORT.")
     ] = None,
     metrics_cert: Annotated[Path | None, typer.Option(help="The certificate chain of --metrics, PEM.")] = None,
     metrics_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
@@ -152,6 +152,6 @@ async def _served(node: Node | Several, address: str, guard: Guard | None) -> No
     try:
         from capture.node.metrics import serve
     except ImportError as error:
-        raise ConfigError('--metrics needs prometheus-client; run: pip install "natty-nats[metrics]"') from error
+        raise ConfigError(f'--metrics needs {error.name}; run: pip install "natty-nats[metrics]"') from error
     async with serve(node, address, guard):
         await node.run()

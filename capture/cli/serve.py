@@ -16,6 +16,7 @@ from capture.status.status import look
 from natty import Natty
 from natty.cli import connect
 from natty.cli.run import run_async
+from natty.metrics.access import Certificate
 
 
 @connect.options
@@ -41,13 +42,13 @@ def serve(
 ) -> None:
     """Serve the status of the archives until stopped: a page for browsers, /metrics, /readyz and /livez."""
     try:
-        from capture.status.https import server_context, serving
         from capture.status.status_page import StatusPage
+        from natty.metrics import http
     except ModuleNotFoundError as error:
         raise ConfigError(f'the page needs {error.name}; run: pip install "natty-nats[capture]"') from error
     if (cert is None) != (key is None) or (cert is None) != plain_http:
         raise ConfigError("give --cert and --key to serve over TLS, or --plain-http on a loopback address")
-    tls = server_context(cert, key) if cert and key else None
+    tls = Certificate(cert, key) if cert and key else None
     wanted = settings.archive(config, {"stream": stream}, nats, needs=("stream",))
     tokens = settings.tokens(token_file) if token_file else []
 
@@ -55,7 +56,7 @@ def serve(
         async with Stopping().scope(), Natty(**wanted.nats) as natty:
             page = StatusPage(lambda: look(natty, each(wanted)), tokens)
             application, names = page.application(), allow_host or ()
-            async with serving(application, host, port, tls, has_tokens=bool(tokens), hosts=names) as url:
+            async with http.serve(application, host, port, tls, has_tokens=bool(tokens), hosts=names) as url:
                 print(f"the status of {', '.join(one.name for one in each(wanted))} is served on {url}", flush=True)
                 await asyncio.get_running_loop().create_future()
 

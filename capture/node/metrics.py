@@ -12,7 +12,9 @@ from capture.node.node import Node
 from capture.node.nodes import Several
 from capture.partitioners import UNDECODABLE
 from natty import Natty
-from natty.metrics import http, telemetry
+from natty.metrics import telemetry
+from natty.metrics.http import serve_pages
+from natty.metrics.pages import Guard
 
 
 class NodeCollector(Collector):
@@ -46,12 +48,12 @@ class NodeCollector(Collector):
             yield from telemetry.collector(natty).collect()
 
 
-def serve(running: Node | Several, address: str, guard: http.Guard | None = None) -> AbstractAsyncContextManager[int]:
+def serve(running: Node | Several, address: str, guard: Guard | None = None) -> AbstractAsyncContextManager[int]:
     """While the body runs, serve `/metrics`, `/livez` and `/readyz` on "host:port" (":9100" is every address).
 
-    natty's ConfigError if the address is none, or can't be had.
+    natty's ConfigError if the address is malformed, or can't be served on.
     """
-    return http.serving(address, telemetry.pages(lambda: _not_ready(running), NodeCollector(running)), guard)
+    return serve_pages(address, telemetry.pages(lambda: _not_ready(running), NodeCollector(running)), guard)
 
 
 def _nodes(running: Node | Several) -> list[Node]:

@@ -18,10 +18,10 @@ from capture.archive.chain import Head, HeadReader
 from capture.archive.iceberg_state import folder
 from capture.archive.table import Table
 from capture.errors import CaptureError, ConfigError, NotStored
-from capture.status.https import Tokens
 from capture.stores import Address, Store
 from capture.stores.address import SCHEMES
 from natty import NattyError
+from natty.metrics.access import Tokens
 
 READS = (
     "GET /v1/{prefix}/namespaces",

@@ -12,10 +12,11 @@ import msgspec
 from aiohttp import web
 
 from capture.errors import CaptureError
-from capture.status.https import Tokens
 from capture.status.status import Status
 from capture.verification.outputs import labels, metric
 from natty import NattyError
+from natty.metrics.access import Tokens
+from natty.metrics.pages import PROBES
 
 log = logging.getLogger("capture.serve")
 
@@ -29,7 +30,6 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 
-PROBES = ("/livez", "/readyz")
 ASKED = {"WWW-Authenticate": 'Basic realm="capture: the token is the password", charset="UTF-8"'}
 
 Look = Callable[[], Awaitable[list[Status]]]

@@ -1,6 +1,6 @@
 """Who may ask the pages that a process serves about itself, and by which certificate they know it.
 
-The rules of every HTTP server here: those of natty (`http`) and of capture (`capture.status.https`).
+The rules of every HTTP server of natty and of capture.
 """
 
 from __future__ import annotations

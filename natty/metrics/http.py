@@ -1,234 +1,282 @@
-"""HTTP/1.1 (RFC 9112) for a few pages about a process, on its event loop: GET and HEAD, a connection a request."""
+"""An HTTP server for what a process shows of itself: an aiohttp application on the process's event loop.
+
+It runs over TLS with a certificate that may be replaced meanwhile, refuses host names that are not its own (DNS
+rebinding), and disconnects clients that send or read too slowly. It needs aiohttp (the extra `metrics`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import logging
-import re
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from functools import partial
 from http import HTTPStatus
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any
+from urllib.parse import urlsplit
+
+from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from natty.errors import ConfigError
-from natty.metrics.access import REFUSED_HOST, Certificate, Hosts, Tokens, is_loopback, warn_if_open
+from natty.metrics.access import REFUSED_HOST, Certificate, Hosts, is_loopback, warn_if_open
+from natty.metrics.pages import PROBES, Answer, Guard, Pages, guard_of, place_of
 
 logger = logging.getLogger("natty.httpd")
 
-PROBES = ("/livez", "/readyz")
-MORE = {
-    HTTPStatus.METHOD_NOT_ALLOWED: ("Allow: GET, HEAD",),
-    HTTPStatus.UNAUTHORIZED: ('WWW-Authenticate: Basic realm="the token is the password", charset="UTF-8"',),
-}
-"""What the head of some answers says besides."""
-TIMEOUT = 5.0  # seconds that a client has for its request, and again to take the answer
+PAGE_TIMEOUT = 5.0
+"""Seconds that a client of `serve_pages` has for its request, and again to read the answer."""
+HEAD_TIMEOUT = 10.0
+"""Seconds that a connection has to be made, with its TLS, and to send the head of a first request."""
+IDLE_TIMEOUT = 30.0
+"""Seconds that a connection has for each further request, and to read an answer."""
+LINGER_TIME = 1.0
+"""Seconds in which the rest of a request is discarded that nobody reads, so that the client sees its answer."""
 MAX_HEAD_BYTES = 8 * 1024
-_TOKEN = re.compile(rb"[!#-'*+.^-z|~A-Z0-9-]+")
-_NOT_IN_TARGET = re.compile(rb"[\x00-\x20\x7f]")
-_NOT_IN_VALUE = re.compile(rb"[\r\n\0]")
+DETAILS = {
+    HTTPStatus.METHOD_NOT_ALLOWED: {"Allow": "GET, HEAD"},
+    HTTPStatus.UNAUTHORIZED: {"WWW-Authenticate": 'Basic realm="the token is the password", charset="UTF-8"'},
+}
+"""Headers that belong to a status."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Answer(NamedTuple):
-    """What a page says."""
-
-    body: bytes
-    status: HTTPStatus = HTTPStatus.OK
-    content_type: str = "text/plain; charset=utf-8"
+def _is_our_fault(record: logging.LogRecord) -> bool:
+    """Return whether aiohttp logs a fault of the program. A malformed request is not: it is answered with 400."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
 
 
-Pages = Mapping[str, Callable[[], Answer]]
-"""Pages by path."""
-
-
-class Request(NamedTuple):
-    """The head of a request: its path without a query, and its fields by their names in lower case."""
-
-    method: bytes
-    path: str
-    fields: Mapping[bytes, bytes]
-
-
-class Guard(NamedTuple):
-    """Who is answered: `tokens` must be shown but for the probes, the host be one of `hosts`, over `certificate`."""
-
-    certificate: Certificate | None = None
-    tokens: Tokens = Tokens(())
-    hosts: Hosts | None = None
-
-
-def guard_of(
-    address: str, *, cert: str | Path = "", key: str | Path = "", tokens: Iterable[str] = (), hosts: Iterable[str] = ()
-) -> Guard:
-    """Return who is answered at "host:port". ConfigError where files or tokens can't be used.
-
-    Tokens are asked for over TLS, or on a loopback address: elsewhere everybody on the way could read them.
-    """
-    if bool(cert) != bool(key):
-        raise ConfigError("a certificate and its key belong together: give both, or neither")
-    host, admitted = _place(address)[0], Tokens(tokens)
-    if admitted and not cert and not is_loopback(host):
-        raise ConfigError(f"tokens are sent in plain text to {address}: give a certificate and its key")
-    warn_if_open("the metrics page", host, has_tokens=bool(admitted))
-    certificate = Certificate(cert, key) if cert else None
-    return Guard(certificate, admitted, Hosts.of(host, hosts, has_tokens=bool(admitted)))
-
-
-def _place(address: str) -> tuple[str, int]:
-    """Return host and port. ConfigError."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"{address!r} is no address to serve on; write 127.0.0.1:9100, or :9100 for every address")
-    return host.strip("[]"), int(port)
+logger.addFilter(_is_our_fault)
 
 
 @asynccontextmanager
-async def serving(address: str, pages: Pages, guard: Guard | None = None) -> AsyncIterator[int]:
-    """Meanwhile, serve the pages on "host:port" (":9100" is every address, port 0 a free one); yield the port.
+async def serve_pages(address: str, pages: Pages, guard: Guard | None = None) -> AsyncIterator[int]:
+    """Serve the pages on "host:port" (":9100" is every address, port 0 a free one) meanwhile; yield the port.
 
-    Without a `guard` it is that of the address alone: see `guard_of`. ConfigError if the address is none, or can't be
-    had.
+    Each connection serves one GET or HEAD. Without a `guard`, the address decides who is answered: see `guard_of`.
+    ConfigError if the address is malformed, or can't be served on.
     """
-    place = _place(address)
+    host, port = place_of(address)
     guard = guard_of(address) if guard is None else guard
-    open_ones: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+    application = web.Application(middlewares=[_answer_from(pages, guard)])
+    async with _listen(application, (host, port), guard.certificate, guard.hosts, PAGE_TIMEOUT, PAGE_TIMEOUT) as url:
+        yield urlsplit(url).port or 0
 
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(_converse(reader, writer, pages, guard))
-        open_ones[task] = writer
-        task.add_done_callback(open_ones.pop)
+
+@asynccontextmanager
+async def serve(
+    application: web.Application,
+    host: str,
+    port: int,
+    tls: Certificate | None,
+    *,
+    has_tokens: bool = True,
+    hosts: Iterable[str] = (),
+    head_timeout: float = HEAD_TIMEOUT,
+) -> AsyncIterator[str]:
+    """Serve the application (port 0: a free one) meanwhile; yield its URL.
+
+    Without tokens, a page on a loopback address answers only to its own names and to `hosts`, and one on a public
+    address logs a warning. ConfigError if the address can't be served on, or if it is not a loopback address and there
+    is no `tls`.
+    """
+    if tls is None and not is_loopback(host):
+        raise ConfigError(
+            f"without TLS it is served on a loopback address only, not on {host!r}: give --cert and --key"
+        )
+    warn_if_open("the page", host, has_tokens=has_tokens)
+    names = Hosts.of(host, hosts, has_tokens=has_tokens)
+    async with _listen(application, (host, port), tls, names, head_timeout, IDLE_TIMEOUT) as url:
+        yield url
+
+
+@asynccontextmanager
+async def _listen(
+    application: web.Application,
+    place: tuple[str, int],
+    tls: Certificate | None,
+    hosts: Hosts | None,
+    head_timeout: float,
+    answer_timeout: float,
+) -> AsyncIterator[str]:
+    """Serve the application and yield its URL. In the end no connection is left open."""
+    host, port = place
+    application.middlewares.insert(0, _answer_in_time(hosts, answer_timeout))
+    application.on_response_prepare.append(_hide_version)
+    runner = web.AppRunner(application, shutdown_timeout=head_timeout)
+    await runner.setup()
+    assert runner.server is not None
+
+    def connect(server: web.Server) -> asyncio.Protocol:
+        if tls is not None:
+            tls.refresh()
+        return _Connection(server, head_timeout)
 
     try:
-        server = await _listen(accept, *place, guard.certificate)
-    except OSError as error:
-        raise ConfigError(unserved(address, error)) from error
-    try:
-        yield int(server.sockets[0].getsockname()[1])
+        try:
+            server = await asyncio.get_running_loop().create_server(
+                partial(connect, runner.server),
+                host or None,
+                port,
+                ssl=tls.context if tls else None,
+                ssl_handshake_timeout=head_timeout if tls else None,
+                ssl_shutdown_timeout=head_timeout if tls else None,
+                reuse_address=True,
+            )
+        except OSError as error:
+            raise ConfigError(_unserved(f"{host}:{port}", error)) from error
+        try:
+            taken = server.sockets[0].getsockname()[1]
+            yield f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{taken}"
+        finally:
+            server.close()
     finally:
-        server.close()
-        left = dict(open_ones)
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
-        for writer in left.values():  # also of those that were cancelled before they began
-            writer.transport.abort()
+        left = [one.transport for one in runner.server.connections if one.transport is not None]
+        await runner.cleanup()
+        for transport in left:  # TLS would wait for the other side's end
+            transport.abort()
         await asyncio.sleep(0)
 
 
-Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
+class _Connection(web.RequestHandler):
+    """One connection. It ends if the head of its first request is too long, incomplete or late.
 
-
-async def _listen(accept: Accept, host: str, port: int, certificate: Certificate | None) -> asyncio.Server:
-    """Return what takes connections; the certificate is read again before each, if it has changed."""
-    loop = asyncio.get_running_loop()
-
-    def protocol() -> asyncio.StreamReaderProtocol:
-        if certificate is not None:
-            certificate.refresh()
-        return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=MAX_HEAD_BYTES, loop=loop), accept, loop=loop)
-
-    tls = certificate.context if certificate else None
-    return await loop.create_server(
-        protocol, host or None, port, ssl=tls, ssl_handshake_timeout=TIMEOUT if certificate else None
-    )
-
-
-async def _converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pages: Pages, guard: Guard) -> None:
-    try:
-        method, answer = await _answer(reader, pages, guard)
-        head = [
-            f"HTTP/1.1 {answer.status} {answer.status.phrase}",
-            f"Content-Type: {answer.content_type}",
-            f"Content-Length: {len(answer.body)}",
-            "Cache-Control: no-store",
-            *MORE.get(answer.status, ()),
-            "Connection: close",
-        ]
-        writer.write("\r\n".join([*head, "", ""]).encode() + (b"" if method == b"HEAD" else answer.body))
-        with suppress(OSError):  # a time-out is one, too
-            async with asyncio.timeout(TIMEOUT):
-                writer.close()
-                await writer.wait_closed()
-    finally:
-        writer.transport.abort()
-
-
-async def _answer(reader: asyncio.StreamReader, pages: Pages, guard: Guard) -> tuple[bytes, Answer]:
-    """Return the method and what to answer to the request that comes."""
-    try:
-        async with asyncio.timeout(TIMEOUT):
-            head = await reader.readuntil(b"\r\n\r\n")
-    except TimeoutError:
-        return b"", _plain(HTTPStatus.REQUEST_TIMEOUT)
-    except asyncio.LimitOverrunError:
-        return b"", _plain(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
-    except (asyncio.IncompleteReadError, OSError):
-        return b"", _plain(HTTPStatus.BAD_REQUEST)
-    request = read_head(head)
-    if request is None:
-        return b"", _plain(HTTPStatus.BAD_REQUEST)
-    if refused := _refused(request, guard):
-        return request.method, refused
-    if request.method not in (b"GET", b"HEAD"):
-        return request.method, _plain(HTTPStatus.METHOD_NOT_ALLOWED)
-    page = pages.get(request.path)
-    try:
-        return request.method, page() if page else _plain(HTTPStatus.NOT_FOUND)
-    except Exception:
-        logger.exception("a page failed", extra={"action": "page_failed"})
-        return request.method, _plain(HTTPStatus.INTERNAL_SERVER_ERROR)
-
-
-def read_head(head: bytes) -> Request | None:
-    """Return what a head asks for, from its first line to its empty one; None if it is malformed.
-
-    It takes time in proportion to the head's length, whatever its bytes are.
+    A client that ends its side of a plain connection after its first request still gets the answer.
     """
-    line, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
-    words = line.split(b" ")
-    if len(words) != 3 or words[2] not in (b"HTTP/1.0", b"HTTP/1.1"):
-        return None
-    method, target, version = words
-    known = [_field(one) for one in lines]
-    fields = {field[0]: field[1] for field in known if field}
-    hosts = sum(field is not None and field[0] == b"host" for field in known)
-    if None in known or hosts > 1 or (version == b"HTTP/1.1" and not hosts):
-        return None
-    if not _TOKEN.fullmatch(method) or not target or _NOT_IN_TARGET.search(target):
-        return None
-    path = target.partition(b"?")[0]
-    if path.startswith(b"http://"):
-        path = b"/" + path.removeprefix(b"http://").partition(b"/")[2]
-    return Request(method, path.decode("latin-1"), fields)
+
+    def __init__(self, server: web.Server, head_timeout: float) -> None:
+        loop, options = asyncio.get_running_loop(), dict[str, Any](access_log=None, lingering_time=LINGER_TIME)
+        super().__init__(server, loop=loop, logger=logger, keepalive_timeout=IDLE_TIMEOUT, **options)
+        self._head: bytes | None = b""  # of the first request; None when it is complete
+        self._is_answered = False
+        self._is_half_closed = False
+        self._deadline = loop.call_later(head_timeout, self._refuse, HTTPStatus.REQUEST_TIMEOUT)
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes from the client; asyncio calls this."""
+        if self._head is not None:
+            self._head += data
+            length = self._head.find(b"\r\n\r\n")
+            if (length if length >= 0 else len(self._head)) > MAX_HEAD_BYTES:
+                self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+                return
+            if length >= 0:
+                self._head = None
+                self._deadline.cancel()
+        super().data_received(data)
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio reads what aiohttp's own never returns
+        """Return whether to keep the connection of a client that has sent all it will send; asyncio calls this."""
+        if self._head is not None:
+            self._refuse(HTTPStatus.BAD_REQUEST)
+        is_plain = self.transport is not None and self.transport.get_extra_info("ssl_object") is None
+        self._is_half_closed = is_plain and not self._is_answered
+        return self._is_half_closed
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Forget the connection; asyncio calls this."""
+        self._deadline.cancel()
+        super().connection_lost(exc)
+
+    async def send(self, request: web.Request, response: web.StreamResponse, timeout: float) -> None:
+        """Send an answer, and abort the connection if the client does not take it in time."""
+        self._is_answered = True
+        if self._is_half_closed:
+            response.force_close()
+        transport = self.transport
+        try:
+            async with asyncio.timeout(timeout):
+                await response.prepare(request)
+                await response.write_eof()
+        except TimeoutError:
+            if transport is not None:
+                transport.abort()
+        else:
+            if not response.keep_alive and transport is not None:  # a part may still be in its buffers
+                self._deadline = asyncio.get_running_loop().call_later(timeout, transport.abort)
+
+    def _refuse(self, status: HTTPStatus) -> None:
+        """Answer what is not a whole request, and end the connection."""
+        if self.transport is None or self.transport.is_closing():
+            return
+        body = _sentence(status)
+        head = f"HTTP/1.1 {status} {status.phrase}\r\nContent-Type: text/plain; charset=utf-8\r\n"
+        self.transport.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
+        self.force_close()
 
 
-def _field(line: bytes) -> tuple[bytes, bytes] | None:
-    """Return the name and the value of a field; None if it is malformed."""
-    name, colon, value = line.partition(b":")
-    value = value.strip(b" \t")
-    if not colon or not _TOKEN.fullmatch(name) or _NOT_IN_VALUE.search(value):
-        return None
-    return name.lower(), value
+def _answer_in_time(hosts: Hosts | None, seconds: float) -> Any:
+    """Return the middleware that refuses requests for other hosts, and clients that do not read their answer."""
+
+    @web.middleware
+    async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+        connection = request.protocol
+        assert isinstance(connection, _Connection)
+        response = _refuse(request, hosts) or await handler(request)
+        await connection.send(request, response, seconds)
+        return response
+
+    return answer
 
 
-def _refused(request: Request, guard: Guard) -> Answer | None:
-    """Return what is answered to whoever may not ask this; None to the others."""
-    path, fields = request.path, request.fields
-    if guard.hosts and not guard.hosts.admit(fields.get(b"host", b"").decode("latin-1")):
-        return Answer(f"{REFUSED_HOST}\n".encode(), HTTPStatus.MISDIRECTED_REQUEST)
-    shown = fields.get(b"authorization", b"").decode("utf-8", "surrogateescape")
-    if guard.tokens and path not in PROBES and not guard.tokens.admit(shown, basic=True):
-        return Answer(b"a token is needed\n", HTTPStatus.UNAUTHORIZED)
+def _refuse(request: web.Request, hosts: Hosts | None) -> web.Response | None:
+    """Return the answer to a request that HTTP/1.1 forbids or that is for another host; None to others."""
+    name = request.headers.get("Host")
+    if request.version not in ((1, 0), (1, 1)) or (request.version == (1, 1) and name is None):
+        return _response(HTTPStatus.BAD_REQUEST)
+    if hosts is not None and not hosts.admit(name or ""):
+        return web.Response(status=HTTPStatus.MISDIRECTED_REQUEST, text=f"{REFUSED_HOST}\n")
     return None
 
 
-def _plain(status: HTTPStatus) -> Answer:
-    return Answer(f"{status} {status.phrase}\n".encode(), status)
+def _answer_from(pages: Pages, guard: Guard) -> Any:
+    """Return the middleware that answers every request, whatever its path."""
+
+    @web.middleware
+    async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+        response = _page(pages, guard, request)
+        response.headers["Cache-Control"] = "no-store"
+        response.force_close()
+        return response
+
+    return answer
 
 
-def unserved(address: str, error: OSError) -> str:
+def _page(pages: Pages, guard: Guard, request: web.Request) -> web.Response:
+    shown = request.headers.get("Authorization", "")
+    if guard.tokens and request.path not in PROBES and not guard.tokens.admit(shown, basic=True):
+        return _response(HTTPStatus.UNAUTHORIZED, b"a token is needed\n")
+    if request.method not in ("GET", "HEAD"):
+        return _response(HTTPStatus.METHOD_NOT_ALLOWED)
+    if request.path not in pages:
+        return _response(HTTPStatus.NOT_FOUND)
+    try:
+        body, status, content_type = pages[request.path]()
+    except Exception:
+        logger.exception("a page failed", extra={"action": "page_failed"})
+        return _response(HTTPStatus.INTERNAL_SERVER_ERROR)
+    return web.Response(body=body, status=status, headers={"Content-Type": content_type})
+
+
+def _response(status: HTTPStatus, body: bytes = b"") -> web.Response:
+    headers = {"Content-Type": Answer(b"").content_type} | DETAILS.get(status, {})
+    return web.Response(body=body or _sentence(status), status=status, headers=headers)
+
+
+def _sentence(status: HTTPStatus) -> bytes:
+    return f"{status} {status.phrase}\n".encode()
+
+
+async def _hide_version(request: web.Request, response: web.StreamResponse) -> None:
+    """Leave out which versions of Python and aiohttp run here."""
+    response.headers.pop("Server", None)
+
+
+def _unserved(address: str, error: OSError) -> str:
     """Return why nothing can be served on an address, and what to do."""
     if error.errno == errno.EADDRINUSE:
         why = "another program uses that port; choose another port, or 0 for a free one"

@@ -1,6 +1,7 @@
 """Metrics in Prometheus' format, and whether the process is alive and ready. See docs/observability.md.
 
-Only the metrics need prometheus-client (the extra `metrics`); it is imported when they are asked for.
+The extra `metrics` brings prometheus-client, for the figures, and aiohttp, to serve them; both are imported when they
+are needed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import msgspec
 from natty.client import Natty
 from natty.elections import Term
 from natty.errors import ConfigError
-from natty.metrics.http import Answer, Pages, guard_of, serving
+from natty.metrics.pages import Answer, Pages, guard_of
 from natty.wire.counters import ELECTION, GROUP, HANDLER, LAG, PUBLISHER, PULL, Kind, Labels, Observed
 
 if TYPE_CHECKING:
@@ -161,16 +162,20 @@ def serve(
 
     ":9100" is every address, port 0 a free one; the block is given the port. With `cert` and `key`, PEM files that are
     read again when they have changed, over TLS. With `tokens`, `/metrics` asks for one, as a bearer token or a
-    password. Without, a loopback address answers to its own names and to `hosts`. ConfigError if the address is none,
-    or can't be had, or a file or token can't be used. Without prometheus-client, `/metrics` answers 501 and says what
-    to install.
+    password. Without, a loopback address answers to its own names and to `hosts`. ConfigError if the address is
+    malformed or can't be served on, if a file or token can't be used, or without aiohttp. Without prometheus-client,
+    `/metrics` answers 501 and says what to install.
     """
+    try:
+        from natty.metrics.http import serve_pages
+    except ModuleNotFoundError as error:
+        raise ConfigError(f'the pages need {error.name}; run: pip install "natty-nats[metrics]"') from error
     try:
         figures = [collector(natty)]
     except ConfigError:
         figures = []
     guard = guard_of(address, cert=cert, key=key, tokens=tokens, hosts=hosts)
-    return serving(address, pages(lambda: not_ready(natty), *figures), guard)
+    return serve_pages(address, pages(lambda: not_ready(natty), *figures), guard)
 
 
 def pages(reasons: Callable[[], list[str]], *collectors: Collector) -> Pages:

@@ -18,8 +18,8 @@ from iceberg_engines import EXPECTED, TOKEN, archive, prepare, report
 from patient import PATIENCE
 
 from capture.archive.iceberg_state import archive_location, folder
-from capture.status.https import serving
 from capture.status.iceberg_rest import Archive, RestCatalog
+from natty.metrics.http import serve
 
 VERSION = "1.5.5"
 EXTENSIONS = ("avro", "httpfs", "iceberg")
@@ -115,7 +115,7 @@ async def ask(python):
     with tempfile.TemporaryDirectory() as root:
         store, state = await archive(f"{root}/an archive")
         catalog = RestCatalog({"orders": Archive(store, state.read)}, [TOKEN])
-        async with serving(catalog.application(), "127.0.0.1", 0, None) as url, running(python) as duck:
+        async with serve(catalog.application(), "127.0.0.1", 0, None) as url, running(python) as duck:
             await duck.ask(attach(url))
             return await answers(duck, f"{archive_location(store)}/{folder('S')}")
 

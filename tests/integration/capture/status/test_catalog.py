@@ -27,10 +27,12 @@ from capture.cli import main
 from capture.config.load import load
 from capture.errors import ConfigError
 from capture.iceberg import Exposer
-from capture.status.https import server_context, serving
 from capture.status.iceberg_rest import Archive, RestCatalog, reading_hints
 from capture.stores import open_store
 from capture.testing import HeadState, MemoryHead
+from natty.errors import ConfigError as NattyConfigError
+from natty.metrics.access import Certificate
+from natty.metrics.http import serve
 from natty.testing import DevCA
 
 TOKEN = "a token that nobody guesses"
@@ -60,10 +62,10 @@ class World:
         self.head = await chain.commit(self.store, MemoryHead(1, self.state), self.head, table)
 
     @contextlib.asynccontextmanager
-    async def serving(self):
+    async def serve(self):
         catalog = RestCatalog({"orders": Archive(self.store, self.state.read)}, ["another token of old", TOKEN])
-        tls = server_context(self.tls / "server.pem", self.tls / "server-key.pem")
-        async with serving(catalog.application(), "127.0.0.1", 0, tls) as url:
+        tls = Certificate(self.tls / "server.pem", self.tls / "server-key.pem")
+        async with serve(catalog.application(), "127.0.0.1", 0, tls) as url:
             yield url
 
     def client(self, url, token=TOKEN):
@@ -114,14 +116,14 @@ async def test_icebergs_own_client_lists_and_reads_what_is_committed(world, monk
         with world.client(url) as catalog:
             return sequences_of(catalog.load_table("orders.S"))
 
-    async with world.serving() as url:
+    async with world.serve() as url:
         await asyncio.to_thread(ask, url)
         await world.commit(await table_file(world.store, [6], name="c"))
         assert await asyncio.to_thread(ask_again, url) == [1, 2, 3, 4, 5, 6]
 
 
 async def test_nobody_is_let_in_without_the_token(world):
-    async with world.serving() as url:
+    async with world.serve() as url:
         for token in ("", "wrong", f"{TOKEN} and more", TOKEN[:-1]):
             for path in ("/v1/config", "/v1/namespaces/orders/tables/S", "/nowhere"):
                 status, answer = await asyncio.to_thread(world.get, url, path, token=token)
@@ -139,7 +141,7 @@ async def test_what_is_not_there_is_answered_by_icebergs_error_model(world):
             with pytest.raises(NoSuchNamespaceError):
                 catalog.list_tables("payments")
 
-    async with world.serving() as url:
+    async with world.serve() as url:
         await asyncio.to_thread(ask, url)
         for path, kind in (
             ("/v1/namespaces/orders/tables/T", "NoSuchTableException"),
@@ -154,7 +156,7 @@ async def test_what_is_not_there_is_answered_by_icebergs_error_model(world):
 
 
 async def test_whether_something_is_there_is_answered_without_a_body_or_the_metadata(world):
-    async with world.serving() as url:
+    async with world.serve() as url:
         exposed = (await chain.read(world.store, world.head, Table)).iceberg["S"]
         await world.store.delete(exposed.metadata)
         for path, status in (
@@ -170,7 +172,7 @@ async def test_whether_something_is_there_is_answered_without_a_body_or_the_meta
 
 
 async def test_what_clients_may_ask_besides_changes_no_answer(world):
-    async with world.serving() as url:
+    async with world.serve() as url:
         for path, besides in (
             ("/v1/config", "warehouse=orders"),
             ("/v1/namespaces", "parent="),
@@ -195,7 +197,7 @@ async def test_nobody_can_write_by_it(world):
                 catalog.drop_table("orders.S")
             assert catalog.load_table("orders.S").metadata == table.metadata
 
-    async with world.serving() as url:
+    async with world.serve() as url:
         await asyncio.to_thread(write, url)
         for method, path in (
             ("POST", "/v1/namespaces/orders/tables/S"),
@@ -207,7 +209,7 @@ async def test_nobody_can_write_by_it(world):
 
 
 async def test_an_archive_that_cant_be_read_is_told_as_such_and_later_again(world):
-    async with world.serving() as url:
+    async with world.serve() as url:
         name = world.state.head.path
         data = await world.store.get(name)
         await world.store.delete(name)
@@ -219,23 +221,25 @@ async def test_an_archive_that_cant_be_read_is_told_as_such_and_later_again(worl
 
 async def test_before_the_first_compaction_there_is_a_namespace_without_tables(world):
     world.state.head = None
-    async with world.serving() as url:
+    async with world.serve() as url:
         assert await asyncio.to_thread(world.get, url, "/v1/namespaces/orders/tables") == (200, {"identifiers": []})
 
 
 async def test_plain_http_stays_on_this_machine(world):
     catalog = RestCatalog({}, [TOKEN])
     for host in ("0.0.0.0", "192.0.2.1", "catalog.example.com", "::"):
-        with pytest.raises(ConfigError, match="loopback"):
-            async with serving(catalog.application(), host, 0, None):
+        with pytest.raises(NattyConfigError, match="loopback"):
+            async with serve(catalog.application(), host, 0, None):
                 pass
-    async with serving(catalog.application(), "127.0.0.1", 0, None) as url:
+    async with serve(catalog.application(), "127.0.0.1", 0, None) as url:
         assert url.startswith("http://127.0.0.1:")
 
 
 def test_a_token_that_could_be_guessed_is_refused():
-    for tokens in ([], ["short"], [TOKEN, "short"]):
-        with pytest.raises(ConfigError, match="token"):
+    with pytest.raises(ConfigError, match="the catalog needs a token"):
+        RestCatalog({}, [])
+    for tokens in (["short"], [TOKEN, "short"]):
+        with pytest.raises(NattyConfigError, match="a token of 16 characters"):
             RestCatalog({}, tokens)
 
 

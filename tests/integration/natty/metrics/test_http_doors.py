@@ -1,4 +1,4 @@
-"""Every HTTP server of ours against hostile clients: the pages of natty's own server, and capture's on aiohttp."""
+"""The HTTP server against hostile clients: as it serves natty's pages, and capture's status page."""
 
 import asyncio
 import gzip
@@ -13,16 +13,30 @@ from aiohttp import web
 from patient import PATIENCE
 from secret import write_secret
 
-from capture.errors import ConfigError
-from capture.status import https
 from capture.status.status_page import StatusPage
-from natty import ConfigError as NattyConfigError
+from natty import ConfigError
 from natty.errors import TLSError
 from natty.metrics import http
 from natty.metrics.access import Certificate, Hosts, Tokens
+from natty.metrics.pages import Answer, guard_of
 from natty.testing import DevCA
 
 TOKEN = "a token that nobody guesses"
+ROOM = 7 * 1024  # bytes that a head may have besides its first lines
+LINE = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n"
+MALFORMED = {
+    "blanks and a NUL": LINE + b"X:" + b" " * ROOM + b"\0",
+    "tabs and blanks and a NUL": LINE + b"X:" + b" \t" * (ROOM // 2) + b"\0",
+    "words and blanks and a NUL": LINE + b"X: " + b"a " * (ROOM // 2) + b"\0",
+    "a name without an end": LINE + b"x" * ROOM,
+    "blanks before the colon": LINE + b"X" + b" " * ROOM + b": y",
+    "a long target and no version": b"GET http://" + b"a" * ROOM + b" HTTP/1.9\r\nHost: localhost",
+    "a target of many addresses": b"GET " + b"http://" * (ROOM // 7) + b" HTTP/1.9\r\nHost: localhost",
+    "a target with a NUL": b"GET /" + b"a" * ROOM + b"\0 HTTP/1.1\r\nHost: localhost",
+    "a long method": b"G" * ROOM + b"( / HTTP/1.1\r\nHost: localhost",
+    "blanks for a target": b"GET " + b" " * ROOM + b" HTTP/1.1\r\nHost: localhost",
+    "many fields": LINE + b"X: y\r\n" * (ROOM // 6) + b"no colon",
+}
 BOMB = gzip.compress(bytes(200 << 20), 1)
 REQUEST = "GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
 
@@ -30,11 +44,11 @@ REQUEST = "GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
 @asynccontextmanager
 async def natty_page(tls=None, tokens=(), hosts=(), slow=PATIENCE):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(http, "TIMEOUT", slow)
+        patch.setattr(http, "PAGE_TIMEOUT", slow)
         files = {"cert": tls.server_cert, "key": tls.server_key} if tls else {}
-        guard = http.guard_of("127.0.0.1:0", tokens=tokens, hosts=hosts, **files)
-        pages = {"/metrics": lambda: http.Answer(b"figures"), "/livez": lambda: http.Answer(b"alive\n")}
-        async with http.serving("127.0.0.1:0", pages, guard) as port:
+        guard = guard_of("127.0.0.1:0", tokens=tokens, hosts=hosts, **files)
+        pages = {"/metrics": lambda: Answer(b"figures"), "/livez": lambda: Answer(b"alive\n")}
+        async with http.serve_pages("127.0.0.1:0", pages, guard) as port:
             yield port
 
 
@@ -44,9 +58,9 @@ async def capture_page(tls=None, tokens=(), hosts=(), slow=PATIENCE):
         return []
 
     page = StatusPage(look, tokens)
-    certificate = https.server_context(tls.server_cert, tls.server_key) if tls else None
+    certificate = Certificate(tls.server_cert, tls.server_key) if tls else None
     how = {"has_tokens": bool(tokens), "hosts": hosts, "head_timeout": slow}
-    async with https.serving(page.application(), "127.0.0.1", 0, certificate, **how) as url:
+    async with http.serve(page.application(), "127.0.0.1", 0, certificate, **how) as url:
         yield int(url.rpartition(":")[2])
 
 
@@ -187,31 +201,29 @@ async def test_what_everybody_can_reach_and_no_token_protects_is_warned_of(natty
         caplog.clear()
         return told
 
-    async with http.serving(":0", {}):
+    async with http.serve_pages(":0", {}):
         assert warnings() == ["the metrics page on every address answers everybody who can reach it: give a token file"]
     certificate = Certificate(natty_tls.server_cert, natty_tls.server_key)
     for has_tokens in (True, False):
-        async with https.serving(web.Application(), "0.0.0.0", 0, certificate, has_tokens=has_tokens):
+        async with http.serve(web.Application(), "0.0.0.0", 0, certificate, has_tokens=has_tokens):
             assert len(warnings()) == (not has_tokens)
     async with natty_page(), capture_page():
         assert warnings() == []
 
 
 def test_tokens_and_keys_that_can_t_be_used_are_refused(natty_tls, tmp_path):
-    with pytest.raises(NattyConfigError, match=r"tokens are sent in plain text to 0\.0\.0\.0:9100: give a certificate"):
-        http.guard_of("0.0.0.0:9100", tokens=[TOKEN])
-    with pytest.raises(NattyConfigError, match="16 characters"):
-        http.guard_of("127.0.0.1:9100", tokens=["short"])
-    with pytest.raises(NattyConfigError, match="give both, or neither"):
-        http.guard_of("127.0.0.1:9100", cert=natty_tls.server_cert)
-    with pytest.raises(NattyConfigError, match="no certificate with its key"):
-        http.guard_of("127.0.0.1:9100", cert=natty_tls.server_cert, key=natty_tls.client_key)
+    with pytest.raises(ConfigError, match=r"tokens are sent in plain text to 0\.0\.0\.0:9100: give a certificate"):
+        guard_of("0.0.0.0:9100", tokens=[TOKEN])
+    with pytest.raises(ConfigError, match="16 characters"):
+        guard_of("127.0.0.1:9100", tokens=["short"])
+    with pytest.raises(ConfigError, match="give both, or neither"):
+        guard_of("127.0.0.1:9100", cert=natty_tls.server_cert)
+    with pytest.raises(ConfigError, match="no certificate with its key"):
+        guard_of("127.0.0.1:9100", cert=natty_tls.server_cert, key=natty_tls.client_key)
     key = write_secret(tmp_path / "key.pem", natty_tls.server_key.read_bytes())
     key.chmod(0o644)
     with pytest.raises(TLSError, match="is private, and others may read"):
-        http.guard_of("127.0.0.1:9100", cert=natty_tls.server_cert, key=key)
-    with pytest.raises(ConfigError, match="is private, and others may read"):
-        https.server_context(natty_tls.server_cert, key)
+        guard_of("127.0.0.1:9100", cert=natty_tls.server_cert, key=key)
     assert repr(Tokens([TOKEN])) == "Tokens(1)"
 
 
@@ -236,6 +248,30 @@ async def test_a_malformed_head_is_answered_and_not_logged(serving, head, caplog
         writer.close()
         assert (await ask(port, "/livez"))[0] == 200
     assert caplog.records == []
+
+
+@servers
+@pytest.mark.parametrize("head", MALFORMED.values(), ids=MALFORMED)
+async def test_a_long_malformed_head_is_refused_at_once(serving, head):
+    """It takes time in proportion to its length: by a pattern that backtracks, one alone would take hours."""
+    async with serving() as port:
+        for _ in range(10):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(head + b"\r\n\r\n")
+            async with asyncio.timeout(PATIENCE):
+                assert b" 400 " in (await reader.read()).partition(b"\r\n")[0]
+            writer.close()
+
+
+@servers
+async def test_a_head_that_is_too_long_is_refused_before_it_ends(serving):
+    async with serving() as port:
+        for head in (LINE + b"X: " + b"x" * 9000, LINE + b"X: " + b"x" * 9000 + b"\r\n\r\n", b"G" * 9000):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(head)
+            async with asyncio.timeout(PATIENCE):
+                assert b" 431 " in (await reader.read()).partition(b"\r\n")[0]
+            writer.close()
 
 
 @servers
@@ -274,7 +310,7 @@ async def test_a_fault_of_a_page_is_logged(caplog):
 
     application = web.Application()
     application.router.add_get("/fail", fail)
-    async with https.serving(application, "127.0.0.1", 0, None) as url:
+    async with http.serve(application, "127.0.0.1", 0, None) as url:
         assert (await ask(int(url.rpartition(":")[2]), "/fail"))[0] == 500
     assert [str(one.exc_info[1]) for one in caplog.records if one.exc_info] == ["a page with a fault"]
 

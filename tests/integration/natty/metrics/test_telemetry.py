@@ -12,7 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from natty import ConfigError, Natty
 from natty.metrics import http, telemetry
-from natty.metrics.http import Answer, serving
+from natty.metrics.http import serve_pages
+from natty.metrics.pages import Answer
 
 QUICK = {"heartbeat": 0.4, "expires": 1.0}  # seconds: a stall shows after two heartbeats
 ANY = "127.0.0.1:0"
@@ -68,7 +69,7 @@ async def until(condition):
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     """Clients that come late are no slow clients, unless a test says so."""
-    monkeypatch.setattr(http, "TIMEOUT", NEVER)
+    monkeypatch.setattr(http, "PAGE_TIMEOUT", NEVER)
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ async def port():
     def fail():
         raise RuntimeError("a page with a fault")
 
-    async with serving(ANY, {"/page": lambda: Answer(b"text"), "/fail": fail}) as port:
+    async with serve_pages(ANY, {"/page": lambda: Answer(b"text"), "/fail": fail}) as port:
         yield port
 
 
@@ -85,6 +86,22 @@ async def test_a_page_is_served(port):
     assert (status, body) == (200, b"text")
     assert headers["Content-Length"] == "4"
     assert headers["Connection"] == "close"
+
+
+@pytest.mark.parametrize(
+    ("target", "answer"),
+    [
+        (b"/page?a=http://b/c", (200, b"text")),
+        (b"http://localhost:80/page?a", (200, b"text")),
+        (b"/../page", (404, b"404 Not Found\n")),
+        (b"/page/", (404, b"404 Not Found\n")),
+        (b"//page", (404, b"404 Not Found\n")),
+    ],
+)
+async def test_a_target_names_a_page_by_its_path(target, answer):
+    async with serve_pages(ANY, {"/page": lambda: Answer(b"text")}) as port:
+        status, _, body = await talk(port, b"GET " + target + b" HTTP/1.1\r\nHost:\t localhost \r\nX-Empty:\r\n\r\n")
+    assert (status, body) == answer
 
 
 async def test_head_is_the_same_without_the_body(port):
@@ -104,6 +121,9 @@ async def test_head_is_the_same_without_the_body(port):
         (b"GET /page HTTP/1.1\r\nHost : localhost\r\n\r\n", 400),
         (b"GET /page HTTP/1.1\r\nHost: localhost\r\n folded\r\n\r\n", 400),
         (b"GET /a page HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+        (b"GET * HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+        (b"GET /\xe4 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+        (b"GET http://localhost HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
         (b"GET /page HTTP/2.0\r\nHost: localhost\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00 a TLS hello\r\n\r\n", 400),
         (b"GET /page HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 20_000 + b"\r\n\r\n", 431),
@@ -128,14 +148,30 @@ async def test_a_client_that_sends_half_a_request_is_answered_when_it_ends(port)
     writer.close()
 
 
-async def test_a_slow_client_is_not_waited_for(port, monkeypatch):
-    monkeypatch.setattr(http, "TIMEOUT", 0.1)
-    assert (await talk(port, b"GET /page HTTP/1.1\r\nHost: he"))[0] == 408
+async def test_a_slow_client_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(http, "PAGE_TIMEOUT", 0.1)
+    async with serve_pages(ANY, {}) as port:
+        status, headers, body = await talk(port, b"GET /page HTTP/1.1\r\nHost: he")
+    assert (status, headers["Connection"], body) == (408, "close", b"408 Request Timeout\n")
+
+
+async def test_a_client_that_ends_its_side_gets_the_answer(port):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /page HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    writer.write_eof()
+    async with asyncio.timeout(PATIENCE):
+        assert (await reader.read()).endswith(b"text")
+    writer.close()
+
+
+async def test_no_answer_names_the_versions_that_run_here(port):
+    for path in ("/page", "/none", "/fail"):
+        assert "Server" not in (await get(port, path))[1]
 
 
 async def test_a_client_that_never_reads_is_cut_off(monkeypatch):
-    monkeypatch.setattr(http, "TIMEOUT", 0.2)
-    async with serving(ANY, {"/large": lambda: Answer(bytes(LARGE))}) as port:
+    monkeypatch.setattr(http, "PAGE_TIMEOUT", 0.2)
+    async with serve_pages(ANY, {"/large": lambda: Answer(bytes(LARGE))}) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
         writer.write(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await until(lambda: asyncio.sleep(0, len(asyncio.all_tasks()) > 1))
@@ -145,7 +181,7 @@ async def test_a_client_that_never_reads_is_cut_off(monkeypatch):
 
 
 async def test_leaving_the_block_closes_what_is_open():
-    async with serving(ANY, {}) as port:
+    async with serve_pages(ANY, {}) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /")
         await until(lambda: asyncio.sleep(0, len(asyncio.all_tasks()) > 1))
@@ -157,8 +193,8 @@ async def test_leaving_the_block_closes_what_is_open():
 
 @pytest.mark.parametrize("address", ["9100", "localhost", "127.0.0.1:http", "127.0.0.1:99999", ""])
 async def test_what_is_no_address_is_refused(address):
-    with pytest.raises(ConfigError, match="no address to serve on"):
-        async with serving(address, {}):
+    with pytest.raises(ConfigError, match="not an address to serve on"):
+        async with serve_pages(address, {}):
             pass
 
 
@@ -166,7 +202,7 @@ async def test_an_address_in_use_is_refused(port):
     with pytest.raises(
         ConfigError, match=f"nothing can be served on 127.0.0.1:{port}: another program uses that port; choose"
     ):
-        async with serving(f"127.0.0.1:{port}", {}):
+        async with serve_pages(f"127.0.0.1:{port}", {}):
             pass
 
 

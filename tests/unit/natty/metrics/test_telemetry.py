@@ -138,7 +138,22 @@ def test_without_prometheus_client_readiness_works():
     assert answers["/livez"]().status == 200
 
 
-def test_importing_it_does_not_import_prometheus_client_or_opentelemetry():
+def test_without_aiohttp_it_says_what_to_install():
+    code = """
+import sys
+sys.modules["aiohttp"] = None
+from natty import ConfigError, Natty
+from natty.metrics import telemetry
+try:
+    telemetry.serve(Natty(servers="tls://localhost:4222"), "127.0.0.1:0")
+except ConfigError as error:
+    print(error)
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said == 'the pages need aiohttp; run: pip install "natty-nats[metrics]"\n'
+
+
+def test_importing_it_does_not_import_what_only_some_of_it_needs():
     code = "import sys, natty.metrics.telemetry; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"prometheus_client", "opentelemetry"} & set(loaded)
+    assert not {"prometheus_client", "opentelemetry", "aiohttp"} & set(loaded)
