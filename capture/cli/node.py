@@ -52,9 +52,7 @@ def run(
     compression: Annotated[str | None, typer.Option(help="none, gzip, snappy or zstd.")] = None,
     max_age: Annotated[float | None, typer.Option(help="Seconds after which a block is sealed.")] = None,
     max_messages: Annotated[int | None, typer.Option(help="Messages after which a block is sealed.")] = None,
-    metrics: Annotated[
-        str | None, typer.Option(help="Serve /metrics, /livez and /readyz here, HOST:PORT.")
-    ] = None,
+    metrics: Annotated[str | None, typer.Option(help="Serve /metrics, /livez and /readyz here, HOST:PORT.")] = None,
     metrics_cert: Annotated[Path | None, typer.Option(help="The certificate chain of --metrics, PEM.")] = None,
     metrics_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
     metrics_token_file: Annotated[
