@@ -274,7 +274,7 @@ class Node:
         try:
             change = plan_reload(self.config, self._load())
         except CaptureError as error:
-            log.error("nothing was plan_reload, the old configuration stays: %s", error, extra={"action": "reload"})
+            log.error("nothing was reloaded, the old configuration stays: %s", error, extra={"action": "reload"})
             return
         self.config = change.config
         self._blocks.change(change.config.block_limits())
