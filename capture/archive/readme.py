@@ -1,4 +1,4 @@
-"""The description that lies in each archive: enough to read it with NATS gone and our code gone."""
+"""The README in each archive: enough to read the archive without NATS and without our code."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import re
 from importlib.resources import files
 
+from capture.archive.envelope_columns import described
 from capture.errors import AlreadyStored
 from capture.stores.contract import Store
 
@@ -22,7 +23,8 @@ log = logging.getLogger("capture.readme")
 
 def text() -> bytes:
     """Return the description of this version."""
-    return files("capture.archive").joinpath("readme.md").read_bytes()
+    page = files("capture.archive").joinpath("readme.md").read_text(encoding="utf-8")
+    return page.replace("{columns}", described()).encode()
 
 
 async def describe(store: Store) -> None:

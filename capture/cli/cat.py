@@ -16,11 +16,12 @@ from typing import Annotated, Any
 import pyarrow as pa
 import typer
 
+from capture.archive.envelope_columns import NEEDED
 from capture.archive.sequences import Sequences
 from capture.cli import settings
 from capture.config.settings import CaptureConfig
+from capture.formats.envelope import to_records
 from capture.formats.ndjson import lines
-from capture.reading.merge import RECORD, records_of
 from capture.reading.options import ReadSettings
 from capture.reading.read import read_batches
 from natty import Natty
@@ -46,7 +47,7 @@ class _Printed:
 
 
 _FORMS = {
-    Form.JSON: _Printed(RECORD, lambda batch: lines(records_of(batch))),
+    Form.JSON: _Printed(NEEDED, lambda batch: lines(to_records(batch))),
     Form.PAYLOAD: _Printed(["payload"], lambda batch: b"".join(one + b"\n" for one in _payloads(batch))),
     Form.RAW: _Printed(["payload"], lambda batch: b"".join(_payloads(batch))),
 }

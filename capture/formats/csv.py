@@ -1,8 +1,10 @@
+"""CSV: the fields of a value as columns, behind the columns of the envelope."""
+
 from __future__ import annotations
 
 import csv
 import io
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from threading import Lock
@@ -13,19 +15,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
+from capture.archive.envelope_columns import COLUMNS, Column
 from capture.decoders.contract import Decoding, Flatten, reason
 from capture.errors import FormatError
 from capture.formats.contract import Positions
 from capture.formats.envelope import SCHEMA, with_envelope
-from capture.formats.headers import MESSAGE_ID
+from capture.formats.text_columns import encode_base64, fields_of, parts_of, text_columns
 from capture.formats.values import values_of
 from capture.ingest.block import SealedBlock
-from capture.ingest.record import header_texts, text_or_none
+from capture.ingest.record import Records, text_or_none
 
-ENVELOPE = (
-    "stream", "sequence", "row", "time_ns", "subject", "headers", "message_id", "deliveries",
-    "error", "payload", "payload_base64",
-)  # fmt: skip
+ROW, ERROR = "row", "error"
+
+_COLUMNS = [one for one in COLUMNS if one.in_csv and not one.as_text]
+_BEGIN = [one.name for one in _COLUMNS]
+_SOURCES = dict.fromkeys(one.source for one in _COLUMNS)
+_OBJECTS = [one.name for one in _COLUMNS if one.type == "headers"]
+ENVELOPE = (*_BEGIN[:2], ROW, *_BEGIN[2:], *(name for one in COLUMNS if one.as_text for name in fields_of(one)))
 """The columns of every file. `row` counts the rows of a message from 0; a payload, if kept, stands in the first."""
 
 MOST_COLUMNS = 1000
@@ -37,7 +43,6 @@ FLATTEN = "flatten"
 
 _TAKEN = {name.lower() for name in (*SCHEMA.names, *ENVELOPE, MORE)}
 _OWN = frozenset(ENVELOPE)
-_COUNTED = ("sequence", "time_ns", "deliveries")
 
 Row = dict[str, Any]
 
@@ -88,26 +93,26 @@ class CsvWriter:
 
     def _rows(self, block: SealedBlock) -> Iterator[Row]:
         records = block.records
-        for index, value in enumerate(values_of(records, self._decoding)):
-            headers = header_texts(records.header_blocks[index])
-            begin = {
-                "stream": records.stream,
-                "sequence": records.sequences[index],
-                "time_ns": records.times_ns[index],
-                "subject": records.subjects[index].decode("utf-8", "replace"),
-                "headers": _cell(headers) if headers else "",
-                "message_id": headers.get(MESSAGE_ID, [""])[0],
-                "deliveries": records.deliveries[index],
-            }
+        values = values_of(records, self._decoding)
+        for payload, value, cells in zip(records.payloads, values, _envelope_cells(records), strict=True):
+            begin = dict(zip(_BEGIN, cells, strict=False))
             try:
                 rows = [] if value is None else [_cells(row) for row in self._flatten(value)]
-                error = records.errors.get(index)
             except Exception as failure:  # a user's function may raise anything
                 with self._counting:  # blocks are written by several threads
                     self.unfit[FLATTEN] += 1
-                rows, error = [], f"flatten: {reason(failure)}"
-            for number, row in enumerate(rows or [_payload(records.payloads[index])]):
-                yield {**begin, "row": number, "error": error or "", **row}
+                rows, begin[ERROR] = [], f"flatten: {reason(failure)}"
+            for number, row in enumerate(rows or [_payload(payload)]):
+                yield {**begin, ROW: number, **row}
+
+
+def _envelope_cells(records: Records[Any]) -> Iterator[tuple[Any, ...]]:
+    """Yield the cells of each message in the columns `_BEGIN`."""
+    encode = msgspec.json.encode
+    for part in parts_of(records):
+        columns = text_columns(part, _SOURCES)
+        columns |= {name: (encode(one).decode() if one else "" for one in columns[name]) for name in _OBJECTS}
+        yield from zip(*(columns[name] for name in _BEGIN), strict=False)  # a stream is repeated without an end
 
 
 def flat(value: Any) -> Iterator[Row]:
@@ -156,7 +161,7 @@ def _cell(value: Any) -> Any:
 
 def _payload(payload: bytes) -> Row:
     text = text_or_none(payload)
-    return {"payload_base64": b64encode(payload).decode()} if text is None else {"payload": text}
+    return {"payload_base64": encode_base64(payload)} if text is None else {"payload": text}
 
 
 def _first_rows(data: bytes) -> pa.Table:
@@ -176,8 +181,12 @@ def _first_rows(data: bytes) -> pa.Table:
 
 
 def _envelope(rows: pa.Table) -> pa.Table:
-    columns = {name: rows[name].cast(SCHEMA.field(name).type) for name in ("stream", "subject", *_COUNTED)}
-    columns |= {name: pc.if_else(pc.equal(rows[name], ""), None, rows[name]) for name in ("message_id", "error")}
+    columns = {one.name: _column(rows[one.name], one) for one in _COLUMNS if one.type != "headers"}
     cells = zip(rows["payload"].to_pylist(), rows["payload_base64"].to_pylist(), strict=True)
     payloads = [b64decode(encoded) if encoded else text.encode() or None for text, encoded in cells]
     return pa.table(columns | {"payload": pa.array(payloads, pa.binary())})
+
+
+def _column(cells: pa.ChunkedArray, column: Column) -> pa.ChunkedArray:
+    present = pc.if_else(pc.equal(cells, ""), None, cells) if column.nullable else cells
+    return present.cast(SCHEMA.field(column.name).type)

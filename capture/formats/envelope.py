@@ -1,55 +1,85 @@
-"""The columns of format 1: what is kept of every message, whatever the writer."""
+"""The envelope, format 1, as Arrow's columns: messages become rows, and rows become messages again."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import repeat
 from typing import Any
 
 import pyarrow as pa
 
-from capture.formats.headers import TYPE, header_columns, origin_columns
-from capture.ingest.record import Records, text_or_none
+from capture.archive.envelope_columns import COLUMNS, HEADER_BLOCKS
+from capture.formats.headers import TYPES, header_columns
+from capture.ingest.record import LISTS, Record, Records, text_or_none
 
 VERSION = 1
 
-SCHEMA = pa.schema(
-    [
-        pa.field("stream", pa.string()),
-        pa.field("sequence", pa.int64()),
-        pa.field("time_ns", pa.int64()),  # an integer: Spark's timestamps end at the microsecond
-        pa.field("subject", pa.string()),
-        pa.field("headers", TYPE),
-        pa.field("header_block", pa.binary()),  # raw, for an exact restore
-        pa.field("message_id", pa.string()),
-        pa.field("deliveries", pa.int32()),
-        pa.field("payload", pa.binary()),
-        pa.field("error", pa.string()),
-        pa.field("subject_raw", pa.binary()),  # only where the subject is no UTF-8, which a server does not ask for
-        pa.field("origin_stream", pa.string()),  # of a sourced message: where it was published
-        pa.field("origin_sequence", pa.int64()),
-    ]
-)
+SCHEMA = pa.schema([pa.field(one.name, TYPES[one.type]) for one in COLUMNS])
+EACH = [name for name in Record._fields if name in SCHEMA.names]
+"""The columns that `messages_of` needs."""
+
 _KINDS = [(field.name, field.type) for field in SCHEMA]
+_MADE = {source: [one.name for one in COLUMNS if one.source == source] for source in (one.source for one in COLUMNS)}
+"""The columns that are made from each source."""
+_PLAIN = [one for one in COLUMNS if one.source in LISTS and one.source not in ("subjects", HEADER_BLOCKS)]
+"""The columns that are a list of `Records` as it is."""
 
 
 def to_table(records: Records[Any]) -> pa.Table:
     """Return the records as a table of SCHEMA, built column by column."""
-    headers, header_blocks, message_ids = header_columns(records.header_blocks)
-    subjects, raw_subjects = _subjects(records.subjects)
+    columns: dict[str, pa.Array] = {}
+    for source, names in _MADE.items():
+        columns.update(zip(names, _arrays(records, source), strict=True))
+    return pa.Table.from_arrays([columns[name] for name, _ in _KINDS], schema=SCHEMA)
+
+
+def _arrays(records: Records[Any], source: str) -> Iterable[pa.Array]:
+    match source:
+        case "stream":
+            return [pa.repeat(pa.scalar(records.stream, pa.string()), len(records))]
+        case "subjects":
+            return _subjects(records.subjects)
+        case "header_blocks":
+            return header_columns(records.header_blocks)
+        case "errors":
+            return [_errors(records)]
+    return [pa.array(getattr(records, source), SCHEMA.field(name).type) for name in _MADE[source]]
+
+
+def to_records(batch: pa.RecordBatch, stream: str = "") -> Records[Any]:
+    """Return rows as records: lists of Python objects, bytes as they came.
+
+    The rows have at least the columns `envelope_columns.NEEDED`. `stream` names their stream if they do not.
+    """
+    subjects = batch.column("subject").cast(pa.binary()).to_pylist()
+    if batch.column("subject_raw").null_count < len(batch):
+        raw = batch.column("subject_raw").to_pylist()
+        subjects = [text if bytes_ is None else bytes_ for text, bytes_ in zip(subjects, raw, strict=True)]
+    errors: dict[int, str] = {}
+    if batch.column("error").null_count < len(batch):
+        errors = {at: why for at, why in enumerate(batch.column("error").to_pylist()) if why is not None}
+    return Records(
+        stream=stream or batch.column("stream")[0].as_py(),
+        subjects=subjects,
+        header_blocks=_filled(batch.column("header_block")),
+        values=[None] * len(batch),
+        errors=errors,
+        **{one.source: batch.column(one.name).to_pylist() for one in _PLAIN},
+    )
+
+
+def messages_of(batch: pa.RecordBatch) -> Iterator[Record[None]]:
+    """Yield rows as messages, one by one. EACH is enough of the columns."""
     columns = [
-        pa.repeat(pa.scalar(records.stream, pa.string()), len(records)),
-        pa.array(records.sequences, pa.int64()),
-        pa.array(records.times_ns, pa.int64()),
-        subjects,
-        headers,
-        header_blocks,
-        message_ids,
-        pa.array(records.deliveries, pa.int32()),
-        pa.array(records.payloads, pa.binary()),
-        _errors(records),
-        raw_subjects,
-        *origin_columns(records.header_blocks),
+        _filled(batch.column(name)) if name == "header_block" else batch.column(name).to_pylist() for name in EACH
     ]
-    return pa.Table.from_arrays(columns, schema=SCHEMA)
+    return map(Record, *columns, repeat(None))
+
+
+def _filled(column: pa.Array) -> list[bytes]:
+    if column.null_count == len(column):
+        return [b""] * len(column)
+    return [one or b"" for one in column.to_pylist()]
 
 
 def with_envelope(table: pa.Table) -> pa.Table:

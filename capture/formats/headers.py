@@ -1,4 +1,4 @@
-"""The headers of many messages as columns."""
+"""The columns that are made from the headers of many messages, without a Python object for each header."""
 
 from __future__ import annotations
 
@@ -8,32 +8,52 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from capture.ingest.record import SOURCED, origin_of
+from capture.archive.envelope_columns import COLUMNS, HEADER_BLOCKS, MESSAGE_ID, Column
+from capture.ingest.record import header_texts
 from natty.wire.message import parse_headers
 
-MESSAGE_ID = "Nats-Msg-Id"
-TYPE = pa.map_(pa.string(), pa.list_(pa.string()))
+TYPES: dict[str, pa.DataType] = {
+    "string": pa.string(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "binary": pa.binary(),
+    "headers": pa.map_(pa.string(), pa.list_(pa.string())),
+}
+"""Arrow's types for `Column.type`."""
 
 _BEGIN, _END = b"NATS/1.0\r\n", b"\r\n\r\n"
+_COLUMNS = [one for one in COLUMNS if one.source == HEADER_BLOCKS]
+_RARE = {one.header for one in _COLUMNS if one.header} - {MESSAGE_ID}
 
-HeaderColumns = tuple[pa.Array, pa.Array, pa.Array]
-"""The columns headers, header_block and message_id; null where a message has none."""
 
-
-def header_columns(blocks: list[bytes]) -> HeaderColumns:
-    """Return the columns of these raw header blocks, `b""` standing for no headers."""
+def header_columns(blocks: list[bytes]) -> list[pa.Array]:
+    """Return the columns that these raw header blocks become, in their order; `b""` stands for no headers."""
     if not any(blocks):
-        return pa.nulls(len(blocks), TYPE), pa.nulls(len(blocks), pa.binary()), pa.nulls(len(blocks), pa.string())
+        return [pa.nulls(len(blocks), TYPES[one.type]) for one in _COLUMNS]
     headers, message_ids = _by_column(blocks) or _one_by_one(blocks)
-    return headers, pa.array([block or None for block in blocks], pa.binary()), message_ids
+    firsts = {name: _first_values(name, blocks) for name in _RARE}
+    return [
+        message_ids if one.header == MESSAGE_ID else _column(one, blocks, headers, firsts.get(one.header))
+        for one in _COLUMNS
+    ]
 
 
-def origin_columns(blocks: list[bytes]) -> tuple[pa.Array, pa.Array]:
-    """Return the columns origin_stream and origin_sequence of these header blocks; null where there is no origin."""
-    if not any(SOURCED in block for block in blocks):
-        return pa.nulls(len(blocks), pa.string()), pa.nulls(len(blocks), pa.int64())
-    streams, sequences = zip(*(origin_of(block) or (None, None) for block in blocks), strict=True)
-    return pa.array(streams, pa.string()), pa.array(sequences, pa.int64())
+def _column(column: Column, blocks: list[bytes], headers: pa.Array, firsts: list[str | None] | None) -> pa.Array:
+    if column.type == "headers":
+        return headers
+    if not column.header:
+        return pa.array([block or None for block in blocks], pa.binary())
+    if firsts is None:
+        return pa.nulls(len(blocks), TYPES[column.type])
+    return pa.array(column.of(firsts), TYPES[column.type])
+
+
+def _first_values(header: str, blocks: list[bytes]) -> list[str | None] | None:
+    """Return the first value of a header that few messages have, for each block; None if no block has it."""
+    name = header.encode()
+    if not any(name in block for block in blocks):
+        return None
+    return [header_texts(block).get(header, [None])[0] if name in block else None for block in blocks]
 
 
 def _by_column(blocks: list[bytes]) -> tuple[pa.Array, pa.Array] | None:

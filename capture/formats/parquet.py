@@ -11,6 +11,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from capture.archive.envelope_columns import COLUMNS
 from capture.decoders.contract import Decoding
 from capture.errors import ConfigError, FormatError
 from capture.formats.contract import Positions
@@ -32,9 +33,9 @@ PAGE_ROWS = 8  # values that are written to a page at once, where the size of me
 MOST_PAGE_ROWS = 1024  # where it is: more make nothing faster
 MOST_TOLD = 1000  # things of which the log tells: the names of fields are the publishers' choice
 POSITIONS = 65_536  # rows whose sequences and times are read at a time
-REPETITIVE = ["stream", "subject", "error"]  # a dictionary pays here; elsewhere it is built and thrown away
-SEARCHED = ["stream", "sequence", "time_ns", "subject", "message_id"]  # columns with minimum and maximum
-COUNTING = {"sequence": "DELTA_BINARY_PACKED", "time_ns": "DELTA_BINARY_PACKED"}  # next to nothing where they rise
+REPETITIVE = [one.name for one in COLUMNS if one.repeats]  # a dictionary pays here; elsewhere it is built in vain
+SEARCHED = [one.name for one in COLUMNS if one.is_searched]  # columns with minimum and maximum
+COUNTING = {one.name: "DELTA_BINARY_PACKED" for one in COLUMNS if one.rises}  # next to nothing where they rise
 
 
 class ParquetWriter:

@@ -1,18 +1,17 @@
+"""Messages after decoding: a batch of them as parallel columns, and one of them alone."""
+
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from operator import itemgetter
+from dataclasses import dataclass, field, fields
+from operator import attrgetter, itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from capture.archive.envelope_columns import ORIGIN, parse_origin
 from natty.wire.ack import ack_tokens
 from natty.wire.message import Batch, RawMessage, parse_headers
 
 V = TypeVar("V")
-
-SOURCED = b"Nats-Stream-Source"
-_SEQUENCE = re.compile("[0-9]{1,18}", re.ASCII)  # what 64 bits hold
 
 
 class Record(NamedTuple, Generic[V]):
@@ -34,7 +33,10 @@ class Record(NamedTuple, Generic[V]):
 
 @dataclass(slots=True)
 class Records(Generic[V]):
-    """Messages of one stream after decoding, as parallel columns: one entry a message in every list."""
+    """Messages of one stream after decoding, as parallel columns: one entry a message in every list.
+
+    The columns of the envelope (`capture.archive.envelope_columns`) are made from these fields.
+    """
 
     stream: str = ""
     sequences: list[int] = field(default_factory=list)
@@ -103,47 +105,28 @@ class Records(Generic[V]):
         if len(indices) < 2:
             return self._alone(indices[0]) if indices else self._slice(0, 0)
         of = itemgetter(*indices)
-        return Records(
+        errors = self.errors
+        return _records(
             self.stream,
-            list(of(self.sequences)),
-            list(of(self.times_ns)),
-            list(of(self.subjects)),
-            list(of(self.header_blocks)),
-            list(of(self.payloads)),
-            list(of(self.deliveries)),
-            list(of(self.replies)),
-            list(of(self.values)),
-            {new: self.errors[old] for new, old in enumerate(indices) if old in self.errors} if self.errors else {},
+            *map(list, map(of, _lists(self))),
+            {new: errors[old] for new, old in enumerate(indices) if old in errors} if errors else {},
             None if self.keys is None else list(of(self.keys)),
         )
 
     def _slice(self, start: int, stop: int) -> Records[V]:
-        return Records(
+        errors = self.errors
+        return _records(
             self.stream,
-            self.sequences[start:stop],
-            self.times_ns[start:stop],
-            self.subjects[start:stop],
-            self.header_blocks[start:stop],
-            self.payloads[start:stop],
-            self.deliveries[start:stop],
-            self.replies[start:stop],
-            self.values[start:stop],
-            {at - start: self.errors[at] for at in range(start, stop) if at in self.errors} if self.errors else {},
+            *[column[start:stop] for column in _lists(self)],
+            {at - start: errors[at] for at in range(start, stop) if at in errors} if errors else {},
             None if self.keys is None else self.keys[start:stop],
         )
 
     def _alone(self, index: int) -> Records[V]:
         """Return the records of one message: where there are thousands of keys, most have one of a batch."""
-        return Records(
+        return _records(
             self.stream,
-            [self.sequences[index]],
-            [self.times_ns[index]],
-            [self.subjects[index]],
-            [self.header_blocks[index]],
-            [self.payloads[index]],
-            [self.deliveries[index]],
-            [self.replies[index]],
-            [self.values[index]],
+            *[[column[index]] for column in _lists(self)],
             {0: self.errors[index]} if index in self.errors else {},
             None if self.keys is None else [self.keys[index]],
         )
@@ -162,13 +145,17 @@ class Records(Generic[V]):
         if other.errors:
             offset = len(self)
             self.errors.update((offset + index, reason) for index, reason in other.errors.items())
-        self.sequences += other.sequences
-        self.times_ns += other.times_ns
-        self.subjects += other.subjects
-        self.header_blocks += other.header_blocks
-        self.payloads += other.payloads
-        self.deliveries += other.deliveries
-        self.replies += other.replies
+        for name in TAKEN:
+            getattr(self, name).extend(getattr(other, name))
+
+
+LISTS = tuple(one.name for one in fields(Records) if one.default_factory is list)
+"""The fields of `Records` that have an entry for each message, in their order."""
+TAKEN = tuple(name for name in LISTS if name != "values")
+"""Those that `take` appends, and that a spill keeps."""
+
+_records: Callable[..., Records[Any]] = Records  # takes the lists by position
+_lists: Callable[[Records[Any]], tuple[Any, ...]] = attrgetter(*LISTS)
 
 
 def text_or_none(data: bytes) -> str | None:
@@ -190,13 +177,13 @@ def header_texts(block: bytes) -> dict[str, list[str]]:
 def origin_of(block: bytes) -> tuple[str, int] | None:
     """Return the stream that a message was sourced from, and its sequence there; None if it was published here.
 
-    The server writes a header with both into what a stream takes from its `sources`; a mirror's keep their sequence.
+    The server adds a header with both to what a stream takes from its `sources`; messages of a mirror keep their
+    sequence.
     """
-    if SOURCED not in block:
+    if ORIGIN.encode() not in block:
         return None
-    stream, _, rest = parse_headers(block).get(SOURCED.decode(), [""])[0].partition(" ")
-    sequence = rest.partition(" ")[0]
-    return (_replaced(stream), int(sequence)) if stream and _SEQUENCE.fullmatch(sequence) else None
+    stream, sequence = parse_origin(header_texts(block).get(ORIGIN, [""])[0])
+    return None if stream is None or sequence is None else (stream, sequence)
 
 
 def _replaced(text: str) -> str:
@@ -204,4 +191,4 @@ def _replaced(text: str) -> str:
 
 
 Decoder = Callable[[Batch], Records[V]]
-"""Columns in, columns out. It never raises: what it can't decode is an entry of `errors`, and is stored raw."""
+"""Columns in, columns out. It never raises: a message that it cannot decode is an entry of `errors`, stored raw."""

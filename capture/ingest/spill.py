@@ -8,13 +8,13 @@ from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryFile, gettempdir
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NoReturn, get_type_hints
 from weakref import ReferenceType, finalize, ref
 
 import msgspec
 
 from capture.errors import SpillError
-from capture.ingest.record import Records
+from capture.ingest.record import TAKEN, Records
 
 MAX_DISK_BYTES = 4 << 30  # of all segments that a block is in, open or being stored
 SEGMENT_BYTES = 64 << 20  # of a file
@@ -22,8 +22,9 @@ SEGMENTS = 8  # at least, of `max_bytes`: a segment is freed as a whole
 CHUNK_BYTES = 1 << 20  # of one write, unless a part is larger
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
-_Columns = tuple[list[int], list[int], list[bytes], list[bytes], list[bytes], list[int], list[bytes], dict[int, bytes]]
-"""sequences, times_ns, subjects, header_blocks, payloads, deliveries, replies, errors."""
+_HINTS = get_type_hints(Records)
+_Columns: Any = tuple[*(_HINTS[name] for name in TAKEN), dict[int, bytes]]  # type: ignore[misc]
+"""The lists of a message's records, then its errors."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Columns)
@@ -193,20 +194,12 @@ def _chunks(parts: list[bytes]) -> Iterator[bytes]:
     yield b"".join(joined)
 
 
-def _columns(records: Records[Any]) -> _Columns:
-    return (
-        records.sequences,
-        records.times_ns,
-        records.subjects,
-        records.header_blocks,
-        records.payloads,
-        records.deliveries,
-        records.replies,
-        {index: reason.encode("utf-8", "surrogatepass") for index, reason in records.errors.items()},
-    )
+def _columns(records: Records[Any]) -> tuple[Any, ...]:
+    errors = {index: reason.encode("utf-8", "surrogatepass") for index, reason in records.errors.items()}
+    return *[getattr(records, name) for name in TAKEN], errors
 
 
 def _records(stream: str, data: bytes) -> Records[Any]:
-    sequences, times_ns, subjects, header_blocks, payloads, deliveries, replies, errors = _decoder.decode(data)
+    *columns, errors = _decoder.decode(data)
     reasons = {index: reason.decode("utf-8", "surrogatepass") for index, reason in errors.items()}
-    return Records(stream, sequences, times_ns, subjects, header_blocks, payloads, deliveries, replies, errors=reasons)
+    return Records(stream, **dict(zip(TAKEN, columns, strict=True)), errors=reasons)

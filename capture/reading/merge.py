@@ -15,8 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from itertools import repeat
-from typing import Any
 
 import pyarrow as pa
 
@@ -30,7 +28,6 @@ from capture.archive.trust import NO_CHECKS, Trust, read_trusted
 from capture.errors import ManifestError, NotStored
 from capture.formats.batches import PIECE_BYTES, PIECE_ROWS, cut, pieces
 from capture.formats.envelope import SCHEMA
-from capture.ingest.record import Record, Records
 from capture.maintenance.sweep import read_entries
 from capture.reading.cursor import Cursor, given, position
 from capture.reading.shares import EVERYTHING, Selection, Share, shares, widest
@@ -269,62 +266,8 @@ async def _fetch(store: Store, stored: Stored, room: Room, work: Work) -> Spoole
         raise Gone(stored.path, str(error)) from error
 
 
-# --- batches as records ----------------------------------------------------------------------------------------------
-
-
-def records_of(batch: pa.RecordBatch, stream: str = "") -> Records[Any]:
-    """Return a batch with the columns RECORD as records: lists of Python objects, bytes unchanged.
-
-    `stream` is the name of their stream, if the batch has no such column.
-    """
-    subjects = batch.column("subject").cast(pa.binary()).to_pylist()
-    if batch.column("subject_raw").null_count < len(batch):
-        raw = batch.column("subject_raw").to_pylist()
-        subjects = [text if bytes_ is None else bytes_ for text, bytes_ in zip(subjects, raw, strict=True)]
-    errors: dict[int, str] = {}
-    if batch.column("error").null_count < len(batch):
-        errors = {at: why for at, why in enumerate(batch.column("error").to_pylist()) if why is not None}
-    return Records(
-        stream=stream or batch.column("stream")[0].as_py(),
-        sequences=batch.column("sequence").to_pylist(),
-        times_ns=batch.column("time_ns").to_pylist(),
-        subjects=subjects,
-        header_blocks=_filled(batch.column("header_block")),
-        payloads=batch.column("payload").to_pylist(),
-        deliveries=batch.column("deliveries").to_pylist(),
-        values=[None] * len(batch),
-        errors=errors,
-    )
-
-
-RECORD = [name for name in SCHEMA.names if name not in ("headers", "message_id", "origin_stream", "origin_sequence")]
-"""The columns that `records_of` needs; the others follow from these."""
-EACH = ["stream", "sequence", "time_ns", "subject", "header_block", "payload"]
-"""The columns that `messages_of` needs."""
-
-
-def messages_of(batch: pa.RecordBatch) -> Iterator[Record[None]]:
-    """Return an iterator over the messages of a batch."""
-    return map(
-        Record,
-        batch.column("stream").to_pylist(),
-        batch.column("sequence").to_pylist(),
-        batch.column("time_ns").to_pylist(),
-        batch.column("subject").to_pylist(),
-        _filled(batch.column("header_block")),
-        batch.column("payload").to_pylist(),
-        repeat(None),
-    )
-
-
 def after(rows: pa.RecordBatch | None, sequence: int, upto: int) -> pa.RecordBatch | None:
     """Return the rows after a sequence, up to another one, included; None if there are none."""
     if not rows:
         return None
     return rows[position(rows, sequence, bisect_right) : position(rows, upto, bisect_right)] or None
-
-
-def _filled(column: pa.Array) -> list[bytes]:
-    if column.null_count == len(column):
-        return [b""] * len(column)
-    return [one or b"" for one in column.to_pylist()]

@@ -16,9 +16,9 @@ from capture.archive.sequences import MAXIMUM
 from capture.archive.trust import Trust
 from capture.config.settings import CaptureConfig
 from capture.errors import ConfigError
-from capture.formats.envelope import SCHEMA
+from capture.formats.envelope import EACH, SCHEMA, messages_of
 from capture.ingest.record import Record
-from capture.reading.merge import EACH, looking, messages_of, stored
+from capture.reading.merge import looking, stored
 from capture.reading.options import ReadOptions, ReadSettings, Where
 from capture.reading.seam import Crossing, Place
 from capture.reading.shares import Selection

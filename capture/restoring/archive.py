@@ -17,6 +17,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from capture.archive import envelope_columns
 from capture.archive.sequences import MAXIMUM
 from capture.errors import FormatError
 from capture.ingest.record import Records
@@ -25,14 +26,9 @@ from natty.errors import UNREADABLE
 MAGIC = b"NATSARC1"
 STATE, CONSUMERS = b"state.json", b"consumers/"
 COLUMNS = pa.schema(
-    [
-        pa.field("sequence", pa.int64()),
-        pa.field("time_ns", pa.int64()),
-        pa.field("subject", pa.binary()),
-        pa.field("header_block", pa.binary()),  # null or empty: the message has none
-        pa.field("payload", pa.binary()),
-    ]
+    [(one.name, pa.int64() if one.type == "int64" else pa.binary()) for one in envelope_columns.COLUMNS if one.is_sent]
 )
+"""Sequence, time, subject, header block (null or empty: the message has none) and payload, in this order."""
 KEEP_ALIVE = b"\xfe\x01\x00\x00\x00"
 """Padding in Snappy's framing: it says nothing, and may stand between any two pieces that a writer returns."""
 

@@ -13,12 +13,12 @@ from capture.archive.sequences import Sequences
 from capture.formats import reader
 from capture.reading.merge import merged
 from capture.reading.shares import Selection, narrowed, shares
-from capture.restoring.archive import as_columns
+from capture.restoring.archive import COLUMNS, as_columns
 from capture.stores.contract import Store
 
 MEMORY_BYTES = 32 << 20
 """Of the merge: the other half of what a restore takes is for the archive's bytes on their way to the server."""
-KEPT = ["sequence", "time_ns", "subject", "subject_raw", "header_block", "payload"]
+KEPT = [*COLUMNS.names, "subject_raw"]
 
 
 async def rows_of(

@@ -11,17 +11,24 @@ from pyspark.sql import SparkSession
 
 from capture.archive.manifest import Stored
 from capture.archive.sequences import Sequences
-from capture.formats.envelope import SCHEMA
+from capture.formats.envelope import to_table
+from capture.ingest.record import Records
 from capture.maintenance.engine import Group
 from capture.maintenance.merge.inputs import Columns
 from capture.spark.frames import load, map_in_arrow, with_payload
 from capture.spark.merge_job import Merger
 from capture.spark.merge_task import Place
 
-_ROWS = [
-    {"stream": "EXERCISE", "sequence": number, "time_ns": number, "subject": "exercise", "payload": b'{"n": 1}'}
-    for number in range(1, 9)
-]
+_NUMBERS = list(range(1, 9))
+_RECORDS: Records[None] = Records(
+    stream="EXERCISE",
+    sequences=_NUMBERS,
+    times_ns=_NUMBERS,
+    subjects=[b"exercise"] * len(_NUMBERS),
+    header_blocks=[b""] * len(_NUMBERS),
+    payloads=[b'{"n": 1}'] * len(_NUMBERS),
+    deliveries=[1] * len(_NUMBERS),
+)
 _COUNTED = "SELECT subject, COUNT(*) AS messages, SUM(n) AS n FROM exercise GROUP BY subject ORDER BY subject"
 
 
@@ -29,7 +36,7 @@ def exercise(spark: SparkSession) -> None:
     """Merge a block; read it, sort it, take it through a Python worker; then ask it something in SQL."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "block.parquet"
-        pq.write_table(pa.Table.from_pylist(_ROWS, SCHEMA), file, compression="zstd")
+        pq.write_table(to_table(_RECORDS), file, compression="zstd")
         group = Group(stream="EXERCISE", key="", interval=0, inputs=[_stored(file)], output="merged.parquet")
         Merger(spark, Place(Path(folder).as_uri()), Columns(pa.schema([]))).merge(group)
         messages = load(spark, Path(folder).as_uri(), [_stored(file)], Columns(pa.schema([])))

@@ -12,6 +12,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from capture.archive.envelope_columns import COLUMNS, HEADER_BLOCKS
 from capture.errors import ConfigError, DataLossError
 from capture.formats.envelope import SCHEMA, to_table
 from capture.spark.jetstream.blocking import Blocking
@@ -25,7 +26,7 @@ from natty.jetstream import NO_MESSAGE
 ENVELOPE = from_arrow_schema(SCHEMA)
 """The columns of the archive's envelope, in Spark's types."""
 
-FROM_HEADERS = {"headers", "header_block", "message_id", "origin_stream", "origin_sequence"}
+FROM_HEADERS = {one.name for one in COLUMNS if one.source == HEADER_BLOCKS}
 
 log = logging.getLogger("capture.spark.jetstream")
 

@@ -8,16 +8,21 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructType
 
+from capture.archive.envelope_columns import COLUMNS
 from capture.errors import ConfigError, SparkError
 from capture.formats.envelope import SCHEMA
 from capture.spark.jetstream.source_options import WriteOptions, nearest
 
-PUBLISHED = ("subject", "payload", "headers", "message_id")
+PUBLISHED = {one.name: one for one in COLUMNS if one.is_published}
 CONDITIONS = ("Nats-Msg-Id", "Nats-Expected-", "Nats-Batch-")
 """How headers begin under which a message was stored: they say nothing of the stream that it goes to now."""
 
-_TEXT_OR_BYTES = (StringType(), BinaryType())
-_HEADERS = (MapType(StringType(), StringType()), MapType(StringType(), ArrayType(StringType())))
+_TAKEN = {
+    "string": (StringType(),),
+    "binary": (StringType(), BinaryType()),
+    "headers": (MapType(StringType(), StringType()), MapType(StringType(), ArrayType(StringType()))),
+}
+"""The types that a column of an envelope's type may have in a DataFrame."""
 
 
 class Outgoing(NamedTuple):
@@ -44,8 +49,8 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
         raise ConfigError('there is no column subject: add it, or give one to all with .option("subject", …)')
     if "subject" in types and options.subject:
         raise ConfigError("there is a column subject and an option subject: drop one of them")
-    wanted = {"payload": _TEXT_OR_BYTES, "subject": _TEXT_OR_BYTES[:1], "message_id": _TEXT_OR_BYTES[:1]}
-    for name, kinds in (wanted | {"headers": _HEADERS}).items():
+    for name, column in PUBLISHED.items():
+        kinds = _TAKEN[column.type]
         if name in types and not any(_alike(types[name], kind) for kind in kinds):
             names = " or ".join(kind.simpleString() for kind in kinds)
             raise ConfigError(f"column {name} is {types[name].simpleString()}, it must be {names}")

@@ -33,6 +33,12 @@ def test_csv_has_a_header_and_a_column_a_field() -> None:
     assert json.loads(row["headers"])["Colour"] == ["red", "blue"]
 
 
+def test_an_empty_header_block_and_none_are_both_an_empty_cell() -> None:
+    kept = block((b"a", b"NATS/1.0\r\n\r\n", b"{}"), (b"a", b"", b"{}"))
+    one, other = csv_rows(writer("csv").write(kept))
+    assert (one["headers"], one["message_id"]) == (other["headers"], other["message_id"]) == ("", "")
+
+
 def test_a_list_is_a_row_an_element_and_its_message_counts_once() -> None:
     kept = block((b"a", b"", b'[{"n":1},{"n":2,"subject":"s"}]'), (b"a", b"", b"[]"), (b"a", b"", b"7"))
     wanted = writer("csv", decode=decoder("json"))

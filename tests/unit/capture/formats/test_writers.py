@@ -98,9 +98,10 @@ raw_blocks = st.one_of(
     )
 )
 def test_header_columns_say_what_parsing_each_message_says(blocks: list[bytes]) -> None:
-    headers, header_blocks, message_ids = header_columns(blocks)
-    for column in (headers, header_blocks, message_ids):
+    columns = header_columns(blocks)
+    for column in columns:
         column.validate(full=True)
+    headers, header_blocks, message_ids, *_ = columns
     assert header_blocks.to_pylist() == [raw or None for raw in blocks]
     for raw, found, message_id in zip(blocks, headers.to_pylist(), message_ids.to_pylist(), strict=True):
         wanted = {

@@ -14,10 +14,11 @@ from capture.archive.manifest import entry_path
 from capture.archive.sequences import Sequences
 from capture.errors import CipherError, FormatError, KeyMissingError, ManifestError, NotStored, SpillError
 from capture.formats import writer
+from capture.formats.envelope import to_records
 from capture.ingest.block import SealedBlock
 from capture.ingest.commit import Committer
 from capture.reading import merge
-from capture.reading.merge import looking, merged, records_of, stored
+from capture.reading.merge import looking, merged, stored
 from capture.reading.shares import Selection, held, shares, widest
 from capture.stores import MemoryStore
 from natty.config.units import parse_time
@@ -42,7 +43,7 @@ async def all_of(batches):
 
 async def read(store, keys=KEYS, **options):
     batches = await all_of(stored(store, looking(store, STREAM), keys=keys, **options))
-    return [record for batch in batches for record in records_of(batch, STREAM)]
+    return [record for batch in batches for record in to_records(batch, STREAM)]
 
 
 def sequences(rows):
