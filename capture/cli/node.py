@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from capture.archive.stored_formats import FORMATS
 from capture.cli import logs, settings
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError, ConfigError
@@ -48,7 +49,7 @@ def run(
     partition: Annotated[
         str | None, typer.Option(help="time, subject:N, field:NAME, decoder or module:function.")
     ] = None,
-    block_format: Annotated[str | None, typer.Option("--format", help="parquet, ndjson, csv or raw.")] = None,
+    block_format: Annotated[str | None, typer.Option("--format", help=f"{', '.join(FORMATS)}.")] = None,
     compression: Annotated[str | None, typer.Option(help="none, gzip, snappy or zstd.")] = None,
     max_age: Annotated[float | None, typer.Option(help="Seconds after which a block is sealed.")] = None,
     max_messages: Annotated[int | None, typer.Option(help="Messages after which a block is sealed.")] = None,

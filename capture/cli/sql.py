@@ -11,6 +11,7 @@ import typer
 
 from capture.archive.identity import archive_name, require_archive
 from capture.archive.manifest import Stored
+from capture.archive.stored_formats import is_open
 from capture.archive.trust import check_contents
 from capture.cli import settings
 from capture.config.settings import CaptureConfig
@@ -69,7 +70,7 @@ async def _asked(config: CaptureConfig, query: str, schema: str | None, engine: 
     objects = await looking(store, config.stream, trust=trust)()
     contents = None
     if trust.public_keys is not None:  # both engines read plain Parquet where it is, without its SHA-256
-        contents = await check_contents(store, [one for one in objects if one.format == "parquet"])
+        contents = await check_contents(store, [one for one in objects if is_open(one.format)])
     if engine is Engine.SPARK:
         return await _by_spark(config, objects, query, schema, checked=contents is not None)
     if not find_spec("duckdb"):

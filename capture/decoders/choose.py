@@ -1,3 +1,5 @@
+"""The decoders by their names, and a user's own."""
+
 from __future__ import annotations
 
 from typing import Any

@@ -1,3 +1,5 @@
+"""What a decoder is, and how functions of a user become one."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -132,3 +134,16 @@ def _call(function: Callable[[Message], Any], batch: Batch) -> tuple[list[Any], 
 def _checked(value: V, key: Hashable) -> tuple[V, Hashable]:
     hash(key)
     return value, key
+
+
+def values_of(records: Records[Any], decoding: Decoding[Any]) -> list[Any]:
+    """Return what the decoder makes of each message; None for the undecodable ones.
+
+    Open blocks keep payloads only, so a format that needs values decodes them once more.
+    """
+    if len(records.errors) == len(records):
+        return [None] * len(records)
+    values = guarded(decoding)(Batch(records.raw())).values
+    return (
+        [None if index in records.errors else value for index, value in enumerate(values)] if records.errors else values
+    )

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from capture.archive.encryption import Keys
 from capture.archive.manifest import Stored
+from capture.archive.stored_formats import format_of
 from capture.errors import CaptureError, FormatError
 from capture.formats.choose import reader
 from capture.formats.envelope import SCHEMA
@@ -59,7 +60,7 @@ def _pieces(
     if not layers.restorable:
         raise FormatError(f"{stored.format} does not keep messages whole: they can't be read back from it")
     file = pa.BufferReader(source) if isinstance(source, bytes) else source
-    if stored.format.startswith("parquet"):
+    if format_of(stored.format).columnar:
         yield from _of_parquet(layers.opened(file, stored), columns, piece_bytes)
     else:
         for rows in layers.parts(file, stored, piece_bytes):

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from capture.archive.encryption import ENDING, Keys
 from capture.archive.manifest import Stored
+from capture.archive.stored_formats import format_of
 from capture.errors import KeyMissingError
 from capture.formats.codecs import Codec, Limited, largest_plain
 from capture.formats.contract import Format, Positions
@@ -45,7 +46,7 @@ class BlockWriter:
     @property
     def restorable(self) -> bool:
         """Whether the format keeps all that a restore needs."""
-        return self._plain.restorable
+        return format_of(self.format).restorable
 
     def write(self, block: SealedBlock) -> bytes:
         """Return the object's bytes. Encrypted ones differ each time."""

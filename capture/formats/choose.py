@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from capture.archive.encryption import ENDING, Keys
 from capture.archive.manifest import Stored
+from capture.archive.stored_formats import FORMATS, format_of
 from capture.decoders import Decoding, decoder
 from capture.errors import CaptureError, ConfigError, FormatError
 from capture.formats.block_format import BlockWriter
@@ -19,8 +20,6 @@ from capture.formats.raw import RawWriter
 from capture.ingest.hooks import load_function
 from capture.ingest.record import Decoder
 
-FORMATS = ("parquet", "ndjson", "csv", "raw")
-
 
 def writer(
     name: str, *, decode: Decoder[Any] | None = None, compression: str = "", flatten: str = "", keys: Keys | None = None
@@ -32,21 +31,23 @@ def writer(
     are encrypted. ConfigError, with the known names, for what there is not.
     """
     decoding = Decoding.of(decode or decoder("raw"))
-    if flatten and name != "csv":
-        raise ConfigError(f"flatten makes rows for csv; {name} has none")
-    if name == "parquet":
-        return BlockWriter(ParquetWriter(decoding, compression=compression or "zstd"), keys=keys, encrypts=bool(keys))
-    return BlockWriter(_plain(name, decoding, flatten), codec(compression or NONE), keys=keys, encrypts=bool(keys))
+    wanted = format_of(name)
+    if flatten and not wanted.flattens:
+        able = ", ".join(one.name for one in FORMATS.values() if one.flattens)
+        raise ConfigError(f"flatten makes rows for {able}; {name} has none")
+    plain = _plain(name, decoding, compression, flatten)
+    around = None if wanted.compresses else codec(compression or NONE)
+    return BlockWriter(plain, around, keys=keys, encrypts=bool(keys))
 
 
-def _plain(name: str, decoding: Decoding[Any], flatten: str = "") -> Format:
+def _plain(name: str, decoding: Decoding[Any] | None = None, compression: str = "", flatten: str = "") -> Format:
     match name:
         case "parquet":
-            return ParquetWriter()
+            return ParquetWriter(decoding, compression=compression or "zstd")
         case "ndjson":
             return NdjsonWriter()
         case "csv":
-            return CsvWriter(decoding, load_function(flatten, "flatten", ()) if flatten else None)
+            return CsvWriter(decoding or decoder("raw"), load_function(flatten, "flatten", ()) if flatten else None)
         case "raw":
             return RawWriter()
     raise ConfigError(f"there is no writer {name!r}; the known ones are {', '.join(FORMATS)}")
@@ -60,7 +61,7 @@ def reader(format: str, keys: Keys | None = None) -> BlockWriter:
     if plain not in FORMATS or len(compressions) > 1 or not set(compressions) <= set(ENDINGS):
         raise FormatError(f"{format!r} is no format that this version reads")
     codecs = [ENDINGS[ending] for ending in compressions]
-    return BlockWriter(_plain(plain, decoder("raw")), *codecs, keys=keys, encrypts=encrypted)
+    return BlockWriter(_plain(plain), *codecs, keys=keys, encrypts=encrypted)
 
 
 def read_object(data: bytes, stored: Stored, keys: Keys | None = None) -> pa.Table:

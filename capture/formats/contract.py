@@ -1,3 +1,5 @@
+"""What a format of blocks does, and the check that every format passes."""
+
 from __future__ import annotations
 
 from collections import Counter
@@ -7,8 +9,9 @@ from typing import IO, Protocol, TypeAlias
 
 import pyarrow as pa
 
+from capture.archive.stored_formats import FORMATS
 from capture.formats.envelope import SCHEMA, to_table
-from capture.ingest.block import SealedBlock, Writer
+from capture.ingest.block import SealedBlock
 from capture.ingest.record import Records
 
 Positions: TypeAlias = Iterator[tuple[list[int], list[int]]]
@@ -17,20 +20,24 @@ Positions: TypeAlias = Iterator[tuple[list[int], list[int]]]
 LARGE = 1 << 20  # bytes of the largest payload that the conformance check writes
 
 
-class Format(Writer, Protocol):
-    """A writer that is neither compressed nor encrypted from outside, with what reads back what it wrote.
+class Format(Protocol):
+    """Writes blocks and reads them back, without compression and encryption around them.
 
-    It is pure: equal blocks give equal bytes.
+    It is pure: equal blocks give equal bytes. `capture.archive.stored_formats` says what each format can do.
     """
 
     @property
-    def restorable(self) -> bool:
-        """Whether it keeps all that a restore needs: every column of the envelope, byte for byte."""
+    def format(self) -> str:
+        """The format's name, the one in `stored_formats.FORMATS`."""
         ...
 
     @property
     def unfit(self) -> Counter[str]:
         """How many values did not fit their column so far, by column."""
+        ...
+
+    def write(self, block: SealedBlock) -> bytes:
+        """Return the block's bytes; any message can be written."""
         ...
 
     def read(self, data: bytes) -> pa.Table:
@@ -52,8 +59,8 @@ class Format(Writer, Protocol):
 
 def check_format(wanted: Format) -> None:
     """Raise AssertionError unless a format writes any message, keeps what it says it keeps, and reads it back."""
-    assert wanted.format, "the format must have a name"
-    assert wanted.suffix == f".{wanted.format}", f"the suffix must be .{wanted.format}, not {wanted.suffix!r}"
+    described = FORMATS.get(wanted.format)
+    assert described is not None, f"{wanted.format!r} is not described in capture.archive.stored_formats"
     for name, block in sample_blocks():
         data = wanted.write(block)
         assert isinstance(data, bytes), f"{name}: write returned {type(data).__name__}, not bytes"
@@ -66,7 +73,7 @@ def check_format(wanted: Format) -> None:
         assert found.schema == SCHEMA, f"{name}: the columns are not the envelope's"
         parts = [part.select(SCHEMA.names) for part in wanted.parts(BytesIO(data), 100)]
         assert pa.concat_tables(parts).equals(found), f"{name}: read in parts it has other rows"
-        if wanted.restorable:
+        if described.restorable:
             _check_rows(name, to_table(block.records).to_pylist(), found.to_pylist())
 
 

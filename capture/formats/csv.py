@@ -16,12 +16,11 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from capture.archive.envelope_columns import COLUMNS, Column
-from capture.decoders.contract import Decoding, Flatten, reason
+from capture.decoders.contract import Decoding, Flatten, reason, values_of
 from capture.errors import FormatError
 from capture.formats.contract import Positions
 from capture.formats.envelope import SCHEMA, with_envelope
 from capture.formats.text_columns import encode_base64, fields_of, parts_of, text_columns
-from capture.formats.values import values_of
 from capture.ingest.block import SealedBlock
 from capture.ingest.record import Records, text_or_none
 
@@ -54,9 +53,7 @@ class CsvWriter:
     or fails to be flattened, has one row with its payload. A message that makes rows does *not* keep its payload.
     """
 
-    suffix: ClassVar[str] = ".csv"
     format: ClassVar[str] = "csv"
-    restorable: ClassVar[bool] = False
 
     def __init__(self, decoding: Decoding[Any], flatten: Flatten[Any] | None = None) -> None:
         self.unfit: Counter[str] = Counter()

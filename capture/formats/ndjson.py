@@ -51,9 +51,7 @@ _PLAIN = [one for one in COLUMNS if one.type in ("int32", "int64") and not one.i
 class NdjsonWriter:
     """JSON, a message a line: to be read by anything, at several times Parquet's size and cost."""
 
-    suffix: ClassVar[str] = ".ndjson"
     format: ClassVar[str] = "ndjson"
-    restorable: ClassVar[bool] = True
     unfit: ClassVar[Counter[str]] = Counter()  # it has no columns
 
     def write(self, block: SealedBlock) -> bytes:

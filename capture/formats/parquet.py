@@ -12,14 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from capture.archive.envelope_columns import COLUMNS
-from capture.decoders.contract import Decoding
+from capture.decoders.contract import Decoding, values_of
 from capture.errors import ConfigError, FormatError
 from capture.formats.contract import Positions
 from capture.formats.envelope import VERSION, to_table, with_envelope
 from capture.formats.pages import check_pages
 from capture.formats.schema import schema_of
 from capture.formats.typed_columns import Typed, typed_columns
-from capture.formats.values import values_of
 from capture.ingest.block import SealedBlock
 from capture.ingest.record import Records
 
@@ -45,9 +44,7 @@ class ParquetWriter:
     column is counted in `unfit`, by column, and logged; the payload keeps it.
     """
 
-    suffix: ClassVar[str] = ".parquet"
     format: ClassVar[str] = "parquet"
-    restorable: ClassVar[bool] = True
 
     def __init__(self, decoding: Decoding[Any] | None = None, *, compression: str = "zstd") -> None:
         if compression not in COMPRESSIONS:
@@ -90,7 +87,7 @@ class ParquetWriter:
         return with_envelope(unfolded(file.read()))
 
     def parts(self, file: IO[bytes], part_bytes: int) -> Iterator[pa.Table]:
-        """Yield the rows at once: what reads Parquet in pieces looks at its row groups first (`writers.pieces`)."""
+        """Yield the rows at once: `batches.pieces` reads Parquet in pieces, by its row groups."""
         yield self.read(file.read())
 
     def positions(self, file: IO[bytes]) -> Positions:

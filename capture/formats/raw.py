@@ -33,9 +33,7 @@ class _Begin(msgspec.Struct, frozen=True):
 class RawWriter:
     """Messages as they came, byte for byte, each behind its lengths: the smallest thing that loses nothing."""
 
-    suffix: ClassVar[str] = ".raw"
     format: ClassVar[str] = "raw"
-    restorable: ClassVar[bool] = True
     unfit: ClassVar[Counter[str]] = Counter()  # it has no columns
 
     def write(self, block: SealedBlock) -> bytes:

@@ -26,6 +26,7 @@ from capture.archive.iceberg_state import (
     without_oldest,
 )
 from capture.archive.manifest import Stored
+from capture.archive.stored_formats import is_open
 from capture.archive.table import Table
 from capture.errors import ManifestError, NotStored
 from capture.iceberg.columns import evolved, new_metadata
@@ -35,8 +36,6 @@ from capture.iceberg.snapshot import Added, Read, add_snapshot, without_snapshot
 from capture.maintenance.compaction_plan import new_name
 from capture.stores.contract import Store
 
-READABLE = "parquet"
-"""The format of table files that other engines can read: encrypted ones are left out."""
 AT_ONCE = 16
 """Objects that are read at once."""
 
@@ -88,7 +87,7 @@ class Exposer:
 
     def is_due(self, table: Table, now: float) -> bool:
         """Tell whether a stream is not exposed yet, or elsewhere, or snapshots of one have expired."""
-        streams = {one.stream for one in table.files if one.format == READABLE}
+        streams = {one.stream for one in table.files if is_open(one.format)}
         return not streams <= table.iceberg.keys() or any(
             one.location != self._place(stream) or count_expired(one.snapshots, self._rule, now)
             for stream, one in table.iceberg.items()
@@ -98,7 +97,7 @@ class Exposer:
         """Write manifests and metadata of every stream whose files or snapshots change; return the table with them."""
         wanted: dict[str, list[Stored]] = {stream: [] for stream in table.iceberg}
         for one in table.files:
-            if one.format == READABLE:
+            if is_open(one.format):
                 wanted.setdefault(one.stream, []).append(one)
         for stream, files in wanted.items():
             table = await self._exposed(store, _Change(table, token, now), stream, files)

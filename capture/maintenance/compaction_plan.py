@@ -11,14 +11,13 @@ from uuid import uuid4
 from capture.archive.encryption import ENDING
 from capture.archive.manifest import Stored, is_encrypted, table_path
 from capture.archive.sequences import Sequences
+from capture.archive.stored_formats import format_of
 from capture.archive.view import Picture
 from capture.errors import ConfigError
 from capture.maintenance.engine import Distinct, Group
 
 SMALL = 0.75
 """A table file below this part of the target size is merged again when blocks of its bin arrive."""
-MERGED = {"parquet", "ndjson", "raw"}
-"""The formats of blocks that the table takes in, however compressed. Others stay as they are: CSV lacks payloads."""
 SPLIT_BYTES = 2 << 30
 """Inputs of more than this become several files, so that no task sorts much more at a time."""
 TARGET_BYTES = 128 << 20  # of a table file
@@ -87,7 +86,7 @@ def plan(
 
 def _is_mergeable(one: Stored, policy: Policy) -> bool:
     readable = policy.encrypted if is_encrypted(one) else not policy.encrypted_only
-    return readable and one.format.partition(".")[0] in MERGED
+    return readable and format_of(one.format).mergeable
 
 
 def _bins(blocks: Iterable[Stored], files: Iterable[Stored], policy: Policy, now: float) -> list[list[Stored]]:

@@ -26,6 +26,7 @@ from pyarrow.fs import PyFileSystem
 
 from capture.archive.encryption import Keys
 from capture.archive.manifest import Stored
+from capture.archive.stored_formats import is_open
 from capture.errors import QueryError
 from capture.formats.envelope import SCHEMA
 from capture.ingest.record import text_or_none
@@ -86,7 +87,7 @@ async def query(
 
 
 def _is_readable(share: Share) -> bool:
-    return share.stored.format == "parquet" and share.is_whole
+    return is_open(share.stored.format) and share.is_whole
 
 
 async def _brought(store: Store, plan: Sequence[Share], folder: Path, keys: Keys | None) -> ds.Dataset:
@@ -101,7 +102,7 @@ async def _brought(store: Store, plan: Sequence[Share], folder: Path, keys: Keys
             async with aclosing(merged(store, mine, keys=keys)) as batches:
                 async for batch in batches:
                     await to_thread(writer.write_batch, batch)
-    return ds.dataset(files, schema=SCHEMA, format="parquet") if files else _nothing()
+    return ds.dataset(files, schema=SCHEMA, format=ds.ParquetFileFormat()) if files else _nothing()
 
 
 def _dataset(files: StoreFiles, objects: Sequence[Stored]) -> ds.Dataset:

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from capture.archive.manifest import TABLE, Stored
 from capture.archive.sequences import MAXIMUM, Sequences
+from capture.archive.stored_formats import format_of
 from capture.errors import FormatError
 
 
@@ -122,7 +123,7 @@ def shares(objects: Iterable[Stored], selection: Selection = EVERYTHING) -> list
     """
     objects = [one for one in objects if selection.may_be_in(one)]
     preferred = sorted(
-        objects, key=lambda one: (one.format.startswith("csv"), not one.path.startswith(TABLE), one.path)
+        objects, key=lambda one: (not format_of(one.format).restorable, not one.path.startswith(TABLE), one.path)
     )
     sets = [(one, recorded(one)) for one in preferred]
     contested = Sequences.repeated_in(mine for _, mine in sets)

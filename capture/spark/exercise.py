@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from capture.archive.manifest import Stored
 from capture.archive.sequences import Sequences
+from capture.archive.stored_formats import PARQUET
 from capture.formats.envelope import to_table
 from capture.ingest.record import Records
 from capture.maintenance.engine import Group
@@ -59,7 +60,7 @@ def _stored(file: Path) -> Stored:
         sequences=Sequences.from_range(1, 8).to_text(),
         bytes=len(data),
         sha256=hashlib.sha256(data).hexdigest(),
-        format="parquet",
+        format=PARQUET.name,
     )
 
 

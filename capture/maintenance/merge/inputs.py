@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from capture.archive.encryption import Keys
 from capture.archive.manifest import TABLE, Stored
+from capture.archive.stored_formats import format_of, is_open
 from capture.errors import CaptureError, FormatError
 from capture.formats.batches import cut
 from capture.formats.choose import reader
@@ -32,8 +33,6 @@ FOOTERS_AT_ONCE = 16
 AHEAD_OBJECTS = 8
 AHEAD_BYTES = 16 << 20
 """Of objects that are fetched before they are asked for, but for one, however large it is."""
-
-_PARQUET = "parquet"
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Columns:
     def is_alike(self, stored: Stored) -> bool:
         """Tell whether the object is plain Parquet whose typed columns have the run's names and types."""
         raw = self.objects.get(stored.path, pa.schema([]))
-        return stored.format == _PARQUET and all(
+        return is_open(stored.format) and all(
             name == one.name == known_as(name, self.run.names)
             and raw.field(name).type == settled(raw.field(name).type) == self.run.field(name).type
             for name, one in self._part(stored).items()
@@ -88,7 +87,7 @@ async def columns_of(store: Store, objects: Sequence[Stored], keys: Keys | None,
             except Exception as error:  # whatever pyarrow raises on bytes that it can't read
                 failed[one.path] = f"{one.path} is not a Parquet file that can be read: {error}"
 
-    wanted = [one for one in objects if one.format.partition(".")[0] == _PARQUET]
+    wanted = [one for one in objects if format_of(one.format).columnar]
     async with asyncio.TaskGroup() as looking:
         for one in wanted:
             looking.create_task(look(one))
@@ -99,7 +98,7 @@ async def columns_of(store: Store, objects: Sequence[Stored], keys: Keys | None,
 
 
 async def _schema(store: Store, one: Stored, keys: Keys | None) -> pa.Schema:
-    if one.format != _PARQUET:
+    if not is_open(one.format):
         return _file(await store.get(one.path), one, keys).schema_arrow
     end = await store.get_range(one.path, max(0, one.bytes - FOOTER_BYTES), FOOTER_BYTES)
     length = int.from_bytes(end[-8:-4], "little") + 8  # of the footer, itself and the magic word behind it
@@ -130,7 +129,7 @@ def input_rows(data: bytes, one: Stored, columns: pa.Schema, keys: Keys | None) 
 
 
 def _parts(data: bytes, one: Stored, keys: Keys | None) -> Iterator[pa.Table]:
-    if one.format.partition(".")[0] != _PARQUET:
+    if not format_of(one.format).columnar:
         yield from reader(one.format, keys).parts(pa.BufferReader(data), one, BATCH_BYTES)
         return
     file = _file(data, one, keys)
