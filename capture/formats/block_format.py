@@ -32,16 +32,12 @@ class BlockWriter:
         self._encrypts = encrypts
         endings = [plain.format, *([codec.ending] if codec else []), *([ENDING] if encrypts else [])]
         self.format = ".".join(endings)
+        """What is inside of what: "ndjson.zst.enc"."""
         self.unfit = plain.unfit
         """How many values did not fit their column, by column."""
 
     def __repr__(self) -> str:
         return f"BlockWriter({self.format!r})"
-
-    @property
-    def suffix(self) -> str:
-        """The end of an object's name: ".ndjson.zst.enc" says what is inside of what."""
-        return f".{self.format}"
 
     @property
     def restorable(self) -> bool:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from capture.archive.stored_formats import FORMATS
 from capture.formats.envelope import SCHEMA, to_table
-from capture.ingest.block import SealedBlock
+from capture.ingest.block import SealedBlock, Writer
 from capture.ingest.record import Records
 
 Positions: TypeAlias = Iterator[tuple[list[int], list[int]]]
@@ -20,24 +20,16 @@ Positions: TypeAlias = Iterator[tuple[list[int], list[int]]]
 LARGE = 1 << 20  # bytes of the largest payload that the conformance check writes
 
 
-class Format(Protocol):
+class Format(Writer, Protocol):
     """Writes blocks and reads them back, without compression and encryption around them.
 
-    It is pure: equal blocks give equal bytes. `capture.archive.stored_formats` says what each format can do.
+    It is pure: equal blocks give equal bytes. `capture.archive.stored_formats` says what each format can do; `format`
+    is its name there.
     """
-
-    @property
-    def format(self) -> str:
-        """The format's name, the one in `stored_formats.FORMATS`."""
-        ...
 
     @property
     def unfit(self) -> Counter[str]:
         """How many values did not fit their column so far, by column."""
-        ...
-
-    def write(self, block: SealedBlock) -> bytes:
-        """Return the block's bytes; any message can be written."""
         ...
 
     def read(self, data: bytes) -> pa.Table:

@@ -363,13 +363,8 @@ class Writer(Protocol):
     """Turns a sealed block into the bytes of one object. It runs in a thread, several at a time."""
 
     @property
-    def suffix(self) -> str:
-        """The end of the object's name, with its dot."""
-        ...
-
-    @property
     def format(self) -> str:
-        """The name that the manifest keeps: the suffix without its dot."""
+        """The name that the manifest keeps. The object's name ends in it, behind a dot."""
         ...
 
     def write(self, block: SealedBlock) -> bytes:

@@ -161,7 +161,7 @@ class Committer:
             block.last,
             block.count,
             digest,
-            self._writer.suffix,
+            f".{self._writer.format}",
             unique=token_hex(4),
             folder=self._layout(partition),
         )

@@ -207,7 +207,7 @@ def store(root: Path, sequences: Sequence[int], name: str, compression: str, key
     )
     wanted = writer(name, compression=compression)
     data = wanted.write(SealedBlock("FLIGHTS", key, 0, records, "stop"))
-    path = f"blocks/{key}/{sequences[0]}-{sequences[-1]}{wanted.suffix}"
+    path = f"blocks/{key}/{sequences[0]}-{sequences[-1]}.{wanted.format}"
     (root / path).parent.mkdir(parents=True, exist_ok=True)
     (root / path).write_bytes(data)
     return Stored(

@@ -44,7 +44,7 @@ async def block(
     sealed = SealedBlock("ORDERS", "eu", HOUR, records, "stop")
     data = wanted.write(sealed)
     number = next(_names)
-    path = f"blocks/stream=ORDERS/key=eu/date=2026-11-21/hour=03/{number}{wanted.suffix}"
+    path = f"blocks/stream=ORDERS/key=eu/date=2026-11-21/hour=03/{number}.{wanted.format}"
     await store.put(path, data)
     return Stored(
         path=path,

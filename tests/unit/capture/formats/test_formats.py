@@ -106,9 +106,9 @@ def test_what_a_restore_needs_comes_back_byte_for_byte(
 @pytest.mark.parametrize("compression", ["gzip", "snappy", "zstd"])
 def test_an_object_s_name_says_what_is_inside(compression: str) -> None:
     ending = {"gzip": "gz", "snappy": "sz", "zstd": "zst"}[compression]
-    assert writer("ndjson", compression=compression).suffix == f".ndjson.{ending}"
-    assert writer("csv", compression=compression, keys=KEYS).suffix == f".csv.{ending}.enc"
-    assert writer("parquet", compression=compression).suffix == ".parquet"
+    assert writer("ndjson", compression=compression).format == f"ndjson.{ending}"
+    assert writer("csv", compression=compression, keys=KEYS).format == f"csv.{ending}.enc"
+    assert writer("parquet", compression=compression).format == "parquet"
 
 
 def test_parquet_is_compressed_inside_as_it_is_told() -> None:
@@ -300,7 +300,7 @@ async def test_the_entry_has_the_hash_of_the_stored_object_and_its_format(name: 
     wanted = writer(name, compression=compression, keys=KEYS)
     stored = await Committer(store, wanted, Ignored()).commit(block((b"a", b"", b"x")))
     data = await store.get(stored.path)
-    assert stored.path.endswith(wanted.suffix)
+    assert stored.path.endswith(f".{wanted.format}")
     entry = decode_entry(msgspec.json.encode(stored), "entry")
     assert (entry.sha256, entry.format, entry.bytes) == (sha256(data).hexdigest(), wanted.format, len(data))
     assert read_object(data, entry, KEYS).num_rows == 1
