@@ -22,7 +22,7 @@ from capture.cli import settings
 from capture.config.settings import CaptureConfig
 from capture.formats.envelope import to_records
 from capture.formats.ndjson import lines
-from capture.reading.options import ReadSettings
+from capture.reading.options import ReadOptions, ReadSettings
 from capture.reading.read import read_batches
 from natty import Natty
 from natty.cli import connect
@@ -86,7 +86,7 @@ def cat(
     subject: Annotated[list[str] | None, typer.Option(help="Only these; wildcards * and > are allowed.")] = None,
     since: Moment = None,
     until: Moment = None,
-    from_: Annotated[int, typer.Option("--from", min=1, help="The first sequence.")] = 1,
+    from_: Annotated[int, typer.Option("--from", min=1, help="The first sequence.")] = ReadOptions.start_sequence,
     to: Annotated[int | None, typer.Option("--to", min=1, help="The last one.")] = None,
     live: Annotated[bool, typer.Option("--live", help="Go on with what the stream holds.")] = False,
     follow: Annotated[

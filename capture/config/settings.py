@@ -1,3 +1,8 @@
+"""The settings of capture.toml: their types, their defaults, and what the rest of capture is given of them.
+
+A setting that reaches an option takes its default from there.
+"""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -9,6 +14,7 @@ from capture.archive.encryption import VARIABLE, Keys
 from capture.archive.iceberg_state import Expiry
 from capture.archive.retention import Rule
 from capture.archive.signing import PublicKeys, Signer, load_signer
+from capture.archive.stored_formats import PARQUET
 from capture.archive.trust import Trust
 from capture.archive.view import GRACE
 from capture.config.secrets import HIDDEN, said, shown
@@ -25,14 +31,16 @@ from capture.ingest.block import (
     Limits,
 )
 from capture.ingest.commit import ATTEMPTS, REDELIVER_AFTER
-from capture.ingest.durable import ALL, TOGETHER, Durable
+from capture.ingest.durable import EXPLICIT, TOGETHER, Durable
 from capture.ingest.pipeline import SLOTS
 from capture.ingest.spill import MAX_DISK_BYTES, Spill
 from capture.ingest.startup import START_TIMEOUT
-from capture.maintenance.compaction_plan import MAX_GROUPS, MAX_RUN_BYTES, MAX_WAIT, MIN_FILES, TARGET_BYTES
+from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.engine import Distinct
 from capture.maintenance.schedule import Schedule
 from capture.spark.options import SparkOptions
+
+_SPARK = SparkOptions()
 
 LARGEST = (1 << 63) - 1  # what a server, a file and Arrow can count
 SHORTEST_LEASE = 0.3  # seconds, as in natty.leader
@@ -96,17 +104,17 @@ class Compacting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The compaction: `[compaction]` in the file."""
 
     lease: Lease = 15.0  # seconds, of its leader: a term survives the crash of the NATS server that leads the stream
-    every: Seconds = 300.0  # seconds between two looks at what is due
-    cron: str = ""  # when to look instead, in UTC: minute hour day month weekday
-    waiting_files: Number = 0  # so many blocks that wait begin a look of their own; 0: none do
-    waiting_bytes: Number = 0
-    min_files: Count = MIN_FILES  # blocks of a key and interval that make it due
-    max_wait: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = MAX_WAIT  # seconds; then however few blocks there are
-    target_bytes: Count = TARGET_BYTES
-    max_groups: Count = MAX_GROUPS  # of a run
-    max_bytes: Count = MAX_RUN_BYTES
-    distinct: Distinct = "sequence"  # or "message_id": of messages that are merged together the first with an id stays
-    decrypt: bool = False  # write the table of encrypted blocks in plain Parquet, for other engines
+    every: Seconds = Schedule.every  # seconds between two looks at what is due
+    cron: str = Schedule.cron  # when to look instead, in UTC: minute hour day month weekday
+    waiting_files: Number = Schedule.waiting_files  # so many blocks that wait begin a look of their own; 0: none do
+    waiting_bytes: Number = Schedule.waiting_bytes
+    min_files: Count = Policy.min_files  # blocks of a key and interval that make it due
+    max_wait: Duration = Policy.max_wait  # then any number of blocks is due
+    target_bytes: Count = Policy.target_bytes
+    max_groups: Count = Policy.max_groups  # of a run
+    max_bytes: Count = Policy.max_bytes
+    distinct: Distinct = Policy.distinct  # or "message_id": of messages with one id the first is kept
+    decrypt: bool = Policy.decrypt  # write the table of encrypted blocks in plain Parquet, for other engines
 
     def schedule(self) -> Schedule:
         """Return when to look. ConfigError."""
@@ -117,13 +125,13 @@ class Compacting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class Spark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How Spark is started: `[spark]` in the file. `properties` are Spark's own settings."""
 
-    master: str = "local[2]"
-    driver_memory: str = "1g"
-    java: str | None = None
+    master: str = _SPARK.master
+    driver_memory: str = _SPARK.driver_memory
+    java: str | None = _SPARK.java
     properties: dict[str, str] = {}
-    properties_file: str = ""  # of Spark's own settings, as spark-submit takes it: a cluster's, with its secrets
+    properties_file: str = _SPARK.properties_file  # of Spark's own settings, as for spark-submit, perhaps with secrets
     environment: list[str] = []  # variables that Spark's processes get besides those that they need
-    class_data: bool = True  # keep an archive of Spark's classes in the user's cache: sessions start in half the time
+    class_data: bool = _SPARK.class_data  # keep an archive of Spark's classes, so that sessions start faster
 
     def __repr__(self) -> str:
         return f"Spark({said(self, {'properties': dict.fromkeys(self.properties, HIDDEN)})})"
@@ -156,11 +164,11 @@ class CaptureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     decoder: str = "raw"
     partition: str = "time"
     layout: str = "hive"  # of the blocks' folders; "dated" or "module:function"
-    format: str = "parquet"
+    format: str = PARQUET.name
     compression: str = ""  # none, gzip, snappy or zstd; Parquet's is zstd by default, that of the others none
     flatten: str = ""  # "module:function" makes rows of a value, for csv
     encrypt: bool | None = None  # blocks, with the first of the keys; say false where keys are to read with alone
-    encrypted_only: bool = False  # refuse what is not encrypted: somebody without a key may have put it there
+    encrypted_only: bool = Policy.encrypted_only  # refuse what is not encrypted: it takes no key to write that
     key_file: str = ""  # lines of NAME:BASE64; the variable CAPTURE_KEYS if there is none
     signing_key_file: str = ""  # the same, to sign manifests with; the variable CAPTURE_SIGNING_KEYS if there is none
     public_key_file: str = ""  # the public ones, to verify with
@@ -168,8 +176,8 @@ class CaptureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_ack_pending: Annotated[int, msgspec.Meta(ge=-1, le=LARGEST)] = 250_000
     slots: Count = SLOTS  # blocks that are stored at once
     filter_subjects: list[str] = []
-    start: int | str = ALL  # of a durable that is made now: "all", "new", a sequence, or a time
-    ack: Literal["explicit", "all"] = "explicit"  # "all": one acknowledgement for all before it, by one node alone
+    start: int | str = Durable.start  # of a durable that is made now: "all", "new", a sequence, or a time
+    ack: Literal["explicit", "all"] = EXPLICIT  # "all": one acknowledgement for all before it, by one node alone
     group: str = ""  # of the stream, a static one: nodes share its members' consumers, and read no `durable`
     member: str = ""  # of it: this node waits for the partitions of this one alone
     streams: list[str] | dict[str, Own] = []  # several, each an archive below the store; names, or [streams.NAME]

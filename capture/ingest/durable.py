@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from capture.archive.scope import Asked, read_record, write_record
 from capture.errors import ConfigError, NotStored
@@ -18,7 +18,8 @@ from natty.streams.listing import all_consumers
 
 ALL, NEW = "all", "new"
 STARTS = 'start must be "all", "new", a sequence from 1 on, or a time with its zone as in "2026-11-21T06:00:00Z"'
-EXPLICIT, TOGETHER = "explicit", "all"
+EXPLICIT: Final = "explicit"
+TOGETHER: Final = "all"
 ACKS = f'ack must be "{EXPLICIT}" or "{TOGETHER}"'
 PINNED = {"priority_policy": "pinned_client", "priority_groups": [PRIORITY_GROUP]}
 _WORK_QUEUE_ACK, _NOT_UNIQUE, _WORK_QUEUE_START = {10098}, {10099, 10100}, {10101}

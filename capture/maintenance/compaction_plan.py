@@ -14,17 +14,12 @@ from capture.archive.sequences import Sequences
 from capture.archive.stored_formats import format_of
 from capture.archive.view import Picture
 from capture.errors import ConfigError
-from capture.maintenance.engine import Distinct, Group
+from capture.maintenance.engine import DISTINCT, Distinct, Group
 
 SMALL = 0.75
 """A table file below this part of the target size is merged again when blocks of its bin arrive."""
 SPLIT_BYTES = 2 << 30
 """Inputs of more than this become several files, so that no task sorts much more at a time."""
-TARGET_BYTES = 128 << 20  # of a table file
-MIN_FILES = 5  # blocks of a key and interval that make it due
-MAX_WAIT = 900.0  # seconds; then however few blocks there are
-MAX_GROUPS = 1000  # of a run
-MAX_RUN_BYTES = 8 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +32,15 @@ class Policy:
     encrypted, unless `decrypt`. `distinct` as in `Group`.
     """
 
-    target_bytes: int = TARGET_BYTES
-    min_files: int = MIN_FILES
-    max_wait: float = MAX_WAIT
-    max_groups: int = MAX_GROUPS
-    max_bytes: int = MAX_RUN_BYTES
+    target_bytes: int = 128 << 20
+    min_files: int = 5
+    max_wait: float = 900.0
+    max_groups: int = 1000
+    max_bytes: int = 8 << 30
     encrypted: bool = True
     encrypted_only: bool = False
     decrypt: bool = False
-    distinct: Distinct = "sequence"
+    distinct: Distinct = DISTINCT
     split_bytes: int = SPLIT_BYTES
 
     def __post_init__(self) -> None:

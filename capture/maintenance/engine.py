@@ -12,6 +12,7 @@ from capture.archive.manifest import Stored
 from capture.archive.sequences import MAXIMUM, Sequences
 
 Distinct = Literal["sequence", "message_id"]
+DISTINCT: Distinct = "sequence"
 """By what a message is kept once: by its sequence always, or by its message id, too."""
 
 
@@ -40,7 +41,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     exclude: str = ""
     bounds: list[int] = []
     columns: str = ""
-    distinct: Distinct = "sequence"
+    distinct: Distinct = DISTINCT
 
     @property
     def parts(self) -> list[Part]:

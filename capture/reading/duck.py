@@ -34,12 +34,11 @@ from capture.reading.arrowfs import StoreFiles
 from capture.reading.ddl import fields, quoted
 from capture.reading.merge import merged
 from capture.reading.shares import Share, planned
+from capture.spark.protocol import DEFAULT_LIMIT
 from capture.stores import Store
 from capture.stores.stored_file import Ranges
 
 VIEW = "messages"
-LIMIT = 10_000
-"""Rows of an answer, which is in memory as a whole."""
 SETTINGS: dict[str, Any] = {
     "autoinstall_known_extensions": False,  # no downloads
     "autoload_known_extensions": False,
@@ -63,7 +62,7 @@ async def query(
     *,
     payload_schema: str | None = None,
     keys: Keys | None = None,
-    limit: int = LIMIT,
+    limit: int = DEFAULT_LIMIT,
     contents: Ranges | None = None,
 ) -> Answer:
     """Run a query on the view `messages`: every message of these objects, once.
