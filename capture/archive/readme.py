@@ -24,7 +24,7 @@ log = logging.getLogger("capture.readme")
 def text() -> bytes:
     """Return the description of this version."""
     page = files("capture.archive").joinpath("readme.md").read_text(encoding="utf-8")
-    return page.replace("{columns}", described()).encode()
+    return page.replace("{version}", str(VERSION), 1).replace("{columns}", described(), 1).encode()
 
 
 async def describe(store: Store) -> None:

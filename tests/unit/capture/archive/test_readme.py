@@ -173,4 +173,4 @@ async def test_a_node_writes_it_and_replaces_an_older_one_only():
 
 def test_the_page_is_in_the_package():
     page = Path(chain.__file__).with_name("readme.md").read_text()
-    assert page.replace("{columns}", described()).encode() == text()
+    assert page.replace("{version}", str(VERSION)).replace("{columns}", described()).encode() == text()
