@@ -375,3 +375,14 @@ def test_a_credit_of_nothing_is_refused(credit):
 def test_a_heartbeat_over_half_of_expires_is_refused():
     with pytest.raises(UnsupportedError, match=r"heartbeat of 6 s is over half of expires, 10 s"):
         PullOptions(heartbeat=6, expires=10)
+
+
+async def test_what_deliver_raises_ends_the_run(natty, natty_name):
+    name = natty_name("FAULT")
+    await natty.create_stream(name, subjects=[f"{name}.*"])
+    await natty.create_consumer(name, "d")
+    await natty.publish(f"{name}.a", b"x")
+    pull = natty.pull(name, "d")
+    pull.deliver = lambda messages, again: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.wait_for(pull.run(), PATIENCE)

@@ -111,14 +111,14 @@ async def test_a_message_whose_key_can_not_be_told_fails_and_its_batch_does_not(
         lots.append([message.sequence for message in messages])
 
     def key(message):
-        return {1: "a", 3: "a"}[message.sequence]
+        return {1: "a", 3: "a", 4: None}[message.sequence]
 
     work, stint, sent = engine(handle, batch=2, batch_wait=0.0, ordered_by=key, retries=(1000.0,))
-    work.add(stint, [raw(1), raw(2), raw(3)])
-    await until(lambda: work.failed == 1 and work.handled == 2)
-    assert lots == [[1, 3]]
-    await until(lambda: sent.finished_messages == 3)
-    assert sent.acks == [reply(1), reply(3)]
+    work.add(stint, [raw(1), raw(2), raw(3), raw(4)])
+    await until(lambda: work.failed == 1 and work.handled == 3)
+    assert sorted(lots) == [[1, 3], [4]]
+    await until(lambda: sent.finished_messages == 4)
+    assert sorted(sent.acks) == [reply(1), reply(3), reply(4)]
     await work.close(PATIENCE)
 
 
@@ -168,6 +168,78 @@ async def test_a_handler_that_is_fenced_is_called_again_while_the_stint_goes_on(
     go_on.set()
     await until(lambda: sent.acks == [reply(1)])
     assert (work.handled, work.cut_short, work.overran) == (1, 1, 0)
+    await work.close(PATIENCE)
+
+
+async def test_after_a_fence_a_handler_that_awaits_something_cancelled_has_failed_as_ever():
+    calls = []
+
+    async def handle(message):
+        calls.append(message.sequence)
+        if len(calls) == 1:
+            await asyncio.Event().wait()
+        if len(calls) == 2:
+            raise asyncio.CancelledError
+
+    work, stint, sent = engine(handle, stint=Leased, ordered_by="subject", retries=(0.001,))
+    work.add(stint, [raw(1)])
+    await until(lambda: calls)
+    work.fence(stint)
+    await until(lambda: sent.acks == [reply(1)])
+    assert (calls, work.failed, work.retried) == ([1, 1, 1], 1, 1)
+    await work.close(PATIENCE)
+
+
+async def test_a_fence_leaves_what_its_stint_does_not_let_start():
+    class Closed(Leased):
+        def may_start(self):
+            return False
+
+        async def changed(self):
+            waiting.set()
+            await asyncio.Event().wait()
+
+    waiting, calls = asyncio.Event(), []
+    work, stint, _ = engine(calls.append, stint=Closed, ordered_by="subject")
+    work.add(stint, [raw(1)])
+    await waiting.wait()
+    assert work.fence(stint) == 0
+    assert (work.cut_short, calls) == (0, [])
+    await work.close(0.0)
+
+
+async def test_what_is_cancelled_under_a_lease_is_not_handed_back():
+    """The server may have given it to another client by then."""
+    began = asyncio.Event()
+
+    async def handle(message):
+        began.set()
+        await asyncio.Event().wait()
+
+    for kind, handed_back in ((Leased, []), (Stint, [reply(1)])):
+        began.clear()
+        work, stint, sent = engine(handle, stint=kind, ordered_by="subject")
+        work.add(stint, [raw(1)])
+        await began.wait()
+        await work.close(0.0)
+        assert sent.handed_back == handed_back
+
+
+async def test_a_key_whose_retry_was_released_may_be_handled_again():
+    seen = []
+
+    async def handle(message):
+        seen.append(message.sequence)
+        if len(seen) == 1:
+            raise RuntimeError("no")
+
+    work, stint, sent = engine(handle, ordered_by=lambda message: "all", retries=(1000.0,))
+    work.add(stint, [raw(1)])
+    await until(lambda: work.retried)
+    work.release(stint)
+    assert sent.handed_back == [reply(1)]
+    work.add(Stint(stint.receipts, stint.first), [raw(2)])
+    await until(lambda: seen == [1, 2])
     await work.close(PATIENCE)
 
 
