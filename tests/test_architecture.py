@@ -73,11 +73,7 @@ FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "s
 SHARED_STEMS = 5  # pairs of files of one package that have the same name; a name of three files counts as two pairs
 COMMON_STEMS = {"__init__", "__main__", "contract", "choose"}
 SMALLEST_FILE = 40  # lines, unless the file is one of several choices
-SMALL = {  # smaller, and still to be merged
-    *["natty/cli/group.py", "natty/cli/late.py", "natty/cli/stream.py"],
-    *["natty/streams/pause.py"],
-    *["capture/cli/demo/command.py", "capture/cli/demo/result.py", "capture/cli/logs.py", "capture/cli/permissions.py"],
-}
+SMALL = {"natty/cli/stream.py", "natty/streams/pause.py"}  # smaller, and still to be merged
 LARGEST_FILE = 400  # lines
 LARGEST_NOUN = 600  # lines of a file that is one noun in one class
 ONE_NOUN = {

@@ -59,7 +59,7 @@ class Commands(LateGroup):
             "Ask about the archive, blocks and table as one: the view `messages`, one row a message.",
         ),
         "demo": Place(
-            "capture.cli.demo.command:demo",
+            "capture.cli.demo.run:demo",
             "Run the main job on real flights: a TLS cluster, two nodes, a killed leader, Spark, and the proof.",
         ),
         "doctor": Place(
@@ -68,7 +68,7 @@ class Commands(LateGroup):
             "streams too.",
         ),
         "permissions": Place(
-            "capture.cli.permissions:permissions",
+            "capture.cli.config:permissions",
             "Print what a role needs to be permitted in NATS, for the server's configuration.",
         ),
         "import": Place(

@@ -1,4 +1,7 @@
-"""`capture config`: where each setting comes from, and whether a node could start with it."""
+"""`capture config`: where each setting comes from, and whether a node could start with it.
+
+`capture permissions`: the least that a role needs, as a block for the server's configuration.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -19,6 +22,8 @@ from capture.cli import settings
 from capture.cli.node import run
 from capture.config.load import NEEDED, RELATED, contradictions, given_settings, lacking, read
 from capture.config.load import settings as settings_of
+from capture.config.permissions import Role
+from capture.config.permissions import permissions as permissions_of
 from capture.config.provenance import Given, Place
 from capture.config.secrets import check_exposure
 from capture.decoders import decoder
@@ -31,6 +36,7 @@ from capture.stores import Address, open_store
 from natty.cli import connect
 from natty.cli.tables import print_document
 from natty.config.settings import Config, redact, resolve
+from natty.elections.permissions import INBOX
 from natty.errors import NattyError
 from natty.names import check_name
 from natty.tls import client_context
@@ -114,6 +120,20 @@ def check(*, flags: dict[str, Any], config: settings.Config = None) -> None:
     if found:
         raise typer.Exit(1)
     print(f"{config or 'the configuration'}: fine")
+
+
+def permissions(
+    *,
+    role: Annotated[Role, typer.Argument(help="What the process does for the archive.")],
+    config: settings.Config = None,
+    stream: settings.Stream = None,
+    durable: Annotated[str | None, typer.Option(help="The durable consumer.")] = None,
+    setup: Annotated[bool, typer.Option("--setup", help="Also permit making the buckets that are missing.")] = False,
+    inbox: Annotated[str, typer.Option("--inbox-prefix", help="Prefix of the user's inboxes.")] = INBOX,
+) -> None:
+    """Print what a role needs to be permitted in NATS, for the server's configuration. Connects nowhere."""
+    wanted = settings.archive(config, {"stream": stream, "durable": durable}, {}, needs=("stream",))
+    print(permissions_of(role, wanted, setup=setup).block(inbox))
 
 
 def problems(given: Given) -> list[str]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -12,21 +13,23 @@ from typing import Annotated, Any
 import typer
 
 from capture.archive.stored_formats import FORMATS
-from capture.cli import logs, settings
-from capture.config.settings import CaptureConfig
+from capture.cli import settings
+from capture.config.settings import CaptureConfig, Logging
 from capture.errors import CaptureError, ConfigError
-from capture.node.node import Node
+from capture.node.node import Node, life
 from capture.node.nodes import Several
 from capture.node.shutdown import STOPS
 from natty import NattyError
 from natty.cli import connect
-from natty.cli.run import EXIT_ERROR, complaint, run_async
+from natty.cli.run import EXIT_ERROR, LogFormat, LogLevel, complaint, configure_logging, run_async
 from natty.metrics.pages import Guard, guard_of
 
 COLLECT_AFTER = 500_000, 50, 100
 """When the collector of cycles runs (`gc.set_threshold`): messages are many, in no cycle, and it looks at them all."""
 
 THREADS_END_WITHIN = 5.0  # seconds that a thread may go on, when the node has ended
+
+_leveled: set[str] = set()  # names of loggers that have a level by the configuration
 
 
 @connect.options
@@ -78,17 +81,17 @@ def run(
         "compression": compression,
         "limits.max_age": max_age,
         "limits.max_messages": max_messages,
-        **logs.flags(invoked),
+        **_log_flags(invoked),
     }
 
     def load() -> list[CaptureConfig]:
         return settings.archives(config, flags, nats)
 
     wanted = load()
-    logs.configure(wanted[0].logging)
+    _configure_log(wanted[0].logging)
 
     def on_reload(changed: CaptureConfig) -> None:
-        logs.configure(changed.logging)
+        _configure_log(changed.logging)
 
     guard = None
     if metrics:
@@ -113,6 +116,24 @@ def run(
         run_async(last.after(_served(node, metrics, guard) if metrics else node.run()))
     finally:
         last.cancel()
+
+
+def _log_flags(invoked: typer.Context) -> dict[str, Any]:
+    """Return the flags before the command as settings."""
+    given = invoked.find_root().params
+    return {"logging.level": given["log_level"], "logging.format": given["log_format"]}
+
+
+def _configure_log(wanted: Logging) -> None:
+    """Log like this from now on."""
+    for name in _leveled:
+        logging.getLogger(name).setLevel(logging.NOTSET)
+    configure_logging(LogLevel(wanted.level), LogFormat(wanted.format))
+    life.setLevel(logging.NOTSET if wanted.level == "error" else logging.INFO)  # two lines of a node's life
+    for name, level in wanted.loggers.items():
+        logging.getLogger(name).setLevel(level.upper())
+    _leveled.clear()
+    _leveled.update(wanted.loggers)
 
 
 class _LastResort:

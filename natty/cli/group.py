@@ -2,21 +2,74 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Any
+
 import typer
 
+from natty import Natty
+from natty.cli import connect
 from natty.cli.group_elastic import add_elastic
 from natty.cli.group_members import add_commands
-from natty.cli.group_shared import add_shared
-from natty.cli.group_static import add_static
+from natty.cli.group_shared import Group, Json, Partitions, Stream, add_shared, mappings_of, show_record
+from natty.cli.run import run_async
+from natty.groups import StaticRecord
+from natty.groups.static import StaticAdmin
+
+Filters = Annotated[
+    list[str] | None,
+    typer.Option("--filter", help="Only these subjects, without the partition; may be repeated."),
+]
 
 app = typer.Typer(help="Partitioned consumer groups.", no_args_is_help=True)
 static = typer.Typer(help="Groups on a stream whose subjects begin with a partition.", no_args_is_help=True)
 elastic = typer.Typer(help="Groups with a work queue of their own, whose members change.", no_args_is_help=True)
+create = typer.Typer(help="Make a group with its members; nothing of it can be changed later.", no_args_is_help=True)
 
 add_shared(static, "static")
 add_shared(elastic, "elastic")
-add_static(static)
+static.add_typer(create, name="create")
 add_elastic(elastic)
 add_commands({"static": static, "elastic": elastic})
 app.add_typer(static, name="static")
 app.add_typer(elastic, name="elastic")
+
+
+@create.command()
+@connect.options
+def balanced(
+    *,
+    nats: dict[str, Any],
+    stream: Stream,
+    group: Group,
+    partitions: Partitions,
+    members: Annotated[list[str], typer.Argument(help="The members, over which the partitions are balanced.")],
+    filters: Filters = None,
+    as_json: Json = False,
+) -> None:
+    """Make a group whose partitions are balanced over its members."""
+    record = run_async(_create(nats, stream, group, partitions, filters or [], members=members))
+    show_record("static", stream, group, record, as_json)
+
+
+@create.command()
+@connect.options
+def mapped(
+    *,
+    nats: dict[str, Any],
+    stream: Stream,
+    group: Group,
+    partitions: Partitions,
+    mappings: Annotated[list[str], typer.Argument(metavar="MEMBER:P,P...", help="Each member's partitions.")],
+    filters: Filters = None,
+    as_json: Json = False,
+) -> None:
+    """Make a group whose members have the partitions that are named."""
+    record = run_async(_create(nats, stream, group, partitions, filters or [], mappings=mappings_of(mappings)))
+    show_record("static", stream, group, record, as_json)
+
+
+async def _create(
+    settings: dict[str, Any], stream: str, group: str, partitions: int, filters: list[str], **members: Any
+) -> StaticRecord:
+    async with Natty(**settings) as natty:
+        return await StaticAdmin(natty.jetstream, stream, group).create(partitions, filters, **members)

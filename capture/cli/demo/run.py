@@ -15,14 +15,15 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
 from capture.archive.heads import SWEEP
 from capture.archive.view import Picture
 from capture.cli.demo import flights
-from capture.cli.demo.result import Result
-from capture.cli.demo.view import View
+from capture.cli.demo.view import Result, View
 from capture.config.load import load
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError
@@ -31,6 +32,7 @@ from capture.spark import View as SparkView
 from capture.stores import Store, open_store
 from capture.verification.check import archive_picture, check
 from natty import Natty, NattyError, RequestTimeoutError
+from natty.cli.run import run_async
 from natty.testing import NatsCluster, ServerOptions
 from natty.testing.spawner import spawn
 from natty.tls import DevCA, TLSFiles
@@ -346,3 +348,19 @@ async def plain_text_answer(port: int) -> str:
     if "PONG" in text:
         raise CaptureError("the server answered a client without TLS; its configuration does not require TLS")
     return text or "the server closed the connection"
+
+
+def demo(
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Only the first so many flights; all 336 776 by default.")
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the files and say where they are.")] = False,
+    folder: Annotated[Path | None, typer.Option(help="Where to put them; a temporary folder by default.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65533, help="The first server's port; a free one by default.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Run the main job on real flights: a TLS cluster, two nodes, a killed leader, Spark, and the proof."""
+    ok = run_async(run_demo(DemoOptions(rows=rows, keep=keep, folder=folder, port=port, as_json=as_json)))
+    raise typer.Exit(0 if ok else 1)

@@ -1,4 +1,4 @@
-"""What people see of the demo."""
+"""What the demo found, and how it is shown."""
 
 from __future__ import annotations
 
@@ -6,19 +6,51 @@ import os
 import shlex
 import shutil
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from capture.cli.demo.flights import Answer, Question
-    from capture.cli.demo.result import Result
+from capture.cli.demo.flights import QUESTIONS, Answer, Question
 
 ROWS_SHOWN = 5
+
+
+@dataclass
+class Result:
+    """What the demo found; the last table shows it."""
+
+    messages: int = 0
+    published_per_second: float = 0.0
+    captured_per_second: float = 0.0
+    plain_text: str = ""
+    killed: str = ""
+    successor: str = ""
+    failover_seconds: float = 0.0
+    blocks: int = 0
+    block_bytes: int = 0
+    files: int = 0
+    file_bytes: int = 0
+    verdict: str = ""
+    verified: bool = False
+    questions_asked: int = 0
+    folder: str = ""
+    seconds: float = 0.0
+    differences: list[str] = field(default_factory=list)
+
+    @property
+    def answers_equal(self) -> bool:
+        """Whether every question was asked, and Spark's answers are the CSV's."""
+        return self.questions_asked == len(QUESTIONS) and not self.differences
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything was as promised."""
+        return self.verified and self.answers_equal
 
 
 def program() -> str:
