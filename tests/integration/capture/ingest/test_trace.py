@@ -78,7 +78,7 @@ async def info(natty, stream):
 
 @pytest.mark.parametrize(
     ("choices", "most"),
-    [({}, 13), ({"decoder": "json", "partition": "subject:1"}, 14)],
+    [({}, 12), ({"decoder": "json", "partition": "subject:1"}, 13)],
     ids=["by default", "with a decoder"],
 )
 async def test_one_message_enters_few_files_from_the_source_to_its_ack(

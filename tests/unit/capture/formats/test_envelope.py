@@ -11,8 +11,7 @@ from capture.archive.envelope_columns import COLUMNS, NAMES, NEEDED, Column, par
 from capture.archive.readme import text
 from capture.formats.contract import sample_blocks
 from capture.formats.csv import ENVELOPE
-from capture.formats.envelope import EACH, SCHEMA, messages_of, to_records, to_table
-from capture.formats.headers import TYPES
+from capture.formats.envelope import EACH, SCHEMA, TYPES, messages_of, to_records, to_table
 from capture.ingest.record import Records
 
 ROOT = Path(__file__).parents[4]

@@ -14,8 +14,7 @@ from capture.errors import ConfigError
 from capture.formats import Format, check_format, writer
 from capture.formats.contract import sample_blocks
 from capture.formats.csv import CsvWriter
-from capture.formats.envelope import SCHEMA, to_table
-from capture.formats.headers import header_columns
+from capture.formats.envelope import SCHEMA, header_columns, to_table
 from capture.formats.ndjson import NdjsonWriter
 from capture.formats.parquet import PAGE_BYTES, ParquetWriter, _page_rows
 from capture.formats.raw import RawWriter
