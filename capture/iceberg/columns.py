@@ -1,4 +1,4 @@
-"""The columns of an Iceberg table, and how they are partitioned and sorted: as the archive's table files are."""
+"""The columns of an Iceberg table. It is partitioned and sorted as the archive's table files are."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ FIRST = Schema(
     NestedField(3, "interval", TimestamptzType()),
     NestedField(4, "sequence", LongType()),
 )
-"""What the others follow, with the ids that they get: partitions and the order of rows refer to these."""
+"""The first columns, with fixed ids: partitions and the order of rows refer to them."""
 PARTITIONS = PartitionSpec(
     PartitionField(2, 1000, IdentityTransform(), "key"),
     PartitionField(3, 1001, IdentityTransform(), "interval"),
 )
 ORDER = SortOrder(SortField(source_id=4, transform=IdentityTransform()))
 
-PROPERTIES = {"gc.enabled": "false"}  # no engine deletes files: the archive does, by its own rules
+PROPERTIES = {"gc.enabled": "false"}  # engines must not delete files: the archive does that
 
 
 def new_metadata(location: str) -> TableMetadata:
@@ -39,10 +39,10 @@ def new_metadata(location: str) -> TableMetadata:
 
 
 def evolved(metadata: TableMetadata, columns: str, files: FileIO) -> TableMetadata:
-    """Return the metadata with all columns of the envelope, and the typed ones that `columns` tells of.
+    """Return the metadata with all columns of the envelope, and the typed columns in `columns`.
 
-    Columns keep their ids for ever, are added and widened: `Table.columns` never asks for anything else.
-    Files have no ids: the mapping by name is in the table's properties, for every column.
+    Columns keep their ids. They are only added or widened, as `Table.columns` does. Files have no field ids, so the
+    table's properties map every column by its name.
     """
     typed = read_columns(columns) if columns else pa.schema([])
     wanted = [*SCHEMA, *(field for field in typed if field.name != CONFLICTS)]

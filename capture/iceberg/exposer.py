@@ -1,4 +1,4 @@
-"""Keeps the Iceberg tables beside the archive's table: written before the commit, announced after it."""
+"""Keeps an Iceberg table for each stream: its metadata is written before the archive's commit, and announced after."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class _State:
-    """An Iceberg table on its way: its metadata, what its current snapshot names, and what is recorded of it."""
+    """An Iceberg table that is being changed: its metadata, the files of its current snapshot, and its snapshots."""
 
     metadata: TableMetadata
     read: Read
@@ -61,7 +61,7 @@ class _State:
 
 @dataclass(frozen=True)
 class _Change:
-    """What is about to be committed of the table."""
+    """The commit that is being prepared."""
 
     table: Table
     token: int
@@ -69,9 +69,9 @@ class _Change:
 
 
 class Exposer:
-    """Makes the table of each stream an Iceberg table, in whose snapshots files come and go as in the archive's own.
+    """Maintains an Iceberg table for each stream, with the same files as the archive's table.
 
-    `rule` says how long snapshots stay; `node` and the term's token stand in each snapshot's summary.
+    `rule` limits the age of snapshots. `node` and the term's token are in the summary of each snapshot.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Exposer:
         return f"Exposer({self._base!r}, {self._rule!r})"
 
     def is_due(self, table: Table, now: float) -> bool:
-        """Tell whether a stream is not exposed yet, or elsewhere, or snapshots of one have expired."""
+        """Return whether a stream has no Iceberg table yet, or one in another place, or one with expired snapshots."""
         streams = {one.stream for one in table.files if is_open(one.format)}
         return not streams <= table.iceberg.keys() or any(
             one.location != self._place(stream) or count_expired(one.snapshots, self._rule, now)
@@ -94,7 +94,7 @@ class Exposer:
         )
 
     async def expose(self, store: Store, table: Table, *, token: int, now: float) -> Table:
-        """Write manifests and metadata of every stream whose files or snapshots change; return the table with them."""
+        """Write manifests and metadata of each stream whose files or snapshots change. Return the table with them."""
         wanted: dict[str, list[Stored]] = {stream: [] for stream in table.iceberg}
         for one in table.files:
             if is_open(one.format):
@@ -104,7 +104,7 @@ class Exposer:
         return table
 
     async def announce(self, store: Store, table: Table) -> None:
-        """Write what readers without a catalog look for: a copy of the metadata by its number, then the number."""
+        """Write for readers without a catalog: a copy of the metadata by its number, then the number."""
         for stream, one in table.iceberg.items():
             hint = str(one.number).encode()
             if await _content(store, hint_path(stream)) != hint:
@@ -118,7 +118,7 @@ class Exposer:
         return location.removeprefix(f"{self._base}/")
 
     async def _exposed(self, store: Store, change: _Change, stream: str, wanted: list[Stored]) -> Table:
-        """Return the table with this stream's new pointer, and with what may go by now among what is retired."""
+        """Return the table with this stream's new pointer; objects that are not needed any more are retired."""
         before = change.table.iceberg.get(stream)
         opened = await self._open(store, before) if before and before.location == self._place(stream) else None
         files = MemoryFiles()
@@ -138,9 +138,9 @@ class Exposer:
         return _with_pointer(change, stream, exposed, let_go)
 
     async def _open(self, store: Store, exposed: Iceberg) -> _State | None:
-        """Return the table as it was committed; None if it is not there as it was, which is told.
+        """Return the Iceberg table as it was committed. None, with a log line, if its files are missing or changed.
 
-        The archive's own documents are the authority: what is lacking of Iceberg's is made anew from them.
+        The archive's own documents are the authority: Iceberg's are then made again from them.
         """
         files, digests = MemoryFiles(), exposed.objects()
 
@@ -171,7 +171,7 @@ class Exposer:
     async def _followed(
         self, store: Store, change: _Change, state: _State, wanted: list[Stored], files: MemoryFiles
     ) -> _State:
-        """Return the table with a new snapshot if files came or went."""
+        """Return the table with a new snapshot if files were added or removed."""
         before, here = state.locations, {f"{self._base}/{one.path}": one for one in wanted}
         came = {location: one for location, one in here.items() if location not in before}
         gone = frozenset(before - here.keys())
@@ -187,18 +187,18 @@ class Exposer:
             said, now = self._said(change), change.now
             return add_snapshot(metadata, state.read, facts, gone, files, now=now, unique=self._unique, said=said)
 
-        added = await asyncio.to_thread(add)  # a second for thousands of files: a term must be renewed meanwhile
+        added = await asyncio.to_thread(add)  # in a thread: it takes a second for thousands of files
         return _State(added.metadata, [], self._snapshots(state, added, gone, files, change.now))
 
     def _said(self, change: _Change) -> dict[str, str]:
-        """Return what stands in the summary of a snapshot."""
+        """Return the summary of a snapshot."""
         number = str(change.table.number + 1)
         return {"capture.epoch": str(change.token), "capture.leader": self._node, "capture.table": number}
 
     def _snapshots(
         self, before: _State, added: Added, gone: frozenset[str], files: MemoryFiles, now: float
     ) -> list[Snapshot]:
-        """Return what is recorded of the snapshots: the new one's objects, and what the one before it named last."""
+        """Return the snapshots with the new one and its objects; the one before it gets the objects that it dropped."""
         objects = {self._path(one): sha256(files.content[one]).hexdigest() for one in files.written}
         new = Snapshot(id=added.snapshot_id, made=now, objects=objects)
         current = before.metadata.current_snapshot()
@@ -211,7 +211,7 @@ class Exposer:
     def _written(
         self, change: _Change, stream: str, metadata: TableMetadata, snapshots: list[Snapshot], files: MemoryFiles
     ) -> Iceberg:
-        """Add the metadata file to those to store; return the pointer to it."""
+        """Add the metadata file to the files to store. Return the pointer to it."""
         number, data = change.table.number + 1, metadata.model_dump_json().encode()
         path = f"{folder(stream)}/metadata/{number:010d}-{change.token}-{self._unique()}.metadata.json"
         files.write(f"{self._base}/{path}", data)
@@ -225,7 +225,7 @@ class Exposer:
 
 
 def _with_pointer(change: _Change, stream: str, exposed: Iceberg, let_go: Iterable[str]) -> Table:
-    """Return the table with this pointer: what snapshots of the past name is not retired before they expire."""
+    """Return the table with this pointer. Objects of past snapshots are not retired before these expire."""
     held = exposed.held()
     retired = {one.path: one for one in change.table.retired if one.path not in held}
     retired = {path: Retired(path, change.now) for path in let_go} | retired
@@ -235,7 +235,7 @@ def _with_pointer(change: _Change, stream: str, exposed: Iceberg, let_go: Iterab
 
 
 async def _unchanged(store: Store, path: str, digests: Mapping[str, str]) -> bytes:
-    """Return an object that is named with its SHA-256. NotStored, or ManifestError if it is another one."""
+    """Return an object whose SHA-256 is recorded. NotStored; ManifestError if its SHA-256 differs."""
     data = await store.get(path)
     if sha256(data).hexdigest() != digests.get(path):
         raise ManifestError(f"{path} was changed: its SHA-256 is not the one that the table names")
@@ -250,7 +250,7 @@ async def _content(store: Store, path: str) -> bytes | None:
 
 
 async def _each(items: Iterable[Item], do: Callable[[Item], Awaitable[Result]]) -> list[Result]:
-    """Do this to each, a few at a time; return the results in order."""
+    """Call `do` with each item, AT_ONCE at a time. Return the results in order."""
     slots = asyncio.Semaphore(AT_ONCE)
 
     async def one(item: Item) -> Result:

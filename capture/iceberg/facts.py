@@ -1,4 +1,4 @@
-"""What an Iceberg manifest says of a table file: where it is, its partition, and what the columns hold."""
+"""The entry of a table file in an Iceberg manifest: its place, its partition, and the bounds of its columns."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from capture.iceberg.columns import ORDER
 from capture.stores.contract import Store
 
 TAIL = 64 * 1024
-"""Bytes at the end of a file that are read at first: most footers are shorter."""
+"""Bytes at the end of a file that are read first: most footers are shorter."""
 MAGIC = b"PAR1"
 LONGEST_BOUND = 32
-"""Characters of a text's bounds: enough for most subjects."""
+"""Characters in the bounds of a text: enough for most subjects."""
 
 _BOUNDED = (
     IntegerType,
@@ -48,7 +48,7 @@ _BOUNDED = (
 
 
 async def read_footer(store: Store, one: Stored) -> pq.FileMetaData:
-    """Return the footer of a table file. CompactionError if it has none, or not as many rows as its record says."""
+    """Return the footer of a table file. CompactionError if it has none, or not the recorded number of rows."""
     tail = await store.get_range(one.path, max(0, one.bytes - TAIL), TAIL)
     length = int.from_bytes(tail[-8:-4], "little") + 8
     if tail[-4:] != MAGIC or length > one.bytes:
@@ -65,7 +65,7 @@ async def read_footer(store: Store, one: Stored) -> pq.FileMetaData:
 
 
 def data_file(location: str, one: Stored, footer: pq.FileMetaData, schema: Schema) -> DataFile:
-    """Return what the manifest says of this table file, which lies at `location`; pure."""
+    """Return the manifest's entry of this table file at `location`. Pure."""
     columns = _Columns({field.name: field for field in schema.fields if field.field_type.is_primitive})
     starts = [columns.add(footer.row_group(number)) for number in range(footer.num_row_groups)]
     return DataFile.from_args(
@@ -89,7 +89,7 @@ def data_file(location: str, one: Stored, footer: pq.FileMetaData, schema: Schem
 
 
 class _Columns:
-    """What row groups tell of columns, by field id; `unknown` are those of which some group tells nothing."""
+    """The statistics of columns over all row groups, by field id. `unknown`: some row group has none of the column."""
 
     def __init__(self, fields: dict[str, NestedField]) -> None:
         self._fields = fields
@@ -100,7 +100,7 @@ class _Columns:
         self.unknown: set[int] = set()
 
     def add(self, group: Any) -> int:
-        """Add a row group; return where it starts."""
+        """Add a row group. Return its offset in the file."""
         for column in (group.column(number) for number in range(group.num_columns)):
             if field := self._fields.get(column.path_in_schema):
                 self._add(field, column)
@@ -108,7 +108,7 @@ class _Columns:
         return int(first.dictionary_page_offset if first.has_dictionary_page else first.data_page_offset)
 
     def known(self) -> Iterator[tuple[int, StatsAggregator]]:
-        """Yield the bounds of each column that has some in every row group."""
+        """Yield the bounds of each column that has bounds in every row group."""
         return ((one, bounds) for one, bounds in self._bounds.items() if one not in self.unknown)
 
     def _add(self, field: NestedField, column: Any) -> None:

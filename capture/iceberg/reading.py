@@ -1,4 +1,4 @@
-"""Archives as pyiceberg reads them from Python: a catalog that follows the heads, and files in the archives' stores."""
+"""A pyiceberg catalog of archives, to read from Python: it follows the heads, and reads files from the stores."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from capture.stores.contract import Store
 from capture.stores.stored_file import StoredFile
 
 READ_AHEAD = 1024 * 1024
-"""Bytes that are read of a file at least."""
+"""The fewest bytes that are read from a file at once."""
 
 Answer = TypeVar("Answer")
 
 
 class ArchiveCatalog(NoopCatalog):
-    """A catalog of archives by their names, to read: each a namespace, each of its streams a table.
+    """A read-only catalog: each archive is a namespace, and each of its streams a table.
 
-    It is made in a running event loop, which answers it; pyiceberg asks from other threads:
-    `await asyncio.to_thread(catalog.load_table, ("orders", "ORDERS"))`. Tables are read through the archive's own
-    store: its credentials are all that is needed. Whatever would write raises NotImplementedError.
+    It is made on a running event loop, and is called from other threads:
+    `await asyncio.to_thread(catalog.load_table, ("orders", "ORDERS"))`. Files are read through the archive's store,
+    with its credentials. Methods that write raise NotImplementedError.
     """
 
     def __init__(self, archives: Mapping[str, tuple[Store, HeadReader]]) -> None:
-        """`archives` have a store and what reads the head of its table: `capture.archive.heads.COMPACTION.reader`."""
+        """Give each archive's store, and the reader of its table's head: `capture.archive.heads.COMPACTION.reader`."""
         super().__init__("archives")
         self._archives = archives
         self._loop = asyncio.get_running_loop()
@@ -46,7 +46,7 @@ class ArchiveCatalog(NoopCatalog):
         return f"ArchiveCatalog({', '.join(self._archives)})"
 
     def list_namespaces(self, namespace: str | Identifier = ()) -> list[Identifier]:
-        """Return the archives' names; there is nothing below them."""
+        """Return the archives' names. They contain no other namespaces."""
         return [] if namespace else [(name,) for name in self._archives]
 
     def list_tables(self, namespace: str | Identifier) -> list[Identifier]:
@@ -67,12 +67,12 @@ class ArchiveCatalog(NoopCatalog):
         return Table((name, stream), metadata, location, files, self)
 
     def table_exists(self, identifier: str | Identifier) -> bool:
-        """Tell whether there is such a table."""
+        """Return whether the table exists."""
         name, stream = Catalog.identifier_to_tuple(identifier)
         return name in self._archives and stream in self._committed(name).iceberg
 
     def namespace_exists(self, namespace: str | Identifier) -> bool:
-        """Tell whether there is such an archive."""
+        """Return whether the archive exists."""
         return Catalog.identifier_to_tuple(namespace) in self.list_namespaces()
 
     def _committed(self, name: str) -> Committed:
@@ -98,11 +98,11 @@ class StoreFiles(FileIO):
         return _StoredFile(location, self._store, location.removeprefix(self._base), self._loop)
 
     def new_output(self, location: str) -> OutputFile:
-        """Nothing is written here."""
+        """NotImplementedError: the catalog is read-only."""
         raise NotImplementedError("an archive's leader alone writes")
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
-        """Nothing is deleted here."""
+        """NotImplementedError: the catalog is read-only."""
         raise NotImplementedError("an archive's leader alone deletes")
 
 
@@ -125,5 +125,5 @@ class _StoredFile(InputFile):
 
 
 def _answered(question: Coroutine[Any, Any, Answer], loop: asyncio.AbstractEventLoop) -> Answer:
-    """Return what the loop's coroutine returns, to another thread."""
+    """Run a coroutine on the loop from another thread. Return its result."""
     return asyncio.run_coroutine_threadsafe(question, loop).result()

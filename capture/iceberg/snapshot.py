@@ -37,20 +37,20 @@ from pyiceberg.table.update import (
 from capture.iceberg.memory_catalog import MemoryFiles
 
 SMALL = 100
-"""Files; a manifest of fewer is small."""
+"""A manifest with fewer files is small."""
 MOST_SMALL = 10
-"""When there are more small manifests than this, they become one."""
+"""If there are more small manifests than this, they are merged into one."""
 LONGEST = 1000
-"""Entries of a manifest at most."""
+"""The most entries of a manifest."""
 COMPRESSION: Final = "deflate"
 
 Read = list[tuple[ManifestFile, list[ManifestEntry]]]
-"""The manifests of a snapshot, each with the entries of files that are in the table."""
+"""The manifests of a snapshot, each with the entries of the files in the table."""
 
 
 @dataclass(frozen=True)
 class Added:
-    """A snapshot that was added: the `metadata` with it, its id, and the locations of the manifests that it names."""
+    """A new snapshot: the `metadata` with it, its id, and the locations of its manifests."""
 
     metadata: TableMetadata
     snapshot_id: int
@@ -68,10 +68,10 @@ def add_snapshot(
     unique: Callable[[], str],
     said: Mapping[str, str],
 ) -> Added:
-    """Return the table with a new current snapshot, whose manifests and list are in `files` then.
+    """Return the table with a new current snapshot. Its manifests and their list are added to `files`.
 
-    `read` are the manifests of the snapshot before it; of their files those `gone` leave, and others have come. `said`
-    goes into the snapshot's summary.
+    `read` are the manifests of the snapshot before it. The files `gone` are removed, the files `came` are added. `said`
+    is the snapshot's summary.
     """
     number, before = metadata.new_snapshot_id(), metadata.current_snapshot()
     parent = None if before is None else before.snapshot_id
@@ -108,14 +108,14 @@ def add_snapshot(
 
 
 def without_snapshots(metadata: TableMetadata, numbers: list[int]) -> TableMetadata:
-    """Return the metadata without these snapshots of the past."""
+    """Return the metadata without these past snapshots."""
     if not numbers:
         return metadata
     return update_table_metadata(metadata, (RemoveSnapshotsUpdate.model_validate({"snapshot-ids": numbers}),))
 
 
 def _sorted_out(read: Read, gone: frozenset[str]) -> tuple[list[ManifestFile], list[ManifestEntry]]:
-    """Return the manifests that stay as they are, and the entries of those that are written anew."""
+    """Return the manifests that are kept, and the entries of those that are written again."""
     touched = [any(_path(one) in gone for one in entries) for _, entries in read]
     small = sum(not hit and len(entries) < SMALL for hit, (_, entries) in zip(touched, read, strict=True))
     kept: list[ManifestFile] = []
@@ -129,7 +129,7 @@ def _sorted_out(read: Read, gone: frozenset[str]) -> tuple[list[ManifestFile], l
 
 
 def _existing(entries: Iterable[ManifestEntry]) -> Iterator[ManifestEntry]:
-    """Yield them by interval, so that a manifest covers a short span of time."""
+    """Yield groups of entries, sorted by interval, so that a manifest covers a short span of time."""
     for one in sorted(entries, key=lambda one: (one.data_file.partition[1], one.data_file.partition[0])):
         assert one.snapshot_id is not None
         yield _entry(ManifestEntryStatus.EXISTING, one.snapshot_id, one.data_file, one)
