@@ -73,7 +73,6 @@ FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "s
 SHARED_STEMS = 5  # pairs of files of one package that have the same name; a name of three files counts as two pairs
 COMMON_STEMS = {"__init__", "__main__", "contract", "choose"}
 SMALLEST_FILE = 40  # lines, unless the file is one of several choices
-SMALL = {"natty/cli/stream.py", "natty/streams/pause.py"}  # smaller, and still to be merged
 LARGEST_FILE = 400  # lines
 LARGEST_NOUN = 600  # lines of a file that is one noun in one class
 ONE_NOUN = {
@@ -288,11 +287,15 @@ def test_hardly_two_files_of_a_package_have_one_name(package):
     assert sum(len(names) - 1 for names in shared) <= SHARED_STEMS, shared
 
 
+def defines_a_group_of_commands(path: Path) -> bool:
+    return row_of(path) == "cli" and "\napp = typer.Typer(" in path.read_text()
+
+
 def test_a_file_of_a_few_lines_is_one_of_several_choices():
-    """Such a folder has the choices' `contract.py` and `choose.py`. Elsewhere the file is merged into its user."""
+    """Choices are groups of commands, and files beside `contract.py` and `choose.py`. Others are merged into a user."""
     for path in FILES:
-        is_choice = (path.parent / "choose.py").exists() and (path.parent / "contract.py").exists()
-        if path.stem not in COMMON_STEMS and not is_choice and name_of(path) not in SMALL:
+        is_choice = all((path.parent / f"{name}.py").exists() for name in ("contract", "choose"))
+        if path.stem not in COMMON_STEMS and not is_choice and not defines_a_group_of_commands(path):
             assert len(path.read_text().splitlines()) >= SMALLEST_FILE, name_of(path)
 
 
