@@ -12,7 +12,7 @@ from faststream.nats import NatsBroker
 from faststream.security import BaseSecurity
 
 from natty import Natty
-from natty.tls import client_context
+from natty.config.tls import client_context
 
 ORDERS = 5
 

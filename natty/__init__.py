@@ -66,6 +66,7 @@ if TYPE_CHECKING:  # `X as X` exports a name
         TLSHandshakeError as TLSHandshakeError,
         TLSRequiredError as TLSRequiredError,
         UnsupportedError as UnsupportedError,
+        WrongLoopError as WrongLoopError,
         WrongLastSequenceError as WrongLastSequenceError,
     )
     from natty.groups import TooManyDeliveriesError as TooManyDeliveriesError
@@ -154,6 +155,7 @@ else:  # the same names, each imported when it is first used (PEP 562)
             "TLSHandshakeError",
             "TLSRequiredError",
             "UnsupportedError",
+            "WrongLoopError",
             "WrongLastSequenceError",
         ],
         "natty.groups": ["TooManyDeliveriesError"],

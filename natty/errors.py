@@ -67,6 +67,10 @@ class BadSubjectError(NattyError):
     """The subject is none that can be published on; nothing was sent."""
 
 
+class WrongLoopError(NattyError, RuntimeError):
+    """The client was used from another event loop, thread or process than the one that opened it."""
+
+
 class NotConnectedError(NattyError):
     """There is no connection to a server at the moment; nothing was sent."""
 

@@ -22,8 +22,20 @@ MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("
 # Lower rows first: a folder or file imports from its own row and from those before it, whatever the import is for.
 LAYERS = {
     "natty": [
-        *["errors", "names", "config", "tls", "wire", "jetstream", "pulling", "publishing", "streams"],
-        *["consuming", "kv", "elections", "templates", "groups", "client", "metrics", "__init__", "testing", "cli"],
+        *["errors", "names", "config", "wire", "jetstream", "pulling", "publishing", "streams"],
+        *[
+            "consuming",
+            "kv",
+            "elections",
+            "templates",
+            "groups",
+            "client",
+            "blocking",
+            "metrics",
+            "__init__",
+            "testing",
+            "cli",
+        ],
         "__main__",
     ],
     "capture": [
@@ -49,7 +61,7 @@ HEAVY = {
     "pyroaring": {"capture/archive/sequences.py"},
     "obstore": {"capture/stores/object_client.py", "capture/stores/object.py"},
     "cryptography": {
-        "natty/tls.py",
+        "natty/config/tls.py",
         "capture/archive/encryption.py",
         "capture/archive/signing.py",
         "capture/maintenance/merge/scratch_file.py",

@@ -158,3 +158,16 @@ async def test_the_harness_example_of_the_docs_runs(natty, natty_name):
     scope: dict = {}
     exec(blocks((ROOT / "docs" / "testing.md").read_text(), "python")[0], scope)
     await scope["test_an_order_is_stored"](natty, natty_name)
+
+
+PAGES = {  # page → what its first example prints
+    "blocking.md": r"^read 1 first\nhandled first$",
+    "requests.md": r"^abab$",
+    "key-value.md": r"^mail\.rate 20$",
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_first_example_of_a_page_runs_against_a_real_server(page, environment):
+    output = run(blocks((ROOT / "docs" / page).read_text(), "python")[0], environment, PAGES[page])
+    assert re.search(PAGES[page], output, re.MULTILINE), output

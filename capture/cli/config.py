@@ -36,10 +36,10 @@ from capture.stores import Address, open_store
 from natty.cli import connect
 from natty.cli.tables import print_document
 from natty.config.settings import Config, redact, resolve
+from natty.config.tls import client_context
 from natty.elections.permissions import INBOX
 from natty.errors import NattyError
 from natty.names import check_name
-from natty.tls import client_context
 
 HIDDEN = "***"
 WIDEST = 40  # characters: longer values push their origin to the right

@@ -10,12 +10,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from natty import Natty, tls
+from natty import Natty
 from natty.cli import checks, connect, server_checks
 from natty.cli.checks import Finding, Status
 from natty.cli.run import EXIT_ERROR, run_async
 from natty.cli.tables import print_document
 from natty.cli.terminal import printable
+from natty.config import tls
 from natty.config.units import parse_time
 from natty.errors import ConsumerNotFoundError, NattyError, StreamNotFoundError
 from natty.streams import ConsumerInfo, StreamInfo, stream_info

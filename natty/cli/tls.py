@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from natty.tls import DEV_DAYS, DEV_HOSTS, DevCA, TLSFiles
+from natty.config.tls import DEV_DAYS, DEV_HOSTS, DevCA, TLSFiles
 
 app = typer.Typer(help="Certificates for development and tests.", no_args_is_help=True)
 

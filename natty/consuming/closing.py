@@ -22,6 +22,8 @@ async def close(connection: Connection, outbox: Outbox, *, tell: bool) -> None:
     Within a handler, or a leader's work, it returns at once, and the client is closed when that has returned: its own
     ack has to be sent, its lease to be released before. Cancelled, it closes at once.
     """
+    if connection.supervised:
+        connection.check_loop()
     lifetime = connection.lifetime
     if lifetime.is_ended_by_its_own:
         task = asyncio.create_task(_close(connection, outbox, tell=False), name="natty close", context=Context())

@@ -3,6 +3,7 @@
 The fixtures stand in `natty.testing.plugin`, which pytest loads by itself where natty is installed.
 """
 
+from natty.config.tls import DevCA, TLSFiles
 from natty.testing.binary import ServerBinaryError, find_server, server_version
 from natty.testing.cluster import NatsCluster
 from natty.testing.probe import NoAnswerError
@@ -10,7 +11,6 @@ from natty.testing.proxy import Proxy
 from natty.testing.server import NatsServer, ServerStartError
 from natty.testing.server_options import ServerOptions
 from natty.testing.spawner import free_ports
-from natty.tls import DevCA, TLSFiles
 
 __all__ = [
     "NatsServer",

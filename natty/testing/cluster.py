@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+from natty.config.tls import DevCA, TLSFiles
 from natty.testing.probe import NoAnswerError, ask
 from natty.testing.server import NatsServer, ServerStartError
 from natty.testing.server_options import Routes, ServerOptions, connect_options
 from natty.testing.spawner import free_ports
-from natty.tls import DevCA, TLSFiles
 
 READY_WITHIN = 60.0  # seconds until every node must answer for JetStream
 ASK_WITHIN = 5.0  # seconds for one question to one node

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from io import BufferedRWPair
 from typing import Any
 
+from natty.config.tls import TLSFiles, client_context
 from natty.errors import NattyError
 from natty.testing.server_options import ServerOptions, tls_options
-from natty.tls import TLSFiles, client_context
 
 _INBOX = "_INBOX.natty-testing"
 

@@ -11,11 +11,11 @@ import weakref
 from pathlib import Path
 from typing import Any, Self
 
+from natty.config.tls import DEV_HOSTS, DevCA, TLSFiles
 from natty.errors import NattyError
 from natty.testing.binary import find_server
 from natty.testing.server_options import Routes, ServerOptions, connect_options, render
 from natty.testing.spawner import free_ports, spawn
-from natty.tls import DEV_HOSTS, DevCA, TLSFiles
 
 STOP_WITHIN = 15.0  # seconds that a graceful stop may take; killed afterwards
 POLL_EVERY = 0.02  # seconds between two looks at a starting server

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from natty.tls import TLSFiles
+from natty.config.tls import TLSFiles
 
 TLS_TIMEOUT = 60  # seconds for a handshake: a test machine may be busy
 

@@ -6,7 +6,7 @@ import errno
 import socket
 import ssl
 
-from natty import tls
+from natty.config import tls
 from natty.config.settings import redact
 from natty.errors import (
     AuthorizationError,

@@ -9,6 +9,7 @@ import random
 import secrets
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
+from threading import get_ident
 from typing import Any
 
 from natty.config.settings import Config, beside, redact
@@ -21,6 +22,7 @@ from natty.errors import (
     NotConnectedError,
     PayloadTooLargeError,
     RequestTimeoutError,
+    WrongLoopError,
 )
 from natty.names import decode, wire_word
 from natty.wire.background import keep_up
@@ -146,6 +148,8 @@ class Connection:
         self._supervisor: asyncio.Task[None] | None = None
         self._last_error: Exception | None = None
         self._opening = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None  # the one that it was opened on
+        self._thread = 0  # the thread of that loop
         self._confirming: set[asyncio.Task[RawMessage]] = set()
         self._requests = Answers(self.new_inbox())
         self.refusals.listeners.append(self._requests.refuse)
@@ -193,11 +197,12 @@ class Connection:
         Each server is tried once. ConnectError names each one and what was wrong with it; AuthorizationError,
         ConfigError, TLSRequiredError or TLSHandshakeError if that was the reason. ConnectionClosedError after `close`.
         """
+        self.check_loop()
         async with self._opening:
             if self.state == "closed":
                 raise ConnectionClosedError("this client was closed and can't be opened again: make another one")
             if self._supervisor is None:
-                self.state = "opening"
+                self.state, self._loop, self._thread = "opening", asyncio.get_running_loop(), get_ident()
                 await self._open()
         return self
 
@@ -310,6 +315,7 @@ class Connection:
 
     async def ready(self, timeout: float | None = None) -> None:
         """Return when a session is up. NotConnectedError after `timeout` seconds (default: the configured one)."""
+        self.check_loop()
         if self.connected:
             return
         if self.supervised:
@@ -321,6 +327,18 @@ class Connection:
                 raise NotConnectedError(f"no server answers: {reason}") from self._last_error
         if not self.connected:
             raise self.no_session()
+
+    def check_loop(self) -> None:
+        """WrongLoopError in another thread, or on another event loop, than the one that the connection lives on."""
+        if self._loop is not None and asyncio._get_running_loop() is not self._loop:
+            raise self.wrong_loop()
+
+    def wrong_loop(self) -> WrongLoopError:
+        """Return the error for a use from another thread or event loop."""
+        return WrongLoopError(
+            "this client was used from another thread or event loop than the one that opened it: use natty.blocking, or"
+            " hand the call to its loop with asyncio.run_coroutine_threadsafe(…, loop)"
+        )
 
     def no_session(self) -> NotConnectedError:
         """Return the error for what needs a session while there is none."""
@@ -345,9 +363,12 @@ class Connection:
         """
         if self.state != "connected":
             raise self.no_session()
+        if get_ident() != self._thread:  # cheaper than the loop, which is compared once a turn
+            raise self.wrong_loop()
         if len(message[2]) + len(message[3]) > self._max_payload:
             raise self._too_large(message)
         if not self._out:
+            self.check_loop()
             asyncio.get_running_loop().call_soon(self._flush)
         self._out.append(message)
 
@@ -359,6 +380,7 @@ class Connection:
         """Publish several, in order; as `send`. If one of them is too large or of a wrong type, none is sent."""
         if self.state != "connected":
             raise self.no_session()
+        self.check_loop()
         messages = [check(message) for message in messages]
         for message in messages:
             if len(message[2]) + len(message[3]) > self._max_payload:
@@ -371,6 +393,7 @@ class Connection:
         """Publish the same few bytes on many subjects, in order and at once: acks. As `send`."""
         if self.state != "connected":
             raise self.no_session()
+        self.check_loop()
         if (session := self._flush()) is not None and subjects:
             session.publish_to_each(subjects, as_payload(data))
 
@@ -424,6 +447,7 @@ class Connection:
 
         BadSubjectError if the subject or the queue is not a valid word.
         """
+        self.check_loop()
         subscription = Subscription(self, self._next_sid, wire_word(subject), sink, wire_word(queue) if queue else b"")
         self._next_sid += 1
         self._subscriptions[b"%d" % subscription.sid] = subscription

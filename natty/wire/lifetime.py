@@ -55,6 +55,11 @@ class Lifetime:
         return f"Lifetime({len(self.running)} running)"
 
     @property
+    def is_called_by_its_own(self) -> bool:
+        """Whether the caller, in any thread, is a handler or a leader's work of something here."""
+        return any(one in _part_of.get() for one in self.running)
+
+    @property
     def is_ended_by_its_own(self) -> bool:
         """Whether the caller is part of something here that can't end before the caller continues."""
         return any(one in _part_of.get() or (one.cancels and one.waits_for_caller) for one in self.running)

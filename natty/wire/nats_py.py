@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from natty import tls
+from natty.config import tls
 from natty.config.secret_files import exposure
 from natty.config.settings import Config
 from natty.errors import AuthorizationError, ConfigError, ConnectError, NattyError, TLSRequiredError

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from stores import running_seaweedfs
 
 from capture.stores import FileStore, Store, open_store
-from natty.tls import DevCA
+from natty.config.tls import DevCA
 
 BLOCKS, BLOCK_BYTES = 16, 8 * 1024 * 1024
 SMALL_BYTES = 600  # an entry

@@ -31,9 +31,9 @@ from obstore.exceptions import BaseError
 from obstore.store import S3Store
 from patient import PATIENCE
 
+from natty.config.tls import TLSFiles
 from natty.testing import free_ports
 from natty.testing.spawner import spawn
-from natty.tls import TLSFiles
 
 START_WITHIN = 2 * PATIENCE  # seconds
 KEY_ID, SECRET = "capture-tests", "not-a-secret-for-tests"

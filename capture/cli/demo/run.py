@@ -33,9 +33,9 @@ from capture.stores import Store, open_store
 from capture.verification.check import archive_picture, check
 from natty import Natty, NattyError, RequestTimeoutError
 from natty.cli.run import run_async
+from natty.config.tls import DevCA, TLSFiles
 from natty.testing import NatsCluster, ServerOptions
 from natty.testing.spawner import spawn
-from natty.tls import DevCA, TLSFiles
 
 NODES = ("node-1", "node-2")
 WITHIN = 300.0  # seconds that any one step may take

@@ -21,7 +21,7 @@ def test_certificates_made_by_tls_init_serve_a_server_and_its_doctor(shell, tmp_
     assert "--force" in again.complaint
     assert shell.natty("tls", "init", "my certificates", "--force").status == 0
 
-    from natty.tls import TLSFiles
+    from natty.config.tls import TLSFiles
 
     with NatsServer(ServerOptions(), tls_files=TLSFiles.within(folder), folder=tmp_path / "nats") as server:
         options = ("--tls-ca", folder / "ca.pem", "--tls-cert", folder / "client.pem")

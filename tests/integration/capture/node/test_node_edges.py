@@ -20,9 +20,9 @@ from capture.ingest.board import Board
 from capture.stores import open_store
 from capture.verification.check import check
 from natty import Natty
+from natty.config.tls import DEV_HOSTS, DevCA
 from natty.testing import NatsServer, Proxy, ServerOptions
 from natty.testing.spawner import free_ports
-from natty.tls import DEV_HOSTS, DevCA
 
 pytestmark = pytest.mark.long
 ROOT, NODE = "{user: root, password: secret}", "{user: node, password: secret}"

@@ -11,9 +11,9 @@ from patient import NEVER, PATIENCE, PATIENT, until
 from secret import write_secret
 
 from natty import AuthorizationError, ConnectError, JetStreamNotEnabledError, Natty, PublishError, TLSError
+from natty.config.tls import TLSFiles
 from natty.errors import ConfigError, NattyError, NotConnectedError, TLSClosedError, TLSHandshakeError, TLSRequiredError
 from natty.testing import DevCA, NatsServer, ServerOptions, free_ports
-from natty.tls import TLSFiles
 
 REFUSED = (TLSHandshakeError, TLSClosedError)  # a reset may overtake the reason
 SILENCE = 0.3  # seconds: how long to wait for those who say nothing

@@ -12,10 +12,10 @@ import pytest
 from listening import listening
 from patient import PATIENCE
 
+from natty.config.tls import client_context
 from natty.errors import NattyError
 from natty.testing import NatsServer, Proxy, ServerBinaryError, ServerOptions, ServerStartError, find_server
 from natty.testing.probe import NoAnswerError, ask
-from natty.tls import client_context
 
 ROOT = Path(__file__).parents[4]
 
@@ -335,7 +335,7 @@ def test_a_proxy_of_something_without_a_port_is_refused():
 PLUGIN_TEST = """
     import pytest
     import nats
-    from natty.tls import client_context
+    from natty.config.tls import client_context
 
     @pytest.mark.asyncio
     async def test_the_fixtures_work(nats_server, natty_proxy, natty_name, natty_tls, natty_ca):

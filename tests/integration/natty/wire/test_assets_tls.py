@@ -15,9 +15,9 @@ from patient import PATIENCE
 from ruamel.yaml import YAML
 from secret import write_secret
 
+from natty.config.tls import client_context, explain
 from natty.testing import DevCA, find_server, free_ports
 from natty.testing.spawner import spawn
-from natty.tls import client_context, explain
 
 ROOT = Path(__file__).parents[4]
 DAY = timedelta(days=1)

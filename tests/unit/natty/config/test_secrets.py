@@ -22,10 +22,10 @@ from natty.cli import app as natty_app
 from natty.config import secret_files
 from natty.config.secret_files import exposure
 from natty.config.settings import Config
+from natty.config.tls import client_context
 from natty.errors import ConfigError as NattyConfigError
 from natty.errors import TLSError
 from natty.testing import DevCA
-from natty.tls import client_context
 from natty.wire.nats_py import _check_login
 
 KEY = f"k:{'A' * 43}="

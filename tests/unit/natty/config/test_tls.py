@@ -10,8 +10,8 @@ from secret import write_secret
 from typer.testing import CliRunner
 
 from natty.cli.tls import app
+from natty.config.tls import DevCA, TLSFiles, client_context, explain
 from natty.errors import TLSError
-from natty.tls import DevCA, TLSFiles, client_context, explain
 
 URL = "tls://nats.example:4222"
 DAY = timedelta(days=1)

@@ -5,9 +5,9 @@ import logging
 
 import pytest
 
+from natty.config.tls import DevCA
 from natty.errors import ConfigError
 from natty.metrics.access import Certificate, Hosts, Tokens
-from natty.tls import DevCA
 
 TOKEN = "0123456789abcdef"
 
