@@ -20,7 +20,8 @@ from pathlib import Path
 
 from bench_table import print_machine, print_table
 
-from natty import Natty, tls
+from natty import Natty
+from natty.config import tls
 from natty.pulling.take import take
 from natty.streams.listing import all_streams, stream_names
 from natty.testing import NatsServer, find_server

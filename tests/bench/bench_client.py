@@ -24,7 +24,8 @@ from bench_table import PAYLOAD, Took, loops, middle, print_machine, print_table
 from nats.aio.client import Client
 from natsrpy.js import JetStream
 
-from natty import Natty, tls
+from natty import Natty
+from natty.config import tls
 from natty.testing import NatsServer, ServerOptions, find_server, server_version
 
 OURS, THEIRS = 100_000, 15_000  # messages of one measurement: about as long for the one as for the other

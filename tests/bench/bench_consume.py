@@ -21,7 +21,8 @@ import nats
 from bench_table import PAYLOAD, Took, loops, middle, print_machine, print_table, stopwatch
 from nats.aio.client import Client
 
-from natty import Batch, Message, Natty, tls
+from natty import Batch, Message, Natty
+from natty.config import tls
 from natty.testing import NatsServer, ServerOptions, find_server, server_version
 
 OURS, THEIRS = 100_000, 15_000  # messages of one measurement: about as long for the one as for the other

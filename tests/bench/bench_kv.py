@@ -18,7 +18,8 @@ from pathlib import Path
 import nats
 from bench_table import PAYLOAD, print_machine, print_table
 
-from natty import Natty, tls
+from natty import Natty
+from natty.config import tls
 from natty.kv import Entry, Gone, PictureComplete
 from natty.testing import NatsServer, ServerOptions, find_server, server_version
 

@@ -21,7 +21,8 @@ import natsrpy
 from bench_table import PAYLOAD, Took, loops, middle, print_machine, print_table, stopwatch
 from nats.aio.client import Client
 
-from natty import Natty, tls
+from natty import Natty
+from natty.config import tls
 from natty.testing import NatsServer, ServerOptions, find_server, server_version
 
 ROUNDS = 3
