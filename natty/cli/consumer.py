@@ -48,7 +48,7 @@ def ls(
     *,
     nats: dict[str, Any],
     stream: Stream = None,
-    names: Annotated[bool, typer.Option("--names", "-n", help="Print names and nothing else.")] = False,
+    names: Annotated[bool, typer.Option("--names", "-n", help="Print only names.")] = False,
     as_json: Json = False,
 ) -> None:
     """List the consumers of a stream."""
@@ -67,7 +67,7 @@ def ls(
 @app.command()
 @connect.options
 def info(*, nats: dict[str, Any], stream: Stream = None, consumer: Consumer = None, as_json: Json = False) -> None:
-    """Show a consumer's settings and where it is."""
+    """Show a consumer's settings and position."""
     stream = stream_of(nats, stream)
     consumer = consumer_of(nats, stream, consumer)
     told = run_async(_info(nats, stream, consumer))
@@ -83,13 +83,13 @@ def report(
     *,
     nats: dict[str, Any],
     stream: Stream = None,
-    raw: Annotated[bool, typer.Option("--raw", "-r", help="Print numbers as they are.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", "-r", help="Print plain numbers.")] = False,
     leaders: Annotated[
         bool, typer.Option("--leaders", "-l", help="Count the consumers that each server leads.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Report how far the consumers of a stream are: what waits, what is unacknowledged, what came again."""
+    """Report on the consumers of a stream: waiting, unacknowledged and redelivered messages."""
     stream = stream_of(nats, stream)
     listing, stored = run_async(_report(nats, stream))
     if as_json:
@@ -104,7 +104,7 @@ def report(
 @app.command()
 @connect.options
 def rm(*, nats: dict[str, Any], stream: Stream = None, consumer: Consumer = None, force: Force = False) -> None:
-    """Delete a consumer, its position is lost; one of any kind."""
+    """Delete a consumer of any kind; its position is lost."""
     stream = stream_of(nats, stream)
     consumer = consumer_of(nats, stream, consumer)
     told = run_async(_info(nats, stream, consumer))
@@ -123,11 +123,11 @@ def pause(
     consumer: Consumer = None,
     until: Annotated[
         datetime | None,
-        typer.Argument(parser=moment, metavar="UNTIL", help="For so long, as 1h30m, or until a time, UTC."),
+        typer.Argument(parser=moment, metavar="UNTIL", help="Duration, such as 1h30m, or time, UTC."),
     ] = None,
     force: Force = False,
 ) -> None:
-    """Let a consumer deliver nothing for a while; it keeps its place."""
+    """Pause a consumer: it delivers nothing for a while, and keeps its position."""
     stream = stream_of(nats, stream)
     consumer = consumer_of(nats, stream, consumer)
     until = needed(until, "UNTIL", "Pause for so long, or until a time", moment)
@@ -140,7 +140,7 @@ def pause(
 @app.command()
 @connect.options
 def resume(*, nats: dict[str, Any], stream: Stream = None, consumer: Consumer = None, force: Force = False) -> None:
-    """Let a paused consumer deliver again."""
+    """Resume a paused consumer."""
     stream = stream_of(nats, stream)
     consumer = consumer_of(nats, stream, consumer)
     if not run_async(_info(nats, stream, consumer)).get("paused"):

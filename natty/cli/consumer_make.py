@@ -58,15 +58,17 @@ def add(
     stream: Stream = None,
     consumer: Name = None,
     config: Config = None,
-    defaults: Annotated[bool, typer.Option("--defaults", help="Take the defaults of all that is not given.")] = False,
+    defaults: Annotated[
+        bool, typer.Option("--defaults", help="Take the default of each option that is not given.")
+    ] = False,
     ephemeral: Ephemeral = False,
     target: Target = None,
     pull: Pull = False,
     as_json: Json = False,
 ) -> None:
-    """Make a durable pull consumer. One that is there already is never changed.
+    """Make a durable pull consumer. An existing one is never changed.
 
-    On a terminal, what is missing is asked for.
+    On a terminal it asks for what is missing.
     """
     _refuse_others(ephemeral=ephemeral, target=target)
     settings = _read(config)
@@ -92,12 +94,13 @@ def edit(
     consumer: Name = None,
     config: Config = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show what would change; exit status 3 if something would.")
+        bool,
+        typer.Option("--dry-run", help="Show what would change, and change nothing. Exits with 3 if anything would."),
     ] = False,
     force: Annotated[bool, typer.Option("--force", "-f", help="Do not ask.")] = False,
     target: Target = None,
 ) -> None:
-    """Change settings of a durable pull consumer; what is not given stays as it is."""
+    """Change settings of a durable pull consumer. Other settings stay as they are."""
     _refuse_others(ephemeral=False, target=target)
     stream = stream_of(nats, stream)
     consumer = consumer_of(nats, stream, consumer)
@@ -126,7 +129,7 @@ def _refuse_others(*, ephemeral: bool, target: str | None) -> None:
 
 @dataclass(frozen=True)
 class _Question:
-    """What is asked where it was not given: an option's name, the words, how the answer is read, what Enter means."""
+    """A question for an option that was not given: its text, its parser, and the answer that Enter stands for."""
 
     option: str
     text: str
@@ -164,7 +167,7 @@ async def _add(settings: dict[str, Any], stream: str, consumer: str, wanted: Con
 
 
 async def _plan(settings: dict[str, Any], stream: str, consumer: str, wanted: ConsumerConfig) -> Plan:
-    """Say what would change. ConfigError for what can't be meant, ConsumerExistsError for what is never changed."""
+    """Return what would change. ConfigError for a contradiction, ConsumerExistsError for a fixed setting."""
     async with Natty(**settings) as natty, naming_nearest(natty.jetstream, stream, consumer):
         of_stream = (await stream_info(natty.jetstream, stream))["config"]
         config = (await consumer_info(natty.jetstream, stream, consumer))["config"]
@@ -178,7 +181,7 @@ async def _plan(settings: dict[str, Any], stream: str, consumer: str, wanted: Co
 
 
 def _kept(config: ServerConsumerConfig) -> ConsumerConfig:
-    """Return what a consumer has that new settings could contradict; seconds."""
+    """Return the settings of a consumer that new ones could contradict; durations in seconds."""
     if config["ack_policy"] == "none":
         return {"ack_policy": "none"}
     waits: list[float | str] = [one / NANOSECONDS for one in config.get("backoff") or []]

@@ -27,7 +27,7 @@ Answer = Callable[[Message], object]
 
 @dataclass(frozen=True, kw_only=True)
 class _Wish:
-    """What is to be taken, and what becomes of it."""
+    """Which messages to take, and how to answer each of them."""
 
     stream: str
     consumer: str
@@ -44,32 +44,39 @@ def next_messages(
     nats: dict[str, Any],
     stream: Annotated[str, typer.Argument(help="The stream's name.")],
     consumer: Annotated[str, typer.Argument(help="The durable consumer's name.")],
-    count: Annotated[int, typer.Option(min=1, help="How many messages.")] = 1,
+    count: Annotated[int, typer.Option(min=1, help="Number of messages.")] = 1,
     ack: Annotated[
-        bool | None, typer.Option("--ack/--no-ack", help="Acknowledge them, the default; else they come again later.")
+        bool | None,
+        typer.Option(
+            "--ack/--no-ack",
+            help="Acknowledge the messages (default), or leave them to be delivered again after ack_wait.",
+        ),
     ] = None,
-    nak: Annotated[bool, typer.Option("--nak", help="Hand them back, to be delivered again.")] = False,
+    nak: Annotated[bool, typer.Option("--nak", help="Negatively acknowledge them: they are delivered again.")] = False,
     delay: Annotated[
-        float | None, typer.Option(parser=seconds, metavar="DURATION", help="With --nak: so much later, 30s.")
+        float | None,
+        typer.Option(
+            parser=seconds, metavar="DURATION", help="With --nak, delay before they are delivered again, such as 30s."
+        ),
     ] = None,
-    term: Annotated[bool, typer.Option("--term", help="Give them up: they are never delivered again.")] = False,
-    reason: Annotated[str, typer.Option(help="With --term: why, for the server's advisory.")] = "",
+    term: Annotated[bool, typer.Option("--term", help="Terminate them: they are never delivered again.")] = False,
+    reason: Annotated[str, typer.Option(help="With --term, reason for the server's advisory.")] = "",
     in_progress: Annotated[
-        bool, typer.Option("--in-progress", help="Say that work on them goes on: ack_wait begins anew.")
+        bool, typer.Option("--in-progress", help="Report that work is in progress: ack_wait restarts.")
     ] = False,
     wait: Annotated[
         float | None,
-        typer.Option(parser=seconds, metavar="DURATION", help="Answer each after a random time up to this."),
+        typer.Option(parser=seconds, metavar="DURATION", help="Answer each message after a random time up to this."),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(parser=seconds, metavar="DURATION", help="How long to wait for the next message.")
+        float, typer.Option(parser=seconds, metavar="DURATION", help="Time to wait for the next message.")
     ] = "5s",  # type: ignore[assignment] # typer parses defaults, too
-    raw: Annotated[bool, typer.Option("--raw", "-r", help="Print payloads and nothing else.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", "-j", help="Print a JSON object a line.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", "-r", help="Print only payloads.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", "-j", help="Print one JSON object per line.")] = False,
 ) -> None:
     """Take the next messages of a durable consumer, print them, then acknowledge them or answer otherwise.
 
-    It takes one round trip: nothing is asked before.
+    It takes one round trip.
     """
     wish = _Wish(
         stream=check_name("stream", stream),
@@ -86,7 +93,7 @@ def next_messages(
 def _answer(
     *, ack: bool | None, nak: bool, delay: float | None, term: bool, reason: str, in_progress: bool
 ) -> Answer | None:
-    """Return what is said to each message. Usage error if that is two things, or half of one."""
+    """Return the answer to each message. Usage error for two answers, or for half of one."""
     given = {"--ack": ack, "--nak": nak, "--term": term, "--in-progress": in_progress}
     if len(named := [name for name, wanted in given.items() if wanted]) > 1:
         raise typer.BadParameter(f"{' and '.join(named)} contradict each other: give one of them")
@@ -104,7 +111,7 @@ def _answer(
 
 
 async def _next(settings: dict[str, Any], wish: _Wish) -> None:
-    """Print first, then answer: a message whose printing failed comes again."""
+    """Print first, then answer: a message that could not be printed is delivered again."""
     shown = 0
     async with Natty(**settings) as natty:
         taken = take(natty.jetstream, wish.stream, wish.consumer, wish.count, wait=wish.timeout)

@@ -1,4 +1,4 @@
-"""What consumers look like on a screen. Pure: the server's answers in, rows and facts out."""
+"""Rows and facts about consumers, made from the server's answers. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def list_rows(listing: Listing[ConsumerInfo], now: datetime) -> Rows:
         last = since(one["delivered"].get("last_active"), now)
         counts = f"{one['num_ack_pending']:,}", f"{one['num_pending']:,}"
         rows.append((one["name"], kind_of(one["config"]), one["config"].get("description", ""), *counts, last))
-    rows += [(name, "nobody answers for it", "", "", "", "") for name in listing.missing]
+    rows += [(name, "no server answers for it", "", "", "", "") for name in listing.missing]
     return ("consumer", "kind", "description", ">unacknowledged", ">waiting", "last delivery"), rows
 
 
@@ -36,13 +36,13 @@ def report_rows(listing: Listing[ConsumerInfo], stored: int, *, raw: bool) -> Ro
         ack_wait = config.get("ack_wait", 0) / NANOSECONDS
         wait = (f"{ack_wait:g}" if raw else show_duration(ack_wait)) if ack_wait else ""
         rows.append((one["name"], kind_of(config), config["ack_policy"], wait, *shown, _cluster(one)))
-    rows += [(name, "nobody answers for it", *[""] * 7) for name in listing.missing]
+    rows += [(name, "no server answers for it", *[""] * 7) for name in listing.missing]
     columns = ("consumer", "kind", "acks", ">ack wait", ">unacknowledged", ">redelivered", ">waiting", ">ack floor")
     return (*columns, "cluster"), rows
 
 
 def kind_of(config: Mapping[str, Any]) -> str:
-    """Return what kind of consumer it is: durable pull, or another that somebody else made."""
+    """Return what kind of consumer it is: durable pull, or one of another client."""
     lasting = "durable" if config.get("durable_name") else "ephemeral"
     return f"{lasting} {'push' if config.get('deliver_subject') else 'pull'}"
 
@@ -55,7 +55,7 @@ def since(moment: str | None, now: datetime) -> str:
 
 
 def facts_of(told: Mapping[str, Any], now: datetime) -> list[tuple[str, Any]]:
-    """Return what is to be shown of a consumer, names and values."""
+    """Return the facts of a consumer, names and values."""
     return [*_settings(told["config"]), *_state(told, now)]
 
 
@@ -129,7 +129,7 @@ def _limit(config: Mapping[str, Any], name: str) -> str:
 
 
 def _cluster(one: Mapping[str, Any]) -> str:
-    """Return the leader with a star, then the replicas; one that lags or is lost with a mark."""
+    """Return the leader with a star, then the replicas; a mark for one that is behind or offline."""
     cluster = one.get("cluster") or {}
     names = [f"{cluster['leader']}*"] if cluster.get("leader") else []
     for replica in cluster.get("replicas") or []:

@@ -36,8 +36,8 @@ class Storage(StrEnum):
 BucketName = Annotated[str, typer.Argument(metavar="BUCKET", help="The bucket.")]
 Key = Annotated[str, typer.Argument(help="The key.")]
 Value = Annotated[str | None, typer.Argument(help="The value; without it, standard input is stored as it is.")]
-Revision = Annotated[int | None, typer.Option(min=1, help="Only if the key is at this revision.")]
-Ttl = Annotated[float | None, typer.Option(parser=seconds, metavar="DURATION", help="How long the key lives.")]
+Revision = Annotated[int | None, typer.Option(min=1, help="Revision that the key must have.")]
+Ttl = Annotated[float | None, typer.Option(parser=seconds, metavar="DURATION", help="Time to live of the key.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Do not ask.")]
 
@@ -48,40 +48,52 @@ def add(
     *,
     nats: dict[str, Any],
     bucket: BucketName,
-    history: Annotated[int | None, typer.Option(min=1, max=64, help="Values of a key that are kept.")] = None,
+    history: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Number of values to keep of a key. Default: 1.")
+    ] = None,
     ttl: Annotated[
-        float | None, typer.Option(parser=seconds, metavar="DURATION", help="How long every key lives.")
+        float | None,
+        typer.Option(
+            parser=seconds, metavar="DURATION", help="Time to live of every key, such as 7d. Default: no limit."
+        ),
     ] = None,
     marker_ttl: Annotated[
         float | None,
         typer.Option(
             parser=seconds,
             metavar="DURATION",
-            help="How long the marker of an expired key stays, and with history the shortest TTL of a key."
+            help="How long the marker of an expired key stays; with history, also the shortest TTL of a key."
             " Default: 60s, with history 1s.",
         ),
     ] = None,
-    replicas: Annotated[int | None, typer.Option(min=1, max=5, help="On how many servers; 3 on a cluster.")] = None,
-    description: Annotated[str | None, typer.Option(help="What it is for.")] = None,
-    storage: Annotated[Storage | None, typer.Option(help="Where it is kept.")] = None,
-    max_value_size: Annotated[int | None, typer.Option(min=1, help="Largest value, bytes.")] = None,
-    max_bucket_size: Annotated[int | None, typer.Option(min=1, help="Largest size of all, bytes.")] = None,
-    compress: Annotated[bool, typer.Option("--compress", help="Compress it on disk.")] = False,
-    cluster: Annotated[str | None, typer.Option(help="Place it in this cluster.")] = None,
-    tag: Annotated[list[str] | None, typer.Option(help="Place it on servers that have this tag; repeatable.")] = None,
-    metadata: Annotated[list[str] | None, typer.Option(help="Metadata, as name=value; repeatable.")] = None,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, max=5, help="Number of replicas. Default: 3 on a cluster, else 1.")
+    ] = None,
+    description: Annotated[str | None, typer.Option(help="Description of the bucket.")] = None,
+    storage: Annotated[Storage | None, typer.Option(help="Storage of the bucket. Default: file.")] = None,
+    max_value_size: Annotated[int | None, typer.Option(min=1, help="Maximum size of a value, in bytes.")] = None,
+    max_bucket_size: Annotated[int | None, typer.Option(min=1, help="Maximum size of the bucket, in bytes.")] = None,
+    compress: Annotated[bool, typer.Option("--compress", help="Compress the bucket on disk.")] = False,
+    cluster: Annotated[str | None, typer.Option(help="Cluster to place the bucket in.")] = None,
+    tag: Annotated[
+        list[str] | None,
+        typer.Option(help="Tag that a server must have to hold the bucket. May be given several times."),
+    ] = None,
+    metadata: Annotated[
+        list[str] | None, typer.Option(help="Metadata as name=value. May be given several times.")
+    ] = None,
     republish_source: Annotated[
-        str | None, typer.Option(help="Publish stored values again: those of subjects on this pattern.")
+        str | None, typer.Option(help="Pattern of subjects whose stored values are published again.")
     ] = None,
     republish_destination: Annotated[
-        str | None, typer.Option(help="Publish stored values again: on this subject.")
+        str | None, typer.Option(help="Subject on which stored values are published again.")
     ] = None,
     republish_headers: Annotated[
-        bool, typer.Option("--republish-headers", help="Publish again without values.")
+        bool, typer.Option("--republish-headers", help="Publish only the headers again, without values.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Make a bucket. One that is there with the same settings is left as it is, with others it is an error."""
+    """Make a bucket. It is an error if one exists with other settings."""
     stream = {"description": description, "max_msg_size": max_value_size, "max_bytes": max_bucket_size}
     settings = {"ttl": ttl, "history": history, "replicas": replicas, "storage": storage and storage.value, **stream}
     settings |= {"marker_ttl": marker_ttl, "compression": "s2" if compress else None}
@@ -110,7 +122,7 @@ def keys(
     nats: dict[str, Any],
     bucket: BucketName,
     filters: Annotated[
-        list[str] | None, typer.Argument(help="Only those below this token, or matching its wildcards * and >.")
+        list[str] | None, typer.Argument(help="Only keys below this token, or that match its wildcards * and >.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -126,7 +138,7 @@ def get(
     bucket: BucketName,
     key: Key,
     revision: Annotated[int | None, typer.Option(min=1, help="The value that it had at this revision.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Print the value and nothing else.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Print only the value.")] = False,
     as_json: Json = False,
 ) -> None:
     """Print a key's value. Exit status 1 if there is none."""
@@ -145,7 +157,7 @@ def get(
 def put(
     *, nats: dict[str, Any], bucket: BucketName, key: Key, value: Value = None, ttl: Ttl = None, as_json: Json = False
 ) -> None:
-    """Store a value whatever was there; print its revision."""
+    """Store a value; print its revision."""
     _show_revision(run_async(_write(nats, bucket, "put", key, _value(value), ttl=ttl)), as_json)
 
 
@@ -184,7 +196,7 @@ def revert(
     revision: Annotated[int, typer.Argument(min=1, help="A revision that `natty kv history` shows.")],
     as_json: Json = False,
 ) -> None:
-    """Store the value that a key had at a revision again, if nobody changes the key meanwhile."""
+    """Store the value again that a key had at a revision. Fails if the key changes meanwhile."""
     _show_revision(run_async(_revert(nats, bucket, key, revision)), as_json)
 
 
@@ -224,7 +236,7 @@ def purge(
 @app.command()
 @connect.options
 def history(*, nats: dict[str, Any], bucket: BucketName, key: Key, as_json: Json = False) -> None:
-    """List what the bucket still holds of a key, oldest first."""
+    """List the values that the bucket holds of a key, oldest first."""
     story = run_async(_history(nats, bucket, key))
     if as_json:
         _show_lines([_fields(bucket, event) for event in story], as_json)
@@ -243,13 +255,15 @@ def watch(
     nats: dict[str, Any],
     bucket: BucketName,
     filters: Annotated[list[str] | None, typer.Argument(metavar="[KEY]...", help="Keys, wildcards allowed.")] = None,
-    with_history: Annotated[bool, typer.Option("--history", help="Begin with all values that are kept.")] = False,
-    updates_only: Annotated[bool, typer.Option("--updates-only", help="Only what is written from now on.")] = False,
-    ignore_deletes: Annotated[bool, typer.Option("--ignore-deletes", help="Leave deleted keys out.")] = False,
-    count: Annotated[int | None, typer.Option(min=1, help="End after so many lines.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a line.")] = False,
+    with_history: Annotated[
+        bool, typer.Option("--history", help="Begin with all values that the bucket holds.")
+    ] = False,
+    updates_only: Annotated[bool, typer.Option("--updates-only", help="Print only new writes.")] = False,
+    ignore_deletes: Annotated[bool, typer.Option("--ignore-deletes", help="Leave out deleted keys.")] = False,
+    count: Annotated[int | None, typer.Option(min=1, help="Number of lines to print.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
-    """Print keys as they change, until interrupted: first those that are there, then every write."""
+    """Print keys as they change, until interrupted: first the existing ones, then every write."""
     if with_history and updates_only:
         raise typer.BadParameter("--history and --updates-only contradict each other", param_hint="--history")
     options = {"history": with_history, "updates_only": updates_only, "ignore_deletes": ignore_deletes}

@@ -19,7 +19,7 @@ from natty.streams import Declared, Plan, Risk, load_streams, plan_consumer, pla
 
 EXIT_PENDING = 3
 SIGNS = {Risk.SAFE: "~", Risk.DESTRUCTIVE: "!", Risk.FIXED: "x"}
-"""What stands before a change."""
+"""Risk → the sign before a change."""
 
 File = Annotated[Path, typer.Option("--file", "-f", help="The file of streams, TOML: docs/streams.md.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -28,7 +28,7 @@ Force = Annotated[bool, typer.Option("--force", help="Do not ask.")]
 
 @connect.options
 def show_plan(*, nats: dict[str, Any], file: File, as_json: Json = False) -> None:
-    """Show what `apply` would do, and do nothing. Exit status 0: nothing to do, 3: changes are pending."""
+    """Show what `apply` would do. Exits with 0 if there is nothing to do, with 3 if changes are pending."""
     plans = run_async(_plans(nats, load_streams(file)))
     show_plans(plans, as_json, making="to be made")
     if not all(plan.settled for plan in plans):
@@ -41,12 +41,12 @@ def apply(
     nats: dict[str, Any],
     file: File,
     allow_destructive: Annotated[
-        bool, typer.Option("--allow-destructive", help="Make changes too that can lose messages or break clients.")
+        bool, typer.Option("--allow-destructive", help="Also make changes that can lose messages or break clients.")
     ] = False,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Make the streams and consumers of a file what it says. What is not in the file stays as it is."""
+    """Make or change the streams and consumers of a file. What is not in the file stays as it is."""
     streams = load_streams(file)
     plans = run_async(_plans(nats, streams))
     _refuse(plans, allow_destructive=allow_destructive)
@@ -75,7 +75,7 @@ async def _apply(settings: dict[str, Any], streams: list[Declared], *, allow_des
 
 
 def _refuse(plans: list[Plan], *, allow_destructive: bool) -> None:
-    """Raise before anything is changed if a part of the whole can't be done."""
+    """Raise before anything is changed if a part cannot be done."""
     if lines := _beyond(plans, {Risk.SAFE, Risk.DESTRUCTIVE}):
         raise StreamExistsError(f"nothing was changed. {'; '.join(lines)}: make it anew under another name")
     if (lines := _beyond(plans, {Risk.SAFE})) and not allow_destructive:
@@ -88,7 +88,7 @@ def _beyond(plans: list[Plan], allowed: set[Risk]) -> list[str]:
 
 
 def show_plans(plans: list[Plan], as_json: bool, *, making: str) -> None:
-    """Print what is to be done, or was done, a line a change; `making` is said of what is missing."""
+    """Print one line for each change; `making` describes what is missing."""
     if as_json:
         print_document([asdict(plan) for plan in plans])
         return

@@ -28,9 +28,11 @@ Subject = Annotated[str, typer.Option("--subject", help="Only streams whose subj
 def ls(
     *,
     nats: dict[str, Any],
-    names: Annotated[bool, typer.Option("--names", "-n", help="Print names and nothing else.")] = False,
+    names: Annotated[bool, typer.Option("--names", "-n", help="Print only names.")] = False,
     subject: Subject = "",
-    size_sort: Annotated[bool, typer.Option("--size-sort", help="The largest first, not by name.")] = False,
+    size_sort: Annotated[
+        bool, typer.Option("--size-sort", help="Sort by size, the largest first, instead of by name.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """List the streams."""
@@ -52,10 +54,10 @@ def info(
     *,
     nats: dict[str, Any],
     name: StreamName = None,
-    state: Annotated[bool, typer.Option("--state", help="The state only, not the configuration.")] = False,
+    state: Annotated[bool, typer.Option("--state", help="Show only the state.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show a stream's configuration and state; with --json, as the server tells them."""
+    """Show a stream's configuration and state; with --json, as the server reports them."""
     document = run_async(read_info(nats, stream_of(nats, name)))
     if not state:
         show_info(document, as_json=as_json)
@@ -76,7 +78,7 @@ def report(
     name: Annotated[bool, typer.Option("--name", "-n", help="Sort by name.")] = False,
     storage: Annotated[bool, typer.Option("--storage", "-t", help="Sort by storage.")] = False,
     raw: Annotated[bool, typer.Option("--raw", "-r", help="Print plain numbers.")] = False,
-    leaders: Annotated[bool, typer.Option("--leaders", "-l", help="Tell how many streams each server leads.")] = False,
+    leaders: Annotated[bool, typer.Option("--leaders", "-l", help="Show how many streams each server leads.")] = False,
     as_json: Json = False,
 ) -> None:
     """Report on all streams, the largest last, with the sums, and on what they take from other streams."""
@@ -100,7 +102,7 @@ def report(
 
 
 async def read_info(nats: dict[str, Any], name: str) -> StreamInfo:
-    """Return what the server tells of a stream. StreamNotFoundError names those that are near."""
+    """Return what the server reports about a stream. StreamNotFoundError names the nearest ones."""
     async with Natty(**nats) as natty, naming_nearest(natty.jetstream, name):
         return await stream_info(natty.jetstream, name)
 

@@ -48,7 +48,7 @@ _QUESTIONS: tuple[tuple[str, str, Any, str], ...] = (
     ("max_age", "How long to keep messages, as 7d", nanoseconds, "-1"),
     ("max_msg_size", "Largest message, as 64KB", size_limit, "-1"),
 )
-"""Setting, question, parser, default, in the `nats` tool's order: asked where something that is needed was missing."""
+"""Setting, question, parser, default, in the `nats` tool's order: asked where something required is missing."""
 
 NewName = Annotated[str | None, typer.Argument(metavar="STREAM", help="The new stream's name.")]
 Config = Annotated[
@@ -64,14 +64,14 @@ def add(
     given: dict[str, Any],
     name: NewName = None,
     config: Config = None,
-    defaults: Annotated[bool, typer.Option("--defaults", help="Ask only for what has no default.")] = False,
-    validate: Annotated[bool, typer.Option("--validate", help="Check the configuration and make nothing.")] = False,
+    defaults: Annotated[bool, typer.Option("--defaults", help="Ask only for settings without a default.")] = False,
+    validate: Annotated[bool, typer.Option("--validate", help="Check the configuration; make nothing.")] = False,
     output: Annotated[
         Path | None, typer.Option("--output", help="Write the configuration to this file; make nothing.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a stream. On a terminal what is missing is asked for."""
+    """Make a stream. On a terminal it asks for what is missing."""
     document = ({"allow_direct": True} if config is None else load_document(config)) | document_of(given)
     document = _completed(document, name or document.get("name"), defaults=defaults)
     check(document)
@@ -92,16 +92,16 @@ def edit(
     given: dict[str, Any],
     name: StreamName = None,
     config: Config = None,
-    no_transform: Annotated[bool, typer.Option("--no-transform", help="Rename subjects no more.")] = False,
-    no_republish: Annotated[bool, typer.Option("--no-republish", help="Publish messages again no more.")] = False,
+    no_transform: Annotated[bool, typer.Option("--no-transform", help="Stop renaming subjects.")] = False,
+    no_republish: Annotated[bool, typer.Option("--no-republish", help="Stop publishing messages again.")] = False,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Show what would change, and change nothing; exit status 3 if something would."),
+        typer.Option("--dry-run", help="Show what would change, and change nothing. Exits with 3 if anything would."),
     ] = False,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Change settings of a stream: shows what would change, and asks. What is not named stays as it is."""
+    """Change settings of a stream: shows what would change, and asks. Other settings stay as they are."""
     ended = {"subject_transform": no_transform, "republish": no_republish}
     wanted: dict[str, Any] = document_of(given) | {setting: None for setting, end in ended.items() if end}
     if config is not None:
@@ -135,7 +135,7 @@ def copy(
     destination: Annotated[str, typer.Argument(metavar="DESTINATION", help="The new stream's name.")],
     as_json: Json = False,
 ) -> None:
-    """Make a stream with the configuration of another one, but for the settings given; no messages are copied."""
+    """Make a stream with the configuration of another one, except the settings given; copies no messages."""
     check_name("stream", destination)
     wanted = document_of(given)
     config = run_async(read_info(nats, check_name("stream", original)))["config"]
@@ -159,9 +159,9 @@ def rm(*, nats: dict[str, Any], name: StreamName = None, force: Force = False) -
 
 
 def show_made(name: str, made: bool, found: StreamInfo, *, as_json: bool) -> None:
-    """Print a stream that was just made, or was there already in just this way."""
+    """Print a stream that was just made, or that existed with the same configuration."""
     if not as_json:
-        say(f"stream {name} was made" if made else f"stream {name} is there already, as it was asked for")
+        say(f"stream {name} was made" if made else f"stream {name} exists already with this configuration")
     show_info(found, as_json=as_json)
 
 
@@ -173,7 +173,7 @@ def _write(path: Path, document: dict[str, Any]) -> None:
 
 
 def _completed(document: dict[str, Any], name: str | None, *, defaults: bool) -> dict[str, Any]:
-    """Return the configuration with what was missing, asked for."""
+    """Ask for what is missing, and return the whole configuration."""
     takes_messages = any(document.get(one) for one in ("subjects", "mirror", "sources"))
     complete = name is not None and takes_messages
     document = document | {"name": needed(name, "STREAM", "Stream", lambda text: check_name("stream", text))}
@@ -189,7 +189,7 @@ def _completed(document: dict[str, Any], name: str | None, *, defaults: bool) ->
 
 
 async def _add(nats: dict[str, Any], document: dict[str, Any]) -> tuple[bool, StreamInfo]:
-    """Make the stream unless it is there in just this way; return whether it was made, and what the server tells."""
+    """Make the stream unless it exists with this configuration; return whether it was made, and its info."""
     name = document["name"]
     async with Natty(**nats) as natty, explaining_refusal(natty.jetstream, document):
         plan = await plan_document(natty.jetstream, document)

@@ -31,13 +31,13 @@ def purge_messages(
     name: StreamName = None,
     subject: Annotated[str, typer.Option("--subject", help="Only messages on this subject, wildcards too.")] = "",
     seq: Annotated[int, typer.Option("--seq", min=0, help="Only messages before this sequence: truncate to it.")] = 0,
-    keep: Annotated[int, typer.Option("--keep", min=0, help="Leave the newest so many.")] = 0,
+    keep: Annotated[int, typer.Option("--keep", min=0, help="Number of newest messages to keep.")] = 0,
     allow_pending: Annotated[
         bool,
         typer.Option(
             "--allow-pending",
-            help="With --subject: purge although consumers hold other unacknowledged messages, which are then lost"
-            " to them.",
+            help="With --subject, purge although consumers hold other unacknowledged messages, which the server then"
+            " does not deliver again.",
         ),
     ] = False,
     force: Force = False,
@@ -45,7 +45,9 @@ def purge_messages(
 ) -> None:
     """Delete messages of a stream: all of them, those on a subject, those before a sequence; asks first."""
     if seq and keep:
-        raise typer.BadParameter("choose one of --seq and --keep: a purge is down to a sequence, or keeps a number")
+        raise typer.BadParameter(
+            "choose one of --seq and --keep: a purge stops at a sequence, or keeps a number of messages"
+        )
     name = stream_of(nats, name)
     state = run_async(_state(nats, name, check_pattern(subject) if subject else ""))
     if seq > state["last_seq"] + 1:
@@ -94,7 +96,7 @@ def get(
     last_for: Annotated[
         str, typer.Option("--last-for", "-S", metavar="SUBJECT", help="The last one on this subject, wildcards too.")
     ] = "",
-    raw: Annotated[bool, typer.Option("--raw", help="Print the payload and nothing else.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Print only the payload.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show one message of a stream, by its sequence or the last one on a subject."""
@@ -111,7 +113,7 @@ def get(
 
 
 def _question(name: str, state: StreamState, subject: str, seq: int, keep: int) -> str:
-    """Return what is asked: it tells what would be lost."""
+    """Return the question, which says what would be deleted."""
     on = f" on {subject}" if subject else ""
     held = sum((state.get("subjects") or {}).values()) if subject else state["messages"]
     if seq:

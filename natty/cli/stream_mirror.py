@@ -30,7 +30,7 @@ Api = Annotated[str, typer.Option("--external-api", help="The prefix by which th
 Deliver = Annotated[str, typer.Option("--external-deliver", help="The prefix on which its messages are imported.")]
 Filter = Annotated[str, typer.Option("--filter", help="Only messages on these subjects.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Force = Annotated[bool, typer.Option("--force", help="Go on without messages that are missing; do not ask.")]
+Force = Annotated[bool, typer.Option("--force", help="Promote it even if messages are missing; do not ask.")]
 _NOT_OF_A_COPY = (
     "subjects",
     "retention",
@@ -120,7 +120,7 @@ def ls(*, nats: dict[str, Any], as_json: Json = False) -> None:
             [[one.stream, one.kind, _place(one), _state(one), one.lag, _heard(one)] for one in found],
         )
     else:
-        print("there is no mirror")
+        print("there are no mirrors")
 
 
 @app.command()
@@ -135,7 +135,7 @@ def info(
     name = stream_of(nats, name)
     found, state = run_async(_info(nats, name))
     if not found:
-        raise ConfigError(f"stream {name} is no mirror and gathers from none; `natty stream mirror ls` shows those")
+        raise ConfigError(f"stream {name} is not a mirror and has no sources; `natty stream mirror ls` lists those")
     if as_json:
         print_document({"copying": msgspec.to_builtins(found), "state": state})
         return
@@ -213,7 +213,7 @@ def _made(config: ServerStreamConfig, as_json: bool) -> None:
 def _transform(text: str) -> tuple[str, str]:
     source, equals, dest = text.partition("=")
     if not (source and equals and dest):
-        raise typer.BadParameter(f"{text!r} is no transform; write FILTER=SUBJECT", param_hint="--transform")
+        raise typer.BadParameter(f"{text!r} is not a transform; write FILTER=SUBJECT", param_hint="--transform")
     return source, dest
 
 

@@ -25,7 +25,7 @@ app = typer.Typer(help="Templates: streams made on demand.", no_args_is_help=Tru
 
 Name = Annotated[str, typer.Argument(metavar="TEMPLATE", help="The template's name.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-MaxStreams = Annotated[int, typer.Option("--max-streams", min=1, help="How many streams it may make.")]
+MaxStreams = Annotated[int, typer.Option("--max-streams", min=1, help="Maximum number of streams.")]
 _OURS = (
     "subjects",
     "retention",
@@ -59,7 +59,7 @@ def add(
     ] = None,
     max_streams: MaxStreams = MAX_STREAMS,
     max_waiting: Annotated[
-        int, typer.Option("--max-waiting", min=0, help="Messages of a subject that may wait for a stream; 0: any.")
+        int, typer.Option("--max-waiting", min=0, help="Messages of a subject that may wait for a stream; 0: no limit.")
     ] = 0,
     as_json: Json = False,
 ) -> None:
@@ -97,7 +97,7 @@ def ls(*, nats: dict[str, Any], as_json: Json = False) -> None:
         columns = ["template", "subject", "streams", ">max streams", "intake"]
         print_table(columns, [[one.name, one.subject, one.stream, one.max_streams, one.intake] for one in found])
     else:
-        print("there is no template")
+        print("there are no templates")
 
 
 @app.command()
@@ -116,7 +116,7 @@ def info(*, nats: dict[str, Any], name: Name, as_json: Json = False) -> None:
             ("Streams", template.stream),
             ("Made", f"{len(standing.streams)} of {template.max_streams}"),
             ("Intake", template.intake),
-            ("Leader", standing.leader or "nobody: `natty stream template run`"),
+            ("Leader", standing.leader or "none: start `natty stream template run`"),
             ("Waiting for a stream", sum(standing.waiting.values())),
         ],
     )
@@ -144,7 +144,7 @@ def rm(
 def run(
     *,
     nats: dict[str, Any],
-    node_name: Annotated[str, typer.Option(help="Who we are; host and process by default.")] = "",
+    node_name: Annotated[str, typer.Option(help="Name of this node. Default: host and process.")] = "",
     lease: Annotated[float, typer.Option(help="Seconds after which a dead leader is replaced.")] = LEASE,
 ) -> None:
     """Make the streams of all templates, until stopped; on any number of nodes, one of which is elected."""

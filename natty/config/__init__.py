@@ -1,1 +1,1 @@
-"""What a client is told: servers, TLS, credentials, timings; contexts of the `nats` tool."""
+"""The settings of a client's connection: servers, TLS, credentials, timings; contexts of the `nats` tool."""

@@ -1,4 +1,4 @@
-"""Contexts of the `nats` tool: what of one natty takes, expanded as there, and what it refuses to ignore."""
+"""Contexts of the `nats` tool: the settings that natty takes from one, and those that it refuses to ignore."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SECRETS = {"password": "NATS_PASSWORD", "token": "NATS_TOKEN", "creds": "NATS_C
 _JWT = "write the JWT and its seed into a credentials file, and name that file as `creds`"
 _WINDOWS = "export the certificates as PEM files, and name those as `cert`, `key` and `ca`"
 _REFUSED = {
-    "socks_proxy": "natty connects to servers directly: name one that can be reached so",
+    "socks_proxy": "natty connects to servers directly: name a server that can be reached without a proxy",
     "user_jwt": _JWT,
     "user_seed": _JWT,
     "nsc": "`nsc generate profile` shows the URL and the credentials file: name them as `url` and `creds`",
@@ -44,7 +44,7 @@ _REFUSED = {
     "windows_cert_match_by": _WINDOWS,
     "windows_ca_certs_match": _WINDOWS,
 }
-_WITHOUT_EFFECT = {"name", "description", "color_scheme", "jetstream_event_prefix"}  # events: natty asks for none
+_WITHOUT_EFFECT = {"name", "description", "color_scheme", "jetstream_event_prefix"}  # events: natty subscribes to none
 _REFERENCE = re.compile(r"(op|nsc|env|data|file):", re.IGNORECASE)
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 

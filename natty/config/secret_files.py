@@ -1,4 +1,4 @@
-"""Files that hold secrets: keys, tokens, credentials. Nobody but their owner may read them."""
+"""Files that hold secrets: keys, tokens, credentials. Only their owner may read them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WRITTEN_BY_KUBERNETES = re.compile(r"\.\.[0-9]{4}(_[0-9]{2}){5}\.[0-9]+")
 
 
 def exposure(path: str | Path) -> str:
-    """Return who else may read a file with a secret, and what to do; "" if nobody may. OSError.
+    """Return who else may read a file with a secret, and what to do; "" if no other may. OSError.
 
     The owner alone may read and write it. A file of root's may be readable by a group, too, which is how a service gets
     it; and one that Kubernetes, Docker or Podman mounted may be readable by all processes of its container, which
@@ -45,7 +45,7 @@ def check_key_file(key: str | Path) -> None:
 
 
 def _is_mounted(path: Path) -> bool:
-    """Tell whether the file itself, not a link to it, is in a volume that Kubernetes writes, or a mounted secret."""
+    """Whether the file itself, not a link to it, is in a volume that Kubernetes writes, or a mounted secret."""
     real = path.resolve()
     if real.is_relative_to(ORCHESTRATOR.resolve()):
         return True

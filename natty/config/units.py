@@ -36,7 +36,7 @@ _SIZE = re.compile(r"([0-9]+)\s*([KMGTP]?)(?:I?B)?", re.IGNORECASE)
 
 
 def clock() -> float:
-    """Seconds of a clock that nobody sets and that runs on while the machine sleeps."""
+    """Seconds of a clock that is never set and that counts the time while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
@@ -46,7 +46,7 @@ def parse_duration(text: str) -> float:
     ValueError if it is none, or not above zero.
     """
     if len(text) > LONGEST:
-        raise ValueError(f"{text[:LONGEST]!r}… is no duration; write 30s, 1h30m or 7d")
+        raise ValueError(f"{text[:LONGEST]!r}… is not a duration; write 30s, 1h30m or 7d")
     if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
         total = float(text)
     else:
@@ -55,14 +55,14 @@ def parse_duration(text: str) -> float:
         if "".join(map("".join, parts)) != text:
             total = 0.0
     if total <= 0:
-        raise ValueError(f"{text!r} is no duration; write 30s, 1h30m or 7d")
+        raise ValueError(f"{text!r} is not a duration; write 30s, 1h30m or 7d")
     return total
 
 
 def seconds_of(name: str, value: float | str) -> float:
     """Return a duration that a server keeps, in seconds: a number of them, or text such as "30s" or "7d".
 
-    TypeError for anything else; ValueError for text that is not a duration, and for a number that is not finite.
+    TypeError for another type; ValueError for text that is not a duration, and for a number that is not finite.
     """
     if isinstance(value, str):
         try:
@@ -85,7 +85,7 @@ def check_timings(options: object, *names: str) -> None:
 
 
 def check_seconds(**timings: object) -> None:
-    """TypeError for a timing of this process that is not a number of seconds; ValueError for NaN. None is no timing."""
+    """TypeError for a timing of this process that is not a number of seconds; ValueError for NaN. None is allowed."""
     for name, value in timings.items():
         if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)):
             continue
@@ -111,7 +111,7 @@ def parse_size(text: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is no size; write 512, 64KB or 1GiB")
+        raise ValueError(f"{text!r} is not a size; write 512, 64KB or 1GiB")
     return int(match[1]) << _POWERS[match[2].upper()]
 
 

@@ -1,7 +1,7 @@
 """A stream's configuration as the server's own JSON document, durations in nanoseconds: read it, and judge it.
 
-What is judged here is what the server would take and do something else with, or refuse in words that only its
-developers understand; everything else it says itself. Tried on nats-server 2.15.
+The checks cover what the server would accept and change, or refuse in words that only its developers
+understand. Tried on nats-server 2.15.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def load_document(path: str | Path, *, kind: str = "stream") -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror}; check --config") from error
     except UNREADABLE as error:
-        raise ConfigError(f"{path} is no valid JSON: {error}") from error
+        raise ConfigError(f"{path} is not valid JSON: {error}") from error
     config = content.get("config", content) if isinstance(content, dict) else content
     if not isinstance(config, dict) or not isinstance(config.get("name", ""), str):
         raise ConfigError(f"{path} holds no {kind}'s configuration: a JSON object with its name is wanted")

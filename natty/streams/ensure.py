@@ -288,7 +288,7 @@ async def _ensure(
                 raise target.missing_error(f"there is no {target}")
             try:
                 actual = await target.create(wanted)
-            except JetStreamError as error:  # somebody was faster: compare with what they made
+            except JetStreamError as error:  # another client was faster: compare with what it made
                 if error.err_code != target.exists_code:
                     raise
                 continue
@@ -299,7 +299,7 @@ async def _ensure(
         _refuse(target, todo, allowed)
         _check_taken(target, wanted, await target.update(todo.applied_to(actual)))
     lines = "; ".join(map(str, todo.changes)) or "it is made and deleted again"
-    raise target.exists_error(f"{target} is being changed by somebody else at the same time: {lines}. Try again")
+    raise target.exists_error(f"{target} is being changed by another client at the same time: {lines}. Try again")
 
 
 def _check_taken(target: _Stream | _Consumer, wanted: Mapping[str, Any], got: Mapping[str, Any]) -> None:

@@ -41,7 +41,7 @@ def load_streams(path: str | Path) -> list[Declared]:
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror}; check -f") from error
     except UNREADABLE as error:
-        raise ConfigError(f"{path} is no valid TOML: {error}") from error
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
     if unknown := sorted(set(content) - {"streams"}):
         raise ConfigError(f"{path}: {unknown[0]} is not known; tables begin with streams, as in [streams.ORDERS]")
     return [_stream(name, table, str(path)) for name, table in _tables(content.get("streams"), f"{path}: streams")]

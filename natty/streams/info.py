@@ -151,7 +151,7 @@ class StreamState(TypedDict, total=False):
     num_subjects: int
     subjects: dict[str, int]  # subject → messages, where a filter was given
     num_deleted: int
-    deleted: list[int] | None  # sequences, where they were asked for
+    deleted: list[int] | None  # sequences, where the request names `deleted_details`
     lost: LostStreamData | None
 
 

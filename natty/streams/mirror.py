@@ -1,4 +1,4 @@
-"""Copies of streams: a mirror is one stream elsewhere, sources gather several; and what becomes of a copy at last.
+"""Copies of streams: a mirror copies one stream, sources gather several; and the promotion of a mirror.
 
 A mirror keeps the sequences and times of its origin; what is gathered gets new ones. Server: ADR-1 and what its
 2.15 does. A mirror whose origin is lost is made a stream of its own with `promote`: the server takes `mirror` out of a
@@ -172,7 +172,7 @@ class Copying(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def copying(info: StreamInfo) -> list[Copying]:
-    """Return how far a stream is with each of its origins, from what STREAM.INFO tells; empty for a plain stream."""
+    """Return how far a stream is with each of its origins, from its StreamInfo; empty for a plain stream."""
     config = info["config"]
     if mirror := config.get("mirror"):
         state = info.get("mirror") or _unknown(mirror)
@@ -227,14 +227,12 @@ async def promote(
         info = await stream_info(jetstream, check_name("stream", name))
     config = info["config"]
     if not config.get("mirror"):
-        raise PromotionRefusedError(f"stream {name} is no mirror; `natty stream mirror ls` shows them")
+        raise PromotionRefusedError(f"stream {name} is not a mirror; `natty stream mirror ls` lists them")
     (state,) = copying(info)
     kept = _kept(config)
     wanted = list(subjects) or kept.get("subjects", [])
     if not wanted:
-        raise PromotionRefusedError(
-            f"on which subjects {name} shall be published is not known: name them with --subject"
-        )
+        raise PromotionRefusedError(f"the subjects to publish to {name} are not known: name them with --subject")
     for subject in wanted:
         check_pattern(subject)
     if not force:
@@ -245,10 +243,10 @@ async def promote(
 def refuse_promotion(state: Copying) -> None:
     """PromotionRefusedError if messages are missing, or the origin lives where the server does not see it."""
     if state.lag or state.heard is None:
-        missing = f"{state.lag} messages of" if state.lag else "whatever is in"
+        missing = f"{state.lag} messages of" if state.lag else "the messages of"
         raise PromotionRefusedError(
             f"mirror {state.stream} misses {missing} {state.origin} ({state.state}): wait for it, or give --force to"
-            " go on without"
+            " promote it without them"
         )
     if state.external and state.heard <= SILENT_AFTER:
         raise PromotionRefusedError(
@@ -294,7 +292,7 @@ def _is_time(text: str) -> bool:
 
 
 def _kept(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the mirror's maker noted for its promotion; nothing if it was made by other tools."""
+    """Return what `create_mirror` stored for the promotion; empty if another tool made the mirror."""
     try:
         return msgspec.json.decode((config.get("metadata") or {}).get(AFTER_PROMOTION, "{}"), type=dict[str, Any])
     except UNREADABLE:
@@ -302,7 +300,7 @@ def _kept(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _read(jetstream: JetStream, origin: Origin) -> ServerStreamConfig:
-    """Return the origin's configuration, from its own side. ConfigError if nobody answers there."""
+    """Return the origin's configuration, read where it is. ConfigError if no server answers there."""
     there = copy.copy(jetstream)
     there.prefix = origin.external or jetstream.prefix
     try:
@@ -312,6 +310,6 @@ async def _read(jetstream: JetStream, origin: Origin) -> ServerStreamConfig:
         if not origin.external or (isinstance(error, JetStreamError) and error.err_code):
             raise
         raise ConfigError(
-            f"nobody answers on {origin.external}, where stream {origin.stream} should be: check the domain or the"
+            f"no server answers on {origin.external}, where stream {origin.stream} should be: check the domain or the"
             " prefix, and that the leaf node or the import is there"
         ) from error

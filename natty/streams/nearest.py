@@ -1,4 +1,4 @@
-"""Streams and consumers that are not there: told with the names that are nearly theirs."""
+"""Errors for missing streams and consumers that name the nearest existing ones."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ ALIKE = 0.6  # of 1, as difflib counts
 
 @asynccontextmanager
 async def naming_nearest(jetstream: JetStream, stream: str, consumer: str = "") -> AsyncGenerator[None, None]:
-    """Inside it, a missing stream or consumer is told by its name, with the nearest names that there are.
+    """Raise StreamNotFoundError and ConsumerNotFoundError from inside again, with the nearest existing names.
 
-    StreamNotFoundError, ConsumerNotFoundError: as they were, with another text. Names are asked for only then.
+    The names are requested only then.
     """
     try:
         yield
@@ -31,13 +31,13 @@ async def naming_nearest(jetstream: JetStream, stream: str, consumer: str = "") 
 
 
 def nearest(name: str, names: Sequence[str]) -> list[str]:
-    """Return the names that are nearly this one, the nearest first, whatever their case."""
+    """Return the names that are nearly this one, the nearest first; upper and lower case are alike."""
     by_small = {one.lower(): one for one in names}
     return [by_small[small] for small in get_close_matches(name.lower(), by_small, SHOWN, ALIKE)]
 
 
 def missing_sentence(kind: str, name: str, names: Sequence[str] | None) -> str:
-    """Return the sentence that there is no such stream or consumer; `names` are those that there are, None: unknown."""
+    """Return the sentence for a missing stream or consumer; `names` are the existing ones, None if unknown."""
     sentence = f"there is no {kind} {name}"
     if names is None:
         return sentence

@@ -19,7 +19,7 @@ FAULT = FAULTS["filtered sources of a work queue"]
 async def refuse_lossy_sources(jetstream: JetStream, config: Mapping[str, Any]) -> None:
     """UnsupportedError if a stream would take some subjects of a work queue, and this server would lose the others.
 
-    Only nats-server 2.14.0 to 2.14.5 is asked anything. An origin that can't be read is left to the server.
+    Only on nats-server 2.14.0 to 2.14.5. The server judges an origin that cannot be read.
     """
     version = jetstream.connection.server_version
     if not FAULT.affects(version):

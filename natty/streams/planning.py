@@ -1,9 +1,4 @@
-"""What a change of a setting would do. Pure: it decides from two configurations and does nothing.
-
-Safe changes go in one direction only (limits up, subjects wider, features on), descriptions aside: two programs that
-want different things can't undo each other's work, the second one is refused.
-What the server allows was tried on nats-server 2.15; what else it refuses, it says itself.
-"""
+"""The difference between a wanted configuration and the actual one, as a plan of changes with their risks. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +16,7 @@ _ZEROS: tuple[Any, ...] = (None, 0, "", False, [], {}, -1)
 
 @dataclass(frozen=True)
 class Change:
-    """One setting that is another one than wanted."""
+    """One setting whose value differs from the wanted one."""
 
     setting: str
     actual: Any
@@ -36,7 +31,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Plan:
-    """What it takes to make a stream or a consumer what is wanted: nothing, making it, or changes."""
+    """What has to be done to a stream or a consumer: nothing, making it, or changes."""
 
     name: str
     changes: tuple[Change, ...] = ()
@@ -57,12 +52,12 @@ class Plan:
         return [one for one in self.changes if one.risk not in set(allowed)]
 
     def applied_to(self, actual: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the whole configuration with only the planned settings changed; what we don't know stays in it."""
+        """Return the whole configuration with only the planned settings changed; unknown fields stay in it."""
         return dict(actual) | {one.setting: _merged(one.actual, one.wanted) for one in self.changes}
 
 
 def plan(name: str, wanted: Mapping[str, Any], actual: Mapping[str, Any], judges: Mapping[str, Judge]) -> Plan:
-    """Compare what is wanted with what is, both as on the wire. Only what is wanted is looked at."""
+    """Compare the wanted settings with the actual ones, both in the server's terms. Others are not compared."""
     changes = []
     for setting in differing(wanted, actual):
         have, want = actual.get(setting), wanted[setting]
@@ -86,7 +81,7 @@ def _merged(have: Any, want: Any) -> Any:
 
 
 def differing(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
-    """Return the names of the settings that differ, sorted; only what is wanted is compared.
+    """Return the names of the wanted settings that differ, sorted.
 
     A setting that the server leaves out has its zero value there. Of a mapping, only the wanted keys are compared.
     """
@@ -94,7 +89,7 @@ def differing(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]
 
 
 def difference(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
-    """Return what differs, one readable line a setting; only what is wanted is compared."""
+    """Return one readable line for each wanted setting that differs."""
     return [describe(name, actual.get(name), wanted[name]) for name in differing(wanted, actual)]
 
 

@@ -1,4 +1,4 @@
-"""What the server says when it refuses a stream, in words that help: who is in the way, which number is too large."""
+"""The server's refusals of a stream, with the stream that overlaps or the number that is too large."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def sentence(err_code: int, config: Mapping[str, Any]) -> str:
     size, placement = show_size(max(0, config.get("max_bytes", 0))), config.get("placement") or {}
     if err_code in (_NO_MEMORY, _NO_STORAGE):
         kind = "memory" if err_code == _NO_MEMORY else "storage"
-        return f"the server has not the {kind} that max_bytes, {size}, reserves; ask for less, or give it more"
+        return f"the server does not have the {kind} that max_bytes {size} reserves; lower max_bytes, or give it more"
     if err_code == _NOT_CLUSTERED:
-        return f"num_replicas is {config.get('num_replicas')}, and this server is in no cluster: ask for 1"
+        return f"num_replicas is {config.get('num_replicas')}, and this server is not in a cluster: use 1"
     if err_code == _NO_PEERS:
         wanted = [f"cluster {placement['cluster']}"] if placement.get("cluster") else []
         wanted += [f"tag {tag}" for tag in placement.get("tags") or []]

@@ -1,4 +1,4 @@
-"""What there is to say about many streams at once. Pure: made of what STREAM.LIST told."""
+"""The tables of `natty stream report`, made from the answers to STREAM.LIST. Pure."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _row(info: StreamInfo) -> Row:
 
 
 def _replicas(cluster: ClusterInfo) -> str:
-    """Return the servers that hold it: the leader has a star, one that is behind or gone an exclamation mark."""
+    """Return the servers that hold it: a star marks the leader, an exclamation mark one that is behind or offline."""
     if not cluster.get("replicas") and not cluster.get("leader"):
         return ""
     names = [f"{leader}*"] if (leader := cluster.get("leader")) else []

@@ -254,7 +254,7 @@ class ConsumerConfig(TypedDict, total=False):
     """Percentage of acks that the server reports. Default: 0."""
     headers_only: Annotated[bool, Setting(destructive("handlers get payloads, or none, that they do not expect"))]
     """Deliver headers without payloads. Default: off."""
-    inactive_threshold: Annotated[Duration, Setting(raised("it would be deleted sooner while nobody reads"))]
+    inactive_threshold: Annotated[Duration, Setting(raised("it would be deleted sooner while it has no readers"))]
     """Delete the consumer after this time without readers, in seconds or as text such as 1h. Default: never."""
     num_replicas: Annotated[int, Setting(
         raised("fewer copies survive the loss of servers", unlimited=False), flag="replicas", least=1)]

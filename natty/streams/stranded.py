@@ -1,4 +1,4 @@
-"""Messages of a work queue that the server counts as acknowledged and that are still there: nobody gets them again.
+"""Messages of a work queue that the server counts as acknowledged and still holds: it never delivers them again.
 
 Only acknowledgements take messages out of a work queue, so a message that a consumer's ack floor has passed proves that
 the server forgot it (`servers.FAULTS`, "purge forgets deliveries"), or gave it up at `max_deliver`.
@@ -106,7 +106,7 @@ class QueueMender:
         self._jetstream, self._stream, self._consumer = jetstream, stream, consumer
         self._buried, self._named, self._remake = buried, named or consumer, remake
         self._before: list[int] = []
-        self._refused = ("", 0)  # why, as it was told last, and the last message that it was told of
+        self._refused = ("", 0)  # the reason that was logged last, and the last message that it was logged for
 
     def __repr__(self) -> str:
         return f"QueueMender({self._stream}/{self._consumer}, {len(self._before)} seen)"
@@ -173,7 +173,7 @@ class QueueMender:
             dead = None
         if dead is None:
             return (
-                f"some may have reached max_deliver, {most}, and no dead letters tell which. {remove}; those come, too"
+                f"some may have reached max_deliver, {most}, and no dead letters show which. {remove}; those come, too"
             )
         if not dead:
             return ""

@@ -173,7 +173,7 @@ def test_where_nothing_can_be_checked_that_is_told_to_everybody(capture, archive
         (("verify", "--public-key", "nowhere"), 1, "the key file nowhere can't be read: No such file or directory"),
         (("verify", "--noted", "nowhere"), 1, "nowhere can't be read: No such file or directory; check --noted"),
         (("purge",), 2, "say --captured: only what the archive provably holds is deleted"),
-        (("purge", "--captured", "--keep-for", "soon"), 2, "'soon' is no duration; write 30s, 1h30m or 7d"),
+        (("purge", "--captured", "--keep-for", "soon"), 2, "'soon' is not a duration; write 30s, 1h30m or 7d"),
         (("purge", "--captured", "--keep", "-1"), 2, "Invalid value for '--keep'"),
     ],
 )

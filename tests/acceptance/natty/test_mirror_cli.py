@@ -53,12 +53,12 @@ def test_bad_input_ends_in_one_sentence(shell, make_stream, natty_name):
     wrong = {
         ("add", copy, f"{origin}x"): (1, f"did you mean {origin}"),
         ("add", "a.b", origin): (1, "'.' at character 2"),
-        ("add", copy, origin, "--domain", "nowhere"): (1, "nobody answers on $JS.nowhere.API"),
+        ("add", copy, origin, "--domain", "nowhere"): (1, "no server answers on $JS.nowhere.API"),
         ("add", copy, origin, "--start-time", "yesterday"): (1, "RFC 3339"),
         ("add", copy, origin, "--start-seq", "1", "--start-time", "2026-01-01T00:00:00Z"): (1, "contradict each other"),
         ("add", copy, origin, "--replicas", "3"): (1, "replicas"),
-        ("info", origin): (1, f"stream {origin} is no mirror"),
-        ("promote", origin, "--force"): (1, f"stream {origin} is no mirror"),
+        ("info", origin): (1, f"stream {origin} is not a mirror"),
+        ("promote", origin, "--force"): (1, f"stream {origin} is not a mirror"),
         ("promote", copy, "--force"): (1, f"there is no stream {copy}"),
     }
     started = {words: shell.start("natty", "stream", "mirror", *words) for words in wrong}

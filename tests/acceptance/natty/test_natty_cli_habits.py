@@ -104,7 +104,7 @@ BAD_INPUT = {
     ("consumer", "next", "S", "d", "--ack", "--nak"): (2, "--ack and --nak contradict each other"),
     ("consumer", "add", "S"): (2, "CONSUMER is missing, and there is no terminal to ask on: give it"),
     ("consumer", "add", "S", "d", "--ephemeral"): (2, "natty makes durable pull consumers"),
-    ("consumer", "pause", "S", "d", "soon"): (2, "'soon' is no duration"),
+    ("consumer", "pause", "S", "d", "soon"): (2, "'soon' is not a duration"),
     ("stream", "plan"): (2, "Missing option '--file' / '-f'."),
     ("stream", "info", "a b"): (1, "stream name 'a b': ' ' at character 2 is not allowed"),
     ("bench", "--storage", "tape"): (2, "Invalid value for --storage: file or memory"),

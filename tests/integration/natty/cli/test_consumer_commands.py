@@ -128,7 +128,7 @@ def test_a_configuration_that_can_not_be_used_is_told(consumer, stream, tmp_path
             "typo.json: there is no setting ack_wiat; did you mean",
         ),
         "none.json": ("[]", "none.json holds no consumer's configuration"),
-        "text.json": ("x", "text.json is no valid JSON"),
+        "text.json": ("x", "text.json is not valid JSON"),
     }
     for name, (text, said) in bad.items():
         (tmp_path / name).write_text(text)
@@ -171,7 +171,7 @@ def test_consumers_of_every_kind_are_listed_shown_reported_and_removed(consumer,
 
 
 def test_only_durable_pull_consumers_are_made_and_changed(consumer, stream, of_others, told):
-    wanted = "natty makes durable pull consumers; ephemeral and push consumers of others are listed, shown and removed"
+    wanted = "natty makes durable pull consumers; it lists, shows and removes ephemeral and push consumers"
     for flag in (("--ephemeral",), ("--target", "x.y")):
         done = consumer("add", stream, "c", *flag)
         assert (done.status, done.out) == (2, "")
@@ -187,8 +187,7 @@ def test_an_edit_shows_what_changes_and_changes_that_alone(consumer, stream, tol
     pending = consumer("edit", stream, "c", "--description=new", "--max-pending=10", "--dry-run")
     assert (pending.status, pending.out) == (
         3,
-        "~ description is None, wanted 'new'\n"
-        "! max_ack_pending is 50, wanted 10 (destructive: who reads fast stalls)\n",
+        "~ description is None, wanted 'new'\n! max_ack_pending is 50, wanted 10 (destructive: fast readers stall)\n",
     )
     assert told("c")["config"] == before
     assert "give --force" in consumer("edit", stream, "c", "--description=new").err
@@ -255,18 +254,18 @@ MISUSE = {
     ("ls",): "STREAM is missing, and there is no terminal to ask on",
     ("info", "STREAM"): "CONSUMER is missing, and there is no terminal to ask on",
     ("add", "STREAM", "c", "--deliver=soon"): "'soon' is no start; write all, new, last",
-    ("add", "STREAM", "c", "--wait=long"): "'long' is no duration; write 30s, 1h30m or 7d",
+    ("add", "STREAM", "c", "--wait=long"): "'long' is not a duration; write 30s, 1h30m or 7d",
     ("add", "STREAM", "c", "--ack=maybe"): "'maybe' is none of explicit, all, none",
-    ("add", "STREAM", "c", "--backoff=1s,soon"): "'soon' is no duration",
-    ("add", "STREAM", "c", "--metadata=x"): "'x' is no metadata; write it as name=value",
+    ("add", "STREAM", "c", "--backoff=1s,soon"): "'soon' is not a duration",
+    ("add", "STREAM", "c", "--metadata=x"): "'x' is not metadata; write it as name=value",
     ("add", "STREAM", "c", "--sample=101"): "--sample",
-    ("pause", "STREAM", "billing", "soon"): "'soon' is no duration",
+    ("pause", "STREAM", "billing", "soon"): "'soon' is not a duration",
     ("pause", "STREAM", "billing", "--force"): "UNTIL is missing, and there is no terminal to ask on",
     ("next", "STREAM", "billing", "--ack", "--nak"): "--ack and --nak contradict each other",
     ("next", "STREAM", "billing", "--term", "--in-progress"): "--term and --in-progress contradict each other",
     ("next", "STREAM", "billing", "--delay=3s"): "give --nak, too",
     ("next", "STREAM", "billing", "--reason=x"): "give --term, too",
-    ("next", "STREAM", "billing", "--timeout=0"): "'0' is no duration",
+    ("next", "STREAM", "billing", "--timeout=0"): "'0' is not a duration",
 }
 
 

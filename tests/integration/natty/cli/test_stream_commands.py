@@ -109,7 +109,7 @@ def test_a_stream_is_added_with_the_flags_and_units_of_the_nats_tool(stream, nam
 def test_adding_the_same_again_changes_nothing_and_another_one_is_refused(stream, name, config_of):
     add = ("add", name, "--subjects", f"{name}.>", "--max-msgs", "100")
     assert json.loads(printed(stream(*add, "--json")))["config"]["allow_direct"] is True
-    assert printed(stream(*add)).startswith(f"stream {name} is there already, as it was asked for\n")
+    assert printed(stream(*add)).startswith(f"stream {name} exists already with this configuration\n")
     assert complaint(stream("add", name, "--subjects", f"{name}.>", "--max-msgs", "200")) == (
         f"natty: stream {name} exists with another configuration: max_msgs is 100, wanted 200."
         " Change it with `natty stream edit`"

@@ -103,14 +103,17 @@ def test_limits_that_are_impossible_are_told(stream, natty_name):
     name = natty_name("NONE")
     add = ("add", name, "--subjects", f"{name}.>")
     refused = {
-        ("--replicas", "3"): f"stream {name}: num_replicas is 3, and this server is in no cluster: ask for 1",
-        ("--max-bytes", "4000TB"): f"stream {name}: the server has not the storage that max_bytes, 3.9 PiB, reserves",
+        ("--replicas", "3"): f"stream {name}: num_replicas is 3, and this server is not in a cluster: use 1",
+        (
+            "--max-bytes",
+            "4000TB",
+        ): f"stream {name}: the server does not have the storage that max_bytes 3.9 PiB reserves",
         (
             "--max-bytes",
             "4000TB",
             "--storage",
             "memory",
-        ): f"stream {name}: the server has not the memory that max_bytes",
+        ): f"stream {name}: the server does not have the memory that max_bytes",
         ("--max-age", "1h", "--dupe-window", "2h"): "duplicate_window is 2h and max_age 1h",
         ("--max-msg-size", "4GB"): "max_msg_size is 4 GiB, and a server takes less than 2 GiB",
         ("--max-age", "10ms"): "max_age is 10ms: the shortest is 100ms",
@@ -133,8 +136,8 @@ def test_limits_that_are_impossible_are_told(stream, natty_name):
         (("copy", "X"), "Error: Missing argument 'DESTINATION'."),
         (("get", "X", "1", "--last-for", "x"), "Error: Invalid value: choose one of SEQUENCE and --last-for"),
         (("get", "X", "0"), "Error: Invalid value for 'SEQUENCE': "),
-        (("add", "X", "--max-bytes", "1Q"), "'1Q' is no size; write 512, 64KB or 1GiB"),
-        (("add", "X", "--max-age", "soon"), "'soon' is no duration; write 30s, 1h30m or 7d"),
+        (("add", "X", "--max-bytes", "1Q"), "'1Q' is not a size; write 512, 64KB or 1GiB"),
+        (("add", "X", "--max-age", "soon"), "'soon' is not a duration; write 30s, 1h30m or 7d"),
         (("add", "X", "--storage", "tape"), "'tape' is none of file, memory"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

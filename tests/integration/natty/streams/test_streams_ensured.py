@@ -156,7 +156,7 @@ async def test_a_change_that_is_undone_again_and_again_is_given_up(natty, stream
 
     monkeypatch.setattr(module._Stream, "update", update_and_undo)
     with pytest.raises(
-        StreamExistsError, match=r"is being changed by somebody else .* description is 'theirs', wanted"
+        StreamExistsError, match=r"is being changed by another client .* description is 'theirs', wanted"
     ):
         await natty.ensure_stream(stream, description="ours")
 

@@ -15,7 +15,7 @@ TIMES = 100
 @pytest.mark.timeout(120)
 def test_text_of_others_is_read_in_a_moment():
     for _ in range(TIMES):
-        with pytest.raises(ValueError, match="is no duration"):
+        with pytest.raises(ValueError, match="is not a duration"):
             parse_duration("1" * SIZE + "x")
         assert redact("/" * SIZE) == "/" * SIZE
         assert sentence(RuntimeError(" " * SIZE)) == repr(RuntimeError(" " * SIZE))

@@ -14,5 +14,5 @@ def test_a_duration_is_read_as_the_nats_tool_reads_it(text, wanted):
 
 @pytest.mark.parametrize("text", ["", "0", "0s", "soon", "5 s", "-5s", "1h30", "5x", "."])
 def test_what_is_no_duration_is_refused(text):
-    with pytest.raises(typer.BadParameter, match="is no duration"):
+    with pytest.raises(typer.BadParameter, match="is not a duration"):
         seconds(text)

@@ -86,8 +86,8 @@ def test_no_limit_is_zero_or_minus_one():
     ("parse", "text", "said"),
     [
         (limit, "many", "'many' is not a number; write a limit, or -1 for none"),
-        (size_limit, "1Q", "'1Q' is no size"),
-        (nanoseconds, "soon", "'soon' is no duration"),
+        (size_limit, "1Q", "'1Q' is not a size"),
+        (nanoseconds, "soon", "'soon' is not a duration"),
         (storage, "disk", "'disk' is none of file, memory"),
         (retention, "forever", "'forever' is none of limits, interest, work"),
         (subjects_of, " , ", "' , ' holds no subject"),

@@ -49,7 +49,7 @@ def test_durations_are_read_as_the_nats_tool_reads_them(text, seconds):
 
 @pytest.mark.parametrize("text", ["", "s", "-1", "0", "0s", "1x", "1 h", "h1", "1h30", "1..5s", "30 seconds", "١h"])
 def test_what_is_no_duration_is_refused(text):
-    with pytest.raises(ValueError, match="is no duration; write 30s, 1h30m or 7d"):
+    with pytest.raises(ValueError, match="is not a duration; write 30s, 1h30m or 7d"):
         parse_duration(text)
 
 
@@ -83,7 +83,7 @@ def test_sizes_are_powers_of_1024_in_every_spelling(text, size):
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5K", "K", "1Q", "1 G B", "1GBB"])
 def test_what_is_no_size_is_refused(text):
-    with pytest.raises(ValueError, match="is no size; write 512, 64KB or 1GiB"):
+    with pytest.raises(ValueError, match="is not a size; write 512, 64KB or 1GiB"):
         parse_size(text)
 
 

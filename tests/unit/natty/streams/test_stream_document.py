@@ -78,7 +78,7 @@ def test_a_configuration_is_read_from_a_file_or_from_what_info_printed(tmp_path)
     ("content", "said"),
     [
         (None, r"orders.json can't be read: No such file or directory; check --config"),
-        ("{", r"orders.json is no valid JSON: "),
+        ("{", r"orders.json is not valid JSON: "),
         ("[]", r"orders.json holds no stream's configuration: a JSON object with its name is wanted"),
         ('{"name": 5}', r"orders.json holds no stream's configuration: a JSON object with its name is wanted"),
         ('{"config": 5}', r"orders.json holds no stream's configuration: a JSON object with its name is wanted"),
@@ -125,10 +125,10 @@ def test_patterns_that_no_stream_can_have(pattern):
 def test_a_refusal_is_told_with_the_numbers_it_is_about():
     wanted = {"name": "X", "max_bytes": 5 * 1024**4, "num_replicas": 3, "placement": {"cluster": "eu", "tags": ["ssd"]}}
     assert sentence(10047, wanted) == (
-        "the server has not the storage that max_bytes, 5 TiB, reserves; ask for less, or give it more"
+        "the server does not have the storage that max_bytes 5 TiB reserves; lower max_bytes, or give it more"
     )
-    assert "has not the memory" in sentence(10028, wanted)
-    assert sentence(10074, wanted) == "num_replicas is 3, and this server is in no cluster: ask for 1"
+    assert "does not have the memory" in sentence(10028, wanted)
+    assert sentence(10074, wanted) == "num_replicas is 3, and this server is not in a cluster: use 1"
     assert sentence(10005, wanted) == "there are not 3 servers with cluster eu, tag ssd that could take it"
     assert sentence(10005, {"name": "X"}) == "there are not 1 servers that could take it"
     assert sentence(10052, wanted) == ""

@@ -35,7 +35,7 @@ def test_only_what_is_written_is_wanted(load):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[streams.S", "is no valid TOML: "),
+        ("[streams.S", "is not valid TOML: "),
         ("[stream.S]", ": stream is not known; tables begin with streams, as in [streams.ORDERS]"),
         ("streams = 5", ": streams must be a table of tables"),
         ("[streams.S]\nmax_mgs = 5", ": streams.S: there is no setting max_mgs; did you mean max_msgs"),
