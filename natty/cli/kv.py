@@ -22,6 +22,7 @@ from natty.cli.tables import PlainConsole, cells, print_table
 from natty.cli.terminal import json_text, say, write
 from natty.errors import KeyNotFoundError
 from natty.kv import BucketStatus, Entry, Gone, PictureComplete, list_buckets
+from natty.streams.schema import BucketConfig, texts
 
 app = typer.Typer(help="Key-value buckets.", no_args_is_help=True)
 
@@ -40,6 +41,7 @@ Revision = Annotated[int | None, typer.Option(min=1, help="Revision that the key
 Ttl = Annotated[float | None, typer.Option(parser=seconds, metavar="DURATION", help="Time to live of the key.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Do not ask.")]
+_OWN = texts(BucketConfig)
 
 
 @app.command()
@@ -48,27 +50,12 @@ def add(
     *,
     nats: dict[str, Any],
     bucket: BucketName,
-    history: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Number of values to keep of a key. Default: 1.")
-    ] = None,
-    ttl: Annotated[
-        float | None,
-        typer.Option(
-            parser=seconds, metavar="DURATION", help="Time to live of every key, such as 7d. Default: no limit."
-        ),
-    ] = None,
+    history: Annotated[int | None, typer.Option(min=1, max=64, help=_OWN["history"])] = None,
+    ttl: Annotated[float | None, typer.Option(parser=seconds, metavar="DURATION", help=_OWN["ttl"])] = None,
     marker_ttl: Annotated[
-        float | None,
-        typer.Option(
-            parser=seconds,
-            metavar="DURATION",
-            help="How long the marker of an expired key stays; with history, also the shortest TTL of a key."
-            " Default: 60s, with history 1s.",
-        ),
+        float | None, typer.Option(parser=seconds, metavar="DURATION", help=_OWN["marker_ttl"])
     ] = None,
-    replicas: Annotated[
-        int | None, typer.Option(min=1, max=5, help="Number of replicas. Default: 3 on a cluster, else 1.")
-    ] = None,
+    replicas: Annotated[int | None, typer.Option(min=1, max=5, help=_OWN["replicas"])] = None,
     description: Annotated[str | None, typer.Option(help="Description of the bucket.")] = None,
     storage: Annotated[Storage | None, typer.Option(help="Storage of the bucket. Default: file.")] = None,
     max_value_size: Annotated[int | None, typer.Option(min=1, help="Maximum size of a value, in bytes.")] = None,
@@ -76,8 +63,7 @@ def add(
     compress: Annotated[bool, typer.Option("--compress", help="Compress the bucket on disk.")] = False,
     cluster: Annotated[str | None, typer.Option(help="Cluster to place the bucket in.")] = None,
     tag: Annotated[
-        list[str] | None,
-        typer.Option(help="Tag that a server must have to hold the bucket. May be given several times."),
+        list[str] | None, typer.Option(help="Tag that servers must have. May be given several times.")
     ] = None,
     metadata: Annotated[
         list[str] | None, typer.Option(help="Metadata as name=value. May be given several times.")
