@@ -57,7 +57,8 @@ def _arrays(records: Records[Any], source: str) -> Iterable[pa.Array]:
             return header_columns(records.header_blocks)
         case "errors":
             return [_errors(records)]
-    return [pa.array(getattr(records, source), SCHEMA.field(name).type) for name in _MADE[source]]
+    values = getattr(records, source) or [None] * len(records)
+    return [pa.array(values, SCHEMA.field(name).type) for name in _MADE[source]]
 
 
 def to_records(batch: pa.RecordBatch, stream: str = "") -> Records[Any]:

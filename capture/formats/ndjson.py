@@ -11,13 +11,13 @@ from typing import IO, Any, ClassVar
 import msgspec
 import pyarrow as pa
 
-from capture.archive.envelope_columns import COLUMNS, Column
+from capture.archive.envelope_columns import COLUMNS, HEADER_BLOCKS, Column
 from capture.errors import FormatError
 from capture.formats.contract import Positions
 from capture.formats.envelope import to_table
 from capture.formats.text_columns import fields_of, parts_of, text_columns
 from capture.ingest.block import SealedBlock
-from capture.ingest.record import Records
+from capture.ingest.record import LISTS, Records
 
 POSITIONS_BYTES = 8 << 20  # of lines that are looked at together for their positions
 LONGEST_LINE = 512 << 20
@@ -39,12 +39,13 @@ def _fields(column: Column) -> Iterator[tuple[str, Any] | tuple[str, Any, None]]
         yield (name, wanted, None) if column.is_late else (name, wanted)
 
 
+_DECODED = ("subjects", HEADER_BLOCKS)
 Row: Any = msgspec.defstruct("Row", [field for one in COLUMNS for field in _fields(one)], omit_defaults=True)
 """A line: the envelope's names; bytes that are not text are in the field that ends in `_base64`, its twin is null.
 
 Made by position: by name it costs three times as much.
 """
-_PLAIN = [one for one in COLUMNS if one.type in ("int32", "int64") and not one.is_derived]
+_PLAIN = [one for one in COLUMNS if one.source in LISTS and one.type != "binary" and one.source not in _DECODED]
 """The columns that `Records` holds as they are."""
 
 

@@ -62,7 +62,7 @@ def _values(records: Records[Any], source: str) -> Sequence[Iterable[Any]]:
             return _texts(records.payloads)
         case "errors":
             return [[_error(records.errors.get(at)) for at in range(len(records))] if records.errors else NOTHING]
-    return [getattr(records, source)]
+    return [getattr(records, source) or NOTHING]
 
 
 def _subjects(column: list[bytes]) -> Sequence[Iterable[Any]]:

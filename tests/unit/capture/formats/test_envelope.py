@@ -1,6 +1,7 @@
 """The columns of the envelope are described once; everything else derives from the description, or is compared here."""
 
 import ast
+import json
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -12,6 +13,7 @@ from capture.archive.readme import text
 from capture.formats.contract import sample_blocks
 from capture.formats.csv import ENVELOPE
 from capture.formats.envelope import EACH, SCHEMA, TYPES, messages_of, to_records, to_table
+from capture.formats.ndjson import lines
 from capture.ingest.record import Records
 
 ROOT = Path(__file__).parents[4]
@@ -81,6 +83,14 @@ def test_records_become_rows_and_rows_the_same_records(name: str, block: object)
         records.header_blocks,
     )
     assert list(messages_of(batch.select(EACH))) == [records[index] for index in range(len(records))]
+
+
+def test_a_fact_that_a_reader_does_not_know_is_null_in_rows_and_lines() -> None:
+    records: Records[None] = Records(
+        "S", sequences=[1], times_ns=[1], subjects=[b"a"], header_blocks=[b""], payloads=[b"x"]
+    )
+    assert to_table(records)["deliveries"].to_pylist() == [None]
+    assert json.loads(lines(records))["deliveries"] is None
 
 
 def rows_of(page: str, heading: str) -> list[list[str]]:

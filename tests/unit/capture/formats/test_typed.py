@@ -62,7 +62,7 @@ def block(*payloads: bytes, errors: dict[int, str] | None = None) -> SealedBlock
         [1] * count,
         [b"$JS.ACK.FLIGHTS.c.1.%d.1.5000.0" % n for n in range(1, count + 1)],
         [None] * count,
-        errors or {},
+        errors=errors or {},
     )
     return SealedBlock("FLIGHTS", "EWR", 0, records, "age")
 

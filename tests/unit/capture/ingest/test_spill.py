@@ -75,8 +75,8 @@ def groups_of(drawn: list[tuple[str, int, list[tuple[bytes, bytes, bytes, int, s
             deliveries,
             [b"reply.%d" % (after + index) for index in range(count)],
             ["value"] * count,
-            {index: reason for index, reason in enumerate(errors) if reason is not None},
-            ["key"] * count,
+            errors={index: reason for index, reason in enumerate(errors) if reason is not None},
+            keys=["key"] * count,
         )
         groups.append((key, interval, records))
         after += count

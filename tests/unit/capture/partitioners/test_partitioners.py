@@ -40,7 +40,7 @@ def records(
         [1] * count,
         [b"reply.%d" % index for index in range(count)],
         values or [None] * count,
-        errors or {},
+        errors=errors or {},
     )
 
 
