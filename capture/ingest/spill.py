@@ -6,6 +6,7 @@ import errno
 import os
 from array import array
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryFile, gettempdir
 from typing import IO, Any, NoReturn, get_type_hints
@@ -26,6 +27,7 @@ _HINTS = get_type_hints(Records)
 _Columns: Any = tuple[*(_HINTS[name] for name in TAKEN), dict[int, bytes]]  # type: ignore[misc]
 """The lists of a message's records, then its errors."""
 
+_lists: Callable[[Records[Any]], tuple[Any, ...]] = attrgetter(*TAKEN)
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Columns)
 
@@ -145,7 +147,7 @@ class Spilled:
         records: Records[Any] = Records(self._stream)
         for segment, places in self._places:
             for at in range(0, len(places), 2):
-                records.take(_records(self._stream, segment.read(places[at], places[at + 1])))
+                _append(records, segment.read(places[at], places[at + 1]))
         return records
 
 
@@ -195,11 +197,14 @@ def _chunks(parts: list[bytes]) -> Iterator[bytes]:
 
 
 def _columns(records: Records[Any]) -> tuple[Any, ...]:
-    errors = {index: reason.encode("utf-8", "surrogatepass") for index, reason in records.errors.items()}
-    return *[getattr(records, name) for name in TAKEN], errors
+    errors = {at: why.encode("utf-8", "surrogatepass") for at, why in records.errors.items()}
+    return *_lists(records), errors
 
 
-def _records(stream: str, data: bytes) -> Records[Any]:
+def _append(records: Records[Any], data: bytes) -> None:
     *columns, errors = _decoder.decode(data)
-    reasons = {index: reason.decode("utf-8", "surrogatepass") for index, reason in errors.items()}
-    return Records(stream, **dict(zip(TAKEN, columns, strict=True)), errors=reasons)
+    if errors:
+        offset = len(records)
+        records.errors.update((offset + at, why.decode("utf-8", "surrogatepass")) for at, why in errors.items())
+    for whole, part in zip(_lists(records), columns, strict=True):
+        whole += part
