@@ -175,6 +175,22 @@ async def test_a_client_on_the_wrong_loop_says_so_and_what_to_do(natty, use):
     assert sent is None
 
 
+async def test_a_thread_that_sends_while_something_waits_to_be_sent_is_refused_too(natty):
+    refused = []
+
+    def send():
+        try:
+            natty.connection.send("a", b"")
+        except WrongLoopError as error:
+            refused.append(error)
+
+    natty.connection.send("a", b"")
+    thread = threading.Thread(target=send)
+    thread.start()
+    thread.join()  # the loop has had no turn
+    assert refused
+
+
 def run(code, nats_server, *, interrupt=None):
     """Run a program that prints "ready"; send it a signal then. Return its status and what it printed."""
     options = nats_server.connect_options()

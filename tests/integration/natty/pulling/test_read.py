@@ -75,7 +75,7 @@ async def test_who_follows_reads_what_is_stored_from_then_on(natty, stream):
 async def test_who_follows_from_far_beyond_the_end_is_shown_nothing_before(natty_proxy, natty, stream):
     async with (
         Natty(**PATIENT | natty_proxy.options) as client,
-        aclosing(client.read(stream, from_sequence=13, follow=True)) as reading,
+        aclosing(client.read(stream, from_sequence=15, follow=True)) as reading,
     ):
         first = asyncio.create_task(anext(reading))
         for number in range(10, 12):
@@ -83,8 +83,9 @@ async def test_who_follows_from_far_beyond_the_end_is_shown_nothing_before(natty
         await natty_proxy.cut()
         await natty_proxy.restore()
         await client.connection.ready(PATIENCE)
-        await natty.publish(f"{stream}.a.12", b"12")
-        assert (await asyncio.wait_for(first, PATIENCE)).sequence == 13
+        for number in range(12, 15):
+            await natty.publish(f"{stream}.a.{number}", b"%d" % number)
+        assert (await asyncio.wait_for(first, PATIENCE)).sequence == 15
 
 
 async def test_a_reader_outlives_a_reconnect_without_a_gap(natty_proxy, natty, stream):
