@@ -71,7 +71,7 @@ STARTS = {
     for arguments, environment in (
         (["--version"], {}),
         (["--help"], {}),
-        (["--show-completion"], {"SHELL": "/bin/bash"}),
+        (["--show-completion"], {}),
         ([], {f"_{program.upper()}_COMPLETE": "complete_bash", "COMP_WORDS": f"{program} s", "COMP_CWORD": "1"}),
     )
 }
@@ -88,9 +88,8 @@ try:
 finally:
     print(*sys.modules, file=sys.stderr)
 """
-    ran = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | environment
-    )
+    command = ["bash", "-c", '"$@"; exit "$?"', "bash", sys.executable, "-c", code]  # --show-completion needs a shell
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | environment)
     assert ran.stdout
     loaded = set(ran.stderr.split())
     assert loaded & HEAVY == set()
