@@ -44,7 +44,11 @@ async def led_by_another(fleet, what, name):
 
     async def leader():
         with contextlib.suppress(NattyError):
-            return (await fleet.natty.jetstream.request(f"{what}.INFO.{name}", timeout=1.0))["cluster"].get("leader")
+            return (
+                (await fleet.natty.jetstream.request(f"{what}.INFO.{name}", timeout=1.0))
+                .get("cluster", {})
+                .get("leader")
+            )
 
     async with asyncio.timeout(PATIENCE):
         while not (before := await leader()):

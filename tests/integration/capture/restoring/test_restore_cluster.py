@@ -28,7 +28,7 @@ async def until_it_has(natty, stream, durable, count):
     """Wait until a consumer is on so many servers, one of which leads it."""
     async with asyncio.timeout(PATIENCE):
         while True:
-            cluster = (await natty.jetstream.request(f"CONSUMER.INFO.{stream}.{durable}"))["cluster"]
+            cluster = (await natty.jetstream.request(f"CONSUMER.INFO.{stream}.{durable}")).get("cluster", {})
             if cluster.get("leader") and 1 + len(cluster.get("replicas", ())) == count:
                 return
             await asyncio.sleep(0.05)

@@ -296,7 +296,7 @@ async def test_the_example_of_the_docs_runs(natty, natty_name, capsys):
     stream = natty_name("ORDERS")
     await natty.create_stream(stream, subjects=[f"{stream}.>"])
     code = text.split("```python\n")[1].split("```")[0].replace("ORDERS", stream)
-    await eval(compile(code, "groups.md", "exec", flags=PyCF_ALLOW_TOP_LEVEL_AWAIT), {"natty": natty})
+    await eval(compile(code, "groups.md", "exec", flags=PyCF_ALLOW_TOP_LEVEL_AWAIT), {"client": natty})
     assert capsys.readouterr().out == "['m1', 'm2'] (0, 1, 2, 3, 4)\n[]\n"
 
 

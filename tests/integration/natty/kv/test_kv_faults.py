@@ -222,7 +222,7 @@ async def test_on_three_replicas_the_death_of_the_leader_loses_nothing(nats_clus
 async def leader_of(natty, bucket):
     """Return the name of the server that leads a bucket's stream; NattyError while none does."""
     answer = await natty.jetstream.request(f"STREAM.INFO.{bucket.stream}")
-    if not (name := answer["cluster"].get("leader")):
+    if not (name := answer.get("cluster", {}).get("leader")):
         raise NattyError("no leader")
     return name
 

@@ -105,7 +105,7 @@ async def leader_of(natty, cluster, stream):
     """Return the server that leads a stream, when one does."""
     async with asyncio.timeout(PATIENT["timeout"]):
         while True:
-            state = (await natty.jetstream.request(f"STREAM.INFO.{stream}"))["cluster"]
+            state = (await natty.jetstream.request(f"STREAM.INFO.{stream}")).get("cluster", {})
             for server in cluster:
                 if server.name == state.get("leader"):
                     return server

@@ -345,7 +345,7 @@ async def test_a_cluster_node_that_dies_does_not_stop_the_delivery(nats_cluster,
         await natty.ensure_consumer(name, "d", ack_wait=2.0)
         leader = ""
         while not leader:  # a machine that stands still may just have cost it its office
-            leader = (await state(natty, name))["cluster"].get("leader")
+            leader = (await state(natty, name)).get("cluster", {}).get("leader")
         node = next(server for server in nats_cluster if server.name == leader)
 
         async def accident():

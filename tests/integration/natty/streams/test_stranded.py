@@ -130,7 +130,7 @@ async def test_without_dead_letters_the_command_that_brings_all_back_is_named(
             assert not await mender.look()
     told, again = caplog.messages
     assert told == again
-    assert "some may have reached max_deliver, 3, and no dead letters tell which" in caplog.text
+    assert "some may have reached max_deliver, 3, and no dead letters show which" in caplog.text
     (words,) = commands_in(told)
     assert words == ["consumer", "rm", name, "d", "--force"]
     assert (await asyncio.to_thread(natty_commands, *words)).status == 0

@@ -223,7 +223,7 @@ async def test_a_leader_that_steps_down(nats_cluster, natty_name, what):
 
         async def leader():
             with contextlib.suppress(NattyError):
-                return (await running.writer.jetstream.request(question, timeout=1.0))["cluster"].get("leader")
+                return (await running.writer.jetstream.request(question, timeout=1.0)).get("cluster", {}).get("leader")
 
         async def step_down():
             async with asyncio.timeout(PATIENCE):

@@ -198,7 +198,7 @@ def _has_leader(server, stream):
         answer = ask(server.options, server.port, server.tls_files, f"$JS.API.STREAM.INFO.{stream}", timeout=2)
     except NoAnswerError:
         return False
-    return "error" not in answer and bool(answer["cluster"].get("leader"))
+    return "error" not in answer and bool(answer.get("cluster", {}).get("leader"))
 
 
 async def test_a_proxy_passes_tls_through(natty_proxy):
