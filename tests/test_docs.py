@@ -147,11 +147,27 @@ def test_the_reference_shows_every_setting_with_its_default(tmp_path):
         assert name in text
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name)
+PROSE = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "examples").glob("**/*.md")),
+]
+
+
+def anchors(page):
+    """Return what a link to a heading of a page ends in, as GitHub writes it."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path):
-    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+    for target in re.findall(r"\]\(([^)]+)\)", path.read_text()):
+        place, _, heading = target.partition("#")
         if not target.startswith("https://"):
-            assert (path.parent / target).exists(), f"{path.name} links to {target}"
+            page = path.parent / place if place else path
+            assert page.exists(), f"{path.name} links to {target}"
+            assert not heading or heading in anchors(page), f"{path.name} links to {target}"
 
 
 async def test_the_harness_example_of_the_docs_runs(natty, natty_name):
