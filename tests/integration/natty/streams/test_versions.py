@@ -85,7 +85,8 @@ async def lost_to_a_filtered_source(natty, name):
 
 
 async def took_all(natty, name):
-    return await messages_in(natty, f"{name}_S") == SOME
+    """Return whether the stream has its messages, and the queue has deleted at least as many."""
+    return await messages_in(natty, f"{name}_S") == SOME and await messages_in(natty, name) <= 2 * SOME
 
 
 async def skipped_by_a_purge(natty, name):
