@@ -1,1 +1,1 @@
-"""The format on disk: what an archive is."""
+"""The format of an archive: its documents, paths, signatures and encryption."""

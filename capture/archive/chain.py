@@ -1,7 +1,7 @@
-"""A chain of immutable documents in the store, of which a fenced head names the committed one.
+"""A chain of immutable documents in the store; a fenced head names the committed one.
 
-Each head has one writer: the leader of its election. A term begins by committing the last document anew, under its own
-token; from then on whatever a deposed leader still writes is older than what is committed, and nobody takes it up.
+Each head has one writer: the leader of its election. A term begins by committing the last document again, under its
+own token. Documents that a deposed leader still writes are then older than the committed one, and nobody adopts them.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from capture.stores.contract import Listing, Store
 from natty.errors import UNREADABLE
 
 KEPT = 20
-"""How many documents of a chain stay, however old they are."""
+"""The number of documents of a chain that are kept, whatever their age."""
 
-_NAME = re.compile(r"(\d{10,})-(\d+)(?:-(\d+))?\.json")  # the third part is format 1's, of several attempts of a term
+_NAME = re.compile(r"(\d{10,})-(\d+)(?:-(\d+))?\.json")  # the third part is from format 1: several attempts of a term
 
 log = logging.getLogger("capture.chain")
 
 
 class Retired(msgspec.Struct, frozen=True):
-    """An object whose rows the table holds elsewhere: deleted a grace time after `since` (Unix seconds)."""
+    """An object whose rows are in another object of the table: deleted a grace time after `since` (Unix seconds)."""
 
     path: str
     since: float
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
-    """One state of what a chain tells. It counts when the head names it, or a later one that has it as its parent.
+    """One state of what a chain records. It is valid if the head names it, or a later document whose parent it is.
 
-    `number` grows by 1 along the chain; `token` is that of the term that wrote it, `leader` its node, `created` when
-    (Unix seconds, its clock); `retired` is what readers of an earlier one may still need. FOLDER is where the chain
-    lies, FORMAT the one that this version writes.
+    `number` grows by 1 along the chain. `token` is the token of the term that wrote the document, `leader` its node,
+    and `created` the time (Unix seconds, by the node's clock). `retired` are objects that readers of an earlier
+    document may still need. FOLDER is the chain's folder, FORMAT the format that this version writes.
     """
 
     FOLDER: ClassVar[str]
@@ -56,7 +56,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """Which document is the committed one, by whose term (`token`), and the SHA-256 of its bytes."""
+    """The committed document's number, path, term (`token`) and the SHA-256 of its bytes."""
 
     number: int
     token: int
@@ -65,35 +65,35 @@ class Head(msgspec.Struct, frozen=True):
 
 
 class HeadPointer(Protocol):
-    """Where the authority lies: a fenced entry outside the store, in NATS in production. One instance is one term's.
+    """The authority: a fenced entry outside the store, in NATS in production. One instance belongs to one term.
 
-    `token` is the term's fencing token; its `signer`, if there is one, signs what the term commits.
+    `token` is the term's fencing token; its `signer`, if any, signs what the term commits.
     """
 
     token: int
     signer: Signer | None
 
     def check(self) -> None:
-        """Fenced if this term is over, as far as its holder can tell: asked before what can't be taken back."""
+        """Raise Fenced if this term is over, as far as its holder knows. Call it before an irreversible step."""
         ...
 
     async def read(self) -> Head | None:
-        """Return the committed head, and take it over: no earlier term can commit any more. None before the first.
+        """Return the committed head, and claim it: no earlier term can commit any more. None before the first commit.
 
-        Fenced if a later term has begun.
+        Raises Fenced if a later term has begun.
         """
         ...
 
     async def commit(self, head: Head) -> None:
-        """Make `head` the committed one, atomically. Fenced, and nothing changed, if a later term has begun."""
+        """Make `head` the committed one, atomically. If a later term has begun, change nothing and raise Fenced."""
         ...
 
 
 HeadReader = Callable[[], Awaitable[Head | None]]
-"""How a reader learns of a committed head; what it learns may lag behind."""
+"""Returns the committed head to a reader; the result may be outdated."""
 
 Check = Callable[[str, bytes], None]
-"""Looks at the path and the bytes of a document before it is believed."""
+"""Checks the path and the bytes of a document before they are used."""
 
 Kind = TypeVar("Kind", bound=Document)
 Record = TypeVar("Record")
@@ -107,13 +107,13 @@ _decode_format = msgspec.json.Decoder(_Format).decode
 
 
 def decode(data: bytes, path: str, kind: type[Kind]) -> Kind:
-    """Return the document. ManifestError if it is damaged, of a newer format, or another one than lies at `path`."""
+    """Return the document. ManifestError if it is damaged, has a newer format, or belongs at another path."""
     newest = kind.FORMAT
     return _in_its_place(decode_known(data, path, kind, lambda told: _decode_format(told).format, newest), path)
 
 
 def decode_known(data: bytes, path: str, kind: type[Record], format_of: Callable[[bytes], int], newest: int) -> Record:
-    """Return what JSON tells, in a format that `format_of` reads from it. ManifestError if it is damaged, or newer."""
+    """Return the decoded JSON; `format_of` reads its format. ManifestError if it is damaged, or newer than `newest`."""
     try:
         found = format_of(data)
         if found <= newest:
@@ -135,7 +135,7 @@ def _in_its_place(document: Kind, path: str) -> Kind:
 async def read(store: Store, head: Head | None, kind: type[Kind], *, check: Check | None = None) -> Kind:
     """Return the document that the head names, or an empty one. ManifestError if it is missing or was changed.
 
-    `check` is given its path and its bytes, and raises what it has against them.
+    `check` gets its path and its bytes, and raises if it rejects them.
     """
     if head is None:
         return kind()
@@ -160,9 +160,9 @@ async def fetch(store: Store, head: Head) -> bytes:
 
 
 async def latest_offline(store: Store, kind: type[Document]) -> Head | None:
-    """Return the document with the highest (number, token) in the store, for readers without the head pointer.
+    """Return the head of the document with the highest (number, token) in the store, for readers without the pointer.
 
-    It may be one commit ahead of the head; what it says of stored objects is true all the same.
+    The document may be one commit ahead of the head; its records of stored objects are still correct.
     """
     found = await _newest(store, kind)
     if found is None:
@@ -179,14 +179,14 @@ async def _newest(store: Store, kind: type[Document]) -> tuple[tuple[int, int, i
 async def current(
     store: Store, pointer: HeadPointer, kind: type[Kind], now: float, first: Callable[[], Awaitable[Kind]] | None = None
 ) -> tuple[Head, Kind]:
-    """Return the committed head and its document: what every change starts from. Fenced if the term is over.
+    """Return the committed head and its document, the base of every change. Fenced if the term is over.
 
     SignatureError if the archive is signed and the term can't sign, or a document is not signed by one of its keys.
 
-    A term's first call commits the document anew under its own token, or what `first` returns where there is none. If
-    the store holds a later one than the head names (the last term's, which died before its commit; or a head that lost
-    its last writes), that one is taken: a head that went back must never make stored objects look like leftovers. What
-    it retired is retired from `now` on, since until now readers were told of what came before it.
+    A term's first call commits the document again under its own token, or the result of `first` if there is none. The
+    store may hold a later document than the head names: the last term died before its commit, or the head lost its last
+    writes. Then the later document is used: a head that went back must never make stored objects look like leftovers.
+    Its retired objects count as retired from `now` on, since readers were sent to the earlier document until now.
     """
     head, newest = await pointer.read(), await _newest(store, kind)
     ahead = newest is not None and newest[0][0] > (head.number if head else 0)
@@ -209,21 +209,21 @@ async def current(
 
 
 async def _is_unsigned(store: Store, pointer: HeadPointer, known: Head | None) -> bool:
-    """Tell whether signing has not begun: neither for this term, nor in the document that the head names."""
+    """Return whether signing has not begun: neither for this term, nor in the document that the head names."""
     return pointer.signer is None or (known is not None and split(await fetch(store, known))[1] is None)
 
 
 async def _vouched(store: Store, pointer: HeadPointer, head: Head, kind: type[Kind], *, unsigned_too: bool) -> Kind:
-    """Return the document that the head names, if this term may go on from it: see `vouch`."""
+    """Return the document that the head names, if this term may continue from it: see `vouch`."""
     data = await fetch(store, head)
     vouch(pointer.signer, head.path, data, unsigned_too=unsigned_too)
     return decode(data, head.path, kind)
 
 
 async def commit(store: Store, pointer: HeadPointer, previous: Head | None, document: Document) -> Head:
-    """Write the document as the one after `previous`, then make the head name it: durable, then visible.
+    """Write the document as the successor of `previous`, then make the head name it: durable, then visible.
 
-    Fills in format, number, token and parent. Fenced if another term has begun.
+    Sets format, number, token and parent. Fenced if another term has begun.
     """
     sealed = msgspec.structs.replace(
         document,
@@ -244,7 +244,7 @@ async def commit(store: Store, pointer: HeadPointer, previous: Head | None, docu
 
 
 def old_documents(document: Document, objects: Listing, before: float) -> list[str]:
-    """Return the paths of this one's predecessors that may go: written before this time, and not of the last KEPT."""
+    """Return the paths of older documents to delete: written before this time, and not among the last KEPT."""
     return [
         one.path
         for one in objects
@@ -255,11 +255,11 @@ def old_documents(document: Document, objects: Listing, before: float) -> list[s
 
 
 def document_path(kind: type[Document], number: int, token: int) -> str:
-    """Return where a document lies."""
+    """Return the path of a document."""
     return f"{kind.FOLDER}{number:010d}-{token}.json"
 
 
 def document_parts(kind: type[Document], path: str) -> tuple[int, int, int] | None:
-    """Return (number, token, attempt) of a document's path; None if it is something else."""
+    """Return (number, token, attempt) of a document's path; None for any other path."""
     found = _NAME.fullmatch(path.removeprefix(kind.FOLDER)) if path.startswith(kind.FOLDER) else None
     return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None

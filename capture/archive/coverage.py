@@ -1,4 +1,4 @@
-"""What an archive holds of each stream, by exact sets: how much, where the gaps are, what is there more than once."""
+"""What an archive holds of each stream, as exact sets: the sequences, the gaps, and the overlaps."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from capture.archive.sequences import Sequences
 
 @dataclass(frozen=True)
 class Coverage:
-    """What is held of one stream, what retention has removed of it, and what several objects hold (`overlaps`).
+    """The sequences of one stream that are held, removed by retention, and held by several objects (`overlaps`).
 
-    Overlaps are no fault: what is delivered again is stored again, until the compaction leaves it out.
+    Overlaps are not a fault: a message that is delivered again is stored again, until compaction removes the duplicate.
     """
 
     held: Sequences = field(default_factory=Sequences)
@@ -22,9 +22,10 @@ class Coverage:
     overlaps: Sequences = field(default_factory=Sequences)
 
     def gaps(self, last: int, first: int | None = None) -> Sequences:
-        """Return what is not held, and was not removed, up to `last`; from `first`, or the first that ever was, on.
+        """Return the sequences up to `last` that are neither held nor removed.
 
-        Not all of it is missing: sequences are deleted in the stream, or are of subjects that are not captured.
+        They start at `first` or at the lowest sequence ever held, whichever is lower. Not all of them are missing: some
+        were deleted in the stream, or have subjects that are not captured.
         """
         ever = self.held | self.removed
         begins = [one for one in (ever.first if ever else None, first) if one is not None]
@@ -32,7 +33,7 @@ class Coverage:
 
 
 def coverage(objects: Iterable[Stored], removed: Mapping[str, Sequences]) -> dict[str, Coverage]:
-    """Return what these blocks and table files hold, by stream; pure. `removed` is `Picture.removed`."""
+    """Return the coverage of these blocks and table files, by stream; pure. `removed` is `Picture.removed`."""
     sets: dict[str, list[Sequences]] = defaultdict(list)
     for one in objects:
         sets[one.stream].append(Sequences.from_text(one.sequences))

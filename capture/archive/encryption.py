@@ -1,8 +1,8 @@
-"""Encryption at rest on our side: whoever owns the store can't read the blocks.
+"""Client-side encryption at rest: the owner of the store can't read the blocks.
 
-Each object is encrypted by AES-256-GCM with a random key of its own; that key, wrapped by an envelope key (AES Key
-Wrap, RFC 3394), lies in the object's header with the envelope key's name. The header says what the object holds and is
-authenticated with it: an object that lies in another's place is noticed. docs/formats.md has it byte for byte.
+Each object is encrypted by AES-256-GCM with its own random key. An envelope key wraps that key (AES Key Wrap, RFC
+3394); the object's header holds the wrapped key and the envelope key's name. The header also says what the object holds
+and is authenticated with it, so an object in the place of another is detected. docs/formats.md specifies each byte.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ ENDING = "enc"
 NONCE_BYTES = 12
 TAG_BYTES = 16
 CHUNK_BYTES = 1 << 20
-"""So much of a file is in memory at a time, when it is encrypted or its tag is checked."""
-HEADER_BYTES = 1 << 20  # at most: names, and what the object holds
+"""How much of a file is in memory at a time while it is encrypted or its tag is checked."""
+HEADER_BYTES = 1 << 20  # the limit: names, and what the object holds
 VARIABLE = "CAPTURE_KEYS"
 LENGTH = struct.Struct(">I")
 FIRST_COUNTER = 2
@@ -40,7 +40,7 @@ CHANGED = "it was changed or cut off after it was encrypted"
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """Which object it is: authenticated, and compared with what the archive says of it."""
+    """Which object it is: authenticated, and compared with the archive's record of it."""
 
     stream: str
     key: str
@@ -51,7 +51,7 @@ class Facts(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, described: object) -> Facts:
-        """Return the facts of what has such attributes: a sealed block, an entry."""
+        """Return the facts of an object with these attributes: a sealed block, an entry."""
         return cls(*(getattr(described, name) for name in cls.__struct_fields__))
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """What an encrypted object begins with, as JSON; bytes in base64."""
+    """The header of an encrypted object, as JSON; bytes in base64."""
 
     key_id: str
     wrapped_key: bytes
@@ -68,7 +68,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class Keys:
-    """Envelope keys by their names. The first encrypts; each decrypts, so a new one is put before the others."""
+    """Envelope keys by name. The first one encrypts; every one decrypts. So put a new key first."""
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
         check_keys(keys)
@@ -82,7 +82,7 @@ class Keys:
 
     @classmethod
     def parse(cls, text: str, where: str) -> Keys:
-        """Return the keys of a text of `NAME:BASE64`, a line or a word each; "#" begins a comment.
+        """Return the keys in a text of `NAME:BASE64`, one for each line or word; "#" starts a comment.
 
         ConfigError names `where` the text is from, and never quotes it.
         """
@@ -90,17 +90,17 @@ class Keys:
 
     @classmethod
     def load(cls, key_file: str = "", environment: Mapping[str, str] = os.environ) -> Keys | None:
-        """Return the keys of the file, else of the variable CAPTURE_KEYS; None if neither is given. ConfigError."""
+        """Return the keys of the file, or of the variable CAPTURE_KEYS; None if neither is given. ConfigError."""
         keys = load_keys(key_file, VARIABLE, environment)
         return None if keys is None else cls(keys)
 
     def encrypt(self, data: bytes, described: object) -> bytes:
-        """Return the encrypted object that holds `data`. Every call gives other bytes."""
+        """Return the encrypted object that holds `data`. Every call returns different bytes."""
         begin, key, nonce = self._begun(described)
         return begin + AESGCM(key).encrypt(nonce, data, begin)
 
     def encrypt_file(self, plain: IO[bytes], file: IO[bytes], described: object) -> None:
-        """Write the encrypted object that holds what `plain` yields, a CHUNK_BYTES at a time."""
+        """Write the encrypted object that holds the content of `plain`, CHUNK_BYTES at a time."""
         begin, key, nonce = self._begun(described)
         encryptor = Cipher(AES(key), GCM(nonce)).encryptor()
         encryptor.authenticate_additional_data(begin)
@@ -110,7 +110,7 @@ class Keys:
         file.write(encryptor.finalize() + encryptor.tag)
 
     def decrypt(self, data: bytes, described: object) -> bytes:
-        """Return what was encrypted. CipherError: no such key, a wrong one, a changed object, or another one's."""
+        """Return the plaintext. CipherError: the key is missing or wrong, or the object was changed or swapped."""
         header, begins = read_header(data)
         key = self._unwrapped(header)
         try:
@@ -121,10 +121,10 @@ class Keys:
         return plain
 
     def opened(self, file: IO[bytes], described: object) -> Plaintext:
-        """Return what was encrypted, as a file; the object's own stays open and belongs to it.
+        """Return the plaintext as a file; the object's own file stays open, and the result uses it.
 
-        All of the object is read once, to check its tag: what the file gives is what was encrypted, unless somebody
-        changes the object's file meanwhile. Raises as `decrypt` does.
+        Reads the whole object once to check its tag. So the result is what was encrypted, unless the object's file is
+        changed meanwhile. Raises as `decrypt` does.
         """
         begin = _begin(file)
         header, begins = read_header(begin)
@@ -134,7 +134,7 @@ class Keys:
         return plain
 
     def _begun(self, described: object) -> tuple[bytes, bytes, bytes]:
-        """Return what a new object begins with, its key and its nonce."""
+        """Return the first bytes of a new object, its key and its nonce."""
         name, envelope_key = next(iter(self._keys.items()))
         key, nonce = AESGCM.generate_key(8 * KEY_BYTES), os.urandom(NONCE_BYTES)
         header = msgspec.json.encode(Header(name, aes_key_wrap(envelope_key, key), nonce, Facts.of(described)))
@@ -151,7 +151,7 @@ class Keys:
 
 
 class Plaintext(Positioned):
-    """The plaintext of an encrypted object's file: each read decrypts what it asks for, wherever that is.
+    """The plaintext of an encrypted object's file: each read decrypts only the requested bytes, at any position.
 
     NIST SP 800-38D, 7.1: GCM encrypts in counter mode. With a nonce of 96 bits the counter of a block of 16 bytes is
     the nonce and a number of 32 bits, which is 1 for the tag and 2 for the first block (7.1, steps 2 and 3).
@@ -165,7 +165,7 @@ class Plaintext(Positioned):
         return f"Plaintext(at {self._at:,} of {self._size:,} bytes)"
 
     def check(self, begin: bytes) -> None:
-        """Compare the tag with that of the ciphertext and of what stands before it. CipherError if they differ."""
+        """Check the tag of the ciphertext and of the bytes before it. CipherError if it is wrong."""
         if self._size < 0:
             raise CipherError(CHANGED)
         decryptor = Cipher(AES(self._key), GCM(self._nonce)).decryptor()
@@ -179,7 +179,7 @@ class Plaintext(Positioned):
             raise CipherError(CHANGED) from error
 
     def read(self, size: int = -1) -> bytes:
-        """Return so many bytes, or all that follow; fewer only at the end."""
+        """Return `size` bytes, or all remaining ones; fewer only at the end."""
         left = max(0, self._size - self._at)
         wanted = left if size < 0 else min(size, left)
         block, before = divmod(self._at, AES.block_size // 8)
@@ -192,12 +192,12 @@ class Plaintext(Positioned):
         return data
 
     def readall(self) -> bytes:
-        """Return all that follows."""
+        """Return all remaining bytes."""
         return self.read()
 
 
 def _begin(file: IO[bytes]) -> bytes:
-    """Return what stands before the ciphertext, as far as it is there."""
+    """Return the bytes before the ciphertext, as far as they exist."""
     file.seek(0)
     begin = file.read(len(MAGIC) + LENGTH.size)
     if begin.startswith(MAGIC) and len(begin) == len(MAGIC) + LENGTH.size:
@@ -214,7 +214,7 @@ def _check_place(header: Header, described: object) -> None:
 
 
 def read_header(data: bytes) -> tuple[Header, int]:
-    """Return the header of an encrypted object, and where its ciphertext begins. CipherError if it is none."""
+    """Return the header of an encrypted object, and where its ciphertext begins. CipherError for other data."""
     begins = len(MAGIC) + LENGTH.size
     if not data.startswith(MAGIC) or len(data) < begins:
         raise CipherError("it is no encrypted object, or one of a newer format than this version reads")

@@ -1,4 +1,4 @@
-"""The columns of the envelope: what an archive keeps of every message. Every format, reader and table derives from it.
+"""The columns of the envelope: what an archive stores of every message. Every format, reader and table uses them.
 
 Adding a column to the envelope means adding a `Column` here: see docs/extending.md.
 """
@@ -13,17 +13,17 @@ from typing import Any, Literal
 
 MESSAGE_ID, ORIGIN = "Nats-Msg-Id", "Nats-Stream-Source"
 HEADER_BLOCKS = "header_blocks"
-"""The source of the columns that are made from headers."""
+"""The source of the columns that are computed from headers."""
 
 _SEQUENCE = re.compile("[0-9]{1,18}", re.ASCII)  # fits into 64 bits
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A column: its name, its type, and what it is made from.
+    """A column: its name, its type, and its source.
 
-    `source` is the field of `capture.ingest.record.Records` that holds its values. A column with a `header` has the
-    first value of that header, or what `read` makes of that value (None: null). A nullable column may be null.
+    `source` is the field of `capture.ingest.record.Records` that holds its values. A column with a `header` holds the
+    first value of that header, or what `read` returns for that value (None: null). A nullable column may be null.
     """
 
     name: str
@@ -33,14 +33,14 @@ class Column:
     read: Callable[[str], Any] | None = None
     nullable: bool = False
     is_late: bool = False
-    """The column was added after the first release: older files do not have it, NDJSON leaves it out if it is null."""
+    """The column was added after the first release: older files do not have it, NDJSON omits it if it is null."""
     is_sent: bool = False
     """`capture restore` sends it to the server."""
     is_published: bool = False
-    """A row that Spark publishes may have it."""
+    """A row that Spark publishes may contain it."""
     in_csv: bool = False
     as_text: bool = False
-    """Text formats have bytes that are UTF-8 as text, and others in base64 under `<name>_base64`."""
+    """Text formats write bytes that are UTF-8 as text, and others in base64 as `<name>_base64`."""
     repeats: bool = False
     """Parquet writes a dictionary of its values."""
     is_searched: bool = False
@@ -48,20 +48,20 @@ class Column:
     rises: bool = False
     """Parquet packs the differences of its values."""
     about: str = ""
-    """What the archive's README says about it; columns that follow one another with one text share a row."""
+    """Its description in the archive's README; adjacent columns with the same text share a row."""
 
     @property
     def is_derived(self) -> bool:
-        """Whether it follows from the column header_block."""
+        """Whether it is computed from the column header_block."""
         return bool(self.header) or self.type == "headers"
 
     def of(self, firsts: list[str | None]) -> list[Any]:
-        """Return the values of messages for which these are the first values of its header; None: null."""
+        """Return the values of messages, given the first values of the column's header; None: null."""
         return firsts if self.read is None else [None if one is None else self.read(one) for one in firsts]
 
 
 def parse_origin(header: str) -> tuple[str, int] | tuple[None, None]:
-    """Return the stream that a message was sourced from, and its sequence there; None twice if it is malformed."""
+    """Return the stream that a message was sourced from, and its sequence there; (None, None) if it is malformed."""
     stream, _, rest = header.partition(" ")
     sequence = rest.partition(" ")[0]
     return (stream, int(sequence)) if stream and _SEQUENCE.fullmatch(sequence) else (None, None)
@@ -132,11 +132,11 @@ COLUMNS = (
 
 NAMES = [one.name for one in COLUMNS]
 NEEDED = [one.name for one in COLUMNS if not one.is_derived]
-"""The columns that a message is made from again: the others follow from these."""
+"""The columns that are needed to rebuild a message: the others are computed from these."""
 
 
 def described() -> str:
-    """Return the rows of a table in Markdown: each column's name, and what it is."""
+    """Return the rows of a Markdown table: each column's name and description."""
     return "\n".join(
         f"| {', '.join(f'`{one.name}`' for one in several)} | {about} |"
         for about, several in groupby(COLUMNS, key=lambda one: one.about)

@@ -1,4 +1,4 @@
-"""Where an archive's authority lies: two elections in NATS, and what the leader of each alone commits."""
+"""The authority over an archive: two elections in NATS, and the heads that only their leaders commit."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from natty.kv.json_records import decode
 
 @dataclass(frozen=True)
 class Office:
-    """One of an archive's elections: its name is made of the archive's, and its leader commits one head."""
+    """One of an archive's elections: its name is derived from the archive's, and its leader commits one head."""
 
     suffix: str
     commit: str
 
     def election(self, archive: str) -> str:
-        """Return the election's name. ConfigError if the archive's does not make one."""
+        """Return the election's name. ConfigError if the archive's name does not allow one."""
         name = f"capture.{archive}{self.suffix}"
         try:
             return ElectionOptions(name=name).name
@@ -34,7 +34,7 @@ class Office:
             raise ConfigError(f"archive {archive!r} can't name an election: {error}") from error
 
     def reader(self, natty: Natty, archive: str) -> HeadReader:
-        """Return what reads the head as last committed: for everybody but its leader."""
+        """Return a function that reads the last committed head, for every program except its leader."""
 
         async def read() -> Head | None:
             try:
@@ -52,7 +52,7 @@ COMPACTION = Office(".compaction", "table")
 
 
 def head_readers(natty: Natty, archive: str) -> dict[type[Document], HeadReader]:
-    """Return what reads the head of each of an archive's chains: for `verification.audit`."""
+    """Return a reader for the head of each of an archive's chains: for `verification.audit`."""
     return {
         Manifest: SWEEP.reader(natty, archive),
         Table: COMPACTION.reader(natty, archive),
@@ -61,7 +61,7 @@ def head_readers(natty: Natty, archive: str) -> dict[type[Document], HeadReader]
 
 
 class TermHead:
-    """An office's head as its leader sees it: every commit carries the term's fencing token."""
+    """The head of an office, for its leader: every commit carries the term's fencing token."""
 
     def __init__(self, term: Term, office: Office, signer: Signer | None = None) -> None:
         self._term = term
@@ -73,21 +73,21 @@ class TermHead:
         return f"TermHead({self._term!r}, {self._office.commit})"
 
     def check(self) -> None:
-        """Fenced if the term is over by its own deadline, or the work was told to stop."""
+        """Raise Fenced if the term is over by its own deadline, or if its work has to stop."""
         try:
             self._term.check()
         except LeadershipLostError as error:
             raise Fenced(str(error)) from error
 
     async def read(self) -> Head | None:
-        """Return the head, and take it over: no earlier leader can commit any more. Fenced."""
+        """Return the head, and claim it: no earlier leader can commit any more. Fenced."""
         try:
             return _decode(await self._term.read(self._office.commit))
         except LeadershipLostError as error:
             raise Fenced(str(error)) from error
 
     async def commit(self, head: Head) -> None:
-        """Make this the head. Fenced if the term is over, by the clock or by the server's word."""
+        """Make this the head. Fenced if the term is over, by the clock or by the server."""
         try:
             await self._term.commit(self._office.commit, msgspec.json.encode(head))
         except LeadershipLostError as error:

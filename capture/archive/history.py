@@ -1,4 +1,4 @@
-"""The last recording of each hour: read many at a time, checked one after the other."""
+"""The last recording of each hour: reads many in parallel, checks them in order."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from capture.stores.contract import ObjectInfo, Store
 
 AHEAD_OBJECTS = 32
 AHEAD_BYTES = 16 << 20
-"""Of documents that are read before their turn comes, but for one, however large it is."""
+"""The limit of documents that are read ahead; one larger document is read all the same."""
 
 
 class Prefetch:
-    """The objects of a store by path. While one is read, those after it in `objects` are on their way.
+    """The objects of a store by path. While one is read, those after it in `objects` are prefetched.
 
-    As a context: nothing is on its way afterwards.
+    A context manager: its exit cancels all reads in flight.
     """
 
     def __init__(self, store: Store, objects: Sequence[ObjectInfo]) -> None:
@@ -40,7 +40,7 @@ class Prefetch:
         return path in self._places
 
     async def get(self, path: str) -> bytes:
-        """Return the whole object. NotStored if there is none."""
+        """Return the whole object. NotStored if it does not exist."""
         place = self._places.get(path)
         if place is None:
             return await self._store.get(path)
@@ -63,10 +63,10 @@ class Prefetch:
 
 
 async def recording_at(store: Store, newest: Recording, at: float) -> Recording | None:
-    """Return the recording that held at a time (Unix seconds); None if nothing was recorded by then.
+    """Return the recording that was valid at a time (Unix seconds); None if nothing was recorded by then.
 
-    The last ones stand one after the other in their chain, earlier ones by the hour. Each is named by a later one with
-    its SHA-256: ManifestError if one was changed.
+    The latest recordings are linked one by one in their chain, earlier ones by the hour. Each is named by a later one
+    with its SHA-256: ManifestError if one was changed.
     """
     if newest.created <= at:
         return newest
@@ -78,7 +78,7 @@ async def recording_at(store: Store, newest: Recording, at: float) -> Recording 
 
 
 async def _upcoming(store: Store, newest: Recording, at: float) -> list[ObjectInfo]:
-    """Return the objects that lead from the newest recording to the one that held at a time, by their names."""
+    """Return the objects between the newest recording and the one that was valid at a time, by their names."""
     recorded = [
         one
         for one in await store.list(Recording.FOLDER)
@@ -104,7 +104,7 @@ async def _before(ahead: Prefetch, document: Recording) -> Recording | None:
 
 
 def _checked(data: bytes, path: str, digest: str) -> bytes:
-    """Return the bytes. ManifestError if they are not those that were recorded."""
+    """Return the bytes. ManifestError if their SHA-256 is not the recorded one."""
     if sha256(data).hexdigest() != digest:
         raise ManifestError(f"{path} was changed: its SHA-256 is not the one that was recorded")
     return data

@@ -1,4 +1,4 @@
-"""A stream's Iceberg table as the committed `Table` tells of it: its snapshots, and which objects they name.
+"""The state of a stream's Iceberg table in the committed `Table`: its snapshots, and which objects they name.
 
 Nothing here reads or writes Iceberg's own files: `capture.iceberg` does.
 """
@@ -16,14 +16,14 @@ from capture.stores.contract import Store
 from natty.kv.json_records import UnixTime, Whole
 
 ICEBERG = "iceberg/"
-"""Where the tables' metadata lie, below the archive; their data files are the table's own."""
+"""The folder of the tables' metadata, below the archive; their data files are the table's own."""
 
 
 class Expiry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is kept of the table's past, and by which URL engines reach the store: `[table]` in the file. Seconds.
+    """How long older snapshots are kept, and the URL by which engines reach the store: `[table]` in the file. Seconds.
 
-    A snapshot expires `keep_for` after another one took its place, but for the last `keep_snapshots`, of which one is
-    the table as it is. `location` is the archive's URL as engines know it; by default it is the store's own.
+    A snapshot expires `keep_for` after another one replaced it, except the last `keep_snapshots`, of which one is the
+    current one. `location` is the archive's URL for engines; default: the store's own.
     """
 
     keep_snapshots: Annotated[int, msgspec.Meta(ge=1)] = 1
@@ -34,8 +34,9 @@ class Expiry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """All files of a stream's table at one moment.
 
-    `objects` are Iceberg's own files (manifest list, manifests) that it names and no older snapshot that is left does,
-    by path, with their SHA-256. `dropped` are the paths, data files too, that it names and its successor does not.
+    `objects` are Iceberg's own files (manifest list, manifests) that this snapshot names and no older remaining
+    snapshot does, by path, with their SHA-256. `dropped` are the paths, also of data files, that it names and its
+    successor does not.
     """
 
     id: int
@@ -45,9 +46,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Iceberg(msgspec.Struct, frozen=True, kw_only=True):
-    """A stream's Iceberg table: where its metadata file lies, with its SHA-256, and its snapshots, the oldest first.
+    """A stream's Iceberg table: the path and SHA-256 of its metadata file, and its snapshots, the oldest first.
 
-    `location` is the absolute one that stands in the metadata; `number` is that of the `Table` that brought it.
+    `location` is the absolute location in the metadata; `number` is the number of the `Table` that introduced it.
     """
 
     location: str
@@ -64,15 +65,15 @@ class Iceberg(msgspec.Struct, frozen=True, kw_only=True):
         return named
 
     def held(self) -> set[str]:
-        """Return what is named by snapshots of the past only."""
+        """Return the paths that only older snapshots name."""
         return {path for one in self.snapshots for path in one.dropped}
 
 
 class TableState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is told of a stream's Iceberg table: how many snapshots it has, which is the current one, since when.
+    """The reported state of a stream's Iceberg table: the number of snapshots, the current one, and its time.
 
-    `current` is its id, as text since JSON's readers have no numbers of 64 bits; `made` and `expires`, when the next
-    snapshot of the past goes (None: there is none), are Unix seconds. `location` is where engines find the table.
+    `current` is its id, as text because JSON readers have no 64-bit numbers. `made` and `expires` are Unix seconds;
+    `expires` is when the next older snapshot expires (None: there is none). `location` is the table's URL for engines.
     """
 
     stream: str
@@ -84,7 +85,7 @@ class TableState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def table_states(tables: Mapping[str, Iceberg], rule: Expiry) -> list[TableState]:
-    """Return what there is to tell of these tables, by stream; pure."""
+    """Return the state of these tables, by stream; pure."""
     return [
         TableState(
             stream=stream,
@@ -99,21 +100,21 @@ def table_states(tables: Mapping[str, Iceberg], rule: Expiry) -> list[TableState
 
 
 def archive_location(store: Store, said: str = "") -> str:
-    """Return the URL that paths of the archive are below, without a slash at its end: what is `said`, or the store's.
+    """Return the URL that the archive's paths are below, without a final slash: `said`, or the store's URL.
 
-    Iceberg's metadata consist of absolute locations. It is plain text: Iceberg's readers take a percent sign in it, or
-    in a path below it, for nothing but itself.
+    Iceberg's metadata contain absolute locations as plain text: Iceberg's readers do not decode percent signs in them,
+    or in a path below them.
     """
     return (said or unquote(store.url.partition("?")[0])).rstrip("/")
 
 
 def base_location(tables: Mapping[str, Iceberg]) -> str:
-    """Return the archive's URL as it stands in the metadata of these tables, by stream; "" if there are none."""
+    """Return the archive's URL in the metadata of these tables, by stream; "" if there are no tables."""
     return next((one.location.removesuffix(f"/{folder(stream)}") for stream, one in sorted(tables.items())), "")
 
 
 def folder(stream: str) -> str:
-    """Return where a stream's metadata lies: what Iceberg calls the table's location is this, below the archive."""
+    """Return the folder of a stream's metadata: below the archive, it is what Iceberg calls the table's location."""
     return f"{ICEBERG}{quote_key(stream)}"
 
 
@@ -128,7 +129,7 @@ def version_path(stream: str, number: int) -> str:
 
 
 def version_of_copy(path: str) -> int | None:
-    """Return the number in the path of such a copy; None if it is something else."""
+    """Return the number in the path of such a copy; None for any other path."""
     name = path.rpartition("/")[2].removesuffix(".metadata.json").removeprefix("v")
     return int(name) if name.isdecimal() else None
 
@@ -142,7 +143,7 @@ def count_expired(snapshots: Sequence[Snapshot], rule: Expiry, now: float) -> in
 
 
 def without_oldest(snapshots: Sequence[Snapshot], count: int) -> tuple[list[Snapshot], list[str]]:
-    """Return the snapshots but for so many of the oldest, and the paths that only those named; pure."""
+    """Return the snapshots without the oldest `count`, and the paths that only the removed ones named; pure."""
     gone: list[str] = []
     still_named: dict[str, str] = {}
     for one in snapshots[:count]:
@@ -154,7 +155,7 @@ def without_oldest(snapshots: Sequence[Snapshot], count: int) -> tuple[list[Snap
 
 
 def iceberg_paths(tables: dict[str, Iceberg]) -> Iterator[str]:
-    """Yield every path that these tables, by stream, need: what else lies in their folder is left over."""
+    """Yield every path that these tables, by stream, need: other objects in their folder are leftovers."""
     for stream, one in tables.items():
         yield from (hint_path(stream), version_path(stream, one.number))
         yield from one.objects()

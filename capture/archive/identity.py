@@ -1,7 +1,7 @@
-"""What a store holds: which archive, and which streams. A stream's name is not enough, since one that is deleted and
-made again counts from 1 again; and two archives in one store would have two leaders over the same manifests.
+"""Which archive and which streams a store holds. A stream's name is not enough: a stream that is deleted and created
+again starts at sequence 1 again; and two archives in one store would have two leaders for the same manifests.
 
-Beside that lie the description of the archive, and the public keys of its signatures.
+The module also writes the archive's description, and the public keys of its signatures.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ STREAMS = "_streams/"
 
 
 class Archive(msgspec.Struct, frozen=True):
-    """The name of the archive in a store: its election is called after it."""
+    """The name of the archive in a store: its elections are named after it."""
 
     archive: str
     format: int = 1
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """A stream's name and when the server made it, as the server writes it."""
+    """A stream's name and its creation time, in the server's format."""
 
     stream: str
     created: str
@@ -39,9 +39,9 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class Signing(msgspec.Struct, frozen=True):
-    """The public keys of the archive's signatures, in base64, by their names. For information: trust is given outside.
+    """The public keys of the archive's signatures, in base64, by name. For information only: readers configure trust.
 
-    Whoever can write to the store can put another key here.
+    Every client that can write to the store can put another key here.
     """
 
     keys: dict[str, str]
@@ -52,10 +52,10 @@ Claim = TypeVar("Claim", Archive, Identity, Signing)
 
 
 async def claim(store: Store, archive: str, stream: str, created: str, signer: Signer | None = None) -> None:
-    """Make sure that the store is this archive's, and the stream this very one; the first node writes both down.
+    """Check that the store belongs to this archive, and that the stream is the same one; the first node records both.
 
-    ConfigError if the store is another archive's, or the stream was made again: its sequences would be taken for those
-    of the earlier one, and dropped; or if the archive is signed and this node has no key to sign with.
+    ConfigError if the store belongs to another archive; if the stream was created again (its sequences would be taken
+    for those of the earlier one, and dropped); or if the archive is signed and this node has no key to sign with.
     """
     owner = await _first(store, ARCHIVE, Archive(archive))
     if owner.archive != archive:
@@ -74,21 +74,21 @@ async def claim(store: Store, archive: str, stream: str, created: str, signer: S
 
 
 async def holds_archive(store: Store) -> bool:
-    """Return whether an archive was ever made in this store, damaged or not. It makes nothing, no folder either."""
+    """Return whether this store has ever held an archive, damaged or not. Creates nothing, not even a folder."""
     try:
         await store.get(ARCHIVE)
         return True
     except NotStored:
         for folder in (STREAMS, Manifest.FOLDER, ENTRIES):
             if await store.list(folder):
-                return True  # what is missing here is damage: the commands that check say so
+                return True  # a missing file here is damage: the commands that check report it
         return False
 
 
 async def require_archive(store: Store, stream: str = "") -> None:
-    """Make sure that there is an archive to read. NoArchiveError if there is none; it makes nothing.
+    """Raise NoArchiveError if there is no archive to read; create nothing.
 
-    With `stream`, ConfigError if the archive captures other streams alone.
+    With `stream`, raise ConfigError if the archive captures only other streams.
     """
     if not await holds_archive(store):
         raise NoArchiveError(
@@ -102,19 +102,19 @@ async def require_archive(store: Store, stream: str = "") -> None:
 
 
 async def claimed(store: Store, known: Iterable[str] = ()) -> list[Identity]:
-    """Return the streams of the archive, without those whose names are known."""
+    """Return the streams of the archive, except those whose names are in `known`."""
     left_out = {stream_path(name) for name in known}
     paths = [one.path for one in await store.list(STREAMS) if one.path not in left_out]
     return [await read_claim(store, path, Identity) for path in paths]
 
 
 def stream_path(stream: str) -> str:
-    """Return where it is written down which stream this is."""
+    """Return the path of a stream's record."""
     return f"{STREAMS}{quote_key(stream)}.json"
 
 
 async def read_claim(store: Store, path: str, kind: type[Claim]) -> Claim:
-    """Return what is written down there. NotStored; ManifestError if it is damaged."""
+    """Return the record at this path. NotStored; ManifestError if it is damaged."""
     try:
         return msgspec.json.decode(await store.get(path), type=kind)
     except UNREADABLE as error:
@@ -122,7 +122,7 @@ async def read_claim(store: Store, path: str, kind: type[Claim]) -> Claim:
 
 
 async def archive_name(store: Store) -> str:
-    """Return what the archive is called, by its own word; "" if it has none. ManifestError if that is damaged."""
+    """Return the archive's recorded name; "" if there is none. ManifestError if the record is damaged."""
     try:
         return (await read_claim(store, ARCHIVE, Archive)).archive
     except NotStored:
@@ -130,7 +130,7 @@ async def archive_name(store: Store) -> str:
 
 
 async def _declare(store: Store, signer: Signer | None) -> None:
-    """Add the public keys that this node signs with. ConfigError if others have, and it has none."""
+    """Add this node's public signing keys. ConfigError if the archive has keys and the node has none."""
     try:
         declared = (await read_claim(store, SIGNING, Signing)).keys
     except NotStored:
@@ -148,7 +148,7 @@ async def _declare(store: Store, signer: Signer | None) -> None:
 
 
 async def _first(store: Store, path: str, mine: Claim) -> Claim:
-    """Write it down if nobody has; return what stands there."""
+    """Write `mine` if nothing is stored at the path; return what is stored there."""
     try:
         await store.put(path, msgspec.json.encode(mine))
         return mine

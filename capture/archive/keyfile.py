@@ -1,4 +1,4 @@
-"""Keys as text: `NAME:BASE64` of 32 bytes, a line each, in a file or in a variable of the environment."""
+"""Keys as text: `NAME:BASE64` of 32 bytes, one for each line, in a file or in an environment variable."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOW_TO_MAKE = "capture keys new NAME"
 
 
 def parse_keys(text: str, where: str) -> dict[str, bytes]:
-    """Return the keys of a text by their names, a line or a word each; "#" begins a comment.
+    """Return the keys of a text by name, one for each line or word; "#" starts a comment.
 
     ConfigError names `where` the text is from, and never quotes it.
     """
@@ -36,7 +36,7 @@ def parse_keys(text: str, where: str) -> dict[str, bytes]:
 
 
 def check_keys(keys: Mapping[str, bytes]) -> None:
-    """Raise ConfigError unless there is a key, and each has 32 bytes."""
+    """Raise ConfigError unless there is a key, and every key has 32 bytes."""
     if not keys:
         raise ConfigError("there is no key: give lines of NAME:BASE64")
     for name, key in keys.items():
@@ -45,13 +45,13 @@ def check_keys(keys: Mapping[str, bytes]) -> None:
 
 
 def check_private(path: str | Path, kind: str) -> None:
-    """Raise ConfigError if others may read this file, which holds secrets: see `natty.config.secret_files`. OSError."""
+    """Raise ConfigError if others may read this secret file: see `natty.config.secret_files`. OSError."""
     if exposed := exposure(path):
         raise ConfigError(f"{kind} {path} holds secrets, and {exposed}")
 
 
 def load_keys(key_file: str, variable: str, environment: Mapping[str, str]) -> dict[str, bytes] | None:
-    """Return the keys of the file, else of the variable; None if neither is given. ConfigError."""
+    """Return the keys of the file, or of the variable; None if neither is given. ConfigError."""
     if not key_file:
         text = environment.get(variable)
         return parse_keys(text, variable) if text else None

@@ -1,3 +1,5 @@
+"""The manifest and its records of stored objects, and the paths of blocks, entries and table files."""
+
 from __future__ import annotations
 
 import hashlib
@@ -13,25 +15,25 @@ from capture.errors import ManifestError, StoreError
 from capture.stores.contract import checked_path
 
 ENTRY_FORMAT = 1
-"""The format of entries that this version writes; a newer one is refused by name."""
+"""The format of entries that this version writes; it refuses a newer one by name."""
 
 BLOCKS, ENTRIES, TABLE = "blocks/", "_entries/", "table/"
 LONGEST_KEY = 160
-"""The longest quoted key, in bytes, that is written out in a path."""
+"""The longest quoted key, in bytes, that a path contains in full."""
 FIELDS = "/"
-"""What a key of several fields begins with: "/region=eu/level=3", every part quoted already."""
+"""The prefix of a key with several fields: "/region=eu/level=3", every part already quoted."""
 
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-")
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
-    """One object of the archive, a block or a table file: where it is, and exactly what it holds.
+    """One object of the archive, a block or a table file: its path, and exactly what it holds.
 
-    `interval` is its start (Unix seconds, UTC), `first`, `last` and `sequences` (`Sequences.to_text`) are stream
-    sequences, `count` the rows, `sha256` that of the object's bytes, `format` "parquet" or "ndjson". `node` stored it
-    at `stored_ns` (Unix nanoseconds, its clock). `min_ns` and `max_ns` are when the stream stored the earliest and the
-    latest message (Unix nanoseconds); 0 where that was not recorded. `plain_bytes` is the size of what is inside of the
-    object's compression and encryption: no reader decompresses more; 0 where it was not recorded.
+    `interval` is the start of its interval (Unix seconds, UTC). `first`, `last` and `sequences` (`Sequences.to_text`)
+    are stream sequences, `count` is the number of rows, `sha256` the SHA-256 of the object's bytes, `format` "parquet"
+    or "ndjson". `node` stored it at `stored_ns` (Unix nanoseconds, its clock). `min_ns` and `max_ns` are the times at
+    which the stream stored the earliest and the latest message (Unix nanoseconds); 0 if not recorded. `plain_bytes` is
+    the size before compression and encryption, and the limit for decompression by readers; 0 if not recorded.
     """
 
     path: str
@@ -54,11 +56,11 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Removed(msgspec.Struct, frozen=True, kw_only=True):
-    """What retention has removed of a stream, in all: not missing, but not there any more.
+    """The total that retention has removed of a stream: no longer stored, and not missing.
 
-    `sequences` (`Sequences.to_text`) are those of `objects` objects of `bytes` bytes, the last of them let go at `at`
-    (Unix seconds). What other objects hold as well is there all the same. `view.Picture.removed` reads it.
-    Of the sequences before `below` no exact record is kept: neither archive nor stream had any of them any more.
+    `sequences` (`Sequences.to_text`) are those of `objects` objects of `bytes` bytes, the last of them removed at `at`
+    (Unix seconds). Sequences that other objects also hold are still stored. `view.Picture.removed` reads it.
+    Below `below` there is no exact record: neither archive nor stream had any of those sequences any more.
     """
 
     stream: str
@@ -72,10 +74,10 @@ class Removed(msgspec.Struct, frozen=True, kw_only=True):
 class Manifest(Document, frozen=True, kw_only=True):
     """The adopted blocks: those that wait for compaction, and those about to be deleted. The sweep's leader commits it.
 
-    `of_table` is the number of the last table by which it let blocks go: beside an older one they would be missing.
-    `removed` is what retention has removed of the blocks, by stream.
-    In format 1 the manifest told of the table, too, and retired its files. A manifest of format 2 keeps both as it
-    found them until there is a `capture.archive.table.Table`, which begins with them.
+    `of_table` is the number of the last table that allowed the sweep to remove blocks: with an older table they would
+    be missing. `removed` is what retention has removed of the blocks, by stream. In format 1 the manifest also
+    described the table, and retired its files. A manifest of format 2 keeps both unchanged until there is a
+    `capture.archive.table.Table`, which starts with them.
     """
 
     FOLDER: ClassVar[str] = "_manifest/"
@@ -100,13 +102,13 @@ def encode(entry: Stored) -> bytes:
 
 
 def decode_entry(data: bytes, path: str) -> Stored:
-    """Return the record of a stored block. ManifestError if it is damaged, of a newer format, or not of a block."""
+    """Return the record of a stored block. ManifestError if it is damaged, has a newer format, or is not of a block."""
     entry = decode_known(data, path, Stored, lambda told: _decode_format(told).version, ENTRY_FORMAT)
     return _of_block(entry, path)
 
 
 def _of_block(entry: Stored, path: str) -> Stored:
-    """Return the entry if what it names is a block: a sweep adopts that, and deletes it one day."""
+    """Return the entry if its path is a block's: a sweep adopts that path, and may later delete it."""
     try:
         if checked_path(entry.path).startswith(BLOCKS):
             return entry
@@ -115,13 +117,13 @@ def _of_block(entry: Stored, path: str) -> Stored:
     raise ManifestError(f"{path} is damaged: {entry.path} is no block's path")
 
 
-# --- where things lie (layout 1) -------------------------------------------------------------------------------------
+# --- paths (layout 1) ------------------------------------------------------------------------------------------------
 
 
 def quote_key(key: str) -> str:
     """Return the key as one part of a path: percent-encoded except A–Z a–z 0–9 _ . -
 
-    A text of more than 160 bytes ends in "~" and a hash instead: file systems allow 255 bytes for a part.
+    A text of more than 160 bytes is cut and ends in "~" and a hash: file systems allow 255 bytes for a part.
     """
     raw = key.encode("utf-8", "surrogateescape")
     quoted = "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in raw)
@@ -131,7 +133,7 @@ def quote_key(key: str) -> str:
 
 
 def has_fields(key: str) -> bool:
-    """Tell whether a key's text has several fields."""
+    """Return whether a key's text has several fields."""
     return key.startswith(FIELDS) and not key.startswith(FIELDS * 2)
 
 
@@ -150,10 +152,10 @@ def interval_folder(interval: int, interval_seconds: int) -> str:
 
 @dataclass(frozen=True)
 class Partition:
-    """What a block's place depends on: the stream, the key, and the interval of the messages' time.
+    """What determines a block's folder: the stream, the key, and the interval of the messages' time.
 
     `interval` is the start of the interval (Unix seconds), `seconds` its length. `key` is the text of a key as entries
-    hold it: any text, with slashes too.
+    hold it: any text, also with slashes.
     """
 
     stream: str
@@ -175,7 +177,7 @@ class Partition:
         return f"{datetime.fromtimestamp(self.interval, UTC):%Y/%m/%d/%H/%M}"
 
     def hive(self) -> str:
-        """Return "stream=ORDERS/key=eu/date=2026-11-21/hour=03", as Hive lays out its tables."""
+        """Return "stream=ORDERS/key=eu/date=2026-11-21/hour=03", Hive's layout of tables."""
         return f"stream={quote_key(self.stream)}/{key_folder(self.key)}/{interval_folder(self.interval, self.seconds)}"
 
 
@@ -189,10 +191,10 @@ def block_path(
     unique: str = "",
     folder: str | None = None,
 ) -> str:
-    """Return the path of a block: the `folder` of its partition, as in Hive by default, and a name that says its range.
+    """Return the path of a block: the `folder` of its partition (default: Hive's layout), and a name with its range.
 
-    `unique` is a text that no other block has: a path that was deleted must never be written to again, because a
-    sweeper that was paused may be about to delete it a second time.
+    `unique` is a text that no other block has. A deleted path must never be written again, because a paused sweeper may
+    be about to delete it a second time.
     """
     folder = partition.hive() if folder is None else folder
     name = f"{quote_key(partition.stream)}-{first}-{last}-{count}-{sha256[:8]}"
@@ -202,14 +204,14 @@ def block_path(
 def table_path(block: str, token: int, unique: str, ending: str = "") -> str:
     """Return a new table file's path, in the same partition as a block or table file; `unique` is a UUID's hex.
 
-    `ending` says what the file is inside of: ".enc".
+    `ending` names the encryption around the file: ".enc".
     """
     partition = "".join(block.partition("/")[2].rpartition("/")[:2])
     return f"{TABLE}{partition}c-{token}-{unique}.parquet{ending}"
 
 
 def entry_path(block: str) -> str:
-    """Return where the entry of a block lies: written after the block, before the ack."""
+    """Return the path of a block's entry, which is written after the block and before the ack."""
     return f"{ENTRIES}{block.removeprefix(BLOCKS)}.json"
 
 
@@ -219,5 +221,5 @@ def entry_block(entry: str) -> str:
 
 
 def is_encrypted(one: Stored) -> bool:
-    """Tell whether an object is."""
+    """Return whether an object is encrypted."""
     return one.format.endswith(f".{ENDING}")

@@ -1,4 +1,4 @@
-"""The README in each archive: enough to read the archive without NATS and without our code."""
+"""The README in each archive: how to read the archive without NATS and without our code."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ log = logging.getLogger("capture.readme")
 
 
 def text() -> bytes:
-    """Return the description of this version."""
+    """Return the description that this version writes."""
     page = files("capture.archive").joinpath("readme.md").read_text(encoding="utf-8")
     return page.replace("{version}", str(VERSION), 1).replace("{columns}", described(), 1).encode()
 
 
 async def describe(store: Store) -> None:
-    """Put the description into the archive if there is none, or an older one. Somebody else's README stays."""
+    """Write the description into the archive if there is none, or an older one. Leave any other README unchanged."""
     try:
         await store.put(README, text())
         return
@@ -41,6 +41,6 @@ async def describe(store: Store) -> None:
 
 
 def version_of(found: bytes) -> int | None:
-    """Return the version of a description, which its beginning is enough for; None if it is none."""
+    """Return the version of a description, given its first bytes; None if it is not one."""
     title = _TITLE.match(found)
     return None if title is None else int(title[1])

@@ -1,7 +1,7 @@
-"""What a restore will need of a stream besides its messages: the sweep's leader writes it down whenever it changed.
+"""Records what a restore needs of a stream besides its messages; the sweep's leader writes it when it has changed.
 
-A chain of documents of its own. The newest one says what is; the last one of each hour stays for good, in `_history/`,
-so that a stream can be restored as it was at an earlier time, with the positions that its consumers had then.
+A separate chain of documents. The newest one is the current state. The last one of each hour is kept without end in
+`_history/`, so that a stream can be restored as it was at an earlier time, with its consumers' positions at that time.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from natty.wire.background import map_concurrently
 HISTORY = "_history/"
 HOUR = 3600.0
 DELETED_A_SECOND = 100_000
-"""How many deleted sequences a server is asked for, on average: a list of ten millions comes every 100 s at most."""
+"""How many deleted sequences a server is asked for, on average: a list of ten million at most every 100 s."""
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
-    """A stream's configuration as the server gave it, with what this version does not know of.
+    """A stream's configuration as the server returned it, with fields that this version does not know.
 
-    It was first seen at `since` (Unix seconds), when the stream's first and last sequence were these.
+    It was first seen at `since` (Unix seconds), when the stream had this first and last sequence.
     """
 
     since: float
@@ -47,14 +47,14 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Position(msgspec.Struct, frozen=True):
-    """How far a consumer is: in its own deliveries, and in the stream."""
+    """The position of a consumer: in its own deliveries, and in the stream."""
 
     consumer_seq: int = 0
     stream_seq: int = 0
 
     @property
     def is_possible(self) -> bool:
-        """Whether a consumer can be there: deliveries are of sequences from 1 on."""
+        """Whether a consumer can have this position: delivered sequences start at 1."""
         in_range = 0 <= self.consumer_seq <= MAXIMUM and 0 <= self.stream_seq <= MAXIMUM
         return in_range and (self.stream_seq > 0 or self.consumer_seq == 0)
 
@@ -63,9 +63,9 @@ class Position(msgspec.Struct, frozen=True):
 
 
 class Unacked(msgspec.Struct, frozen=True, rename="pascal"):
-    """A message that was delivered and not acknowledged, as the server's own state has it.
+    """A message that was delivered and not acknowledged, as in the server's own state.
 
-    `sequence` is its number among the consumer's deliveries, `timestamp` when it was delivered (Unix nanoseconds).
+    `sequence` is its number among the consumer's deliveries, `timestamp` its time of delivery (Unix nanoseconds).
     """
 
     sequence: int
@@ -73,11 +73,11 @@ class Unacked(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class Consumer(msgspec.Struct, frozen=True, kw_only=True):
-    """A consumer: its configuration as the server gave it, what it has delivered, and up to where all is acknowledged.
+    """A consumer: its configuration as the server returned it, its last delivery, and its ack floor.
 
-    An `ephemeral` one has no durable name: the server deletes it when nobody uses it. `unacked` is how many messages
-    it has delivered that are not acknowledged. A backup says which (`pending`, by their sequences), and how often some
-    were redelivered; a server does not. None: that was not recorded.
+    An `ephemeral` one has no durable name: the server deletes it when it is not used. `unacked` is the number of
+    messages that it has delivered and that are not acknowledged. A backup also has their sequences (`pending`), and how
+    often some were redelivered; a server does not report these. None: not recorded.
     """
 
     created: str
@@ -91,11 +91,11 @@ class Consumer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a stream, which may be long gone.
+    """The record of a stream, which may not exist any more.
 
-    `created` and `state` (messages, bytes, first and last sequence and their times) are the server's; `configurations`
-    are in order of their time, the last one holds; `deleted` (`Sequences.to_text`) are all sequences that the stream
-    has ever been seen to have deleted, by the server's list of `deleted_seen` (Unix seconds).
+    `created` and `state` (messages, bytes, first and last sequence and their times) are the server's. `configurations`
+    are in order of time; the last one is current. `deleted` (`Sequences.to_text`) are all sequences that the stream was
+    ever seen to have deleted, by the server's list at `deleted_seen` (Unix seconds).
     """
 
     created: str
@@ -107,18 +107,18 @@ class StreamRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Earlier(msgspec.Struct, frozen=True):
-    """The last recording of an earlier hour: a copy of the document that it was, signature and all."""
+    """The last recording of an earlier hour: a copy of that document, with its signature."""
 
     path: str
     sha256: str
 
 
 class Recording(Document, frozen=True, kw_only=True):
-    """What a restore will need of each stream of the archive, by the stream's name.
+    """What a restore needs of each stream of the archive, by the stream's name.
 
-    `created` (Unix seconds) is when the servers were asked; it held until the next one. `readme` is the version of the
-    archive's description, `fixed` the SHA-256 by path of small objects that never change once they are written.
-    `of_manifest` is the number of the manifest that was committed by then; 0 where that was not recorded.
+    `created` (Unix seconds) is when the server was asked; the recording is valid until the next one. `readme` is the
+    version of the archive's description, `fixed` the SHA-256 by path of small objects that never change after they are
+    written. `of_manifest` is the number of the last manifest that was committed by then; 0 if not recorded.
     """
 
     FOLDER: ClassVar[str] = "_recorded/"
@@ -132,14 +132,14 @@ class Recording(Document, frozen=True, kw_only=True):
     of_manifest: int = 0
 
     def deleted(self, stream: str) -> Sequences:
-        """Return every sequence that the stream has been seen to have deleted."""
+        """Return every sequence that the stream was seen to have deleted."""
         record = self.streams.get(stream)
         return Sequences.from_text(record.deleted) if record else Sequences()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What a server says of a stream; `deleted` is None if it was not asked for that."""
+    """What a server reports about a stream; `deleted` is None if it was not requested."""
 
     config: dict[str, Any]
     state: dict[str, Any]
@@ -151,9 +151,9 @@ class Seen:
 
 
 def updated(record: StreamRecord, seen: Seen, now: float) -> StreamRecord:
-    """Return the record with what was seen; the same one if nothing has changed.
+    """Return the record updated with `seen`; an equal one if nothing has changed.
 
-    What was seen to be deleted once stays deleted. Consumers that nobody answered for stay as they were.
+    A sequence that was once seen as deleted stays deleted. Consumers that no server reported stay unchanged.
     """
     configurations = record.configurations
     if not configurations or configurations[-1].config != seen.config:
@@ -181,9 +181,9 @@ def _consumers(before: Mapping[str, Consumer], listing: Listing[ConsumerInfo]) -
 
 
 def _consumer(info: Mapping[str, Any]) -> Consumer:
-    """Return what is recorded of a consumer. An ack floor that can't be true is replaced where the true one is known.
+    """Return the record of a consumer. An impossible ack floor is replaced if the true one is known.
 
-    Servers report such floors: 0, say, after thousands of messages of which none is unacknowledged.
+    Servers report such floors: for example 0 after thousands of messages, none of them unacknowledged.
     """
     found = Consumer(
         created=info["created"],
@@ -200,8 +200,8 @@ def _consumer(info: Mapping[str, Any]) -> Consumer:
 def resume(one: Consumer) -> tuple[Position, str]:
     """Return up to where a consumer has acknowledged everything, and what in its record contradicts that ("": nothing).
 
-    The recorded ack floor is not used where it contradicts itself, nor where nothing is unacknowledged. Where the
-    record does not tell the true one, it is the place right before the first message that the consumer was to get.
+    The recorded ack floor is not used if it contradicts the record, or if no message is unacknowledged. If the record
+    does not contain the true one, the result is the position right before the first message for this consumer.
     """
     floor, delivered = one.ack_floor, one.delivered
     if one.config.get("ack_policy") == "none":
@@ -232,17 +232,17 @@ def _contradiction(floor: Position, delivered: Position, pending: Iterable[int])
 
 
 def _beginning(config: Mapping[str, Any]) -> Position:
-    """Return the place right before the first message that a consumer was to get, as far as its configuration says."""
+    """Return the position right before the first message for a consumer, as far as its configuration says."""
     first = config.get("opt_start_seq") if config.get("deliver_policy") == "by_start_sequence" else 1
     return Position(0, first - 1 if isinstance(first, int) and 1 <= first <= MAXIMUM else 0)
 
 
 def is_unaware(record: StreamRecord, state: Mapping[str, Any], now: float) -> bool:
-    """Tell whether the server has to be asked which sequences are deleted: if it counts others than are known.
+    """Return whether to ask the server which sequences are deleted: its count differs from the known ones.
 
-    What is known to be deleted stays so. Where as many lie between its first and last sequence, they are the same.
+    A known deletion stays. If as many known ones are between the stream's first and last sequence, the sets are equal.
     """
-    count = int(state.get("num_deleted", 0)) if state["last_seq"] else 0  # an empty stream counts a sequence 0
+    count = int(state.get("num_deleted", 0)) if state["last_seq"] else 0  # an empty stream reports 0 as deleted
     inside = Sequences.from_text(record.deleted).within(state["first_seq"], state["last_seq"])
     if count == len(inside):
         return False
@@ -250,7 +250,7 @@ def is_unaware(record: StreamRecord, state: Mapping[str, Any], now: float) -> bo
 
 
 def history_path(document: Document) -> str:
-    """Return where a recording stays when its hour is over: by the hour it was made in, UTC."""
+    """Return the path at which a recording is kept after its hour: by the hour in which it was made, UTC."""
     made = datetime.fromtimestamp(document.created, UTC)
     return f"{HISTORY}{made:%Y-%m-%d}/{made:%H}-{document.number:010d}-{document.token}.json"
 
@@ -269,10 +269,10 @@ async def record(
     node: str = "",
     of_manifest: int = 0,
 ) -> Head:
-    """Ask the server about each stream of the archive, commit what has changed, remove old recordings.
+    """Ask the server about each stream of the archive, commit the changes, remove old recordings.
 
-    A stream that is gone, or was made again under its name, stays as it was recorded. May be stopped anywhere and run
-    again. Fenced if this term is over; NattyError if the server does not answer.
+    The record of a stream that is gone, or was created again under its name, stays unchanged. May be interrupted at any
+    point and run again. Fenced if this term is over; NattyError if the server does not answer.
     """
     head, before = await current(store, pointer, Recording, now)
     new = {one.stream: StreamRecord(created=one.created) for one in await claimed(store, before.streams)}
@@ -287,9 +287,9 @@ async def record(
 
 
 async def fixed(store: Store, known: Mapping[str, str]) -> dict[str, str]:
-    """Return the SHA-256 by path of what says which archive and streams these are, and what was asked of them.
+    """Return the SHA-256 by path of the objects that identify the archive and its streams, and record their scope.
 
-    What is known is not read again: who changes it later is found out.
+    Known objects are not read again, so that later changes to them are detected.
     """
     objects = await store.list(STREAMS) + await store.list(ASKED)
     new = [path for path in (ARCHIVE, *(one.path for one in objects)) if path not in known]
@@ -299,9 +299,9 @@ async def fixed(store: Store, known: Mapping[str, str]) -> dict[str, str]:
 async def follow_up(
     store: Store, pointer: HeadPointer, head: Head, before: Recording, after: Recording, *, grace: float
 ) -> Head:
-    """Commit a recording after the one that the head names, which stays in the history if it is the last of its hour.
+    """Commit a recording as the successor of the head's one, which stays in the history if it is the last of its hour.
 
-    Old ones are removed. Fenced if this term is over.
+    Removes old recordings. Fenced if this term is over.
     """
     objects = await store.list(Recording.FOLDER)
     earlier = await _kept(store, head, before, after.created)
@@ -316,7 +316,7 @@ async def follow_up(
 
 
 async def _looked_at(natty: Natty, name: str, record: StreamRecord, now: float) -> StreamRecord:
-    """Return the record brought up to date. Consumers are asked for first: they are never ahead of the stream then."""
+    """Return the updated record. Requests consumers first, so that they are never ahead of the stream."""
     try:
         consumers = await all_consumers(natty.jetstream, name)
         info, deleted = await natty.jetstream.request(f"STREAM.INFO.{name}"), None
@@ -332,10 +332,10 @@ async def _looked_at(natty: Natty, name: str, record: StreamRecord, now: float) 
 
 
 async def _kept(store: Store, head: Head, document: Recording, now: float) -> Earlier | None:
-    """Keep a copy of the recording that is about to be replaced, if it is the last one of its hour."""
+    """Copy the recording that is about to be replaced into the history, if it is the last one of its hour."""
     if not document.streams or document.created // HOUR == now // HOUR:
         return document.earlier
     path = history_path(document)
-    with contextlib.suppress(AlreadyStored):  # by a leader who died before its commit
+    with contextlib.suppress(AlreadyStored):  # by a leader that died before its commit
         await store.put(path, await chain.fetch(store, head))
     return Earlier(path, head.sha256)

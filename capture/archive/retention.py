@@ -1,7 +1,7 @@
-"""Retention: what may go, by age or by size, and the record of what went.
+"""Retention: which objects to remove, by age or by size, and the record of removed ones.
 
-Each leader applies it to what is its own: the sweep's to blocks, the compaction's to table files. Both ask the same
-pure function about the same picture, so together they remove the oldest, whichever it is.
+Each leader removes its own objects: the sweep's leader blocks, the compaction's leader table files. Both call the same
+pure function on the same picture, so together they remove the oldest objects of either kind.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ LONGEST = 1e10  # seconds: three hundred years
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is kept of some blocks and table files: one `[[retention]]` of the file. Seconds and bytes.
+    """How long to keep some blocks and table files: one `[[retention]]` of the file. Seconds and bytes.
 
-    It decides about the objects whose stream and key match its patterns (`*`, `?`, `[…]`) and that no earlier rule
-    decides about: they go `older_than` after their latest message was stored in the stream, and, the oldest first,
-    while there are more than `keep_bytes` of them. With neither it keeps them for ever.
+    It applies to the objects whose stream and key match its patterns (`*`, `?`, `[…]`) and that no earlier rule
+    matches. They are removed `older_than` after the stream stored their latest message, and, the oldest first, while
+    there are more than `keep_bytes` of them. With neither, the rule keeps them without end.
     """
 
     older_than: Annotated[float, msgspec.Meta(gt=0, le=LONGEST)] | None = None
@@ -35,13 +35,13 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     key: str = "*"
 
     def decides(self, one: Stored) -> bool:
-        """Tell whether the object matches."""
+        """Return whether the object matches."""
         return fnmatchcase(one.stream, self.stream) and fnmatchcase(one.key, self.key)
 
 
 @dataclass(frozen=True)
 class Expired:
-    """An object that a rule lets go, and why."""
+    """An object that a rule removes, and the reason."""
 
     object: Stored
     reason: str
@@ -49,15 +49,15 @@ class Expired:
 
 @dataclass(frozen=True)
 class Retention:
-    """The rules; and the length of an interval in seconds, whose end counts where a latest message was not recorded."""
+    """The rules, and the length of an interval in seconds: its end counts if the latest message is not recorded."""
 
     rules: Sequence[Rule] = ()
     interval: float = 0.0
 
     def expired(self, objects: Iterable[Stored], now: float) -> list[Expired]:
-        """Return which of the archive's objects may go at `now` (Unix seconds), the oldest of each rule first; pure.
+        """Return which of the archive's objects to remove at `now` (Unix seconds), the oldest of each rule first; pure.
 
-        `objects` are all that a picture shows, blocks and table files: sizes are added up.
+        `objects` are all blocks and table files of a picture: their sizes are added up.
         """
         if not self.rules:
             return []
@@ -88,11 +88,11 @@ class Retention:
 
 
 EVERYTHING = Retention()
-"""Without rules all is kept."""
+"""Without rules, everything is kept."""
 
 
 def recorded(removed: Iterable[Removed], objects: Iterable[Stored], at: float) -> list[Removed]:
-    """Return the record of what retention has removed with these objects added to it; pure."""
+    """Return the record of what retention has removed, with these objects added; pure."""
     record = {one.stream: one for one in removed}
     added: dict[str, list[Stored]] = defaultdict(list)
     for one in objects:
@@ -112,9 +112,9 @@ def recorded(removed: Iterable[Removed], objects: Iterable[Stored], at: float) -
 
 
 def summed_up(removed: Iterable[Removed], below: Mapping[str, int], at: float) -> list[Removed]:
-    """Return the record, which says of the sequences before a stream's number in `below` only that they are gone; pure.
+    """Return the record with the exact sequences below each stream's number in `below` replaced by that number; pure.
 
-    An exact set of them would grow with the stream's age, wherever sequences of other subjects lie between them.
+    An exact set of them would grow with the stream's age, wherever sequences of other subjects are between them.
     """
     record = {one.stream: one for one in removed}
     for stream, first in below.items():
@@ -126,7 +126,7 @@ def summed_up(removed: Iterable[Removed], below: Mapping[str, int], at: float) -
 
 
 def removed_sequences(*records: Iterable[Removed]) -> Mapping[str, Sequences]:
-    """Return, by stream, the sequences of what was removed according to one or more records. ManifestError."""
+    """Return, by stream, the removed sequences according to one or more records. ManifestError."""
     sets: dict[str, list[Sequences]] = defaultdict(list)
     for one in (one for record in records for one in record):
         try:

@@ -1,7 +1,7 @@
-"""What an archive was asked to hold: where each of its durable consumers began, and which subjects it was to get.
+"""The capture scope of an archive: where each of its durable consumers started, and which subjects it filtered.
 
-What lies before that, or is of another subject, is not missing. Every life of a durable has a record of its own, made
-before the first of its messages is stored; together they say what was asked for.
+Earlier messages, and those of other subjects, are not missing. Every durable consumer has a record, written before its
+first message is stored; one that is created again has another record. Together they define the scope.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from natty.names import covers
 from natty.pulling.ordered import CaughtUp, Ordered, OrderedOptions
 
 ASKED = "_asked/"
-READ_AHEAD = 8192  # messages, of which only subjects come
-AT_ONCE = 64  # messages that are looked at together where a stream lets nobody read along
+READ_AHEAD = 8192  # messages; the server sends only their headers
+AT_ONCE = 64  # messages that are read in parallel from a stream that allows no second reader
 _TIME = re.compile(r"[^0-9A-Za-z]")
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What a durable consumer was made to deliver: every message from sequence `start` on, of these subjects or of all.
+    """The scope of a durable consumer: every message from sequence `start` on, of these subjects or of all.
 
-    `created` is when the server made the durable, as it writes that: one that is made again is another one.
+    `created` is the durable's creation time in the server's format: a durable that is created again is another one.
     """
 
     stream: str
@@ -44,11 +44,11 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def path(self) -> str:
-        """Where it is recorded."""
+        """The path of its record."""
         return f"{_folder(self.stream)}{quote_key(self.durable)}-{_TIME.sub('', self.created)}.json"
 
     def takes(self, subject: str) -> bool:
-        """Tell whether messages of this subject were asked for."""
+        """Return whether messages of this subject are in its scope."""
         return not self.filter_subjects or covers(self.filter_subjects, subject)
 
 
@@ -65,7 +65,7 @@ async def read_record(store: Store, path: str) -> Asked:
 
 
 async def write_record(store: Store, asked: Asked) -> None:
-    """Write it down, unless somebody has: what was asked of a durable never changes."""
+    """Write the record unless it exists: the scope of a durable never changes."""
     try:
         await store.put(asked.path, msgspec.json.encode(asked))
     except AlreadyStored:
@@ -73,15 +73,15 @@ async def write_record(store: Store, asked: Asked) -> None:
 
 
 async def read_records(store: Store, stream: str) -> list[Asked]:
-    """Return what the archive was asked for of a stream; nothing is written of it by versions that had no start."""
+    """Return the records of a stream's durables; versions without `start` wrote none."""
     return [await read_record(store, one.path) for one in await store.list(_folder(stream))]
 
 
 async def never_asked(natty: Natty, store: Store, stream: str, missing: Sequences) -> Sequences:
-    """Return which of the missing sequences the archive was never asked for.
+    """Return which of the missing sequences are outside the archive's scope.
 
-    These lie before the start of every durable, or their messages, which are looked at in the stream, have subjects
-    that no durable was to get. What is not in the stream any more can't be looked at: it stays missing.
+    They are before the start of every durable, or their messages in the stream have subjects that no durable filters.
+    The subject of a message that is not in the stream any more is unknown, so its sequence stays missing.
     """
     records = await read_records(store, stream)
     if not records or not missing:
@@ -106,7 +106,7 @@ async def never_asked(natty: Natty, store: Store, stream: str, missing: Sequence
 
 
 async def _subjects(natty: Natty, stream: str, wanted: Sequences) -> AsyncGenerator[list[tuple[int, str]], None]:
-    """Yield the subjects of those of the wanted messages that are in the stream, some at a time."""
+    """Yield the subjects of those of the wanted messages that are in the stream, in batches."""
     info = await natty.jetstream.request(f"STREAM.INFO.{stream}")
     if info["config"]["retention"] == "workqueue":
         async for some in _one_by_one(natty, stream, iter(wanted)):
@@ -125,7 +125,7 @@ async def _subjects(natty: Natty, stream: str, wanted: Sequences) -> AsyncGenera
 
 
 async def _one_by_one(natty: Natty, stream: str, wanted: Iterator[int]) -> AsyncGenerator[list[tuple[int, str]], None]:
-    """Read the messages themselves: a work-queue stream has no room for another reader."""
+    """Read the messages one by one: a work-queue stream does not allow another reader."""
     while some := list(islice(wanted, AT_ONCE)):
         messages = await asyncio.gather(*(natty.jetstream.read(stream, sequence=one) for one in some))
         yield [(one.sequence, one.subject) for one in messages if one is not None]

@@ -1,3 +1,5 @@
+"""An exact set of stream sequences, the unit in which an archive is counted."""
+
 from __future__ import annotations
 
 import base64
@@ -9,15 +11,15 @@ from pyroaring import BitMap64
 from capture.errors import CaptureError
 
 MAXIMUM = 2**63 - 1
-"""The highest sequence a set may hold: Parquet keeps sequences as signed 64-bit integers."""
+"""The highest sequence that a set may hold: Parquet stores sequences as signed 64-bit integers."""
 WIDEST = 10**11
-"""The most sequences of a range: 200 MB, and two seconds."""
+"""The most sequences in a range: they take 200 MB, and two seconds."""
 
 
 class Sequences:
-    """An exact set of stream sequences, however large: a 64-bit roaring bitmap that is never changed after it was made.
+    """An exact set of stream sequences of any size: an immutable 64-bit roaring bitmap.
 
-    Equal sets have equal texts, so a text may be compared, hashed and kept in a manifest.
+    Equal sets have equal texts, so a text may be compared, hashed and stored in a manifest.
     """
 
     __slots__ = ("_bits",)
@@ -34,7 +36,7 @@ class Sequences:
     def from_range(cls, first: int, last: int) -> Sequences:
         """Return every sequence from `first` to `last`, both included; the empty set if `last` is below `first`.
 
-        CaptureError for more than WIDEST of them. Of a set that is there, `within` gives any range.
+        CaptureError for more than WIDEST of them. `within` returns any range of an existing set.
         """
         if last - first >= WIDEST:
             raise CaptureError(f"the sequences {first:,} to {last:,} are more than the {WIDEST:,} that a set may have")
@@ -45,7 +47,7 @@ class Sequences:
 
     @classmethod
     def from_text(cls, text: str) -> Sequences:
-        """Return the set that `to_text` wrote; "" is the empty set. ValueError if the text is anything else."""
+        """Return the set that `to_text` wrote; "" is the empty set. ValueError for any other text."""
         if not text:
             return cls()
         try:
@@ -57,12 +59,12 @@ class Sequences:
         """Return the set as base64 of a serialised bitmap; the empty set as ""."""
         if not self._bits:
             return ""
-        self._bits.run_optimize()  # changes how the bits are kept, not which
+        self._bits.run_optimize()  # changes how the bits are stored, not which
         return base64.b64encode(self._bits.serialize()).decode("ascii")
 
     @classmethod
     def union_of(cls, sets: Iterable[Sequences]) -> Sequences:
-        """Return what at least one of the sets holds: one pass, without a copy for every set."""
+        """Return the sequences in at least one of the sets: one pass, without a copy for every set."""
         bits = BitMap64()
         for one in sets:
             bits |= one._bits
@@ -70,7 +72,7 @@ class Sequences:
 
     @classmethod
     def repeated_in(cls, sets: Iterable[Sequences]) -> Sequences:
-        """Return what at least two of the sets hold: one pass, too."""
+        """Return the sequences in at least two of the sets, also in one pass."""
         seen, twice = BitMap64(), BitMap64()
         for one in sets:
             twice |= seen & one._bits
@@ -78,32 +80,32 @@ class Sequences:
         return cls(twice)
 
     def union(self, other: Sequences) -> Sequences:
-        """Return what this set or the other holds."""
+        """Return the sequences in this set or the other."""
         return Sequences(self._bits | other._bits)
 
     def intersection(self, other: Sequences) -> Sequences:
-        """Return what both sets hold."""
+        """Return the sequences in both sets."""
         return Sequences(self._bits & other._bits)
 
     def difference(self, other: Sequences) -> Sequences:
-        """Return what this set holds and the other does not."""
+        """Return the sequences in this set and not in the other."""
         return Sequences(self._bits - other._bits)
 
     __or__, __and__, __sub__ = union, intersection, difference
 
     def within(self, first: int, last: int) -> Sequences:
-        """Return what this set holds from `first` to `last`, both included, however far apart they are."""
+        """Return the sequences of this set from `first` to `last`, both included; the range may have any width."""
         bits = BitMap64(self._bits)
         bits.remove_range(0, first)
         bits.remove_range(last + 1, MAXIMUM + 1)
         return Sequences(bits)
 
     def isdisjoint(self, other: Sequences) -> bool:
-        """Tell whether the sets have nothing in common."""
+        """Return whether the sets have no sequence in common."""
         return bool(self._bits.isdisjoint(other._bits))
 
     def contains(self, sequence: int) -> bool:
-        """Tell whether the set holds this sequence."""
+        """Return whether the set holds this sequence."""
         return sequence in self._bits
 
     __contains__ = contains
@@ -137,11 +139,11 @@ class Sequences:
         return int(self._bits.max())
 
     def at(self, index: int) -> int:
-        """Return the sequence that has so many below it. IndexError if there are not as many."""
+        """Return the sequence with `index` sequences below it. IndexError if there are not enough."""
         return int(self._bits[index])
 
     def runs(self) -> Iterator[tuple[int, int]]:
-        """Yield (first, last) of every run without a gap, ascending; the work grows with the runs only."""
+        """Yield (first, last) of every run without a gap, ascending; the work grows only with the number of runs."""
         if not self._bits:
             return
         highest, start = self.last, self.first
@@ -153,7 +155,7 @@ class Sequences:
             start = self._bits.next_set_bit(end + 1)
 
     def _run_end(self, start: int, highest: int) -> int:
-        """Return the last sequence of the run that begins at `start`: double the reach, then halve it."""
+        """Return the last sequence of the run that starts at `start`: double the step, then halve it."""
         step = 1
         while start + step <= highest and self._holds(start, start + step):
             step *= 2
@@ -167,7 +169,7 @@ class Sequences:
         return inside
 
     def _holds(self, first: int, last: int) -> bool:
-        """Tell whether every sequence of the range is here; pyroaring 1.2's `contains_range` errs at 65,535."""
+        """Return whether every sequence of the range is here; pyroaring 1.2's `contains_range` is wrong at 65,535."""
         return bool(self._bits.range_cardinality(first, last + 1) == last + 1 - first)
 
     def describe(self, limit: int = 5) -> str:

@@ -1,8 +1,8 @@
-"""Signatures of an archive's documents (Ed25519, RFC 8032): whoever can write to the store can't say what it holds.
+"""Signatures of an archive's documents (Ed25519, RFC 8032): write access to the store is not enough to forge them.
 
-A document carries its signature as its last field. What is signed is a line that names the archive and the path, and
-then the document as it is without that field: a document that lies elsewhere, or in another archive, is noticed.
-docs/archive.md has it byte for byte; `verification.audit` checks a whole archive.
+The signature is the last field of a document. The signed bytes are a line with the archive's name and the path,
+followed by the document without that field. So a document at another path, or in another archive, is detected.
+docs/archive.md specifies each byte; `verification.audit` checks a whole archive.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from capture.errors import ConfigError, SignatureError
 
 SIGNING_VARIABLE = "CAPTURE_SIGNING_KEYS"
 
-# Base64 of 64 bytes has one form only: the last sign carries two bits.
+# Base64 of 64 bytes has only one form: the last character carries two bits.
 _SIGNED = re.compile(rb',"signature":(\{"key":"(?:[^"\\]|\\.)*","ed25519":"[A-Za-z0-9+/]{85}[AQgw]=="\})\}\Z')
 
 
 class Signature(msgspec.Struct, frozen=True):
-    """The name of the key, and the 64 bytes that it made of the document; in base64 in JSON."""
+    """The name of the key, and its 64-byte signature of the document; base64 in JSON."""
 
     key: str
     ed25519: bytes
@@ -42,7 +42,7 @@ def split(data: bytes) -> tuple[bytes, Signature | None]:
 
 
 class PublicKeys:
-    """The keys whose signatures count, by their names."""
+    """The trusted public keys, by name."""
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
         check_keys(keys)
@@ -57,11 +57,11 @@ class PublicKeys:
         return cls(parse_keys(read_key_file(key_file), key_file))
 
     def lines(self) -> dict[str, str]:
-        """Return each key in base64, by its name."""
+        """Return each key in base64, by name."""
         return {name: b64encode(key.public_bytes_raw()).decode() for name, key in self._keys.items()}
 
     def check(self, archive: str, path: str, data: bytes) -> None:
-        """Raise SignatureError unless one of these keys has signed this document for this place in this archive."""
+        """Raise SignatureError unless one of these keys has signed this document for this path in this archive."""
         document, signature = split(data)
         if signature is None:
             raise SignatureError(f"{path} is not signed")
@@ -77,7 +77,7 @@ class PublicKeys:
 
 
 class SigningKeys:
-    """Private keys by their names. The first signs; the public ones of all are trusted, so a new one is put first."""
+    """Private keys by name. The first one signs; the public keys of all are trusted. So put a new key first."""
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
         check_keys(keys)
@@ -92,7 +92,7 @@ class SigningKeys:
 
     @classmethod
     def load(cls, key_file: str = "", environment: Mapping[str, str] = os.environ) -> SigningKeys | None:
-        """Return the keys of the file, else of the variable CAPTURE_SIGNING_KEYS; None if neither is given.
+        """Return the keys of the file, or of the variable CAPTURE_SIGNING_KEYS; None if neither is given.
 
         They are lines of `NAME:BASE64` of 32 random bytes, as `capture keys new` prints them. ConfigError.
         """
@@ -100,9 +100,9 @@ class SigningKeys:
         return None if keys is None else cls(keys)
 
     def sign(self, archive: str, path: str, data: bytes) -> bytes:
-        """Return the document, a JSON object with a field at least, with the first key's signature as its last field.
+        """Return the document, a JSON object with at least one field, with the first key's signature as its last field.
 
-        ValueError if it is signed already.
+        ValueError if it is already signed.
         """
         if split(data)[1] is not None:
             raise ValueError(f"{path} is signed already")
@@ -113,13 +113,13 @@ class SigningKeys:
 
 @dataclass(frozen=True)
 class Signer:
-    """What a leader of one archive signs with, and trusts."""
+    """The keys with which the leader of one archive signs, and which it trusts."""
 
     archive: str
     keys: SigningKeys
 
     def sign(self, path: str, data: bytes) -> bytes:
-        """Return the document signed for this path."""
+        """Return the document, signed for this path."""
         return self.keys.sign(self.archive, path, data)
 
     def check(self, path: str, data: bytes) -> None:
@@ -128,10 +128,10 @@ class Signer:
 
 
 def vouch(signer: Signer | None, path: str, data: bytes, *, unsigned_too: bool) -> None:
-    """Raise SignatureError unless a leader with this signer, or without one, may go on from this document.
+    """Raise SignatureError unless a leader with this signer, or without one, may continue from this document.
 
-    What is signed must be so by a key of its own. `unsigned_too` says that another one vouches for a document without a
-    signature: that is how signing begins.
+    A signed document must be signed by one of the leader's own keys. `unsigned_too` also accepts a document without a
+    signature, because something other than a signature vouches for it: that is how signing begins.
     """
     signature = split(data)[1]
     if signer is None:
@@ -145,7 +145,7 @@ def vouch(signer: Signer | None, path: str, data: bytes, *, unsigned_too: bool) 
 
 
 def load_signer(archive: str, key_file: str) -> Signer | None:
-    """Return what signs for this archive; None if no key is given. ConfigError."""
+    """Return the signer for this archive; None if no key is given. ConfigError."""
     keys = SigningKeys.load(key_file)
     if keys is not None and not archive:
         raise ConfigError("an archive without a name can't be signed: give archive, or stream")

@@ -1,4 +1,4 @@
-"""The formats of stored objects, and what each of them can do: code asks for abilities, and not for names."""
+"""The formats of stored objects, and their abilities: code checks abilities, not names."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ class StoredFormat:
 
     name: str
     restorable: bool = False
-    """It keeps all that a restore needs: every column of the envelope, byte for byte."""
+    """It stores everything that a restore needs: every column of the envelope, byte for byte."""
     mergeable: bool = False
-    """The compaction takes its blocks into the table."""
+    """Compaction takes its blocks into the table."""
     columnar: bool = False
-    """It has typed columns, a footer that describes them, and row groups: Parquet's abilities."""
+    """It has typed columns, a footer that describes them, and row groups, as Parquet has."""
     compresses: bool = False
-    """It compresses inside, and is not compressed as a whole."""
+    """It compresses internally, and is not compressed as a whole."""
     flattens: bool = False
-    """It makes rows of a value, by a function `flatten`."""
+    """It turns a value into rows, with a function `flatten`."""
 
 
 PARQUET = StoredFormat(
@@ -29,7 +29,7 @@ PARQUET = StoredFormat(
     columnar=True,
     compresses=True,
 )
-"""What table files are."""
+"""The format of table files."""
 
 FORMATS = {
     one.name: one
@@ -52,6 +52,6 @@ def format_of(recorded: str) -> StoredFormat:
 
 
 def is_open(recorded: str) -> bool:
-    """Return whether other engines read such an object as it is: columnar, and nothing around it."""
+    """Return whether other engines can read such an object as it is: columnar, without a wrapper."""
     found = format_of(recorded)
     return found.columnar and found.name == recorded

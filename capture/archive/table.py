@@ -1,6 +1,6 @@
-"""The table: what is compacted, and of which blocks. The compaction's leader alone commits it.
+"""The table: the compacted files, and the blocks that they replace. Only the compaction's leader commits it.
 
-The seam to whatever format the table has: its files and what they replace change together, by one commit of one head.
+It works for any table format: one commit of one head changes the files and the replaced blocks together.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from capture.stores.contract import Store
 
 
 class Table(Document, frozen=True, kw_only=True):
-    """The table at one moment: its files, and what they were made of.
+    """The table at one moment: its files, and the blocks that they were made of.
 
-    `consumed` are the paths of the blocks whose rows the files hold, for as long as the manifest names them; `retired`
-    are earlier files that are about to be deleted. `of_manifest` is the number of the manifest that it was last made
-    of: beside an older one it may show a message twice, since it has forgotten blocks which that one still names.
+    `consumed` are the paths of the blocks whose rows the files hold, as long as the manifest names them; `retired` are
+    earlier files that are about to be deleted. `of_manifest` is the number of the manifest that the table was last made
+    of: with an older manifest it may show a message twice, since it no longer names blocks which that manifest names.
     `removed` is what retention has removed of the files, by stream. `columns` are the typed columns of all files so far
-    (`merge.schema_evolution.read_columns`). `iceberg` has each stream's table as other engines see it; there is none
-    in format 1.
+    (`merge.schema_evolution.read_columns`). `iceberg` is each stream's Iceberg table for other engines; format 1 has
+    none.
     """
 
     FOLDER: ClassVar[str] = "_table/"
@@ -39,60 +39,61 @@ class Table(Document, frozen=True, kw_only=True):
     iceberg: dict[str, Iceberg] = msgspec.field(default_factory=dict)
 
     def named(self) -> set[str]:
-        """Return every path that must not be deleted: files, what is retired, and what other engines' readers need."""
+        """Return every path that must not be deleted: files, retired files, and what other engines' readers need."""
         paths = {one.path for part in (self.files, self.retired) for one in part}
         return paths.union(iceberg_paths(self.iceberg))
 
 
 class Exposure(Protocol):
-    """How other engines get to see the table: `capture.iceberg.Exposer`, or not at all.
+    """How other engines can read the table: `capture.iceberg.Exposer`, or not at all.
 
-    Whatever it writes counts only when the `Table` that names it is committed: then files and pointers change together.
+    Its output is valid only when the `Table` that names it is committed: so files and pointers change together.
     """
 
     def is_due(self, table: Table, now: float) -> bool:
-        """Tell whether what engines see is to change although the table's files do not."""
+        """Return whether the engines' view has to change although the table's files do not."""
         ...
 
     async def expose(self, store: Store, table: Table, *, token: int, now: float) -> Table:
-        """Write what engines read about the table that is about to be committed; return it with pointers to that.
+        """Write the metadata for engines of the table that is about to be committed; return it with pointers to them.
 
-        What snapshots of the past still name is taken out of its `retired`, and put there when they expire.
+        Removes paths that older snapshots still name from the table's `retired`, and adds them when those snapshots
+        expire.
         """
         ...
 
     async def announce(self, store: Store, table: Table) -> None:
-        """Tell readers that know no head of a committed table. Idempotent; a next call makes up for a missed one."""
+        """Publish a committed table to readers without access to a head. Idempotent; a later call repairs a missed one."""
         ...
 
 
 class Unexposed:
-    """No other engine sees the table."""
+    """No other engine reads the table."""
 
     def is_due(self, table: Table, now: float) -> bool:
-        """Once: what engines see would not change any more."""
+        """Return True once, to remove an earlier view; after that it would not change."""
         return bool(table.iceberg)
 
     async def expose(self, store: Store, table: Table, *, token: int, now: float) -> Table:
-        """Take away what they saw."""
+        """Remove the earlier view."""
         return msgspec.structs.replace(table, iceberg={})
 
     async def announce(self, store: Store, table: Table) -> None:
-        """Nobody is told."""
+        """Do nothing: there are no readers."""
 
 
 def first_table(manifest: Manifest) -> Table:
-    """Return the table that an archive begins with: empty, or what its manifest of format 1 told of it."""
+    """Return the initial table of an archive: empty, or as recorded in its manifest of format 1."""
     retired = [one for one in manifest.retired if one.path.startswith(TABLE)]
     return Table(files=manifest.table, retired=retired, of_manifest=manifest.number)
 
 
 def unforgotten(table: Table, manifest: Manifest) -> list[str]:
-    """Return which consumed blocks the table has to go on naming beside this manifest, or one that comes after it.
+    """Return which consumed blocks the table must still name for this manifest, and for later ones.
 
-    Every consumed block was named by the manifest that the table was made of, or by one before it. Where a later
-    manifest does not name it, the sweep has let it go and deleted it, entry and all, and nothing brings it back: were
-    the same content ever stored again, it would be a block like any that repeats messages, and a merge leaves them out.
+    The manifest that the table was made of, or an earlier one, named every consumed block. If a later manifest does not
+    name it, the sweep has removed it with its entry, and it can't come back. If the same content were ever stored
+    again, it would be a block with repeated messages, and a merge leaves those out.
     """
     named = {one.path for part in (manifest.blocks, manifest.retired) for one in part}
     return [path for path in table.consumed if path in named]
@@ -105,7 +106,7 @@ def waiting(table: Table, manifest: Manifest) -> list[Stored]:
 
 
 def without(table: Table, paths: Container[str], now: float) -> Table:
-    """Return the table without those of its files that retention removes: retired, and recorded as removed."""
+    """Return the table without the files that retention removes: it retires them and records them as removed."""
     gone = [one for one in table.files if one.path in paths]
     return msgspec.structs.replace(
         table,

@@ -1,4 +1,4 @@
-"""What a reader checks of an archive before it believes it: the same for every command, and for programs that read."""
+"""The checks of an archive before it is read: the same for every command, and for programs."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from capture.archive.view import Picture, read_picture
 from capture.errors import CipherError, FormatError, ManifestError
 from capture.stores.contract import Store
 
-AT_ONCE = 8  # objects that are compared with their records
+AT_ONCE = 8  # objects that are compared with their records at a time
 CHUNK_BYTES = 2 << 20
 PIECE_BYTES = 256 << 10
-"""An object that was checked has a digest for each piece of this size: 13 MB for 100 GB."""
+"""A checked object has a digest for each piece of this size: 13 MB for 100 GB."""
 
 
 @dataclass(frozen=True)
 class Trust:
-    """With `public_keys`, the newest manifest, table and recording must be signed by one of them, for this `archive`.
+    """With `public_keys`, one of them must have signed the newest manifest, table and recording, for this `archive`.
 
-    `encrypted_only` says that every object must be encrypted: nobody without a key can make one.
+    With `encrypted_only`, every object must be encrypted: only the owner of a key can make one.
     """
 
     archive: str = ""
@@ -36,7 +36,7 @@ class Trust:
     encrypted_only: bool = False
 
     def check_document(self, path: str, data: bytes) -> None:
-        """Raise SignatureError unless the document is signed as it must be."""
+        """Raise SignatureError unless the document is signed as required."""
         if self.public_keys is not None:
             self.public_keys.check(self.archive, path, data)
 
@@ -61,8 +61,8 @@ async def read_trusted(
 ) -> Picture:
     """Return the archive as last committed, if it can be trusted; without heads, by the newest documents in the store.
 
-    Raises as `read_picture` does, SignatureError for a document that is not signed as it must be, and ManifestError
-    where the newest recording tells of a later manifest than there is.
+    Raises as `read_picture` does, SignatureError for a document that is not signed as required, and ManifestError if
+    the newest recording names a later manifest than the newest one there is.
     """
     heads = (
         manifest_head or partial(latest_offline, store, Manifest),
@@ -79,7 +79,7 @@ async def read_trusted(
 
 
 async def check_vouched(store: Store) -> None:
-    """Raise ManifestError if the store holds objects and no manifest, which alone can vouch for them by a signature."""
+    """Raise ManifestError if the store holds objects but no manifest: only its signature can vouch for them."""
     if objects := [*await store.list(BLOCKS), *await store.list(TABLE)]:
         raise ManifestError(
             f"{store.url} holds {len(objects):,} objects, {objects[0].path} among them, and no manifest that vouches"
@@ -88,14 +88,14 @@ async def check_vouched(store: Store) -> None:
 
 
 async def _ahead(store: Store, picture: Picture, trust: Trust) -> str:
-    """Return a sentence if the newest recording was made of a manifest that is not there; "" if it was not."""
+    """Return a sentence if the newest recording names a manifest that does not exist; "" if it exists."""
     head = await latest_offline(store, Recording)
     recording = await chain.read(store, head, Recording, check=trust.check_document)
     return manifest_missing(recording, head.path if head else "", picture.manifest.number)
 
 
 def manifest_missing(recording: Recording, path: str, newest: int) -> str:
-    """Return a sentence if a recording tells of a later manifest than the newest one; "" if it does not."""
+    """Return a sentence if a recording names a later manifest than the newest one; "" if it does not."""
     if recording.of_manifest <= newest:
         return ""
     there = f"the newest one is number {newest}" if newest else "there is none"
@@ -104,13 +104,13 @@ def manifest_missing(recording: Recording, path: str, newest: int) -> str:
 
 @dataclass(frozen=True, repr=False)
 class CheckedContents:
-    """Objects whose bytes were compared with their records: each byte that is read again is compared with those.
+    """Objects whose bytes were compared with their records; every later read is compared with the same bytes.
 
-    So nothing that was put into an object's place after the check is read. A read raises FormatError then.
+    So an object that was replaced after the check is never read: the read raises FormatError.
     """
 
     store: Store
-    digests: Mapping[str, bytes]  # of each object's pieces, one after the other
+    digests: Mapping[str, bytes]  # of each object's pieces, in order
 
     def __repr__(self) -> str:
         return f"CheckedContents({self.store.url}, {len(self.digests):,} objects)"
@@ -141,9 +141,9 @@ def _digests(data: bytes) -> bytes:
 
 
 async def check_contents(store: Store, objects: Iterable[Stored]) -> CheckedContents:
-    """Raise FormatError unless the bytes of each object are those that its record names: for readers that don't look.
+    """Raise FormatError unless each object has the bytes of its record: for readers that do not check.
 
-    Return what reads these bytes and no others. NotStored if an object is missing.
+    Return a reader of exactly these bytes. NotStored if an object is missing.
     """
     at_once = asyncio.Semaphore(AT_ONCE)
     found: dict[str, bytes] = {}

@@ -1,4 +1,4 @@
-"""What a reader sees of an archive: blocks and table as one, each message once."""
+"""A reader's view of an archive: blocks and table together, each message once."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from capture.errors import ManifestError
 from capture.stores.contract import Store
 
 GRACE = 900.0
-"""Seconds before a block that nothing names is deleted, and one that the table has consumed.
+"""Seconds until a block that no document names, or that the table has consumed, is deleted.
 
-It is what readers of an older picture get, and what a writer has between a block and its entry. Whoever writes a block
-gives up, without an ack, if its entry was not durable within half of this.
+Readers of an older picture have this time, and so has a writer between a block and its entry. The writer of a block
+gives up, without an ack, if its entry was not durable within half of this time.
 """
 
 
@@ -41,7 +41,7 @@ class Picture:
 
     @property
     def removed(self) -> Mapping[str, Sequences]:
-        """What retention has removed, by stream: not missing. Other objects may hold some of it all the same."""
+        """The sequences that retention has removed, by stream: not missing. Other objects may still hold some."""
         return removed_sequences(self.manifest.removed, self.table.removed)
 
     @property
@@ -50,7 +50,7 @@ class Picture:
         return self.manifest.of_table <= self.table.number and self.table.of_manifest <= self.manifest.number
 
     def unadopted(self, entries: Iterable[Stored]) -> list[Stored]:
-        """Return those of some entries that were read before, whose blocks this picture has not got otherwise."""
+        """Return those of the entries, which were read earlier, whose blocks this picture does not name."""
         known = {one.path for part in (self.manifest.blocks, self.manifest.retired) for one in part}
         known.update(self.table.consumed)
         return [one for one in entries if one.path not in known]
@@ -59,14 +59,14 @@ class Picture:
 async def read_picture(
     store: Store, manifest_head: HeadReader, table_head: HeadReader, *, check: Check | None = None
 ) -> Picture:
-    """Return the archive as last committed. ManifestError if what a head names is missing or was changed.
+    """Return the archive as last committed. ManifestError if a document that a head names is missing or was changed.
 
-    `check` looks at each document before it is believed.
+    `check` checks each document before it is used.
 
-    The manifest is read first, the table after it: a block that is compacted in between is then in both, and left out
-    since the table names it; one that the sweep lets go in between is in the table already. The other way round it
-    would be in neither. A reader that was so slow, or an answer so old, that the two don't belong together reads both
-    again. It has the sweep's grace time to read the objects: they are not deleted before.
+    Reads the manifest first, then the table. A block that is compacted between the two reads is in both, and is left
+    out because the table names it; a block that the sweep removes between them is already in the table. In the other
+    order it would be in neither. If the reader was so slow, or an answer so old, that the two do not belong together,
+    it reads both again. The reader then has the sweep's grace time to read the objects: they are not deleted earlier.
     """
     before: Picture | None = None
     while True:
