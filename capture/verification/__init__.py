@@ -1,1 +1,1 @@
-"""Whether anything is missing."""
+"""Verify and purge: what an archive is missing, and what its stream no longer needs to keep."""

@@ -1,8 +1,8 @@
-"""Tamper evidence: what of an archive was changed, removed, put elsewhere, or signed by somebody else.
+"""Tamper evidence: detects documents that were changed, removed, moved, or signed with another key.
 
-A head, in NATS or noted elsewhere, names a document by its SHA-256, and each document its predecessor: nothing that is
-still there can be changed unnoticed. Documents name blocks and table files by their SHA-256: `objects` reads
-those. docs/archive.md says what can't be seen.
+A head, in NATS or noted elsewhere, names a document by its SHA-256, and each document names its predecessor. So no
+existing document can be changed undetected. Documents name blocks and table files by their SHA-256: `objects` reads
+those. docs/archive.md says which changes can't be detected.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from capture.stores.contract import Store
 CHAINS: tuple[type[Document], ...] = (Manifest, Table, Recording)
 
 HeadReaders = Mapping[type[Document], HeadReader]
-"""How the committed head of each chain is learnt of: `capture.archive.heads.head_readers` asks NATS."""
+"""A reader for the committed head of each chain: `capture.archive.heads.head_readers` reads them from NATS."""
 
 UNVOUCHED = "nobody vouches for the newest documents: ask NATS, or give a public key of an archive that is signed"
 
@@ -37,16 +37,16 @@ _BESIDE: dict[type[Document], tuple[tuple[type[Document], str], ...]] = {
     Manifest: ((Table, "of_manifest"), (Recording, "of_manifest")),
     Table: ((Manifest, "of_table"),),
 }
-"""Which documents say, and where, what the number of the newest one of a chain was when they were written."""
+"""For each chain, the documents and fields that record the number of its newest document when they were written."""
 
 Kind = TypeVar("Kind", bound=Document)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """What was found: `problems` are sentences that each name an object, `notes` say what nobody vouches for.
+    """The result: `problems` are sentences that each name an object, `notes` say what no head or signature vouches for.
 
-    `documents` is how many were read.
+    `documents` is the number of documents that were read.
     """
 
     problems: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class Audit:
 
     @property
     def ok(self) -> bool:
-        """Tell whether nothing was tampered with, as far as can be seen."""
+        """Whether there is no evidence of tampering."""
         return not self.problems
 
 
@@ -70,10 +70,10 @@ async def audit(
 ) -> Audit:
     """Check the documents of an archive against each other. StoreError if the store can't be read.
 
-    Without `heads`, and where NATS knows of none, the newest documents in the store are taken for the committed ones.
-    With `keys` they must be signed by one of these, for the archive of this name.
-    `noted` heads were written down elsewhere, by `capture head`: nothing may be older than they are. `deep` reads every
-    document and the whole history; otherwise the newest are read, and the others only must be there.
+    Without `heads`, or if NATS has none, the newest documents in the store are taken for the committed ones.
+    With `keys`, one of these must have signed them, for the archive of this name.
+    `noted` heads were recorded outside the archive by `capture head`: no chain may end before them. `deep` reads every
+    document and the whole history; otherwise only the newest documents are read, and the others only have to exist.
     """
     auditor = _Auditor(store, heads or {}, keys, list(noted), deep, archive)
     for kind in CHAINS:
@@ -84,7 +84,7 @@ async def audit(
 
 
 class _Link(NamedTuple):
-    """What is remembered of a document of a chain: the whole of a manifest may be large."""
+    """The facts about a document of a chain that are kept in memory: a whole manifest may be large."""
 
     number: int
     token: int
@@ -93,7 +93,7 @@ class _Link(NamedTuple):
 
 @dataclass
 class _Auditor:
-    """One look at an archive. Each chain is followed from its head; then comes what else lies in its folder."""
+    """One audit of an archive. It follows each chain from its head, then checks the other documents in its folder."""
 
     store: Store
     heads: HeadReaders
@@ -106,14 +106,14 @@ class _Auditor:
     documents: int = 0
 
     async def look_at(self, kind: type[Kind]) -> None:
-        """Check a chain of documents, and what the newest one says of other objects."""
+        """Check a chain of documents, and the objects that the newest one describes."""
         head = await self._head(kind)
         if head is None:
             self.problems += [_unreached(one, None) for one in self._noted_of(kind)]
             if kind is Manifest and self.keys is not None and not self.heads:
                 await self._nothing_to_vouch_for()
             return
-        objects = await self.store.list(kind.FOLDER)  # after the head was read: it holds the head and what came later
+        objects = await self.store.list(kind.FOLDER)  # after reading the head: it holds the head and later ones
         listed = {one.path: parts[0] for one in objects if (parts := document_parts(kind, one.path))}
         newest = await self._named(kind, head.path, head.sha256, "the head", must_be_signed=True)
         chain = await self._followed(kind, head.path, newest)
@@ -142,7 +142,7 @@ class _Auditor:
         return [one for one in self.noted if document_parts(kind, one.path)]
 
     def _as_noted(self, kind: type[Document], head: Head, chain: Iterable[_Link]) -> None:
-        """Check that the chain goes through what was noted, as far as its documents are still there."""
+        """Check that the chain contains the noted heads, as far as its documents still exist."""
         digests = {one.number - 1: one.parent_sha256 for one in chain} | {head.number: head.sha256}
         for one in self._noted_of(kind):
             if one.number > head.number:
@@ -155,12 +155,12 @@ class _Auditor:
     async def _named(
         self, kind: type[Kind], path: str, digest: str, namer: str, *, must_be_signed: bool = False
     ) -> Kind | None:
-        """Return a document that is named with its SHA-256; None if there is something wrong, or it was cleaned up."""
+        """Return a document that is named with its SHA-256; None if it has a problem, or was cleaned up."""
         data = await self._unchanged(path, digest, namer, kind)
         return None if data is None else self._sound(kind, path, data, must_be_signed=must_be_signed)
 
     def _sound(self, kind: type[Kind], path: str, data: bytes, *, must_be_signed: bool) -> Kind | None:
-        """Return the document if it is one, lies in its place, and is signed as it must be."""
+        """Return the document if it is valid, belongs at its path, and is signed as required."""
         self.documents += 1
         try:
             document = decode(data, path, kind)
@@ -172,9 +172,9 @@ class _Auditor:
         return document
 
     async def _followed(self, kind: type[Kind], path: str, newest: Kind | None) -> dict[str, _Link]:
-        """Return the newest document and, if we look deep, those before it, back to where clean-up has ended the chain.
+        """Return the newest document and, if `deep`, its predecessors, back to where clean-up has ended the chain.
 
-        What comes before one that is wrong can't be told.
+        The predecessors of a document with a problem can't be checked.
         """
         chain: dict[str, _Link] = {}
         child = newest
@@ -189,7 +189,7 @@ class _Auditor:
         return chain
 
     async def _all_there(self, kind: type[Document], head: Head, numbers: set[int]) -> None:
-        """See by the numbers that none of the last documents is missing: a chain that ends early is none."""
+        """Check by the numbers that none of the last documents is missing: a chain that ends early is invalid."""
         for number in range(max(1, head.number - KEPT + 1), head.number):
             path = f"{kind.FOLDER}{number:010d}-"
             if number in numbers or any(problem.startswith(path) for problem in self.problems):
@@ -198,9 +198,9 @@ class _Auditor:
                 self.problems.append(f"{path}….json is missing, one of the last {KEPT}")
 
     async def _is_over(self, kind: type[Document], path: str) -> bool:
-        """Tell whether a document may be deleted by now: clean-up goes on while we look.
+        """Return whether clean-up may have deleted a document by now: it continues during the audit.
 
-        The newest one may be gone: those of other chains that were written beside it tell its number.
+        The newest document may be gone: documents of other chains that were written beside it record its number.
         """
         parts, newest = document_parts(kind, path), await self._head(kind)
         if parts is None:
@@ -209,15 +209,15 @@ class _Auditor:
         return parts[0] <= max(number, await self._told_number(kind)) - KEPT
 
     async def _told_number(self, kind: type[Document]) -> int:
-        """Return the highest number of a document of this kind that the newest ones of other chains name; 0 if none."""
+        """Return the highest number of a document of this kind that other chains' newest ones name; 0 if none does."""
         told = 0
         for other, field_name in _BESIDE.get(kind, ()):
-            with suppress(ManifestError):  # what is wrong with that one is told when its own chain is looked at
+            with suppress(ManifestError):  # its problems are reported when its own chain is checked
                 told = max(told, getattr(await read(self.store, await self._head(other), other), field_name))
         return told
 
     async def _beside(self, kind: type[Kind], path: str, chain: Iterable[_Link], *, must_be_signed: bool) -> None:
-        """Check what no document names: written by a deposed leader, or about to be committed."""
+        """Check a document that no other document names: a deposed leader wrote it, or it is about to be committed."""
         data = await self._read(path)
         if data is None:
             return
@@ -234,9 +234,9 @@ class _Auditor:
         kind: type[Document] | None = None,
         ahead: Prefetch | None = None,
     ) -> bytes | None:
-        """Return an object that is named with its SHA-256; None if it is not there as it was, which is a problem.
+        """Return an object that is named with its SHA-256; None, and report a problem, if it is missing or was changed.
 
-        But for a document of this kind that was cleaned up.
+        A document of this kind that was cleaned up is not a problem.
         """
         data = await self._read(path, ahead)
         if data is None:
@@ -254,10 +254,10 @@ class _Auditor:
         except NotStored:
             return None
 
-    # What else there is.
+    # Other objects.
 
     async def _told_by(self, path: str, recording: Recording) -> None:
-        """Check what the newest recording tells of other objects."""
+        """Check the other objects that the newest recording describes."""
         for one, digest in recording.fixed.items():
             await self._unchanged(one, digest, path)
         if recording.readme:
@@ -271,7 +271,7 @@ class _Auditor:
             await self._history(path, recording.earlier)
 
     async def _exposed(self, path: str, stream: str, exposed: Iceberg) -> None:
-        """Check Iceberg's own files, and what leads readers without a catalog to them."""
+        """Check Iceberg's own files, and the pointers to them for readers without a catalog."""
         for one, digest in (exposed.objects() if self.deep else {exposed.metadata: exposed.sha256}).items():
             await self._unchanged(one, digest, path)
         copy, hint = version_path(stream, exposed.number), hint_path(stream)
@@ -279,7 +279,7 @@ class _Auditor:
         copied, hinted = await self._read(copy), await self._read(hint)
         newest = await self._head(Table)
         if newest is None or newest.path != path:
-            return  # another one was committed while we looked: what leads there is about to change
+            return  # another one was committed during the audit: these pointers are about to change
         wrong = {one for one in listed if (number := version_of_copy(one)) is not None and number > exposed.number}
         wrong |= {copy} if copied is None or sha256(copied).hexdigest() != exposed.sha256 else set()
         wrong |= {hint} if hinted != str(exposed.number).encode() else set()
@@ -309,7 +309,7 @@ class _Auditor:
                 self.notes.append(f"{SIGNING} names more keys than were given: {', '.join(others)}")
 
     async def _history(self, namer: str, earlier: Earlier | None) -> None:
-        """Follow the recordings of all hours, each of which names the one before it by its SHA-256."""
+        """Follow the recordings of all hours; each names the one before it by its SHA-256."""
         async with Prefetch(self.store, (await self.store.list(HISTORY))[::-1]) as ahead:
             while earlier is not None:
                 data = await self._unchanged(earlier.path, earlier.sha256, namer, ahead=ahead)

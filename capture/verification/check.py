@@ -1,4 +1,4 @@
-"""What an archive holds against what its stream says, for the command line and the demo."""
+"""Compares an archive with its stream, for the command line and the demo."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from natty.streams import stream_state
 from natty.wire.servers import Version
 
 JSON_VERSION = 1
-"""Of `Check.as_dict`. It grows when a field gets another meaning or goes, not when one is added."""
+"""The version of `Check.as_dict`. It grows when a field changes its meaning or is removed, not when one is added."""
 WELL, UNCHECKED, WRONG = 0, 1, 3
 """Exit statuses: all is well; something could not be checked; something is missing or damaged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A verdict on the sequences that were acknowledged; the ones after them are on their way.
+    """A verdict on the sequences that were acknowledged; later ones are in flight.
 
-    `uncompared` says why the stream could not be compared although it was to be; `gone`, that there is no such stream
-    any more; `recorded` is when what it was compared with was recorded instead (Unix seconds). `notes` are what else an
-    operator should know; `advice` says what becomes of what is missing, or what to do.
+    `uncompared` says why a requested comparison with the stream was not possible. `gone`: the stream does not exist any
+    more. `recorded` is the time of the recording that was used instead of the stream (Unix seconds). `notes` are other
+    facts for an operator; `advice` says what happens to missing messages, or what to do.
     """
 
     verdict: Verdict
@@ -65,14 +65,14 @@ class Check:
 
     @property
     def status(self) -> int:
-        """WRONG if something is missing or damaged, else UNCHECKED if something could not be checked, else WELL."""
+        """WRONG if something is missing or damaged; UNCHECKED if something could not be checked; otherwise WELL."""
         if not self.verdict.ok:
             return WRONG
         return UNCHECKED if self.uncompared or self.verdict.unchecked or self.verdict.awaited else WELL
 
     @property
     def ok(self) -> bool:
-        """Whether all was checked, nothing is missing, nothing is there twice, and every object is sound."""
+        """Whether everything was checked, nothing is missing or stored twice, and every object is sound."""
         return self.status == WELL
 
     def sentence(self) -> str:
@@ -123,14 +123,13 @@ async def check(
     noted: Iterable[Head] = (),
     on_progress: Progress | None = None,
 ) -> Check:
-    """Compare archive and stream by exact sets. Without `natty` the archive is compared with what it has recorded.
+    """Compare archive and stream by exact sets. Without `natty`, compare the archive with its own recording.
 
-    `deep` reads every object and every document again. Documents must be signed, if the configuration names public
-    keys; `noted` heads were written down elsewhere: see `audit`. What capture has acknowledged is asked for
-    first, then the archive is read, then the stream: so what was acknowledged is in the archive by then, and what left
-    the stream meanwhile is not taken for missing.
-    StreamNotFoundError if neither server nor archive knows the stream; CaptureError if it was made again;
-    NoArchiveError if the store holds no archive, and NATS knows of none.
+    `deep` reads every object and every document again. If the configuration names public keys, documents must be
+    signed. `noted` heads were recorded outside the archive: see `audit`. The check first reads what capture has
+    acknowledged, then the archive, then the stream. So everything acknowledged is in the archive by then, and messages
+    that left the stream meanwhile do not count as missing. StreamNotFoundError if neither server nor archive knows the
+    stream; CaptureError if it was created again; NoArchiveError if the store holds no archive, and NATS knows of none.
     """
     began = time.time()
     before = await _acknowledged(natty, config, store) if natty else None
@@ -172,13 +171,13 @@ async def check(
 
 
 def _not_told(problems: Iterable[str], told: Iterable[str]) -> list[str]:
-    """Return the problems of reading the archive without those of documents that the audit names first."""
+    """Return the problems of reading the archive without those of documents that the audit already reports."""
     documents = {one.partition(" ")[0] for one in told}
     return [one for one in dict.fromkeys(problems) if not any(path in one for path in documents)]
 
 
 async def _there_is_one(natty: Natty | None, config: CaptureConfig, store: Store) -> None:
-    """NoArchiveError if the store holds no archive. One that NATS knows is compared all the same: it was lost."""
+    """Raise NoArchiveError if neither store nor NATS has an archive. One that only NATS has was lost: compare it."""
     if natty and not await holds_archive(store) and await SWEEP.reader(natty, config.name)():
         return
     await require_archive(store)
@@ -190,7 +189,7 @@ async def _there_is_one(natty: Natty | None, config: CaptureConfig, store: Store
 async def _holdings(
     natty: Natty | None, config: CaptureConfig, store: Store, deep: bool, on_progress: Progress | None
 ) -> Holdings:
-    """Return what the archive holds of the stream; the entries are read first, then manifest and table."""
+    """Return what the archive holds of the stream. Reads the entries first, then manifest and table."""
 
     async def look() -> tuple[list[Stored], Picture]:
         entries, unreadable[:] = await read_entries(store)
@@ -217,7 +216,7 @@ async def _holdings(
 
 
 def _of_stream(picture: Picture, stream: str) -> Picture:
-    """Return the part of a picture that is of one stream."""
+    """Return the part of a picture that belongs to one stream."""
     blocks = [one for one in picture.manifest.blocks if one.stream == stream]
     files = [one for one in picture.table.files if one.stream == stream]
     manifest = msgspec.structs.replace(picture.manifest, blocks=blocks)
@@ -234,7 +233,7 @@ async def archive_picture(natty: Natty | None, config: CaptureConfig, store: Sto
 
 
 async def _recording(store: Store, heads: HeadReaders | None) -> Recording:
-    """Return what the archive has recorded, as far as that can be read: the audit says what is wrong with it."""
+    """Return the archive's newest recording, empty if it can't be read: the audit reports why."""
     try:
         head = await heads[Recording]() if heads else None
         return await read(store, head or await latest_offline(store, Recording), Recording)
@@ -247,10 +246,10 @@ async def _recording(store: Store, heads: HeadReaders | None) -> Recording:
 
 @dataclass(frozen=True, kw_only=True)
 class Acknowledged:
-    """How far capture was when it was asked: all up to `floor` is settled, and `waiting` messages after it are not.
+    """The progress of capture at one time: messages up to `floor` are settled, and `waiting` later ones are not.
 
-    `last` is the stream's last sequence, asked for before that, `at` so many Unix seconds by the server's clock. `gone`
-    says that capture has no consumer: how far it was is then what the archive has recorded, if it has.
+    `last` is the stream's last sequence, read earlier; `at` is the time in Unix seconds by the server's clock. `gone`:
+    capture has no consumer. Its progress is then the archive's record, if there is one.
     """
 
     last: int
@@ -268,13 +267,13 @@ class Acknowledged:
 
 
 async def _acknowledged(natty: Natty, config: CaptureConfig, store: Store) -> Acknowledged | None:
-    """Return how far capture is; None if the stream is gone, and the archive knows it.
+    """Return the progress of capture; None if the stream is gone, and the archive knows it.
 
-    CaptureError if it was made again under its name; StreamNotFoundError if nobody knows it.
+    CaptureError if it was created again under its name; StreamNotFoundError if neither server nor archive knows it.
     """
     try:
         known = await read_claim(store, stream_path(config.stream), Identity)
-    except (NotStored, ManifestError):  # the audit tells of a damaged one
+    except (NotStored, ManifestError):  # the audit reports a damaged one
         known = None
     try:
         info = await stream_info(natty, config.stream)
@@ -310,10 +309,11 @@ async def _compared(
     before: Acknowledged,
     recording: Recording,
 ) -> tuple[Verdict, Sequences, tuple[str, ...]]:
-    """Compare with the stream as it is now: what left it meanwhile is not missing. What seems missing is asked about.
+    """Compare with the current stream: messages that left it meanwhile are not missing. Then check what seems missing.
 
-    Was it asked for at all? Did the consumer, perhaps led by another server, know of it when it said how far it is? And
-    what does the sweep's leader say of it? Returns what was stored meanwhile, too, and what to do about the missing.
+    Are the messages in the archive's scope? Did the consumer, perhaps led by another server, know of them when it
+    reported its progress? What does the sweep's leader report about them? Also returns the messages that were stored
+    meanwhile, and advice about the missing ones.
     """
     verdict = compare(held, await _view(natty, config, before, recording))
     if not (doubted := verdict.missing - held.lost):
@@ -332,7 +332,7 @@ async def _compared(
 
 
 def _advice(held: Holdings, said: Explained, missing: Sequences, version: Version) -> tuple[str, ...]:
-    """Return what to do about what is missing."""
+    """Return what to do about missing messages."""
     advice = []
     if missing and held.problems and not held.objects:
         advice.append("the store does not hold what NATS knows of this archive: check the store, see docs/moving.md")
@@ -348,7 +348,7 @@ def _advice(held: Holdings, said: Explained, missing: Sequences, version: Versio
 
 async def _view(natty: Natty, config: CaptureConfig, before: Acknowledged, recording: Recording) -> StreamView:
     state = await stream_state(natty.jetstream, config.stream, deleted=True)
-    first = max(1, state["first_seq"])  # a stream that never held a message says 0, and that 0 is deleted
+    first = max(1, state["first_seq"])  # a stream that never held a message reports 0, and 0 as deleted
     return StreamView(
         first=first,
         last=before.upto,
@@ -360,7 +360,7 @@ async def _view(natty: Natty, config: CaptureConfig, before: Acknowledged, recor
 
 
 async def _recorded_view(config: CaptureConfig, store: Store, recording: Recording) -> StreamView | None:
-    """Return what was recorded of the stream; None if that was nothing, not how far capture was, or is damaged."""
+    """Return the recorded view of the stream; None if it is missing, damaged, or has no progress of capture."""
     record = recording.streams.get(config.stream)
     try:
         asked = await read_records(store, config.stream)
@@ -383,7 +383,7 @@ async def _recorded_view(config: CaptureConfig, store: Store, recording: Recordi
 
 
 def _as_recorded(before: Acknowledged, consumers: Mapping[str, Consumer]) -> Acknowledged:
-    """Return how far capture was at the last recording: what came later was perhaps never delivered to it."""
+    """Return the progress of capture at the last recording: later messages were perhaps never delivered to it."""
     floor = min(before.last, *(resume(one)[0].stream_seq for one in consumers.values()))
     return replace(before, floor=floor, waiting=before.last - floor)
 

@@ -1,4 +1,4 @@
-"""Why an acknowledged message may not be in the archive yet: what the sweep's leader has published about it."""
+"""Why an acknowledged message may not be in the archive yet, according to the published state of the sweep."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from capture.stores import Store
 from natty import Natty, NattyError
 from natty.wire.servers import NEEDS, Version, text_of
 
-LOOK = 0.2  # seconds between two looks at what is published
+LOOK = 0.2  # seconds between two reads of the published state
 
 
 @dataclass(frozen=True)
 class Explained:
-    """Of messages that seemed to be missing: nodes may store the `awaited` ones, and the `stored` ones are by now.
+    """Messages that seemed to be missing: nodes may still store the `awaited` ones; the `stored` ones are stored now.
 
-    `leader` tells whether a leader has swept since, who stores what no node has stored.
+    `leader`: since then a leader has swept, which stores messages that no node has stored.
     """
 
     awaited: Sequences = field(default_factory=Sequences)
@@ -32,7 +32,7 @@ class Explained:
     leader: bool = False
 
     def to_do(self, version: Version) -> str:
-        """Return who stores what is missing, as a sentence, or what to do first where nobody can."""
+        """Return a sentence that says what stores the missing messages, or what to do first if nothing can."""
         need = NEEDS["leader election"]
         if self.leader:
             return "the sweep stores what is missing and still in the stream: capture status says why it has not yet"
@@ -46,9 +46,9 @@ class Explained:
 
 
 async def explain(natty: Natty, store: Store, config: CaptureConfig, missing: Sequences, asked: float) -> Explained:
-    """Return what a sweep says of these messages that has begun after they were asked about (server's Unix seconds).
+    """Return what a sweep reports about these messages that began after `asked` (Unix seconds of the server's clock).
 
-    It waits for that sweep, as long as a node runs, and none is late. StoreError, ManifestError.
+    Waits for that sweep while a node runs and none is late. StoreError, ManifestError.
     """
     try:
         found = await _swept(natty, config, asked)
@@ -64,7 +64,7 @@ async def explain(natty: Natty, store: Store, config: CaptureConfig, missing: Se
 
 
 async def _swept(natty: Natty, config: CaptureConfig, asked: float) -> StreamState | None:
-    """Return what is published of the stream by a sweep that has begun since; None if nobody sweeps, or too late."""
+    """Return the stream's state as published by a sweep that began after `asked`; None if none does so in time."""
     board, published, now = Board(natty, config.name), set[float](), asyncio.get_running_loop().time
     deadline = now() + LATE * config.sweep.every + ALLOWANCE
     while now() < deadline:
@@ -73,14 +73,14 @@ async def _swept(natty: Natty, config: CaptureConfig, asked: float) -> StreamSta
             return None
         if view.state:
             published.add(view.state.swept)
-            if view.state.swept > asked or len(published) > 2:  # a clock that is behind: the third has begun since
+            if view.state.swept > asked or len(published) > 2:  # a late clock: the third began after it
                 return next((one for one in view.state.streams if one.stream == config.stream), None)
         await asyncio.sleep(LOOK)
     return None
 
 
 def _awaited(state: StreamState, missing: Sequences) -> Sequences:
-    """Return which of these are awaited; all, where those that are awaited are too many to be published."""
+    """Return which of these are awaited; all of them if the awaited set was too large to be published."""
     if state.awaited and not state.awaited_set:
         return missing
     return missing & Sequences.from_text(state.awaited_set)

@@ -1,4 +1,4 @@
-"""What an archive holds: each object is read again, hashed, opened and compared with its record."""
+"""Reads every object of an archive again: hashes it, opens it and compares it with its record."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from capture.errors import CaptureError, CipherError, FormatError, KeyMissingErr
 from capture.stores.contract import Store
 from capture.verification.verdict import Holdings
 
-UNDECODABLE_KEY = "_undecodable"  # as `capture.partitioners.UNDECODABLE`; a user's key has another text
+UNDECODABLE_KEY = "_undecodable"  # the same as `capture.partitioners.UNDECODABLE`; a user's key has another text
 OBJECTS_AT_ONCE = 4
 CHUNK_BYTES = 8 << 20
-"""So much of an object is read at a time."""
+"""The number of bytes of an object that are read at a time."""
 SPOOL_BYTES = 32 << 20
-"""A larger object lies in a temporary file while it is looked at; a block is hardly ever larger."""
+"""Larger objects are stored in a temporary file while they are checked; blocks are hardly ever larger."""
 
 Progress = Callable[[int, int], None]
-"""Told how many objects were looked at, and how many there are."""
+"""Called with the number of objects checked so far, and the number of all objects."""
 
 Again = Callable[[], Awaitable[tuple[list[Stored], Picture]]]
-"""Reads the entries, and then the picture, anew."""
+"""Reads the entries, and then the picture, again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +50,11 @@ class ArchiveView:
 
 
 class State(Enum):
-    """How an object was found."""
+    """The state of an object."""
 
-    SOUND = "sound"  # as its record says
-    UNCHECKED = "unchecked"  # there, and nobody can say more
-    WRONG = "wrong"  # whole, but not what its record says
+    SOUND = "sound"  # matches its record
+    UNCHECKED = "unchecked"  # exists, and no more could be checked
+    WRONG = "wrong"  # whole, but does not match its record
     DAMAGED = "damaged"  # changed or cut off: it holds nothing
     GONE = "gone"
 
@@ -64,9 +64,9 @@ BROKEN = frozenset({State.WRONG, State.DAMAGED, State.GONE})
 
 @dataclass(frozen=True)
 class Finding:
-    """One object that was looked at, and a sentence about what is wrong.
+    """The result of checking one object, and a sentence about its problem.
 
-    What it holds stands here only if its record says otherwise: thousands of findings are to take no memory.
+    `held` and `rows` are set only if they differ from its record, so that thousands of findings take little memory.
     """
 
     state: State
@@ -90,12 +90,13 @@ async def read_archive(
 ) -> ArchiveView:
     """Return what the archive holds, by its picture and the entries that wait for the sweep.
 
-    Every object must be there with its size. `deep` reads each again: its SHA-256, and the sequences and times of its
-    rows, against its record; encrypted ones need `keys`. What is missing or changed holds nothing. Read the pending
-    entries before the picture (see `sweep.read_entries`), or one that is adopted in between is in neither.
+    Every object must exist with its size. `deep` reads each one again and compares its SHA-256, and the sequences and
+    times of its rows, with its record; encrypted ones need `keys`. A missing or changed object holds nothing. Read the
+    pending entries before the picture (see `sweep.read_entries`): otherwise an entry that is adopted in between is in
+    neither.
 
-    An object that is gone may have been compacted and removed since the picture was read: `again` tells, and what has
-    taken its place is looked at instead. Memory grows with the number of objects, not with their size.
+    A missing object may have been compacted and removed after the picture was read: then `again` reads a new picture,
+    and the objects that replace it are checked instead. Memory grows with the number of objects, not with their size.
     """
     findings: dict[str, Finding] = {}
     pending_entries = list(pending_entries)
@@ -124,7 +125,7 @@ async def _look_at(
     keys: Keys | None,
     on_progress: Progress | None,
 ) -> None:
-    """Look at a few objects at a time; one listing tells which are there at all."""
+    """Check a few objects at a time; one listing shows which ones exist."""
     sizes = {one.path: one.bytes for one in await store.list(BLOCKS) + await store.list(TABLE)} if records else {}
     waiting = iter(records)
     before = len(findings)
@@ -157,7 +158,7 @@ def _by_size(record: Stored, found: int | None) -> Finding:
 
 
 async def _read_again(store: Store, record: Stored, keys: Keys | None) -> Finding:
-    """Compare an object with its record: the hash first, then what it holds."""
+    """Compare an object with its record: first the hash, then its content."""
     with tempfile.SpooledTemporaryFile(SPOOL_BYTES) as file:
         try:
             digest = await _copy(store, record, file)
@@ -171,7 +172,7 @@ async def _read_again(store: Store, record: Stored, keys: Keys | None) -> Findin
 
 
 async def _copy(store: Store, record: Stored, file: IO[bytes]) -> str:
-    """Copy an object into the file, piece by piece, and return its SHA-256."""
+    """Copy an object into the file, in chunks, and return its SHA-256."""
     digest = sha256()
 
     def take(data: bytes) -> None:
@@ -192,13 +193,13 @@ def _check(record: Stored, file: IO[bytes], keys: Keys | None) -> Finding:
         return Finding(State.UNCHECKED, f"{record.path} can't be opened: {error}")
     except CipherError as error:
         return Finding(State.DAMAGED, f"{record.path} can't be opened: {error}")
-    except Exception as error:  # whatever a reader raises on bytes that it can't read
+    except Exception as error:  # any error of a format's reader on bytes that it can't read
         return Finding(State.DAMAGED, f"{record.path} is no {record.format} that can be read: {error}")
 
 
 @dataclass(frozen=True)
 class _Positions:
-    """Where an object's rows belong: their sequences, how many rows, and the earliest and latest time (ns)."""
+    """The position of an object's rows: their sequences, their number, and the earliest and latest time (ns)."""
 
     held: Sequences
     rows: int
@@ -207,7 +208,7 @@ class _Positions:
 
 
 def _positions_of(record: Stored, file: IO[bytes], keys: Keys | None) -> _Positions:
-    from capture.formats import reader  # here, so that the arithmetic needs no pyarrow
+    from capture.formats import reader  # imported here, so that the arithmetic needs no pyarrow
 
     held, rows = Sequences(), 0
     earliest, latest = [], []
@@ -239,7 +240,7 @@ def _compared(record: Stored, found: _Positions) -> Finding:
 
 
 def _wrong_facts(record: Stored, found: _Positions) -> list[str]:
-    """Return what the record says wrongly; the times of early records are not known."""
+    """Return the wrong facts of the record; early records have no times."""
     facts = [("first", record.first, found.held.first), ("last", record.last, found.held.last)]
     if record.max_ns:
         facts += [("min_ns", record.min_ns, found.min_ns), ("max_ns", record.max_ns, found.max_ns)]
@@ -250,7 +251,7 @@ def _wrong_facts(record: Stored, found: _Positions) -> list[str]:
 
 
 def recorded_sequences(record: Stored) -> Sequences:
-    """Return the sequences that a record says its object holds; none if it does not say so readably."""
+    """Return the sequences that a record says its object holds; none if they can't be read."""
     try:
         return Sequences.from_text(record.sequences)
     except ValueError:
@@ -263,7 +264,7 @@ def recorded_sequences(record: Stored) -> Sequences:
 def _by_stream(
     records: list[Stored], adopted: list[Stored], picture: Picture, findings: dict[str, Finding], deep: bool
 ) -> dict[str, Holdings]:
-    """Add up what every object holds."""
+    """Add up the holdings of every object."""
     paths, removed = {one.path for one in adopted}, picture.removed
     found: dict[str, Holdings] = {}
     for stream in sorted({one.stream for one in records} | removed.keys()):
@@ -275,7 +276,7 @@ def _by_stream(
 def _added_up(
     records: list[Stored], adopted: set[str], findings: dict[str, Finding], removed: Sequences, deep: bool
 ) -> Holdings:
-    """Undecodable is what lies nowhere but under the undecodable key; proven is what was just read in full."""
+    """Add up some objects. Undecodable: only under the undecodable key. Proven: just read in full."""
     table = [one for one in records if one.path.startswith(TABLE)]
 
     def held(one: Stored) -> Sequences:
@@ -311,7 +312,7 @@ def _held(record: Stored, finding: Finding) -> Sequences:
 
 
 def _is_proof(record: Stored, finding: Finding) -> bool:
-    """Tell whether the object holds its messages whole: CSV keeps no payload of what it makes rows of."""
-    from capture.formats import reader  # here, so that the arithmetic needs no pyarrow
+    """Return whether the object proves its messages: CSV does not store the payloads that it turns into rows."""
+    from capture.formats import reader  # imported here, so that the arithmetic needs no pyarrow
 
     return finding.state is State.SOUND and reader(record.format).restorable

@@ -1,4 +1,4 @@
-"""A check as monitoring systems read it: one line for Nagios and its relatives, a text file for Prometheus."""
+"""Formats a check for monitoring systems: one line for Nagios-compatible ones, a text file for Prometheus."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ OK, WARNING, CRITICAL, UNKNOWN = 0, 1, 2, 3
 _NAMES = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 _NAGIOS = {WELL: OK, UNCHECKED: WARNING, WRONG: CRITICAL}
 LONGEST = 1000
-"""Characters of a Nagios line's text: some of its relatives read no more."""
+"""The limit of a Nagios line's text, in characters: some compatible systems read no more."""
 
 
 # --- Nagios: the plug-in guidelines of monitoring-plugins.org --------------------------------------------------------
 
 
 def nagios(check: Check) -> tuple[int, str]:
-    """Return the exit status and the line: the verdict, then what was counted as performance data.
+    """Return the exit status and the line: the verdict, then the counts as performance data.
 
-    CRITICAL: something is missing or damaged. WARNING: as far as could be seen nothing is, but not all could be seen.
+    CRITICAL: something is missing or damaged. WARNING: no damage was found, but not everything could be checked.
     """
     status = _NAGIOS[check.status]
     counts = {name: len(getattr(check.verdict, name)) for name in COUNTED}
@@ -43,7 +43,7 @@ def nagios(check: Check) -> tuple[int, str]:
 
 
 def nagios_unknown(reason: str) -> tuple[int, str]:
-    """Return the exit status and the line where nothing could be checked at all."""
+    """Return the exit status and the line for a check that was not possible at all."""
     return UNKNOWN, _line(UNKNOWN, reason)
 
 
@@ -52,7 +52,7 @@ _LIMITS = {"missing": ";;0", "duplicates": ";;0", "problems": ";;0", "unchecked"
 
 
 def _line(status: int, text: str) -> str:
-    """Return the text as one line without the bar that begins the performance data."""
+    """Return the text as one line, without the "|" that starts the performance data."""
     said = " ".join(text.replace("|", "/").split())
     return f"CAPTURE {_NAMES[status]} - {said if len(said) <= LONGEST else said[: LONGEST - 1] + '…'}"
 
@@ -61,7 +61,7 @@ def _line(status: int, text: str) -> str:
 
 
 def prometheus(check: Check) -> str:
-    """Return the check's figures in Prometheus' text format. No label is a subject."""
+    """Return the check's figures in Prometheus' text format. No label contains a subject."""
     verdict, of_stream = check.verdict, labels(stream=check.stream)
     sequences = [(labels(stream=check.stream, state=name), float(len(getattr(verdict, name)))) for name in COUNTED]
     return _outcome(check.stream, check.status, check.checked_at) + "".join(
@@ -85,7 +85,7 @@ def prometheus(check: Check) -> str:
 
 
 def prometheus_failure(stream: str, now: float) -> str:
-    """Return what is known where nothing could be checked: that, and when (Unix seconds)."""
+    """Return the figures of a check that was not possible: its status and its time (Unix seconds)."""
     return _outcome(stream, UNCHECKED, now)
 
 
@@ -114,7 +114,7 @@ def _number(value: float) -> str:
 
 
 def labels(**given: str) -> str:
-    """Return labels as they stand between braces."""
+    """Return labels in the form that is written between braces."""
     return ",".join(f'{name}="{_escaped(value)}"' for name, value in given.items())
 
 
@@ -123,9 +123,9 @@ def _escaped(value: str) -> str:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file that others may read at any moment: they see the old one or the new one. ConfigError if that fails.
+    """Replace a file atomically: readers see the old one or the new one. ConfigError if that fails.
 
-    Everybody may read it, as far as this process's umask allows: the collector is another user.
+    All users may read it, as far as this process's umask allows: the collector is another user.
     """
     part = path.with_name(f".{path.name}.{uuid4().hex}")
     try:

@@ -1,4 +1,4 @@
-"""Deletes from a stream what the archive provably holds, and nothing else."""
+"""Deletes from a stream only messages that are proven to be in the archive."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from natty.streams import stream_state
 from natty.streams.contents import check_purge
 from natty.streams.listing import all_consumers, all_streams
 
-READ_AHEAD = 8192  # messages, of which only headers come
+READ_AHEAD = 8192  # messages; the server sends only their headers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Margin:
-    """What stays in any case: the newest `messages` of the stream, and all that it stored in the last `seconds`."""
+    """Messages that are always kept: the newest `messages`, and those that the stream stored in the last `seconds`."""
 
     messages: int = 0
     seconds: float = 0.0
@@ -38,10 +38,10 @@ class Margin:
 
 @dataclass(frozen=True, kw_only=True)
 class Stock:
-    """What a stream holds, and who still needs what of it.
+    """What a stream holds, and which other readers still need it.
 
-    `present` are its sequences, `ours` those of them on the subjects to be purged, `filters`, or on all. `floors` names
-    everybody else who reads it, and up to which sequence they are done with it. `young` is the first sequence that the
+    `present` are its sequences, `ours` those of them on the subjects to be purged: `filters`, or all subjects. `floors`
+    maps the name of each other reader to the sequence up to which it is done. `young` is the first sequence that the
     margin's time keeps.
     """
 
@@ -54,7 +54,7 @@ class Stock:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What may go: of `ours` all below sequence `before`; `messages` of them. `reason` is why not more."""
+    """What may be purged: the `messages` of `ours` below sequence `before`. `reason` says why not more."""
 
     before: int
     messages: int
@@ -64,8 +64,9 @@ class Plan:
 def plan_purge(stock: Stock, proven: Sequences, keep: int = 0) -> Plan:
     """Decide up to where the stream may be purged; pure.
 
-    All that goes is proven, nobody else needs it, and the newest `keep` messages and the young ones stay. As a purge
-    takes everything below a sequence, the first message that must stay ends it.
+    Every purged message is proven to be stored, no other reader needs it, and it is not among the newest `keep`
+    messages or the young ones. A purge deletes everything below a sequence, so it ends at the first message that must
+    stay.
     """
     bounds = [(stock.present.last + 1 if stock.present else 1, "all of it may go")]
     if unproven := stock.ours - proven:
@@ -83,11 +84,11 @@ def plan_purge(stock: Stock, proven: Sequences, keep: int = 0) -> Plan:
 
 
 def _newest(present: Sequences, count: int) -> int:
-    """Return the first of the newest `count` sequences; of all, if they are no more."""
+    """Return the first of the newest `count` sequences; of all, if there are fewer."""
     if len(present) <= count:
         return present.first if present else 1
     low, high = present.first, present.last
-    while low < high:  # the highest sequence from which on there are `count`
+    while low < high:  # the highest sequence with `count` from it on
         middle = (low + high + 1) // 2
         if len(present.within(middle, present.last)) >= count:
             low = middle
@@ -100,10 +101,10 @@ def _newest(present: Sequences, count: int) -> int:
 
 
 async def purgeable(natty: Natty, config: CaptureConfig, store: Store) -> tuple[str, ...]:
-    """Return the subjects that are to be purged, none for all of them.
+    """Return the subjects to be purged, none for all of them.
 
-    PurgeRefused if the stream can't be purged, if it is not the one that was captured, or if what is on the captured
-    subjects can't be told exactly.
+    PurgeRefused if the stream can't be purged, if it is not the stream that was captured, or if the messages on the
+    captured subjects can't be determined exactly.
     """
     info = await stream_info(natty, config.stream)
     _check_purgeable(config.stream, info["config"])
@@ -114,7 +115,7 @@ async def purgeable(natty: Natty, config: CaptureConfig, store: Store) -> tuple[
 async def take_stock(
     natty: Natty, config: CaptureConfig, store: Store, margin: Margin, *, now: float, ignore_others: bool = False
 ) -> Stock:
-    """Ask the server for all that `plan_purge` has to know; `now` in Unix seconds. PurgeRefused, as by `purgeable`."""
+    """Request everything that `plan_purge` needs from the server; `now` in Unix seconds. PurgeRefused."""
     stream, filters = config.stream, await purgeable(natty, config, store)
     state = await stream_state(natty.jetstream, stream, deleted=True)
     last = state["last_seq"]
@@ -152,7 +153,7 @@ async def _check_identity(store: Store, stream: str, created: str) -> None:
 
 
 async def _filters(natty: Natty, config: CaptureConfig, stream: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the subjects to be purged, none for all of them. PurgeRefused if it is not sure which are captured."""
+    """Return the subjects to be purged, none for all. PurgeRefused if the captured subjects are uncertain."""
     wanted = sorted(config.filter_subjects)
     if config.group:
         members = await consumers(natty, msgspec.structs.replace(config, member=""))
@@ -188,9 +189,9 @@ async def _on_subjects(natty: Natty, stream: str, filters: tuple[str, ...]) -> S
 
 
 async def _first_since(natty: Natty, stream: str, present: Sequences, since: float) -> int | None:
-    """Return a sequence from which on all is younger than `since` (Unix seconds), and nothing before; None if none is.
+    """Return a sequence from which on all messages are younger than `since` (Unix seconds), and none before; or None.
 
-    Times grow with sequences, so it is looked for by halving.
+    Times grow with sequences, so this is a binary search.
     """
     if not present:
         return None
@@ -211,11 +212,11 @@ async def _first_since(natty: Natty, stream: str, present: Sequences, since: flo
     return low if low <= present.last else None
 
 
-# --- who else needs what ---------------------------------------------------------------------------------------------
+# --- other readers ---------------------------------------------------------------------------------------------------
 
 
 async def _floors(natty: Natty, config: CaptureConfig, last: int) -> dict[str, int]:
-    """Return up to which sequence each other consumer, mirror and source is done. PurgeRefused if one doesn't say."""
+    """Return up to which sequence each other consumer, mirror and source is done. PurgeRefused if one is unknown."""
     found = await all_consumers(natty.jetstream, config.stream)
     if found.missing:
         raise PurgeRefused(
@@ -231,9 +232,9 @@ async def _floors(natty: Natty, config: CaptureConfig, last: int) -> dict[str, i
 
 
 def _floor(consumer: Mapping[str, Any], last: int) -> int:
-    """Return up to which sequence a consumer needs nothing any more.
+    """Return up to which sequence a consumer needs no messages any more.
 
-    The acknowledged floor of one with filters stays at the last message that was for it, so its backlog is looked at.
+    The ack floor of a consumer with filters stays at the last message that matches them, so check its backlog.
     """
     config = consumer["config"]
     filtered = config.get("filter_subject") or config.get("filter_subjects")
@@ -243,7 +244,7 @@ def _floor(consumer: Mapping[str, Any], last: int) -> int:
 
 
 def _copied(stream: str, other: Mapping[str, Any], last: int) -> dict[str, int]:
-    """Return how far another stream is that mirrors this one, or has it as a source."""
+    """Return the progress of another stream that mirrors this one, or has it as a source."""
     name, floors = other["config"]["name"], {}
     mirror = other["config"].get("mirror") or {}
     if mirror.get("name") == stream and not mirror.get("external"):
@@ -256,26 +257,26 @@ def _copied(stream: str, other: Mapping[str, Any], last: int) -> dict[str, int]:
 
 
 def _has_all(copy: Mapping[str, Any] | None) -> bool:
-    """Tell whether a mirror or source says that it lacks nothing; one that never got an answer says nothing."""
+    """Return whether a mirror or source reports that it is complete; one that never got an answer reports nothing."""
     return copy is not None and not copy["lag"] and copy["active"] >= 0 and not copy.get("error")
 
 
-# --- the deed --------------------------------------------------------------------------------------------------------
+# --- the purge -------------------------------------------------------------------------------------------------------
 
 
 async def purge(natty: Natty, stream: str, before: int, filters: Iterable[str]) -> int:
-    """Delete what is below a sequence, on these subjects or on all; return how many messages that were.
+    """Delete the messages below a sequence, on these subjects or on all; return their number.
 
-    PurgeRefused, before nats-server 2.15, if consumers with several filters would skip what they were not delivered.
-    Messages that are published meanwhile have higher sequences. Below sequence 1 there is nothing, so nothing is asked
-    for: to a server, no sequence means everything.
+    PurgeRefused, before nats-server 2.15, if consumers with several filters would skip messages not delivered to them.
+    Messages that are published meanwhile have higher sequences. With `before` at most 1 it sends no request: there is
+    nothing below sequence 1, and for a server no sequence means everything.
     """
     purged = 0
     if before <= 1:
         return purged
     for subject in tuple(filters) or ("",):
         if subject:
-            await check_purge(natty.jetstream, stream, subject, held=False)  # all that is purged is acknowledged
+            await check_purge(natty.jetstream, stream, subject, held=False)  # all purged messages are acknowledged
         wanted = {"seq": before} | ({"filter": subject} if subject else {})
         purged += (await natty.jetstream.request(f"STREAM.PURGE.{stream}", wanted))["purged"]
     return purged

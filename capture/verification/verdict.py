@@ -1,4 +1,4 @@
-"""Where every sequence of a stream is: the arithmetic of "nothing is missing". Pure."""
+"""Classifies every sequence of a stream, to show that nothing is missing. Pure."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 from capture.archive.sequences import Sequences
 
 TOLD = 1000
-"""Runs of a set, and sentences, that are told to programs; what is left off is counted."""
+"""The limit of runs of a set, and of sentences, in JSON; the rest is counted."""
 SAID = 10
-"""Sentences about objects that are said to people."""
+"""The limit of sentences about objects in the text for people."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamView:
-    """What a stream says of itself, or what the archive has recorded of it.
+    """What a stream reports about itself, or what the archive has recorded of it.
 
-    `first` is its first sequence, `last` the last one that must be stored: what was acknowledged, not what is on its
-    way. `deleted` were deleted in it, below `first` too where that was recorded. `unwanted` were not to be captured
-    (other subjects, before its start), of `doubtful` ones that can't be told any more. `delivered` is the highest one
-    that capture was ever given, if known. `awaited` are acknowledged, and nodes may still store them. `acks_delete`: it
-    is a work queue, or keeps what somebody has an interest in.
-    Read `last` before the archive and the rest after it: see `verification.check`.
+    `first` is its first sequence; `last` is the last one that must be stored: acknowledged, not in flight. `deleted`
+    were deleted in the stream, below `first` too if that was recorded. `unwanted` were not to be captured (other
+    subjects, before its start); for `doubtful` ones that can't be determined any more. `delivered` is the highest
+    sequence that was ever delivered to capture, if known. `awaited` are acknowledged, and nodes may still store them.
+    `acks_delete`: the stream is a work queue, or has interest retention. Read `last` before the archive and the rest
+    after it: see `verification.check`.
     """
 
     first: int
@@ -39,15 +39,15 @@ class StreamView:
 
 @dataclass(frozen=True, kw_only=True)
 class Holdings:
-    """What the archive holds of one stream, as far as its objects are there and sound.
+    """What the archive holds of one stream, as far as its objects exist and are sound.
 
-    `stored` is all of it, `undecodable` what of this is stored raw, `table` what is compacted, `proven` what lies in an
-    object that a committed document names and that was read again, whole and right, just now, with every payload.
-    `removed` is what the archive's own retention has removed, and nothing else holds.
-    `lost` is what damaged objects were recorded to hold, and nothing else holds. `dangling`, by a sentence for each, is
-    the same of blocks that are gone before they were adopted: a writer that gave such a block up has acknowledged
-    nothing of it. `duplicates` are rows that the table has too often. `problems` are sentences about what is damaged,
-    `unchecked` about what could not be checked.
+    `stored` are all its sequences, `undecodable` those of them that are stored raw, `table` those that are compacted.
+    `proven` are in an object that a committed document names and that was just read again, complete and correct, with
+    every payload. `removed` were removed by the archive's own retention, and no other object holds them. `lost` are
+    recorded for damaged objects, and no other object holds them. `dangling`, by a sentence for each, are the same for
+    blocks that disappeared before they were adopted: a writer that gave up such a block has acknowledged none of its
+    messages. `duplicates` is the number of surplus rows in the table. `problems` are sentences about damage,
+    `unchecked` about objects that could not be checked.
     """
 
     stored: Sequences = field(default_factory=Sequences)
@@ -66,14 +66,14 @@ class Holdings:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Where every sequence is: `stored`, `undecodable` (stored raw), `deleted`, `expired` or `missing`, never two.
+    """The class of every sequence: `stored`, `undecodable` (stored raw), `deleted`, `expired` or `missing`, never two.
 
-    More classes are no fault: `removed` by the archive's own retention; `unwanted`, of subjects that are not captured
-    or from before its start; `beyond`, a part of `stored` above the last one that was compared; `awaited`, of which it
-    is not known yet whether a node stores them. `unseen` is the part of
-    `expired` that provably was gone before capture was given it; of `unproven` ones nobody can tell, and they were in a
-    stream that deletes what is acknowledged. `waiting` are stored and not yet in the table. Where there is no stream to
-    compare with, `asked` is False, and `unknown` are the gaps of which nobody can tell what was in them.
+    More classes are not faults: `removed` by the archive's own retention; `unwanted`, on subjects that are not captured
+    or from before its start; `beyond`, the part of `stored` above the last compared sequence; `awaited`, which nodes
+    may still store. `unseen` is the part of `expired` that was provably gone before it could be delivered to capture.
+    `unproven` ones can't be determined: they were in a stream that deletes acknowledged messages. `waiting` are stored
+    and not yet in the table. If there is no stream to compare with, `asked` is False, and `unknown` are the gaps whose
+    content can't be determined.
     """
 
     stored: Sequences
@@ -96,11 +96,11 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Tell whether nothing is missing, the table holds nothing twice, and no object is damaged."""
+        """Whether nothing is missing, the table holds no sequence twice, and no object is damaged."""
         return not self.missing and not self.duplicates and not self.problems
 
     def sentence(self) -> str:
-        """Return the verdict for people, in one sentence; what is wrong comes last."""
+        """Return the verdict for people, in one sentence; problems come last."""
         classes = (
             (self.stored, "stored"),
             (self.undecodable, "undecodable and kept raw"),
@@ -136,7 +136,7 @@ class Verdict:
         return "; ".join([*wrong, *_some(self.unchecked)])
 
     def as_dict(self) -> dict[str, object]:
-        """Return counts, what is missing as runs, and the problems: for JSON."""
+        """Return counts, the missing sequences as runs, and the problems: for JSON."""
         runs = list(islice(self.missing.runs(), TOLD + 1))
         return {
             "ok": self.ok,
@@ -156,7 +156,7 @@ COUNTED = (
     "stored", "undecodable", "deleted", "expired", "missing", "removed", "unwanted", "unseen", "unproven",
     "unknown", "waiting", "beyond", "awaited",
 )  # fmt: skip
-"""The sets of a verdict that programs are told the sizes of."""
+"""The sets of a verdict whose sizes are in its JSON."""
 
 
 def _some(sentences: tuple[str, ...]) -> list[str]:
@@ -165,7 +165,7 @@ def _some(sentences: tuple[str, ...]) -> list[str]:
 
 
 def compare(held: Holdings, stream: StreamView | None) -> Verdict:
-    """Say of every sequence where it is. Without a stream nothing can be missing but what a damaged object had."""
+    """Return the class of every sequence. Without a stream, only the content of damaged objects can be missing."""
     if stream is None:
         return _alone(_missed(held, Sequences.union_of(held.dangling.values())))
     inside, ever = Sequences.from_range(stream.first, stream.last), Sequences.from_range(1, stream.last)
@@ -190,7 +190,7 @@ def compare(held: Holdings, stream: StreamView | None) -> Verdict:
 
 
 def _missed(held: Holdings, acknowledged: Sequences) -> Holdings:
-    """Return the holdings with what of the dangling blocks was acknowledged as lost, and as a problem."""
+    """Return the holdings with the acknowledged part of the dangling blocks as lost, and as a problem."""
     missed = {sentence: lost & acknowledged for sentence, lost in held.dangling.items()}
     return replace(
         held,
@@ -200,9 +200,9 @@ def _missed(held: Holdings, acknowledged: Sequences) -> Holdings:
 
 
 def _unseen(held: Holdings, stream: StreamView) -> Sequences:
-    """Return what is below the stream's first, and above all that capture was ever given or has stored.
+    """Return the sequences below the stream's first, and above all that were ever delivered to capture or stored.
 
-    A consumer is given messages in order, and what is gone is skipped: below its position nothing is proven.
+    A consumer delivers messages in order and skips those that are gone: below its position nothing is proven.
     """
     if stream.delivered is None:
         return Sequences()
