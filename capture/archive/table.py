@@ -63,7 +63,7 @@ class Exposure(Protocol):
         ...
 
     async def announce(self, store: Store, table: Table) -> None:
-        """Publish a committed table to readers without access to a head. Idempotent; a later call repairs a missed one."""
+        """Publish a committed table to readers that have no head. Idempotent; a later call repairs a missed one."""
         ...
 
 

@@ -1,1 +1,1 @@
-"""Every message of an archive, each once, in order: as an iterator, on into the stream, or by SQL."""
+"""Reads every message of an archive once and in order: as an iterator, on into the stream, or with SQL."""

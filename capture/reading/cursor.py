@@ -38,13 +38,13 @@ class Cursor:
 
     @property
     def head(self) -> int:
-        """The next sequence. There is none at the end."""
+        """The next sequence. Not available at the end."""
         assert self._rows is not None
         return int(self._rows.column("sequence")[0].as_py())
 
     @property
     def last(self) -> int:
-        """Up to which sequence `take` returns all rows: the last decoded one, or MAXIMUM if no more follow."""
+        """The sequence up to which `take` returns all rows: the last decoded one, or MAXIMUM if no more follow."""
         assert self._rows is not None
         return int(self._rows.column("sequence")[-1].as_py()) if self._left > len(self._rows) else MAXIMUM
 

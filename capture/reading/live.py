@@ -39,8 +39,8 @@ async def live(
 ) -> AsyncGenerator[Seen, None]:
     """Yield what the stream holds after a sequence: up to its last one in `info`, or without end with `follow`.
 
-    A work queue admits no second consumer, so its messages are read one by one. CaptureError if the stream is made
-    again, or is put back to an earlier state, meanwhile; StreamNotFoundError if it is deleted.
+    A work queue allows no second consumer, so its messages are read one by one. CaptureError if the stream is created
+    again, or is reset to an earlier state, meanwhile; StreamNotFoundError if it is deleted.
     """
     last = info["state"]["last_seq"]
     if info["config"]["retention"] == WORK_QUEUE:
@@ -55,7 +55,7 @@ async def live(
 
 
 def check_same(stream: str, created: str, info: dict[str, Any]) -> None:
-    """CaptureError if the stream in `info` was not made at the time `created`."""
+    """Raise CaptureError if the stream in `info` was not created at the time `created`."""
     if info["created"] != created:
         raise CaptureError(
             f"stream {stream} was made at {created}, and the server's was made at {info['created']}: its sequences"

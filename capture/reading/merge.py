@@ -43,7 +43,7 @@ AHEAD = 2
 FAN_IN = 8
 """Objects that are open at once, each with a piece. If more overlap, some are merged into one first."""
 SMALLEST_PIECE = 16 << 10  # bytes
-AT_ONCE = 16  # requests that look whether a block exists
+AT_ONCE = 16  # concurrent requests that check whether a block exists
 
 Look = Callable[[], Awaitable[list[Stored]]]
 """Reads again which objects hold the messages of a stream."""
@@ -52,7 +52,7 @@ Look = Callable[[], Awaitable[list[Stored]]]
 def looking(
     store: Store, stream: str = "", *, natty: Natty | None = None, archive: str = "", trust: Trust = NO_CHECKS
 ) -> Look:
-    """Return a function that returns the objects of a stream, or of all: adopted, in the table, or not adopted yet.
+    """Return a function that lists the objects of a stream, or of all: adopted, in the table, or not adopted yet.
 
     With `natty` it reads the committed heads of the archive of this name; without, the newest documents in the store.
     It raises ManifestError for a document that is damaged, missing, or of a newer format, and the errors of `trust`.

@@ -1,4 +1,4 @@
-"""Reading an archive: every message of a stream, from its first one in the archive to the newest in the stream."""
+"""Reads an archive: every message of a stream, from its first one in the archive to the newest in the stream."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def read(archive: Where, **options: Unpack[ReadSettings]) -> AsyncGenerato
 
     FormatError and CipherError name an object that can't be read or must not be trusted, ManifestError and
     SignatureError a document. DataLossError: see `gaps`. CaptureError if the stream is not the one that was captured,
-    or is made again while it is read. ConfigError: no such stream, or options that contradict each other.
+    or is created again while it is read. ConfigError: no such stream, or options that contradict each other.
     """
     async with aclosing(read_batches(archive, columns=EACH, **options)) as batches:
         async for batch in batches:
@@ -45,7 +45,7 @@ async def read(archive: Where, **options: Unpack[ReadSettings]) -> AsyncGenerato
 async def read_batches(
     archive: Where, *, columns: Sequence[str] = (), **options: Unpack[ReadSettings]
 ) -> AsyncGenerator[pa.RecordBatch, None]:
-    """Yield the same as Arrow record batches with columns of the envelope, by default all. Many times as fast."""
+    """Yield the same as Arrow record batches with columns of the envelope, by default all. Many times as fast as `read`."""
     async with aclosing(await _batches(archive, ReadOptions(**options), columns)) as batches:
         async for batch in batches:
             yield batch
@@ -107,7 +107,7 @@ async def identity_of(store: Store, stream: str) -> Identity:
 
 
 def time_ns_of(time: datetime | float | str | None) -> int | None:
-    """Return a time in Unix nanoseconds; it is given in Unix seconds, as a datetime or as text. None for None.
+    """Return a time in Unix nanoseconds; the argument is Unix seconds, a datetime or a text. None for None.
 
     ConfigError if it is not a time, or has no zone.
     """

@@ -1,9 +1,9 @@
 """Reads from the archive on into the stream: at the seam no message is left out and none is repeated.
 
-The order of the questions matters. A message that is not in the stream any more was never delivered to capture, or
-capture is about to store it, or it is durable in the archive. So the reader asks the stream first, then capture's
-consumers, then the archive. It then knows for each message where it is, or that it is nowhere. A message that is gone
-when it is read is looked for again in the same order.
+The order of the requests matters. A message that is not in the stream any more was never delivered to capture, or
+capture is about to store it, or it is durable in the archive. So the reader queries the stream first, then capture's
+consumers, then the archive. It then knows for each message where it is, or that it is nowhere. If a message is gone
+when it is read, the reader searches again in the same order.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ OnGap = Callable[[Sequences], None]
 class Place:
     """Where a stream's messages are: the archive's store and the function that lists its objects, and the server.
 
-    `created` is when the server made the captured stream, in the server's own text; "" if that is not known.
+    `created` is the creation time of the captured stream, in the server's own text; "" if that is not known.
     """
 
     store: Store
@@ -151,7 +151,7 @@ class Crossing:
         return info
 
     async def _begin(self, view: _View) -> None:
-        """Note where the stream ends. Sequences before the first message of archive and stream are not a gap."""
+        """Record where the stream ends. Sequences before the first message of archive and stream are not a gap."""
         begin, self._target = max(1, view.info["state"]["first_seq"]), view.info["state"]["last_seq"]
         if archived := held(view.objects):
             begin = min(begin, archived.first)
@@ -214,7 +214,7 @@ class Crossing:
     async def _filled(
         self, rows: pa.RecordBatch | None, upto: int, columns: Sequence[str]
     ) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Yield the messages up to this sequence: the stream's rows, and from the archive those that it has no more."""
+        """Yield the messages up to this sequence: the stream's rows, and those that left it from the archive."""
         while self.position < upto:
             rows = after(rows, self.position, upto)
             there = Sequences.from_iterable(rows.column("sequence").to_pylist() if rows else ())

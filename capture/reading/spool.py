@@ -31,14 +31,14 @@ class Room:
         return f"Room({self._free:,} bytes free)"
 
     def take(self, size: int) -> bool:
-        """Take so many bytes. Return False if they are not free."""
+        """Take `size` bytes. Return False if they are not free."""
         if size > self._free:
             return False
         self._free -= size
         return True
 
     def give(self, size: int) -> None:
-        """Give so many bytes back."""
+        """Return `size` bytes to the budget."""
         self._free += size
 
 
@@ -83,7 +83,7 @@ async def spool(store: Store, stored: Stored, room: Room, work: Work) -> Spooled
 
 
 async def _copied(store: Store, stored: Stored, file: IO[bytes], work: Work) -> tuple[int, str]:
-    """Copy an object into the file, piece by piece; return its size and its SHA-256."""
+    """Copy an object into the file, in chunks; return its size and its SHA-256."""
     digest, size = sha256(), 0
 
     def take(data: bytes) -> int:

@@ -1,1 +1,1 @@
-"""How things are, for people and for monitors."""
+"""The status of archives, for people and for monitoring systems."""

@@ -1,4 +1,4 @@
-"""A line of figures in the log, while there is work."""
+"""The backlog of capture's consumers, and a log line with figures while there is work."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ log = logging.getLogger("capture.summary")
 
 @dataclass(frozen=True, kw_only=True)
 class Backlog:
-    """What a durable consumer has before it, all of its nodes together, as the server says.
+    """The messages that a durable consumer still has to capture, over all of its nodes, as the server reports them.
 
-    `pending` messages are not delivered yet, `unacked` ones are. `oldest` is when the first of all these was stored in
-    the stream (Unix seconds), None if there is none. Of the subjects in `filters` all is acknowledged up to sequence
-    `acked`. What is not acknowledged for `ack_wait` seconds is delivered again.
+    `pending` messages are not delivered yet, `unacked` ones are not acknowledged. `oldest` is when the stream stored
+    the first of all these (Unix seconds), None if there is none. On the subjects in `filters` everything is
+    acknowledged up to sequence `acked`. The server delivers a message again that is not acknowledged for `ack_wait`
+    seconds.
     """
 
     pending: int
@@ -35,12 +36,12 @@ class Backlog:
 
     @property
     def gets_all(self) -> bool:
-        """Whether it is to get every subject."""
+        """Whether the consumer captures every subject."""
         return ">" in self.filters
 
 
 async def read_backlog(natty: Natty, config: CaptureConfig, stream: str = "") -> Backlog:
-    """Ask the server about a stream, the configuration's by default. NattyError."""
+    """Request the backlog of a stream from the server; default: the configuration's stream. NattyError."""
     stream = stream or config.stream
     states = await consumer_states(natty, config, stream)
     if not states:
@@ -74,7 +75,7 @@ async def _stored_at(natty: Natty, stream: str, after: int, subject: str) -> flo
 
 
 def sentence(node: str, stored: Counter[str], seconds: float, backlog: Backlog, now: float) -> str:
-    """Return what was stored in so many seconds, and what is left to be done."""
+    """Return a sentence about the messages stored in `seconds`, and the backlog."""
     parts = [
         f"{node}: {stored['messages']:,} messages in {stored['blocks']:,} blocks of {stored['bytes']:,} bytes stored "
         f"in {seconds:.0f} s, {stored['messages'] / seconds:,.0f} messages/s"
@@ -97,9 +98,9 @@ async def summarise(
     elapsed: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> None:
-    """Log a line every so many seconds in which something was stored or is waiting.
+    """Log a line for each period in which messages were stored or are waiting. Never returns.
 
-    `every` is asked each time, 0 is "not now"; `stored` counts from the start. It never returns.
+    Calls `every` before each period for its length in seconds; 0 means "not now". `stored` counts from the start.
     """
     before, began = Counter(stored), elapsed()
     while True:

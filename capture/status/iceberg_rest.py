@@ -1,7 +1,7 @@
-"""A read-only Iceberg REST catalog (Apache Iceberg's `rest-catalog-open-api.yaml`): each archive a namespace, each of
-its streams a table. What it answers is what the archive's head names at that moment.
+"""A read-only Iceberg REST catalog (Apache Iceberg's `rest-catalog-open-api.yaml`): each archive is a namespace, each
+of its streams a table. It returns the tables that the archive's head names at that moment.
 
-Readers get no credentials here: they reach the store by their own.
+The catalog gives readers no credentials: they need their own to read the store.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ READS = (
     "GET /v1/{prefix}/namespaces/{namespace}/tables/{table}",
     "HEAD /v1/{prefix}/namespaces/{namespace}/tables/{table}",
 )
-"""What clients are told that they may ask for."""
+"""The endpoints that the catalog lists to clients."""
 
 log = logging.getLogger("capture.catalog")
 
@@ -39,7 +39,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Archive:
-    """One archive's tables as last committed; what was read last is kept until the head changes."""
+    """One archive's tables as last committed; the last read table is cached until the head changes."""
 
     def __init__(self, store: Store, head: HeadReader) -> None:
         self.store = store
@@ -50,7 +50,7 @@ class Archive:
         return f"Archive({self.store.url})"
 
     async def table(self) -> Table:
-        """Return the committed table; an empty one before the first. CaptureError, NattyError."""
+        """Return the committed table; an empty one before the first commit. CaptureError, NattyError."""
         head = await self._head()
         if head is None:
             return Table()
@@ -67,7 +67,7 @@ class Archive:
             base = exposed.location.removesuffix(folder(stream))
             try:
                 return f"{base}{exposed.metadata}", await self.store.get(exposed.metadata)
-            except NotStored:  # the answer of a NATS server that lags behind by a whole grace time
+            except NotStored:  # a NATS server answered that is behind by a whole grace time
                 self._known = None
                 if attempt:
                     raise
@@ -75,7 +75,7 @@ class Archive:
 
 
 class RestCatalog:
-    """Answers for some archives, by name, to clients that show one of the tokens."""
+    """Serves some archives, by name, to clients that present one of the tokens."""
 
     def __init__(self, archives: Mapping[str, Archive], tokens: Iterable[str]) -> None:
         self._archives = archives
@@ -87,7 +87,7 @@ class RestCatalog:
         return f"RestCatalog({', '.join(self._archives)})"
 
     def application(self) -> web.Application:
-        """Return it as a web application."""
+        """Return the catalog as a web application."""
         application = web.Application(middlewares=[self._guarded])
         namespace = "/v1/namespaces/{namespace}"
         table = f"{namespace}/tables/{{table}}"
@@ -106,7 +106,7 @@ class RestCatalog:
 
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Let nobody in without a token, and answer every error as Iceberg's clients expect."""
+        """Refuse requests without a token, and return every error in the form that Iceberg's clients expect."""
         if not self._tokens.admit(request.headers.get("Authorization", "")):
             return _error(401, "NotAuthorizedException", "a valid bearer token is needed")
         try:
@@ -163,10 +163,10 @@ class RestCatalog:
 
 
 def reading_hints(store_url: str) -> dict[str, str]:
-    """Return what clients may be told of an S3 server besides the location: where it is. Never a credential.
+    """Return what clients need to reach an S3 server besides the location: its endpoint and region. Never a credential.
 
-    The region has two names: the specification's, and the one that Polars reads. Buckets are in the path of a server
-    that has an endpoint of its own, as our own client asks for them.
+    The region has two names: the specification's, and the one that Polars reads. With a custom endpoint, the bucket is
+    in the path, as in our own client's requests.
     """
     if store_url.partition("://")[0] not in SCHEMES:
         return {}

@@ -1,4 +1,4 @@
-"""How far a stream is captured: what stream and consumer say, and what the archive holds of it."""
+"""How far a stream is captured: what the server reports, and what the archive holds."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from natty.config.units import NANOSECONDS
 from natty.streams import stream_state
 from natty.wire.repeated import Repeated
 
-LONGEST_SET = 64 << 10  # bytes of a set of sequences that is published: a key's value is a message
+LONGEST_SET = 64 << 10  # bytes of a published set of sequences: a key's value is a message
 
 _repeated = Repeated(logging.getLogger("capture.progress"))
 
 
 @dataclass(frozen=True)
 class Missing:
-    """Acknowledged messages that the stream has and no object: what nodes may still store, and what is missing.
+    """Acknowledged messages that are in the stream and in no object: nodes may still store `awaited`, but not `missing`.
 
-    `remedy` says what becomes of the missing ones; `healed` were stored by the sweep since its leader began, `stored`
-    by this one.
+    `remedy` says what happens to the missing ones. The sweep has stored `healed` of them since its leader began, and
+    the sequences `stored` in this sweep.
     """
 
     awaited: Sequences = field(default_factory=Sequences)
@@ -41,39 +41,39 @@ class Missing:
 
 @dataclass(frozen=True)
 class Progress:
-    """What was said of a stream, and when, by the server's clock; before a sweep, which finds what was acknowledged."""
+    """The server's state of a stream at the time `now` by its clock, read before a sweep finds the stored messages."""
 
     stream: str
     first: int
     last: int
     now: float
     backlog: Backlog
-    asked: list[Asked]  # what was recorded of its durables
+    asked: list[Asked]  # the recorded scope of its durables
     work_queue: bool = False
     interest: bool = False
-    removal: str = ""  # why the stream may have a message no more
+    removal: str = ""  # why messages may have left the stream
 
     @property
     def unasked(self) -> Sequences:
-        """What lies before the start of every durable."""
+        """The sequences before the start of every durable."""
         return Sequences.from_range(1, min((one.start for one in self.asked), default=1) - 1)
 
     @property
     def whole(self) -> bool:
-        """Whether messages of all subjects were to be captured, always."""
+        """Whether messages of all subjects were always to be captured."""
         return self.backlog.gets_all and not any(one.filter_subjects for one in self.asked)
 
     def is_asked(self, sequence: int, subject: str) -> bool:
-        """Tell whether a message was to be captured."""
+        """Return whether a message was to be captured."""
         return not self.asked or any(one.start <= sequence and one.takes(subject) for one in self.asked)
 
     def gaps(self, found: Coverage) -> Sequences:
-        """Return what was acknowledged and is not held: deleted, expired, not asked for, or missing."""
+        """Return the acknowledged sequences that are not held: deleted, expired, outside the scope, or missing."""
         begin = min((one.start for one in self.asked), default=None)
         return found.gaps(self.backlog.acked, None if begin is None else max(1, self.first, begin))
 
     async def present(self, natty: Natty) -> Sequences | None:
-        """Return what the stream has up to the last acknowledged message; None if the server does not say."""
+        """Return the stream's sequences up to the last acknowledged message; None if the server reports none."""
         try:
             state = await stream_state(natty.jetstream, self.stream, deleted=True)
         except NattyError as error:
@@ -84,9 +84,9 @@ class Progress:
         return there - Sequences.from_iterable(state.get("deleted") or ())
 
     def state(self, found: Coverage | None, missing: Missing | None, gone: Sequences | None = None) -> StreamState:
-        """Return how far the stream is captured. None: what is held, or missing, can't be told this time.
+        """Return the progress of the stream. With None for `found` or `missing`, these figures are not known this time.
 
-        `gone` are messages that left the stream before anybody could store them.
+        `gone` are messages that left the stream before a node could store them.
         """
         known, oldest = found or Coverage(), self.backlog.oldest
         lacks = missing or Missing()
@@ -119,9 +119,9 @@ class Progress:
 
 
 async def read_progress(natty: Natty, store: Store, stream: str, config: CaptureConfig) -> Progress | None:
-    """Ask the server how far a stream is captured; None if it does not say, or has no such stream or consumer.
+    """Request the progress of a stream from the server; None if it does not report it, or has no stream or consumer.
 
-    StoreError; ManifestError if what was asked of a durable can't be read.
+    StoreError; ManifestError if the recorded scope of a durable can't be read.
     """
     try:
         backlog = await read_backlog(natty, config, stream)

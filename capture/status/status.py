@@ -1,4 +1,4 @@
-"""An archive as its nodes see it: what they publish, and who leads. `capture status` and the status page show this."""
+"""The status of an archive: its published state, and its leaders. `capture status` and the status page show it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from capture.ingest.board import ALLOWANCE, BUCKET, Board, StreamState, View, se
 from capture.status.backlog import read_backlog
 from natty import Natty, NattyError
 
-ASK_WITHIN = 3.0  # seconds that NATS has to say how far a stream is captured
-POSITION = ("first", "last", "acked", "pending", "unacked", "lag")  # fields of `StreamState` that NATS is asked for
-FOUND = ("gaps", "gaps_are", "missing", "missing_are")  # fields that a sweep finds
+ASK_WITHIN = 3.0  # seconds within which NATS must report how far a stream is captured
+POSITION = ("first", "last", "acked", "pending", "unacked", "lag")  # fields of `StreamState` that come from NATS
+FOUND = ("gaps", "gaps_are", "missing", "missing_are")  # fields that come from a sweep
 
 
 @dataclass(frozen=True)
 class Status:
-    """An archive as it was found: what is published of it, and who leads as far as the elections tell.
+    """The status of an archive: its published state, and its leaders as far as the elections report them.
 
-    How far its streams are captured was asked of NATS now, where `asked` has their names; else it is what the last
-    sweep has found, and is not known any more if that is too long ago: see `knows`.
+    The progress of the streams named in `asked` was read from NATS now. For other streams it is the result of the last
+    sweep, and is unknown if that sweep was too long ago: see `knows`.
     """
 
     archive: str
@@ -37,15 +37,15 @@ class Status:
 
     @property
     def troubles(self) -> list[str]:
-        """A sentence for each thing that is wrong."""
+        """A sentence for each problem."""
         return self.view.troubles(leader=self.sweeper)
 
     def knows(self, stream: StreamState) -> bool:
-        """Tell whether `acked`, `pending`, `unacked` and `lag` of a stream are of now, or a few sweeps old at most."""
+        """Return whether a stream's `acked`, `pending`, `unacked` and `lag` are current, or at most a few sweeps old."""
         return stream.stream in self.asked or not self.view.is_late
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it for programs; ages in seconds. What is not known any more is null."""
+        """Return the status for programs; ages in seconds. Figures that are not known any more are null."""
         view = self.view
         state = msgspec.to_builtins(view.state)
         for found, stream in zip(state["streams"], view.state.streams, strict=True) if view.state else ():
@@ -65,7 +65,7 @@ class Status:
 
 
 async def look(natty: Natty, configs: Sequence[CaptureConfig]) -> list[Status]:
-    """Return what is published of each archive. CaptureError if nothing is of one; NattyError."""
+    """Return the status of each archive. CaptureError if nothing is published of one; NattyError."""
     return [await _look(natty, one) for one in configs]
 
 
@@ -85,7 +85,7 @@ async def _look(natty: Natty, config: CaptureConfig) -> Status:
 
 
 async def _asked(natty: Natty, config: CaptureConfig, found: Status) -> Status:
-    """Return the status with the streams as NATS says that they are now, as far as it says so."""
+    """Return the status with the current state of the streams, as far as NATS reports it."""
     state = found.view.state
     if state is None:
         return found
@@ -96,7 +96,7 @@ async def _asked(natty: Natty, config: CaptureConfig, found: Status) -> Status:
 
 
 async def _position(natty: Natty, config: CaptureConfig, stream: StreamState) -> StreamState | None:
-    """Return how far a stream is captured now; None if NATS does not say, or does not let us ask."""
+    """Return the current progress of a stream; None if NATS does not report it, or refuses the request."""
     try:
         async with asyncio.timeout(ASK_WITHIN):
             backlog = await read_backlog(natty, config, stream.stream)

@@ -1,4 +1,4 @@
-"""The status page: what `capture status` says, for a browser, for Prometheus and for probes."""
+"""The status page: the content of `capture status` for browsers, Prometheus and probes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from natty.metrics.pages import PROBES
 
 log = logging.getLogger("capture.serve")
 
-FRESH = 1.0  # seconds that a look serves everybody who asks
-LOOK_TIMEOUT = 8.0  # seconds that a look may take
+FRESH = 1.0  # seconds for which one look answers all requests
+LOOK_TIMEOUT = 8.0  # the time limit of a look, in seconds
 PAGE = {"index.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
@@ -37,10 +37,10 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class StatusPage:
-    """Answers with the archives' status, as `look` finds it. With `tokens`, only who shows one is answered.
+    """Serves the archives' status, as `look` returns it. With `tokens`, requests must present one of them.
 
-    `/` is the page, `/status.json` what it shows, `/metrics` the same for Prometheus, `/readyz` says whether NATS
-    answers, `/livez` that this process does; the probes answer anybody.
+    `/` is the page, `/status.json` its content, `/metrics` the same for Prometheus. `/readyz` reports whether NATS
+    answers, `/livez` whether this process does; these probes need no token.
     """
 
     def __init__(self, look: Look, tokens: Iterable[str] = ()) -> None:
@@ -54,7 +54,7 @@ class StatusPage:
         return f"StatusPage({self._found!r})"
 
     def application(self) -> web.Application:
-        """Return it as a web application."""
+        """Return the page as a web application."""
         application = web.Application(middlewares=[self._guarded])
         application.add_routes(
             [
@@ -102,7 +102,7 @@ class StatusPage:
         return web.Response(text="alive\n")
 
     async def _now(self) -> list[Status] | str:
-        """Return what is there, or why that is not known; many who ask at once cost one look."""
+        """Return the current status, or why it is unknown; concurrent requests share one look."""
         clock = asyncio.get_running_loop().time
         async with self._looking:
             if clock() - self._at > FRESH:
@@ -118,7 +118,7 @@ class StatusPage:
 
 
 def metrics(found: Iterable[Status]) -> str:
-    """Return the archives' figures in Prometheus' text format. No label is a subject or a key."""
+    """Return the archives' figures in Prometheus' text format. No label contains a subject or a key."""
     samples: dict[tuple[str, str], list[tuple[str, float]]] = {}
 
     def add(name: str, text: str, value: float | None, **told: str) -> None:
@@ -158,7 +158,7 @@ def _add_state(add: Callable[..., None], one: Status) -> None:
     for stream in state.streams:
         told: dict[str, Any] = {"archive": archive, "stream": stream.stream}
         add("stream_held", "Messages of the stream in the archive.", stream.held, **told)
-        if one.knows(stream):  # a figure that froze would look well for ever
+        if one.knows(stream):  # a figure that does not change any more would look well for ever
             add("stream_pending", "Messages of the stream not delivered yet.", stream.pending, **told)
             add("stream_unacked", "Messages of the stream not acknowledged yet.", stream.unacked, **told)
             add("stream_lag_seconds", "Age of the oldest message not captured.", stream.lag or 0.0, **told)

@@ -13,12 +13,12 @@ SCRATCH = ".tmp"
 """The hidden folder of unfinished objects. It holds no objects, and no listing shows it."""
 
 REQUESTS_AT_ONCE = 16
-"""To a store: each waits for the network most of its time."""
+"""Concurrent requests to a store: each spends most of its time waiting for the network."""
 
 _PART = r"(?!\.\.?(?:/|\Z))[^/\\\x00-\x1f\x7f]+"  # neither "." nor "..", and only what every store keeps as it is
 
 is_path = re.compile(rf"(?!{re.escape(SCRATCH)}(?:/|\Z)){_PART}(?:/{_PART})*").fullmatch
-"""Tell whether a text names an object inside a store: a match if it does."""
+"""Return a match if a text names an object inside a store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,11 @@ class Store(Protocol):
         ...
 
     async def get(self, path: str) -> bytes:
-        """Return the whole object. NotStored if there is none."""
+        """Return the whole object. NotStored if it does not exist."""
         ...
 
     async def get_range(self, path: str, start: int, length: int) -> bytes:
-        """Return up to `length` bytes from `start`, fewer where the object ends. NotStored if there is none."""
+        """Return up to `length` bytes from `start`, fewer where the object ends. NotStored if it does not exist."""
         ...
 
     async def list(self, prefix: str = "") -> Listing:
@@ -66,11 +66,11 @@ class Store(Protocol):
         ...
 
     async def delete(self, path: str) -> None:
-        """Delete the object. Nothing happens if it does not exist."""
+        """Delete the object. Does nothing if it does not exist."""
         ...
 
     async def remove_leftovers(self, older_than_seconds: float, now: float) -> int:
-        """Delete unfinished objects of killed writers that are older than this. Return how many there were."""
+        """Delete unfinished objects of killed writers that are older than this. Return their number."""
         ...
 
 

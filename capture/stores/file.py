@@ -1,4 +1,4 @@
-"""Objects as files in a folder."""
+"""A store that keeps objects as files in a folder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 UNREADABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ESTALE}
 NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 KNOWN_FOLDERS = 10_000
-"""How many folders are remembered as durable. One that is forgotten costs one more fsync."""
+"""How many folders are remembered as durable. A forgotten one costs one more fsync."""
 PRIVATE = "?private=true"
 """The end of a private store's URL."""
 LINK = "{} in {} is a symbolic link, which is not followed: put its target there, or mount it (mount --bind)"
@@ -77,7 +77,7 @@ class FileStore:
         await to_thread(self._delete, path)
 
     async def remove_leftovers(self, older_than_seconds: float, now: float) -> int:
-        """Delete unfinished files of killed writers that are older than this. Return how many there were."""
+        """Delete unfinished files of killed writers that are older than this. Return their number."""
         return await to_thread(self._remove_leftovers, now - older_than_seconds)
 
     def __repr__(self) -> str:
@@ -86,9 +86,9 @@ class FileStore:
     # --- blocking, in a thread ---------------------------------------------------------------------------------------
 
     def file(self, path: str) -> Path:
-        """Return where an object is. StoreUnreadableError if a symbolic link leads there."""
+        """Return the file of an object. StoreUnreadableError if a symbolic link leads there."""
         if not is_path(path):
-            checked_path(path)  # raises what is wrong with it
+            checked_path(path)  # raises the error about it
         self._refuse_links(path)
         return self.root / path
 
@@ -109,7 +109,7 @@ class FileStore:
                 self._publish(path, part, target, if_absent)
 
     def _try_writing(self) -> None:
-        """Write a file, once: a node whose first object exists learns at its start that the store can't be written."""
+        """Write a file, once: so a node whose first object exists detects at its start if it can't write."""
         if not self._tried:
             with self._written(b""):
                 self._tried = True
@@ -163,7 +163,7 @@ class FileStore:
         raise AlreadyStored(f"{path} exists in {self.url} and was not touched")
 
     def _make_folder(self, folder: Path) -> None:
-        """Make the folder, and those above it that are not known to be durable; sync the folder above each."""
+        """Create the folder, and those above it that are not known to be durable; sync the folder above each."""
         if folder in self._durable or folder == folder.parent:
             return
         self._make_folder(folder.parent)
@@ -195,7 +195,7 @@ class FileStore:
         return sorted(found, key=lambda one: one.path)
 
     def _walk(self, folder: Path) -> Iterator[ObjectInfo]:
-        """Yield every file below. A file that is deleted meanwhile is left out; one that can't be read is an error."""
+        """Yield every file below. Omits files that are deleted meanwhile; an unreadable one is an error."""
         try:
             entries = list(os.scandir(folder))
         except FileNotFoundError:
@@ -222,7 +222,7 @@ class FileStore:
                 return
             try:
                 folder.rmdir()
-            except OSError:  # not empty, or gone: either way there is nothing more to do
+            except OSError:  # not empty, or gone: nothing more to do
                 return
             self._durable.discard(folder)
 
@@ -239,7 +239,7 @@ class FileStore:
 
     @contextlib.contextmanager
     def _translated(self, action: str) -> Iterator[None]:
-        """Turn errors of the operating system into errors of the store, by number. They say what to do."""
+        """Turn errors of the operating system into errors of the store, by number, with advice on what to do."""
         try:
             yield
         except (FileNotFoundError, IsADirectoryError) as error:
@@ -276,7 +276,7 @@ def _write_synced(part: Path, data: bytes | Path, *, private: bool) -> None:
 
 
 def _opened_below(root: Path, path: str, _: str, flags: int) -> int:
-    """Open an object without following a symbolic link below the root, also one that is put there meanwhile.
+    """Open an object without following a symbolic link below the root, even one that is created meanwhile.
 
     Windows has no such flags. OSError: a link, a pipe or a device (opening a pipe could block without end).
     """

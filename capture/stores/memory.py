@@ -1,4 +1,4 @@
-"""Objects in memory, for tests and examples."""
+"""A store that keeps objects in memory, for tests and examples."""
 
 from __future__ import annotations
 

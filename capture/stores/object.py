@@ -1,4 +1,4 @@
-"""Objects in a bucket of S3, Azure or Google."""
+"""A store that keeps objects in a bucket of S3, Azure or Google."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ MARK = "putid"
 
 
 class ObjectStore:
-    """Objects in a bucket of S3, Azure or Google, or on a server that speaks S3, reached by obstore.
+    """Objects in a bucket of S3, Azure or Google, or on an S3-compatible server, accessed with obstore.
 
-    An object is put by one conditional request, never in parts, so there are no unfinished objects to see or to pay
-    for. The store must refuse to create an object that exists; the first put of each ObjectStore tests that. Each
-    created object carries a mark and is looked up afterwards. So a store that reports success and did not store is an
+    An object is put by one conditional request, never in parts, so no unfinished objects are visible or cost money. The
+    store must refuse to create an object that exists; the first put of each ObjectStore tests that. Each created object
+    carries a mark and is looked up afterwards. So a store that reports success and did not store the object causes an
     error, and a put that the driver repeated, because the first answer was lost, is recognised as our own.
     """
 
@@ -103,7 +103,7 @@ class ObjectStore:
         await self._delete(checked_path(path))
 
     async def remove_leftovers(self, older_than_seconds: float, now: float) -> int:
-        """Delete the trial objects of killed processes. Puts leave nothing over."""
+        """Delete the trial objects of killed processes. Puts leave no leftovers."""
         async with self._asking("looking for leftovers"):
             listed = await obstore.list(self._client, SCRATCH).collect_async()
         old = [one["path"] for one in listed if one["last_modified"].timestamp() < now - older_than_seconds]
@@ -175,7 +175,7 @@ class ObjectStore:
             raise refusal(error, action, self._address) from error
 
     def _longest(self, size: int) -> float:
-        """Return the seconds that the transfer of so many bytes may take."""
+        """Return the time limit, in seconds, for the transfer of `size` bytes."""
         return self._address.timeout + size / SLOWEST
 
     @contextlib.asynccontextmanager

@@ -20,7 +20,7 @@ CONNECT_TIMEOUT = 10.0  # seconds
 IDLE = 15.0
 """Seconds after which an idle connection is not used again: routers drop idle connections without notice."""
 RETRIES = 3
-"""Of one request, each after a fraction of a second: a short fault does not cost the commit an attempt."""
+"""Retries of one request, each after a fraction of a second: a short fault does not cost the commit an attempt."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 1.0  # seconds, jittered
 NEVER = timedelta(days=1)
 """Turns the driver's time limit off, which ignores an object's size: `ObjectStore` sets one for each operation."""
@@ -61,7 +61,7 @@ def client(address: Address, environment: Mapping[str, str]) -> Client:
 
 
 def _s3(address: Address) -> S3Config:
-    # one request for each object: many servers that speak S3 lack the request that deletes several
+    # one request for each object: many S3-compatible servers have no request that deletes several
     config: S3Config = {"disable_bulk_delete": True}
     if address.endpoint:
         config["aws_endpoint_url_s3"] = address.endpoint  # takes precedence over every variable

@@ -1,4 +1,4 @@
-"""From a URL to a store."""
+"""Opens the store of a URL."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def open_store(url: str | Path | Store) -> Store:
     if not url:
         raise ConfigError(f"no store was named; known are {KNOWN}")
     if "://" not in url:
-        if ":" in url.partition("/")[0]:  # `s3:bucket`, or `module:function` as other settings take it
+        if ":" in url.partition("/")[0]:  # `s3:bucket`, or `module:function` as in other settings
             raise ConfigError(f"{url!r} is not a store; known are {KNOWN}. Write ./{url} for a folder of that name")
         return FileStore(url)
     if url.partition("://")[0] in SCHEMES:
         try:
-            from capture.stores.object import ObjectStore  # the only way to obstore: 16 MB that folders don't need
+            from capture.stores.object import ObjectStore  # the only import of obstore: 16 MB that folders don't need
         except ModuleNotFoundError as error:
             raise ConfigError(f'object stores need {error.name}; run: pip install "natty-nats[capture]"') from error
         return ObjectStore(Address.parse(url))
