@@ -1,7 +1,7 @@
 """A chain of immutable documents in the store; a fenced head names the committed one.
 
 Each head has one writer: the leader of its election. A term begins by committing the last document again, under its
-own token. Documents that a deposed leader still writes are then older than the committed one, and nobody adopts them.
+own token. Documents that a deposed leader still writes are then older than the committed one, and are not adopted.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ async def read(archive: Where, **options: Unpack[ReadSettings]) -> AsyncGenerato
 async def read_batches(
     archive: Where, *, columns: Sequence[str] = (), **options: Unpack[ReadSettings]
 ) -> AsyncGenerator[pa.RecordBatch, None]:
-    """Yield the same as Arrow record batches with columns of the envelope, by default all. Many times as fast as `read`."""
+    """Yield Arrow record batches with columns of the envelope (default: all). Many times as fast as `read`."""
     async with aclosing(await _batches(archive, ReadOptions(**options), columns)) as batches:
         async for batch in batches:
             yield batch

@@ -26,7 +26,7 @@ _repeated = Repeated(logging.getLogger("capture.progress"))
 
 @dataclass(frozen=True)
 class Missing:
-    """Acknowledged messages that are in the stream and in no object: nodes may still store `awaited`, but not `missing`.
+    """Acknowledged messages that are in the stream and in no object. Nodes may still store `awaited`, not `missing`.
 
     `remedy` says what happens to the missing ones. The sweep has stored `healed` of them since its leader began, and
     the sequences `stored` in this sweep.

@@ -41,7 +41,7 @@ class Status:
         return self.view.troubles(leader=self.sweeper)
 
     def knows(self, stream: StreamState) -> bool:
-        """Return whether a stream's `acked`, `pending`, `unacked` and `lag` are current, or at most a few sweeps old."""
+        """Return whether a stream's `acked`, `pending`, `unacked` and `lag` are at most a few sweeps old."""
         return stream.stream in self.asked or not self.view.is_late
 
     def as_dict(self) -> dict[str, Any]:
