@@ -109,7 +109,7 @@ _decode_format = msgspec.json.Decoder(_Format).decode
 def decode(data: bytes, path: str, kind: type[Kind]) -> Kind:
     """Return the document. ManifestError if it is damaged, has a newer format, or belongs at another path."""
     newest = kind.FORMAT
-    return _in_its_place(decode_known(data, path, kind, lambda told: _decode_format(told).format, newest), path)
+    return _check_place(decode_known(data, path, kind, lambda told: _decode_format(told).format, newest), path)
 
 
 def decode_known(data: bytes, path: str, kind: type[Record], format_of: Callable[[bytes], int], newest: int) -> Record:
@@ -123,7 +123,7 @@ def decode_known(data: bytes, path: str, kind: type[Record], format_of: Callable
     raise ManifestError(f"{path} has format {found}; this version reads up to {newest}: use the version that wrote it")
 
 
-def _in_its_place(document: Kind, path: str) -> Kind:
+def _check_place(document: Kind, path: str) -> Kind:
     parts = document_parts(type(document), path)
     if parts is not None and parts[:2] != (document.number, document.token):
         raise ManifestError(
@@ -164,14 +164,14 @@ async def latest_offline(store: Store, kind: type[Document]) -> Head | None:
 
     The document may be one commit ahead of the head; its records of stored objects are still correct.
     """
-    found = await _newest(store, kind)
+    found = await _find_newest(store, kind)
     if found is None:
         return None
     (number, token, _), path = found
     return Head(number, token, path, hashlib.sha256(await store.get(path)).hexdigest())
 
 
-async def _newest(store: Store, kind: type[Document]) -> tuple[tuple[int, int, int], str] | None:
+async def _find_newest(store: Store, kind: type[Document]) -> tuple[tuple[int, int, int], str] | None:
     listed = [one.path for one in await store.list(kind.FOLDER)]
     return max(((parts, path) for path in listed if (parts := document_parts(kind, path))), default=None)
 
@@ -188,10 +188,10 @@ async def current(
     writes. Then the later document is used: a head that went back must never make stored objects look like leftovers.
     Its retired objects count as retired from `now` on, since readers were sent to the earlier document until now.
     """
-    head, newest = await pointer.read(), await _newest(store, kind)
+    head, newest = await pointer.read(), await _find_newest(store, kind)
     ahead = newest is not None and newest[0][0] > (head.number if head else 0)
     if head is not None and head.token == pointer.token and not ahead:
-        return head, await _vouched(store, pointer, head, kind, unsigned_too=True)
+        return head, await _read_vouched(store, pointer, head, kind, unsigned_too=True)
     known = head
     if ahead:
         head = await latest_offline(store, kind)
@@ -200,7 +200,7 @@ async def current(
         document = kind() if first is None else await first()
     else:
         unsigned_too = not ahead or await _is_unsigned(store, pointer, known)
-        document = await _vouched(store, pointer, head, kind, unsigned_too=unsigned_too)
+        document = await _read_vouched(store, pointer, head, kind, unsigned_too=unsigned_too)
     if ahead:
         retired = [Retired(one.path, now) for one in document.retired]
         document = msgspec.structs.replace(document, retired=retired)
@@ -213,7 +213,9 @@ async def _is_unsigned(store: Store, pointer: HeadPointer, known: Head | None) -
     return pointer.signer is None or (known is not None and split(await fetch(store, known))[1] is None)
 
 
-async def _vouched(store: Store, pointer: HeadPointer, head: Head, kind: type[Kind], *, unsigned_too: bool) -> Kind:
+async def _read_vouched(
+    store: Store, pointer: HeadPointer, head: Head, kind: type[Kind], *, unsigned_too: bool
+) -> Kind:
     """Return the document that the head names, if this term may continue from it: see `vouch`."""
     data = await fetch(store, head)
     vouch(pointer.signer, head.path, data, unsigned_too=unsigned_too)

@@ -37,10 +37,12 @@ def coverage(objects: Iterable[Stored], removed: Mapping[str, Sequences]) -> dic
     sets: dict[str, list[Sequences]] = defaultdict(list)
     for one in objects:
         sets[one.stream].append(Sequences.from_text(one.sequences))
-    return {stream: _covered(sets[stream], removed.get(stream, Sequences())) for stream in sorted({*sets, *removed})}
+    return {
+        stream: _coverage_of(sets[stream], removed.get(stream, Sequences())) for stream in sorted({*sets, *removed})
+    }
 
 
-def _covered(sets: list[Sequences], removed: Sequences) -> Coverage:
+def _coverage_of(sets: list[Sequences], removed: Sequences) -> Coverage:
     held = Sequences.union_of(sets)
     repeated = sum(map(len, sets)) > len(held)
     return Coverage(held, removed, Sequences.repeated_in(sets) if repeated else Sequences())

@@ -96,12 +96,12 @@ class Keys:
 
     def encrypt(self, data: bytes, described: object) -> bytes:
         """Return the encrypted object that holds `data`. Every call returns different bytes."""
-        begin, key, nonce = self._begun(described)
+        begin, key, nonce = self._new_header(described)
         return begin + AESGCM(key).encrypt(nonce, data, begin)
 
     def encrypt_file(self, plain: IO[bytes], file: IO[bytes], described: object) -> None:
         """Write the encrypted object that holds the content of `plain`, CHUNK_BYTES at a time."""
-        begin, key, nonce = self._begun(described)
+        begin, key, nonce = self._new_header(described)
         encryptor = Cipher(AES(key), GCM(nonce)).encryptor()
         encryptor.authenticate_additional_data(begin)
         file.write(begin)
@@ -112,7 +112,7 @@ class Keys:
     def decrypt(self, data: bytes, described: object) -> bytes:
         """Return the plaintext. CipherError: the key is missing or wrong, or the object was changed or swapped."""
         header, begins = read_header(data)
-        key = self._unwrapped(header)
+        key = self._unwrap(header)
         try:
             plain = AESGCM(key).decrypt(header.nonce, memoryview(data)[begins:], data[:begins])
         except (InvalidTag, ValueError) as error:
@@ -128,19 +128,19 @@ class Keys:
         """
         begin = _begin(file)
         header, begins = read_header(begin)
-        plain = Plaintext(file, self._unwrapped(header), header.nonce, begins)
+        plain = Plaintext(file, self._unwrap(header), header.nonce, begins)
         plain.check(begin)
         _check_place(header, described)
         return plain
 
-    def _begun(self, described: object) -> tuple[bytes, bytes, bytes]:
+    def _new_header(self, described: object) -> tuple[bytes, bytes, bytes]:
         """Return the first bytes of a new object, its key and its nonce."""
         name, envelope_key = next(iter(self._keys.items()))
         key, nonce = AESGCM.generate_key(8 * KEY_BYTES), os.urandom(NONCE_BYTES)
         header = msgspec.json.encode(Header(name, aes_key_wrap(envelope_key, key), nonce, Facts.of(described)))
         return MAGIC + LENGTH.pack(len(header)) + header, key, nonce
 
-    def _unwrapped(self, header: Header) -> bytes:
+    def _unwrap(self, header: Header) -> bytes:
         if header.key_id not in self._keys:
             raise KeyMissingError(f"it is encrypted with the key {header.key_id!r}; the given ones are {self!r}")
         try:

@@ -71,13 +71,13 @@ async def recording_at(store: Store, newest: Recording, at: float) -> Recording 
     if newest.created <= at:
         return newest
     document: Recording | None = newest
-    async with Prefetch(store, await _upcoming(store, newest, at)) as ahead:
+    async with Prefetch(store, await _list_upcoming(store, newest, at)) as ahead:
         while document is not None and document.created > at:
-            document = await _before(ahead, document)
+            document = await _read_previous(ahead, document)
     return document
 
 
-async def _upcoming(store: Store, newest: Recording, at: float) -> list[ObjectInfo]:
+async def _list_upcoming(store: Store, newest: Recording, at: float) -> list[ObjectInfo]:
     """Return the objects between the newest recording and the one that was valid at a time, by their names."""
     recorded = [
         one
@@ -90,20 +90,20 @@ async def _upcoming(store: Store, newest: Recording, at: float) -> list[ObjectIn
     return [*reversed(recorded), *reversed(history[len(earlier) :]), *earlier[-1:]]
 
 
-async def _before(ahead: Prefetch, document: Recording) -> Recording | None:
+async def _read_previous(ahead: Prefetch, document: Recording) -> Recording | None:
     if document.parent in ahead:
         try:
             data = await ahead.get(document.parent)
         except NotStored:
             pass  # cleaned up meanwhile
         else:
-            return decode(_checked(data, document.parent, document.parent_sha256), document.parent, Recording)
+            return decode(_check(data, document.parent, document.parent_sha256), document.parent, Recording)
     if (earlier := document.earlier) is None:
         return None
-    return decode(_checked(await ahead.get(earlier.path), earlier.path, earlier.sha256), earlier.path, Recording)
+    return decode(_check(await ahead.get(earlier.path), earlier.path, earlier.sha256), earlier.path, Recording)
 
 
-def _checked(data: bytes, path: str, digest: str) -> bytes:
+def _check(data: bytes, path: str, digest: str) -> bytes:
     """Return the bytes. ManifestError if their SHA-256 is not the recorded one."""
     if sha256(data).hexdigest() != digest:
         raise ManifestError(f"{path} was changed: its SHA-256 is not the one that was recorded")

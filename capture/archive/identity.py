@@ -57,14 +57,14 @@ async def claim(store: Store, archive: str, stream: str, created: str, signer: S
     ConfigError if the store belongs to another archive; if the stream was created again (its sequences would be taken
     for those of the earlier one, and dropped); or if the archive is signed and this node has no key to sign with.
     """
-    owner = await _first(store, ARCHIVE, Archive(archive))
+    owner = await _write_or_read(store, ARCHIVE, Archive(archive))
     if owner.archive != archive:
         raise ConfigError(
             f"the store {store.url} holds the archive {owner.archive!r}, not {archive!r}: choose another store,"
             f' or write archive = "{owner.archive}" to add this stream to it'
         )
     await _declare(store, signer)
-    found = await _first(store, stream_path(stream), Identity(stream, created))
+    found = await _write_or_read(store, stream_path(stream), Identity(stream, created))
     if found.created != created:
         raise ConfigError(
             f"the archive in {store.url} is of a stream {stream} made at {found.created}, and this one was made at"
@@ -147,7 +147,7 @@ async def _declare(store: Store, signer: Signer | None) -> None:
         await store.put(SIGNING, msgspec.json.encode(Signing(keys)), if_absent=False)
 
 
-async def _first(store: Store, path: str, mine: Claim) -> Claim:
+async def _write_or_read(store: Store, path: str, mine: Claim) -> Claim:
     """Write `mine` if nothing is stored at the path; return what is stored there."""
     try:
         await store.put(path, msgspec.json.encode(mine))

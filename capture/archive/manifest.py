@@ -104,10 +104,10 @@ def encode(entry: Stored) -> bytes:
 def decode_entry(data: bytes, path: str) -> Stored:
     """Return the record of a stored block. ManifestError if it is damaged, has a newer format, or is not of a block."""
     entry = decode_known(data, path, Stored, lambda told: _decode_format(told).version, ENTRY_FORMAT)
-    return _of_block(entry, path)
+    return _check_block(entry, path)
 
 
-def _of_block(entry: Stored, path: str) -> Stored:
+def _check_block(entry: Stored, path: str) -> Stored:
     """Return the entry if its path is a block's: a sweep adopts that path, and may later delete it."""
     try:
         if checked_path(entry.path).startswith(BLOCKS):

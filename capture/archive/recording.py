@@ -171,16 +171,16 @@ def updated(record: StreamRecord, seen: Seen, now: float) -> StreamRecord:
         configurations=configurations,
         deleted=deleted.to_text() if changed else record.deleted,
         deleted_seen=now if changed else record.deleted_seen,
-        consumers=_consumers(record.consumers, seen.consumers),
+        consumers=_update_consumers(record.consumers, seen.consumers),
     )
 
 
-def _consumers(before: Mapping[str, Consumer], listing: Listing[ConsumerInfo]) -> dict[str, Consumer]:
+def _update_consumers(before: Mapping[str, Consumer], listing: Listing[ConsumerInfo]) -> dict[str, Consumer]:
     silent = {name: before[name] for name in listing.missing if name in before}
-    return silent | {info["name"]: _consumer(info) for info in listing.found}
+    return silent | {info["name"]: _record_consumer(info) for info in listing.found}
 
 
-def _consumer(info: Mapping[str, Any]) -> Consumer:
+def _record_consumer(info: Mapping[str, Any]) -> Consumer:
     """Return the record of a consumer. An impossible ack floor is replaced if the true one is known.
 
     Servers report such floors: for example 0 after thousands of messages, none of them unacknowledged.
@@ -207,8 +207,8 @@ def resume(one: Consumer) -> tuple[Position, str]:
     if one.config.get("ack_policy") == "none":
         floor = delivered
     if not delivered.is_possible:
-        return _beginning(one.config), f"it was given everything up to {delivered}"
-    contradiction = _contradiction(floor, delivered, one.pending or ())
+        return _start_position(one.config), f"it was given everything up to {delivered}"
+    contradiction = _find_contradiction(floor, delivered, one.pending or ())
     unacked = len(one.pending) if one.pending is not None else one.unacked
     if unacked == 0:
         return delivered, contradiction
@@ -218,10 +218,10 @@ def resume(one: Consumer) -> tuple[Position, str]:
         first = min(one.pending)
         deliveries = min(held.sequence for held in one.pending.values()) - 1
         return Position(max(0, deliveries), max(0, first - 1)), contradiction
-    return _beginning(one.config), contradiction
+    return _start_position(one.config), contradiction
 
 
-def _contradiction(floor: Position, delivered: Position, pending: Iterable[int]) -> str:
+def _find_contradiction(floor: Position, delivered: Position, pending: Iterable[int]) -> str:
     if not floor.is_possible:
         return f"it has acknowledged everything up to {floor}"
     if floor.stream_seq > delivered.stream_seq:
@@ -231,7 +231,7 @@ def _contradiction(floor: Position, delivered: Position, pending: Iterable[int])
     return ""
 
 
-def _beginning(config: Mapping[str, Any]) -> Position:
+def _start_position(config: Mapping[str, Any]) -> Position:
     """Return the position right before the first message for a consumer, as far as its configuration says."""
     first = config.get("opt_start_seq") if config.get("deliver_policy") == "by_start_sequence" else 1
     return Position(0, first - 1 if isinstance(first, int) and 1 <= first <= MAXIMUM else 0)
@@ -276,7 +276,7 @@ async def record(
     """
     head, before = await current(store, pointer, Recording, now)
     new = {one.stream: StreamRecord(created=one.created) for one in await claimed(store, before.streams)}
-    streams = {name: await _looked_at(natty, name, one, now) for name, one in (before.streams | new).items()}
+    streams = {name: await _refresh(natty, name, one, now) for name, one in (before.streams | new).items()}
     known = await fixed(store, before.fixed)
     after = msgspec.structs.replace(before, archive=archive, readme=VERSION, fixed=known, streams=streams)
     if after == before:
@@ -304,7 +304,7 @@ async def follow_up(
     Removes old recordings. Fenced if this term is over.
     """
     objects = await store.list(Recording.FOLDER)
-    earlier = await _kept(store, head, before, after.created)
+    earlier = await _keep_last_of_hour(store, head, before, after.created)
     head = await chain.commit(store, pointer, head, msgspec.structs.replace(after, earlier=earlier))
 
     async def remove(path: str) -> None:
@@ -315,7 +315,7 @@ async def follow_up(
     return head
 
 
-async def _looked_at(natty: Natty, name: str, record: StreamRecord, now: float) -> StreamRecord:
+async def _refresh(natty: Natty, name: str, record: StreamRecord, now: float) -> StreamRecord:
     """Return the updated record. Requests consumers first, so that they are never ahead of the stream."""
     try:
         consumers = await all_consumers(natty.jetstream, name)
@@ -331,7 +331,7 @@ async def _looked_at(natty: Natty, name: str, record: StreamRecord, now: float) 
     return updated(record, seen, now)
 
 
-async def _kept(store: Store, head: Head, document: Recording, now: float) -> Earlier | None:
+async def _keep_last_of_hour(store: Store, head: Head, document: Recording, now: float) -> Earlier | None:
     """Copy the recording that is about to be replaced into the history, if it is the last one of its hour."""
     if not document.streams or document.created // HOUR == now // HOUR:
         return document.earlier

@@ -66,9 +66,9 @@ class Retention:
             number = next((number for number, rule in enumerate(self.rules) if rule.decides(one)), None)
             if number is not None:
                 decided[number].append(one)
-        return [gone for number, mine in sorted(decided.items()) for gone in self._of_rule(number, mine, now)]
+        return [gone for number, mine in sorted(decided.items()) for gone in self._apply_rule(number, mine, now)]
 
-    def _of_rule(self, number: int, objects: list[Stored], now: float) -> list[Expired]:
+    def _apply_rule(self, number: int, objects: list[Stored], now: float) -> list[Expired]:
         rule, gone = self.rules[number], []
         ordered = sorted(objects, key=lambda one: (one.interval, one.first, one.path))
         if rule.older_than is not None:

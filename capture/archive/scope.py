@@ -93,7 +93,7 @@ async def never_asked(natty: Natty, store: Store, stream: str, missing: Sequence
     if not doubtful:
         return before
     unasked = [before]
-    async with aclosing(_subjects(natty, stream, doubtful)) as subjects:
+    async with aclosing(_read_subjects(natty, stream, doubtful)) as subjects:
         async for some in subjects:
             unasked.append(
                 Sequences.from_iterable(
@@ -105,11 +105,11 @@ async def never_asked(natty: Natty, store: Store, stream: str, missing: Sequence
     return Sequences.union_of(unasked)
 
 
-async def _subjects(natty: Natty, stream: str, wanted: Sequences) -> AsyncGenerator[list[tuple[int, str]], None]:
+async def _read_subjects(natty: Natty, stream: str, wanted: Sequences) -> AsyncGenerator[list[tuple[int, str]], None]:
     """Yield the subjects of those of the wanted messages that are in the stream, in batches."""
     info = await natty.jetstream.request(f"STREAM.INFO.{stream}")
     if info["config"]["retention"] == "workqueue":
-        async for some in _one_by_one(natty, stream, iter(wanted)):
+        async for some in _read_one_by_one(natty, stream, iter(wanted)):
             yield some
         return
     reader = Ordered(natty.jetstream, stream, OrderedOptions(headers_only=True, max_messages=READ_AHEAD))
@@ -124,7 +124,9 @@ async def _subjects(natty: Natty, stream: str, wanted: Sequences) -> AsyncGenera
                     break
 
 
-async def _one_by_one(natty: Natty, stream: str, wanted: Iterator[int]) -> AsyncGenerator[list[tuple[int, str]], None]:
+async def _read_one_by_one(
+    natty: Natty, stream: str, wanted: Iterator[int]
+) -> AsyncGenerator[list[tuple[int, str]], None]:
     """Read the messages one by one: a work-queue stream does not allow another reader."""
     while some := list(islice(wanted, AT_ONCE)):
         messages = await asyncio.gather(*(natty.jetstream.read(stream, sequence=one) for one in some))

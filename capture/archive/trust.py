@@ -69,7 +69,7 @@ async def read_trusted(
         table_head or partial(latest_offline, store, Table),
     )
     picture = await read_picture(store, *heads, check=trust.check_document)
-    while manifest_head is None and (ahead := await _ahead(store, picture, trust)):
+    while manifest_head is None and (ahead := await _find_missing_manifest(store, picture, trust)):
         before, picture = picture, await read_picture(store, *heads, check=trust.check_document)
         if picture == before:
             raise ManifestError(ahead)
@@ -87,7 +87,7 @@ async def check_vouched(store: Store) -> None:
         )
 
 
-async def _ahead(store: Store, picture: Picture, trust: Trust) -> str:
+async def _find_missing_manifest(store: Store, picture: Picture, trust: Trust) -> str:
     """Return a sentence if the newest recording names a manifest that does not exist; "" if it exists."""
     head = await latest_offline(store, Recording)
     recording = await chain.read(store, head, Recording, check=trust.check_document)

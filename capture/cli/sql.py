@@ -16,8 +16,8 @@ from capture.archive.trust import check_contents
 from capture.cli import settings
 from capture.config.settings import CaptureConfig
 from capture.errors import CaptureError, ConfigError
-from capture.reading.merge import looking
-from capture.reading.shares import planned
+from capture.reading.merge import make_look
+from capture.reading.shares import plan_shares
 from capture.spark import SparkDriver, View
 from capture.stores import open_store
 from natty.cli.run import run_async
@@ -67,7 +67,7 @@ async def _asked(config: CaptureConfig, query: str, schema: str | None, engine: 
     store = open_store(config.store)
     await require_archive(store, config.stream)
     trust = config.trust(await archive_name(store))
-    objects = await looking(store, config.stream, trust=trust)()
+    objects = await make_look(store, config.stream, trust=trust)()
     contents = None
     if trust.public_keys is not None:  # both engines read plain Parquet where it is, without its SHA-256
         contents = await check_contents(store, [one for one in objects if is_open(one.format)])
@@ -85,7 +85,7 @@ async def _by_spark(
 ) -> Any:
     if not objects:
         raise CaptureError(f"the archive in {config.store} is empty")
-    plan = planned(objects)
+    plan = plan_shares(objects)
     view = View(
         objects=[share.stored for share in plan],
         payload_schema=schema,

@@ -50,11 +50,11 @@ class StoreFiles(FileSystemHandler):  # type: ignore[misc] # pyarrow has no type
         """Return the path unchanged."""
         return path
 
-    def _refused(self, *arguments: Any) -> NoReturn:
+    def _refuse(self, *arguments: Any) -> NoReturn:
         raise OSError(f"{self._store.url} is only read here")
 
-    get_file_info_selector = open_output_stream = open_append_stream = copy_file = move = _refused
-    create_dir = delete_dir = delete_dir_contents = delete_root_dir_contents = delete_file = _refused
+    get_file_info_selector = open_output_stream = open_append_stream = copy_file = move = _refuse
+    create_dir = delete_dir = delete_dir_contents = delete_root_dir_contents = delete_file = _refuse
 
     def __eq__(self, other: object) -> bool:
         return self is other

@@ -73,7 +73,7 @@ class Cursor:
             self.close()
 
 
-def given(share: Share, pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def read_share(share: Share, pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a share, each sequence once, without empty pieces.
 
     FormatError if the object does not hold what its record says.
@@ -82,7 +82,7 @@ def given(share: Share, pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordB
     if share.stored.count > left + len(share.withheld):
         pieces = _each_once(pieces)
     for piece in pieces:
-        rows = _given(share, piece)
+        rows = _select_rows(share, piece)
         left -= len(rows)
         if left < 0:
             raise FormatError(f"{path} holds messages that its record does not name")
@@ -94,7 +94,7 @@ def given(share: Share, pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordB
         raise FormatError(f"{path} does not hold what its record says: {left:,} messages are missing")
 
 
-def _given(share: Share, piece: pa.RecordBatch) -> pa.RecordBatch:
+def _select_rows(share: Share, piece: pa.RecordBatch) -> pa.RecordBatch:
     if not share.withheld:
         return piece
     piece = piece[position(piece, share.given.first, bisect_left) : position(piece, share.given.last, bisect_right)]

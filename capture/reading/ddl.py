@@ -28,38 +28,38 @@ class _Reader:
 
     def fields(self) -> dict[str, str]:
         found: dict[str, str] = {}
-        while not found or self._took(","):
+        while not found or self._accept(","):
             name = self._name()
-            self._took(":")
+            self._accept(":")
             found[name] = self._type()
         return found
 
     def expect(self, token: str) -> None:
-        if not self._took(token):
-            raise self._wrong()
+        if not self._accept(token):
+            raise self._error()
 
     def _type(self) -> str:
         name = self._name().upper()
-        if name == "ARRAY" and self._took("<"):
+        if name == "ARRAY" and self._accept("<"):
             found = f"{self._type()}[]"
             self.expect(">")
-        elif name == "STRUCT" and self._took("<"):
-            found = f"STRUCT({', '.join(f'{quoted(one)} {kind}' for one, kind in self.fields().items())})"
+        elif name == "STRUCT" and self._accept("<"):
+            found = f"STRUCT({', '.join(f'{quote(one)} {kind}' for one, kind in self.fields().items())})"
             self.expect(">")
-        elif name == "MAP" and self._took("<"):
+        elif name == "MAP" and self._accept("<"):
             key = self._type()
             self.expect(",")
             found = f"MAP({key}, {self._type()})"
             self.expect(">")
         else:
-            found = _NAMES.get(name, name) + (self._arguments() if self._took("(") else "")
-        while self._took("[]"):
+            found = _NAMES.get(name, name) + (self._arguments() if self._accept("(") else "")
+        while self._accept("[]"):
             found += "[]"
         return found
 
     def _arguments(self) -> str:
         numbers = [self._name()]
-        while self._took(","):
+        while self._accept(","):
             numbers.append(self._name())
         self.expect(")")
         return f"({', '.join(numbers)})"
@@ -67,22 +67,22 @@ class _Reader:
     def _name(self) -> str:
         token: str = self._tokens[0]
         if not re.fullmatch(r"\w+|`.+`", token):
-            raise self._wrong()
+            raise self._error()
         self._tokens.pop(0)
         return token[1:-1].replace("``", "`") if token.startswith("`") else token
 
-    def _took(self, token: str) -> bool:
+    def _accept(self, token: str) -> bool:
         if self._tokens[0] != token:
             return False
         if token:
             self._tokens.pop(0)
         return True
 
-    def _wrong(self) -> ConfigError:
+    def _error(self) -> ConfigError:
         where = f"at {self._tokens[0]!r}" if self._tokens[0] else "at its end"
         return ConfigError(f"schema {self._text!r} is wrong {where}; write 'carrier STRING, legs ARRAY<INT>'")
 
 
-def quoted(name: str) -> str:
+def quote(name: str) -> str:
     """Return a name in quotes for SQL."""
     return '"' + name.replace('"', '""') + '"'

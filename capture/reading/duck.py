@@ -31,9 +31,9 @@ from capture.errors import QueryError
 from capture.formats.envelope import SCHEMA
 from capture.ingest.record import text_or_none
 from capture.reading.arrowfs import StoreFiles
-from capture.reading.ddl import fields, quoted
-from capture.reading.merge import merged
-from capture.reading.shares import Share, planned
+from capture.reading.ddl import fields, quote
+from capture.reading.merge import merge_shares
+from capture.reading.shares import Share, plan_shares
 from capture.spark.protocol import DEFAULT_LIMIT
 from capture.stores import Store
 from capture.stores.stored_file import Ranges
@@ -69,12 +69,12 @@ async def query(
 
     `payload_schema` adds fields of the payload as columns (`capture.reading.ddl`), null where a payload has no such
     field. They hide columns of the envelope with the same name. Plain Parquet is read from `contents` if it is given,
-    otherwise from the store. QueryError if DuckDB refuses the query; the errors of `reading.merge.merged`.
+    otherwise from the store. QueryError if DuckDB refuses the query; the errors of `reading.merge.merge_shares`.
     """
-    plan = planned(objects)
+    plan = plan_shares(objects)
     as_they_are = [share for share in plan if _is_readable(share)]
     with tempfile.TemporaryDirectory(prefix="capture-") as folder:
-        rest = await _brought(store, [share for share in plan if not _is_readable(share)], Path(folder), keys)
+        rest = await _merge_rest(store, [share for share in plan if not _is_readable(share)], Path(folder), keys)
         plain = [share.stored for share in as_they_are]
         files = StoreFiles(contents or store, {one.path: one.bytes for one in plain})
         tables = {"_as_they_are": _dataset(files, plain), "_rest": rest}
@@ -89,7 +89,7 @@ def _is_readable(share: Share) -> bool:
     return is_open(share.stored.format) and share.is_whole
 
 
-async def _brought(store: Store, plan: Sequence[Share], folder: Path, keys: Keys | None) -> ds.Dataset:
+async def _merge_rest(store: Store, plan: Sequence[Share], folder: Path, keys: Keys | None) -> ds.Dataset:
     """Merge the objects that DuckDB can't read directly into Parquet files."""
     by_stream: dict[str, list[Share]] = defaultdict(list)
     for share in plan:
@@ -98,15 +98,15 @@ async def _brought(store: Store, plan: Sequence[Share], folder: Path, keys: Keys
     for number, mine in enumerate(by_stream.values()):
         files.append(str(folder / f"{number}.parquet"))
         with pq.ParquetWriter(files[-1], SCHEMA, compression="zstd", compression_level=1) as writer:
-            async with aclosing(merged(store, mine, keys=keys)) as batches:
+            async with aclosing(merge_shares(store, mine, keys=keys)) as batches:
                 async for batch in batches:
                     await to_thread(writer.write_batch, batch)
-    return ds.dataset(files, schema=SCHEMA, format=ds.ParquetFileFormat()) if files else _nothing()
+    return ds.dataset(files, schema=SCHEMA, format=ds.ParquetFileFormat()) if files else _empty_dataset()
 
 
 def _dataset(files: StoreFiles, objects: Sequence[Stored]) -> ds.Dataset:
     if not objects:
-        return _nothing()
+        return _empty_dataset()
     options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
     parquet = ds.ParquetFileFormat(default_fragment_scan_options=options)
     return ds.FileSystemDataset.from_paths(
@@ -114,7 +114,7 @@ def _dataset(files: StoreFiles, objects: Sequence[Stored]) -> ds.Dataset:
     )
 
 
-def _nothing() -> ds.Dataset:
+def _empty_dataset() -> ds.Dataset:
     return ds.dataset(pa.Table.from_pylist([], SCHEMA))
 
 
@@ -144,7 +144,7 @@ def _view(tables: Sequence[str], payload_schema: str | None) -> str:
     structure = json.dumps(kinds).replace("'", "''")
     text = "try(decode(payload))"
     parsed = f"json_transform(CASE WHEN json_valid({text}) THEN {text} END, '{structure}')"
-    columns = ", ".join([*kept, *(f"_parsed.{quoted(name)} AS {quoted(name)}" for name in kinds)])
+    columns = ", ".join([*kept, *(f"_parsed.{quote(name)} AS {quote(name)}" for name in kinds)])
     return f"CREATE VIEW {VIEW} AS SELECT {columns} FROM (SELECT *, {parsed} AS _parsed FROM ({everything}))"
 
 

@@ -44,7 +44,7 @@ async def live(
     """
     last = info["state"]["last_seq"]
     if info["config"]["retention"] == WORK_QUEUE:
-        steps = _looked_at(natty, stream, info, after, follow)
+        steps = _read_one_by_one(natty, stream, info, after, follow)
     else:
         steps = _read(natty, stream, info, after)
     async with aclosing(steps):
@@ -86,7 +86,7 @@ async def _read(natty: Natty, stream: str, info: dict[str, Any], after: int) -> 
     raise ConnectionClosedError(f"the connection was closed while stream {stream} was read")
 
 
-async def _looked_at(
+async def _read_one_by_one(
     natty: Natty, stream: str, info: dict[str, Any], after: int, follow: bool
 ) -> AsyncGenerator[Seen, None]:
     while True:

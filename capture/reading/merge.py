@@ -29,9 +29,9 @@ from capture.errors import ManifestError, NotStored
 from capture.formats.batches import PIECE_BYTES, PIECE_ROWS, cut, pieces
 from capture.formats.envelope import SCHEMA
 from capture.maintenance.sweep import read_entries
-from capture.reading.cursor import Cursor, given, position
+from capture.reading.cursor import Cursor, position, read_share
 from capture.reading.shares import EVERYTHING, Selection, Share, shares, widest
-from capture.reading.spool import Room, Spooled, Work, kept, spool
+from capture.reading.spool import Room, Spooled, Work, keep, spool
 from capture.stores import Store
 from natty import Natty
 
@@ -49,7 +49,7 @@ Look = Callable[[], Awaitable[list[Stored]]]
 """Reads again which objects hold the messages of a stream."""
 
 
-def looking(
+def make_look(
     store: Store, stream: str = "", *, natty: Natty | None = None, archive: str = "", trust: Trust = NO_CHECKS
 ) -> Look:
     """Return a function that lists the objects of a stream, or of all: adopted, in the table, or not adopted yet.
@@ -59,7 +59,10 @@ def looking(
     """
     heads: tuple[HeadReader | None, HeadReader | None] = (None, None)
     if natty is not None:
-        heads = _committed(store, natty, archive, SWEEP, Manifest), _committed(store, natty, archive, COMPACTION, Table)
+        heads = (
+            _head_reader(store, natty, archive, SWEEP, Manifest),
+            _head_reader(store, natty, archive, COMPACTION, Table),
+        )
 
     async def look() -> list[Stored]:
         entries, unreadable = await read_entries(store)  # before the picture: see there
@@ -68,14 +71,14 @@ def looking(
         picture = await read_trusted(store, *heads, trust)
         waiting = [one for one in picture.unadopted(entries) if stream in ("", one.stream)]
         adopted = [one for one in (*picture.files, *picture.blocks) if stream in ("", one.stream)]
-        found = [*adopted, *await _there(store, waiting)]
+        found = [*adopted, *await _find_existing(store, waiting)]
         trust.check_objects(found)
         return found
 
     return look
 
 
-def _committed(store: Store, natty: Natty, archive: str, office: Office, kind: type[Document]) -> HeadReader:
+def _head_reader(store: Store, natty: Natty, archive: str, office: Office, kind: type[Document]) -> HeadReader:
     """Return a reader of a head in NATS. If NATS has none, it returns the newest document in the store."""
     committed = office.reader(natty, archive)
 
@@ -85,7 +88,7 @@ def _committed(store: Store, natty: Natty, archive: str, office: Office, kind: t
     return read
 
 
-async def _there(store: Store, blocks: list[Stored]) -> list[Stored]:
+async def _find_existing(store: Store, blocks: list[Stored]) -> list[Stored]:
     """Return the blocks that exist. The writer of a block that does not exist gave it up without an ack."""
     found: list[Stored] = []
     waiting = iter(blocks)
@@ -104,7 +107,7 @@ async def _there(store: Store, blocks: list[Stored]) -> list[Stored]:
     return found
 
 
-async def stored(
+async def read_stored(
     store: Store,
     look: Look,
     *,
@@ -127,7 +130,9 @@ async def stored(
             raise NotStored(f"there is no {missing} in {store.url}, and the archive still names it")
         plan = shares(objects, replace(selection, start_sequence=last + 1))
         try:
-            async with aclosing(merged(store, plan, keys=keys, columns=wanted, memory_bytes=memory_bytes)) as batches:
+            async with aclosing(
+                merge_shares(store, plan, keys=keys, columns=wanted, memory_bytes=memory_bytes)
+            ) as batches:
                 async for batch in batches:
                     last = batch.column("sequence")[-1].as_py()
                     if len(some := selection.of(batch)):
@@ -148,7 +153,7 @@ class Gone(NotStored):
 # --- the steps of the merge ------------------------------------------------------------------------------------------
 
 
-async def merged(
+async def merge_shares(
     store: Store,
     plan: Sequence[Share],
     *,
@@ -167,7 +172,7 @@ async def merged(
     active = [Cursor(iter([also]), len(also))] if also else []
     worker = ThreadPoolExecutor(1, "capture-merge")  # Arrow reuses freed memory in the same thread only
     work = partial(asyncio.get_running_loop().run_in_executor, worker)
-    async with aclosing(_spooled(store, plan, opener.room, work)) as spooled:
+    async with aclosing(_spool_ahead(store, plan, opener.room, work)) as spooled:
         try:
             while waiting or active:
                 while waiting and waiting[0].given.first <= min((one.head for one in active), default=MAXIMUM):
@@ -217,13 +222,13 @@ class _Opener:
         after the other, and their rows are kept.
         """
         rows = pieces(spooled.source, share.stored, self._keys, columns=self._columns, piece_bytes=self.piece_bytes)
-        mine, count = given(share, rows), len(share.given)
+        mine, count = read_share(share, rows), len(share.given)
         try:
             if self._where_it_is is None or self._where_it_is.ended:
                 self._where_it_is = Cursor(mine, count, spooled.close)
                 active.append(self._where_it_is)
                 return
-            active.append(Cursor(kept(mine, self.room), count))
+            active.append(Cursor(keep(mine, self.room), count))
         except BaseException:
             spooled.close()
             raise
@@ -234,7 +239,7 @@ class _Opener:
         active.sort(key=lambda one: one.left)
         few = active[: FAN_IN // 2]
         count = sum(one.left for one in few)
-        active[: len(few)] = [Cursor(kept(self._rows_of(few), self.room), count)]
+        active[: len(few)] = [Cursor(keep(self._rows_of(few), self.room), count)]
 
     def _rows_of(self, cursors: list[Cursor]) -> Iterator[pa.RecordBatch]:
         while cursors:
@@ -242,7 +247,7 @@ class _Opener:
             cursors = [one for one in cursors if not one.ended]
 
 
-async def _spooled(store: Store, plan: Sequence[Share], room: Room, work: Work) -> AsyncGenerator[Spooled, None]:
+async def _spool_ahead(store: Store, plan: Sequence[Share], room: Room, work: Work) -> AsyncGenerator[Spooled, None]:
     """Yield the objects of a plan. AHEAD of them are fetched in advance. Gone."""
     waiting = deque(plan)
     fetched: deque[asyncio.Task[Spooled]] = deque()

@@ -18,7 +18,7 @@ from capture.config.settings import CaptureConfig
 from capture.errors import ConfigError
 from capture.formats.envelope import EACH, SCHEMA, messages_of
 from capture.ingest.record import Record
-from capture.reading.merge import looking, stored
+from capture.reading.merge import make_look, read_stored
 from capture.reading.options import ReadOptions, ReadSettings, Where
 from capture.reading.seam import Crossing, Place
 from capture.reading.shares import Selection
@@ -68,11 +68,11 @@ async def _batches(archive: Where, wanted: ReadOptions, columns: Sequence[str]) 
         subjects=tuple(wanted.subjects),
     )
     if wanted.natty is None:
-        look = looking(store, identity.stream, trust=trust)
-        return stored(store, look, selection=selection, keys=keys, columns=chosen)
+        look = make_look(store, identity.stream, trust=trust)
+        return read_stored(store, look, selection=selection, keys=keys, columns=chosen)
     place = Place(
         store=store,
-        look=looking(store, identity.stream, natty=wanted.natty, archive=name, trust=trust),
+        look=make_look(store, identity.stream, natty=wanted.natty, archive=name, trust=trust),
         natty=wanted.natty,
         config=msgspec.structs.replace(config, stream=identity.stream),
         created=identity.created,

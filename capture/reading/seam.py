@@ -27,8 +27,8 @@ from capture.errors import CaptureError, DataLossError, NotStored
 from capture.formats.envelope import SCHEMA
 from capture.ingest.source import stream_info
 from capture.reading.live import check_same, live
-from capture.reading.merge import Gone, Look, after, merged
-from capture.reading.shares import Selection, Share, held, shares
+from capture.reading.merge import Gone, Look, after, merge_shares
+from capture.reading.shares import Selection, Share, sequences_of, shares
 from capture.stores import Store
 from natty import Natty
 
@@ -71,7 +71,7 @@ class _View:
     info: dict[str, Any]
     objects: list[Stored]
 
-    def unsettled(self, now_ns: int) -> int:
+    def first_unsettled(self, now_ns: int) -> int:
         """Return the first sequence that may have left the stream and not be in the archive yet."""
         recent = [one.first for one in self.objects if one.max_ns > now_ns - RECENT * 1e9]
         return min([int(self.info["state"]["first_seq"]), *recent])
@@ -101,7 +101,7 @@ class Crossing:
         self._on_gap = on_gap or (lambda _: None)
         self._target = 0  # the last sequence of the stream when the reading began
         self._gone = ""  # the last object that was deleted before it was read
-        self._told: deque[tuple[float, int]] = (
+        self._delivered: deque[tuple[float, int]] = (
             deque()
         )  # up to which sequence messages were delivered to capture, and when
         self._stored = 0  # up to which sequence messages were delivered long enough ago
@@ -110,7 +110,7 @@ class Crossing:
         return f"Crossing({self._place.stream}, at {self.position})"
 
     async def batches(self, columns: Sequence[str] = SCHEMA.names) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Yield every selected message in order. Raises as `reading.merge.stored` and `reading.live.live` do."""
+        """Yield every selected message in order. Raises as `reading.merge.read_stored` and `reading.live.live` do."""
         wanted = [name for name in SCHEMA.names if name in {"sequence", *columns, *self._selection.columns}]
         view = await self._view()
         await self._begin(view)
@@ -134,9 +134,11 @@ class Crossing:
 
     async def _next(self, view: _View, columns: Sequence[str]) -> AsyncGenerator[pa.RecordBatch, None]:
         """Yield the next messages from the archive, or from the stream if the archive has none."""
-        known = held(view.objects, replace(self._selection, start_sequence=self.position + 1))
-        upto = settled(known, self.position, view.unsettled(time.time_ns()))
-        steps = self._archived(view, known, upto, columns) if upto > self.position else self._read(view, known, columns)
+        known = sequences_of(view.objects, replace(self._selection, start_sequence=self.position + 1))
+        upto = find_last_complete(known, self.position, view.first_unsettled(time.time_ns()))
+        steps = (
+            self._read_archive(view, known, upto, columns) if upto > self.position else self._read(view, known, columns)
+        )
         try:
             async with aclosing(steps):
                 async for batch in steps:
@@ -153,7 +155,7 @@ class Crossing:
     async def _begin(self, view: _View) -> None:
         """Record where the stream ends. Sequences before the first message of archive and stream are not a gap."""
         begin, self._target = max(1, view.info["state"]["first_seq"]), view.info["state"]["last_seq"]
-        if archived := held(view.objects):
+        if archived := sequences_of(view.objects):
             begin = min(begin, archived.first)
             if archived.last > self._target:
                 self._target = (await self._info())["state"]["last_seq"]
@@ -170,18 +172,18 @@ class Crossing:
 
     # --- the archive -------------------------------------------------------------------------------------------------
 
-    async def _archived(
+    async def _read_archive(
         self, view: _View, known: Sequences, upto: int, columns: Sequence[str]
     ) -> AsyncGenerator[pa.RecordBatch, None]:
         """Read the archive up to the sequence `upto`."""
         selection = replace(self._selection, start_sequence=self.position + 1, end_sequence=upto)
         if missing := Sequences.from_range(self.position + 1, upto) - known:
             self._on_gap(missing)
-        async for batch in self._merged(shares(view.objects, selection), columns):
+        async for batch in self._merge(shares(view.objects, selection), columns):
             yield batch
         self.position = upto
 
-    async def _merged(
+    async def _merge(
         self, plan: Sequence[Share], columns: Sequence[str], also: pa.RecordBatch | None = None
     ) -> AsyncGenerator[pa.RecordBatch, None]:
         place = self._place
@@ -189,7 +191,7 @@ class Crossing:
             if also:
                 yield also
             return
-        async with aclosing(merged(place.store, plan, keys=place.keys, columns=columns, also=also)) as batches:
+        async with aclosing(merge_shares(place.store, plan, keys=place.keys, columns=columns, also=also)) as batches:
             async for batch in batches:
                 yield batch
                 self.position = batch.column("sequence")[-1].as_py()
@@ -206,12 +208,12 @@ class Crossing:
         async with aclosing(live(place.natty, place.stream, view.info, self.position, follow=self._follow)) as steps:
             async for seen in steps:
                 rows = seen.rows.select(list(columns)) if seen.rows else None
-                async for batch in self._filled(rows, min(seen.upto, last), columns):
+                async for batch in self._fill_holes(rows, min(seen.upto, last), columns):
                     yield batch
                 if self.position >= last:
                     return
 
-    async def _filled(
+    async def _fill_holes(
         self, rows: pa.RecordBatch | None, upto: int, columns: Sequence[str]
     ) -> AsyncGenerator[pa.RecordBatch, None]:
         """Yield the messages up to this sequence: the stream's rows, and those that left it from the archive."""
@@ -219,16 +221,16 @@ class Crossing:
             rows = after(rows, self.position, upto)
             there = Sequences.from_iterable(rows.column("sequence").to_pylist() if rows else ())
             holes = Sequences.from_range(self.position + 1, upto) - there
-            plan = await self._found(holes) if holes else []
+            plan = await self._locate(holes) if holes else []
             try:
-                async for batch in self._merged(plan, columns, rows):
+                async for batch in self._merge(plan, columns, rows):
                     yield batch
             except Gone as gone:
                 self._gone = gone.path
                 continue
             self.position = upto
 
-    async def _found(self, holes: Sequences) -> list[Share]:
+    async def _locate(self, holes: Sequences) -> list[Share]:
         """Return which objects give the messages that left the stream. Report those that are nowhere.
 
         A message that was purged or expired, and that was delivered to capture, may be stored soon: wait for it.
@@ -236,15 +238,15 @@ class Crossing:
         """
         while True:
             first = (await self._info())["state"]["first_seq"]
-            doubtful = await self._doubtful()
+            doubtful = await self._find_doubtful()
             objects = await self._look()
-            plan = [share.only(holes) for share in shares(objects, _spanning(holes))]
+            plan = [share.only(holes) for share in shares(objects, _span(holes))]
             missing = holes - Sequences.union_of(share.given for share in plan)
             gone = missing.within(holes.first, first - 1)
             if not gone or gone.isdisjoint(doubtful):
                 break
             await asyncio.sleep(LOOK_AGAIN)
-        archived = held(objects)
+        archived = sequences_of(objects)
         lost = gone - Sequences.from_range(1, archived.last if archived else 0)
         if lost and self._gaps == "raise":
             raise DataLossError(
@@ -256,17 +258,17 @@ class Crossing:
             self._on_gap(missing)
         return sorted((share for share in plan if share.given), key=lambda share: share.given.first)
 
-    async def _doubtful(self) -> Sequences:
+    async def _find_doubtful(self) -> Sequences:
         """Return the sequences that were delivered to running nodes lately, and that they may be about to store."""
         now = asyncio.get_running_loop().time()
-        given, furthest = await self._given()
-        if not self._told or given > self._told[-1][1]:
-            self._told.append((now, given))
-        while self._told and self._told[0][0] <= now - PENDING_WITHIN:
-            self._stored = self._told.popleft()[1]
+        given, furthest = await self._read_delivered()
+        if not self._delivered or given > self._delivered[-1][1]:
+            self._delivered.append((now, given))
+        while self._delivered and self._delivered[0][0] <= now - PENDING_WITHIN:
+            self._stored = self._delivered.popleft()[1]
         return Sequences.from_range(self._stored + 1, furthest)
 
-    async def _given(self) -> tuple[int, int]:
+    async def _read_delivered(self) -> tuple[int, int]:
         """Return up to which sequence all, and up to which any, messages were delivered to running nodes."""
         states = await consumer_states(self._place.natty, self._place.config)
         at_work = [one for one in states if one["num_waiting"] or one["num_ack_pending"]]
@@ -275,7 +277,7 @@ class Crossing:
         return Position.of(at_work).delivered, max(int(one["delivered"]["stream_seq"]) for one in at_work)
 
 
-def settled(archived: Sequences, position: int, stream_first: int) -> int:
+def find_last_complete(archived: Sequences, position: int, stream_first: int) -> int:
     """Return up to which sequence the archive is complete after `position`. Pure.
 
     Before the stream's first sequence only the archive can have messages, so it is complete there. From that sequence
@@ -298,5 +300,5 @@ def long_run(archived: Sequences) -> int | None:
     return None
 
 
-def _spanning(holes: Sequences) -> Selection:
+def _span(holes: Sequences) -> Selection:
     return Selection(start_sequence=holes.first, end_sequence=holes.last)

@@ -64,9 +64,9 @@ class Selection:
         """Return the rows whose time and subject are selected."""
         masks = []
         if self.since_ns is not None:
-            masks.append(pc.greater_equal(batch.column("time_ns"), _bounded(self.since_ns)))
+            masks.append(pc.greater_equal(batch.column("time_ns"), _clamp(self.since_ns)))
         if self.until_ns is not None:
-            masks.append(pc.less(batch.column("time_ns"), _bounded(self.until_ns)))
+            masks.append(pc.less(batch.column("time_ns"), _clamp(self.until_ns)))
         if self.subjects:
             masks.append(pc.match_substring_regex(batch.column("subject"), self._pattern))
         for mask in masks[1:]:
@@ -78,7 +78,7 @@ class Selection:
         return "|".join("^" + r"\.".join(map(_token, one.split("."))) + "$" for one in self.subjects)
 
 
-def _bounded(time_ns: int) -> int:
+def _clamp(time_ns: int) -> int:
     """Return the nearest time that 64 bits of nanoseconds hold: the years 1678 to 2261."""
     return max(-(2**63), min(time_ns, 2**63 - 1))
 
@@ -109,7 +109,7 @@ class Share:
         return Share(self.stored, given, self.withheld | (self.given - given))
 
 
-def narrowed(plan: Iterable[Share], wanted: Sequences) -> list[Share]:
+def narrow(plan: Iterable[Share], wanted: Sequences) -> list[Share]:
     """Return a plan with the wanted sequences only, sorted as by `shares`."""
     mine = [share for one in plan if (share := one.only(wanted)).given]
     return sorted(mine, key=lambda share: (share.given.first, share.stored.path))
@@ -125,7 +125,7 @@ def shares(objects: Iterable[Stored], selection: Selection = EVERYTHING) -> list
     preferred = sorted(
         objects, key=lambda one: (not format_of(one.format).restorable, not one.path.startswith(TABLE), one.path)
     )
-    sets = [(one, recorded(one)) for one in preferred]
+    sets = [(one, parse_sequences(one)) for one in preferred]
     contested = Sequences.repeated_in(mine for _, mine in sets)
     claimed = Sequences()
     plan = []
@@ -138,7 +138,7 @@ def shares(objects: Iterable[Stored], selection: Selection = EVERYTHING) -> list
     return sorted(plan, key=lambda share: (share.given.first, share.stored.path))
 
 
-def planned(objects: Iterable[Stored]) -> list[Share]:
+def plan_shares(objects: Iterable[Stored]) -> list[Share]:
     """Return the shares of the objects of all streams. FormatError."""
     by_stream: dict[str, list[Stored]] = defaultdict(list)
     for one in objects:
@@ -146,7 +146,7 @@ def planned(objects: Iterable[Stored]) -> list[Share]:
     return [share for mine in by_stream.values() for share in shares(mine)]
 
 
-def recorded(stored: Stored) -> Sequences:
+def parse_sequences(stored: Stored) -> Sequences:
     """Return the sequences in the record of an object. FormatError if it names none."""
     try:
         if found := Sequences.from_text(stored.sequences):
@@ -166,6 +166,6 @@ def widest(plan: Sequence[Share]) -> int:
     return most
 
 
-def held(objects: Iterable[Stored], selection: Selection = EVERYTHING) -> Sequences:
+def sequences_of(objects: Iterable[Stored], selection: Selection = EVERYTHING) -> Sequences:
     """Return the sequences of these objects that are selected, without regard to times and subjects. FormatError."""
-    return selection.among(Sequences.union_of(map(recorded, objects)))
+    return selection.among(Sequences.union_of(map(parse_sequences, objects)))

@@ -73,27 +73,27 @@ async def spool(store: Store, stored: Stored, room: Room, work: Work) -> Spooled
             room.give(stored.bytes)
             raise
         return Spooled(stored, data, room)
-    file = _temporary()
+    file = _open_temporary()
     try:
-        _check(stored, *await _copied(store, stored, file, work))
+        _check(stored, *await _copy(store, stored, file, work))
     except BaseException:
         _discard(file)
         raise
     return Spooled(stored, file, room)
 
 
-async def _copied(store: Store, stored: Stored, file: IO[bytes], work: Work) -> tuple[int, str]:
+async def _copy(store: Store, stored: Stored, file: IO[bytes], work: Work) -> tuple[int, str]:
     """Copy an object into the file, in chunks; return its size and its SHA-256."""
     digest, size = sha256(), 0
 
     def take(data: bytes) -> int:
         digest.update(data)
-        with spilling():
+        with translate_spill_errors():
             return file.write(data)
 
     while some := await store.get_range(stored.path, size, CHUNK_BYTES):
         size += await work(take, some)
-    with spilling():
+    with translate_spill_errors():
         file.seek(0)  # writes the buffer
     return size, digest.hexdigest()
 
@@ -105,8 +105,8 @@ def _check(stored: Stored, size: int, digest: str) -> None:
         raise FormatError(f"{stored.path} was changed: its SHA-256 is not the recorded one")
 
 
-def _temporary() -> IO[bytes]:
-    with spilling():
+def _open_temporary() -> IO[bytes]:
+    with translate_spill_errors():
         return tempfile.TemporaryFile()  # the caller closes it
 
 
@@ -116,7 +116,7 @@ def _discard(file: IO[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def spilling() -> Iterator[None]:
+def translate_spill_errors() -> Iterator[None]:
     """Turn errors of temporary files into SpillError."""
     try:
         yield
@@ -128,7 +128,7 @@ def spilling() -> Iterator[None]:
         ) from error
 
 
-def kept(pieces: Iterable[pa.RecordBatch], room: Room) -> Iterator[pa.RecordBatch]:
+def keep(pieces: Iterable[pa.RecordBatch], room: Room) -> Iterator[pa.RecordBatch]:
     """Read all pieces, and return an iterator over them.
 
     They are kept in memory if there is room for all, otherwise in a temporary file.
@@ -137,12 +137,12 @@ def kept(pieces: Iterable[pa.RecordBatch], room: Room) -> Iterator[pa.RecordBatc
     waiting = iter(pieces)
     for piece in waiting:
         if not room.take(piece.nbytes):
-            return _from_file(_written(_with(held, piece, waiting, room)))
+            return _read_file(_write_file(_chain(held, piece, waiting, room)))
         held.append(piece)
-    return _out_of(held, room)
+    return _drain(held, room)
 
 
-def _out_of(held: deque[pa.RecordBatch], room: Room) -> Iterator[pa.RecordBatch]:
+def _drain(held: deque[pa.RecordBatch], room: Room) -> Iterator[pa.RecordBatch]:
     try:
         while held:
             piece = held.popleft()
@@ -152,23 +152,23 @@ def _out_of(held: deque[pa.RecordBatch], room: Room) -> Iterator[pa.RecordBatch]
         room.give(sum(piece.nbytes for piece in held))
 
 
-def _with(
+def _chain(
     held: deque[pa.RecordBatch], piece: pa.RecordBatch, waiting: Iterator[pa.RecordBatch], room: Room
 ) -> Iterator[pa.RecordBatch]:
-    yield from _out_of(held, room)
+    yield from _drain(held, room)
     yield piece
     yield from waiting
 
 
-def _written(pieces: Iterator[pa.RecordBatch]) -> IO[bytes]:
-    file = _temporary()
+def _write_file(pieces: Iterator[pa.RecordBatch]) -> IO[bytes]:
+    file = _open_temporary()
     try:
         first = next(pieces)
-        with spilling(), pa.ipc.new_file(pa.PythonFile(file, "w"), first.schema) as writer:
+        with translate_spill_errors(), pa.ipc.new_file(pa.PythonFile(file, "w"), first.schema) as writer:
             writer.write_batch(first)
             for piece in pieces:
                 writer.write_batch(piece)
-        with spilling():
+        with translate_spill_errors():
             file.flush()
     except BaseException:
         _discard(file)
@@ -176,7 +176,7 @@ def _written(pieces: Iterator[pa.RecordBatch]) -> IO[bytes]:
     return file
 
 
-def _from_file(file: IO[bytes]) -> Iterator[pa.RecordBatch]:
+def _read_file(file: IO[bytes]) -> Iterator[pa.RecordBatch]:
     with file:
         reader = pa.ipc.open_file(pa.PythonFile(file, "r"))
         for index in range(reader.num_record_batches):

@@ -11,8 +11,8 @@ from capture.archive.encryption import Keys
 from capture.archive.manifest import Stored
 from capture.archive.sequences import Sequences
 from capture.formats import reader
-from capture.reading.merge import merged
-from capture.reading.shares import Selection, narrowed, shares
+from capture.reading.merge import merge_shares
+from capture.reading.shares import Selection, narrow, shares
 from capture.restoring.archive import COLUMNS, as_columns
 from capture.stores.contract import Store
 
@@ -26,10 +26,10 @@ async def rows_of(
 ) -> AsyncGenerator[pa.Table, None]:
     """Yield these messages out of the objects of a stream, with `archive.COLUMNS`: ascending, each once.
 
-    Raises what `reading.merge.merged` does; objects that hold none of them are not read.
+    Raises what `reading.merge.merge_shares` does; objects that hold none of them are not read.
     """
-    plan = narrowed(shares(objects), wanted)
-    async with aclosing(merged(store, plan, keys=keys, columns=KEPT, memory_bytes=MEMORY_BYTES)) as batches:
+    plan = narrow(shares(objects), wanted)
+    async with aclosing(merge_shares(store, plan, keys=keys, columns=KEPT, memory_bytes=MEMORY_BYTES)) as batches:
         async for batch in batches:
             yield as_columns(batch)
 
@@ -39,13 +39,15 @@ async def chosen(
 ) -> Sequences:
     """Return which of the wanted sequences are selected. Objects are read only where their records don't say it.
 
-    Raises what `reading.merge.merged` does.
+    Raises what `reading.merge.merge_shares` does.
     """
-    plan = narrowed(shares(objects, selection), wanted)
+    plan = narrow(shares(objects, selection), wanted)
     found = [share.given for share in plan if selection.takes_all_of(share.stored)]
     doubtful = [share for share in plan if not selection.takes_all_of(share.stored)]
     columns = ["sequence", *sorted(selection.columns)]
-    async with aclosing(merged(store, doubtful, keys=keys, columns=columns, memory_bytes=MEMORY_BYTES)) as batches:
+    async with aclosing(
+        merge_shares(store, doubtful, keys=keys, columns=columns, memory_bytes=MEMORY_BYTES)
+    ) as batches:
         async for batch in batches:
             found.append(Sequences.from_iterable(selection.of(batch).column("sequence").to_pylist()))
     return Sequences.union_of(found)

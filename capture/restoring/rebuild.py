@@ -58,7 +58,7 @@ async def prepare(
     """Read what the archive tells and what the server says, and make the plan. Nothing is written.
 
     RestoreRefused, ManifestError; objects are read where only they tell what was chosen: then it raises what
-    `reading.merge.merged` does.
+    `reading.merge.merge_shares` does.
     """
     if options.name:
         check_name("stream", options.name)

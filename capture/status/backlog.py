@@ -54,7 +54,7 @@ async def read_backlog(natty: Natty, config: CaptureConfig, stream: str = "") ->
         filters += wanted
         if one["num_pending"] or one["num_ack_pending"]:
             after = int(one["ack_floor"]["stream_seq"]) + 1
-            oldest += [await _stored_at(natty, stream, after, subject) for subject in wanted]
+            oldest += [await _read_stored_at(natty, stream, after, subject) for subject in wanted]
     return Backlog(
         pending=position.pending,
         unacked=position.unacked,
@@ -65,7 +65,7 @@ async def read_backlog(natty: Natty, config: CaptureConfig, stream: str = "") ->
     )
 
 
-async def _stored_at(natty: Natty, stream: str, after: int, subject: str) -> float | None:
+async def _read_stored_at(natty: Natty, stream: str, after: int, subject: str) -> float | None:
     """Return when the first message from this sequence on was stored; None if there is none any more."""
     try:
         found = await natty.jetstream.request(f"STREAM.MSG.GET.{stream}", {"seq": after, "next_by_subj": subject})

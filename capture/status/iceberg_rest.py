@@ -88,7 +88,7 @@ class RestCatalog:
 
     def application(self) -> web.Application:
         """Return the catalog as a web application."""
-        application = web.Application(middlewares=[self._guarded])
+        application = web.Application(middlewares=[self._guard])
         namespace = "/v1/namespaces/{namespace}"
         table = f"{namespace}/tables/{{table}}"
         application.add_routes(
@@ -105,7 +105,7 @@ class RestCatalog:
         return application
 
     @web.middleware
-    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse requests without a token, and return every error in the form that Iceberg's clients expect."""
         if not self._tokens.admit(request.headers.get("Authorization", "")):
             return _error(401, "NotAuthorizedException", "a valid bearer token is needed")

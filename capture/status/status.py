@@ -81,21 +81,21 @@ async def _look(natty: Natty, config: CaptureConfig) -> Status:
             " name, account or server"
         )
     found = Status(config.name, view, sweeper.id if sweeper else "", compactor.id if compactor else "")
-    return await _asked(natty, config, found)
+    return await _refresh(natty, config, found)
 
 
-async def _asked(natty: Natty, config: CaptureConfig, found: Status) -> Status:
+async def _refresh(natty: Natty, config: CaptureConfig, found: Status) -> Status:
     """Return the status with the current state of the streams, as far as NATS reports it."""
     state = found.view.state
     if state is None:
         return found
-    now = await asyncio.gather(*(_position(natty, config, one) for one in state.streams))
+    now = await asyncio.gather(*(_read_position(natty, config, one) for one in state.streams))
     streams = [asked or one for asked, one in zip(now, state.streams, strict=True)]
     view = replace(found.view, state=msgspec.structs.replace(state, streams=streams))
     return replace(found, view=view, asked=frozenset(one.stream for one in now if one))
 
 
-async def _position(natty: Natty, config: CaptureConfig, stream: StreamState) -> StreamState | None:
+async def _read_position(natty: Natty, config: CaptureConfig, stream: StreamState) -> StreamState | None:
     """Return the current progress of a stream; None if NATS does not report it, or refuses the request."""
     try:
         async with asyncio.timeout(ASK_WITHIN):

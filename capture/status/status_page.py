@@ -46,7 +46,7 @@ class StatusPage:
     def __init__(self, look: Look, tokens: Iterable[str] = ()) -> None:
         self._look = look
         self._tokens = Tokens(tokens)
-        self._looking = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._found: list[Status] | str = ""  # or why nothing was found
         self._at = float("-inf")
 
@@ -55,7 +55,7 @@ class StatusPage:
 
     def application(self) -> web.Application:
         """Return the page as a web application."""
-        application = web.Application(middlewares=[self._guarded])
+        application = web.Application(middlewares=[self._guard])
         application.add_routes(
             [
                 web.get("/", self._page),
@@ -69,7 +69,7 @@ class StatusPage:
         return application
 
     @web.middleware
-    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         shown = request.headers.get("Authorization", "")
         if self._tokens and request.path not in PROBES and not self._tokens.admit(shown, basic=True):
             return web.Response(status=401, text="a token is needed\n", headers=HEADERS | ASKED)
@@ -104,7 +104,7 @@ class StatusPage:
     async def _now(self) -> list[Status] | str:
         """Return the current status, or why it is unknown; concurrent requests share one look."""
         clock = asyncio.get_running_loop().time
-        async with self._looking:
+        async with self._lock:
             if clock() - self._at > FRESH:
                 try:
                     async with asyncio.timeout(LOOK_TIMEOUT):

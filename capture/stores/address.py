@@ -55,11 +55,11 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         try:
             said = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=True)) if query else {}
         except ValueError:
-            raise ConfigError(f"{_shown(plain)}: what follows the ? is not name=value&name=value") from None
+            raise ConfigError(f"{_redact(plain)}: what follows the ? is not name=value&name=value") from None
         try:
             address = msgspec.convert({**said, **settings, "url": plain}, cls, strict=False)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"the store {_shown(plain)}: {mistake(error)}") from None
+            raise ConfigError(f"the store {_redact(plain)}: {mistake(error)}") from None
         address._check()
         return msgspec.structs.replace(address, ca=str(Path(address.ca).absolute()) if address.ca else "")
 
@@ -94,7 +94,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return f"Address({self.text!r})"
 
     def _check(self) -> None:
-        shown, scheme = _shown(self.url), self.scheme
+        shown, scheme = _redact(self.url), self.scheme
         if scheme not in SCHEMES:
             raise ConfigError(f"{shown} is not an object store; known are {', '.join(f'{one}://' for one in SCHEMES)}")
         if "@" in self.bucket or "@" in self.endpoint:
@@ -132,7 +132,7 @@ def store_url(settings: dict[str, Any]) -> str:
         return _folder_url(url, settings["private"])
     if len(settings) > 1:
         others = ", ".join(sorted(settings.keys() - {"url"}))
-        raise ConfigError(f"[store]: {others}: of use with s3://, az:// and gs:// only, not with {_shown(url)}")
+        raise ConfigError(f"[store]: {others}: of use with s3://, az:// and gs:// only, not with {_redact(url)}")
     return url
 
 
@@ -141,12 +141,12 @@ def _folder_url(url: str, private: object) -> str:
     if not isinstance(private, bool) and str(private).lower() not in ("true", "false"):
         raise ConfigError(f"[store]: `private` is true or false, not {private!r}")
     if "://" in url and not url.startswith("file://"):
-        raise ConfigError(f"[store]: private: of use with a folder only, not with {_shown(url)}")
+        raise ConfigError(f"[store]: private: of use with a folder only, not with {_redact(url)}")
     plain = url if url.startswith("file://") else Path(url).absolute().as_uri()
     return f"{plain.partition('?')[0]}?private=true" if str(private).lower() == "true" else plain
 
 
-def _shown(url: str) -> str:
+def _redact(url: str) -> str:
     """Return the URL without its user, password and query, which may hold secrets."""
     plain = url.partition("?")[0]
     scheme, separator, rest = plain.partition("://")

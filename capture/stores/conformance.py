@@ -44,7 +44,9 @@ async def check_store(store: Store) -> None:
 async def _creates_once(store: Store, folder: str) -> None:
     path = f"{folder}/one"
     await store.put(path, b"first")
-    assert await _refused(store, path, b"second"), "put with if_absent replaced an object, or did not say AlreadyStored"
+    assert await _is_refused(store, path, b"second"), (
+        "put with if_absent replaced an object, or did not say AlreadyStored"
+    )
     assert await store.get(path) == b"first", "a refused put changed the object"
 
 
@@ -52,7 +54,7 @@ async def _one_creator_wins(store: Store, folder: str) -> None:
     contents = [f"writer {writer}".encode() * 1000 for writer in range(4)]
 
     async def contest(path: str) -> None:
-        refused = await asyncio.gather(*(_refused(store, path, content) for content in contents))
+        refused = await asyncio.gather(*(_is_refused(store, path, content) for content in contents))
         assert refused.count(False) == 1, f"{refused.count(False)} of 4 concurrent creators succeeded, not one"
         winner = contents[refused.index(False)]
         assert await store.get(path) == winner, "the object is not what its one successful creator wrote"
@@ -87,7 +89,7 @@ async def _reads_ranges(store: Store, folder: str) -> None:
     for start, length in ((0, 100), (0, 0), (10, 5), (95, 50), (99, 1), (100, 1), (500, 5)):
         expected = bytes(range(100))[start : start + length]
         assert await store.get_range(path, start, length) == expected, f"range {start}+{length} is wrong"
-    assert await _absent(store, f"{folder}/none"), "reading an object that isn't there is not NotStored"
+    assert await _is_absent(store, f"{folder}/none"), "reading an object that isn't there is not NotStored"
 
 
 async def _deletes(store: Store, folder: str) -> None:
@@ -95,7 +97,7 @@ async def _deletes(store: Store, folder: str) -> None:
     await store.put(path, b"x")
     await store.delete(path)
     await store.delete(path)
-    assert await _absent(store, path), "a deleted object can still be read"
+    assert await _is_absent(store, path), "a deleted object can still be read"
     assert await store.list(folder + "/") == [], "a deleted object is still listed"
     await store.put(path, b"again")
     assert await store.get(path) == b"again", "a path can't be used again after its object was deleted"
@@ -158,7 +160,7 @@ async def _refuses(store: Store, folder: str) -> None:
             raise AssertionError(f"the path {path!r} was accepted")
 
 
-async def _refused(store: Store, path: str, data: bytes) -> bool:
+async def _is_refused(store: Store, path: str, data: bytes) -> bool:
     try:
         await store.put(path, data)
     except AlreadyStored:
@@ -166,7 +168,7 @@ async def _refused(store: Store, path: str, data: bytes) -> bool:
     return False
 
 
-async def _absent(store: Store, path: str) -> bool:
+async def _is_absent(store: Store, path: str) -> bool:
     try:
         await store.get(path)
     except NotStored:

@@ -101,26 +101,26 @@ class FileStore:
 
     def _put(self, path: str, data: bytes | Path, if_absent: bool) -> None:
         target = self.file(path)
-        with self._translated(f"writing {path}"):
+        with self._translate_errors(f"writing {path}"):
             if if_absent and target.exists():  # saves writing a file that could not be linked
                 self._try_writing()
                 self._refuse(path, target)
-            with self._written(data) as part:
+            with self._write_part(data) as part:
                 self._publish(path, part, target, if_absent)
 
     def _try_writing(self) -> None:
         """Write a file, once: so a node whose first object exists detects at its start if it can't write."""
         if not self._tried:
-            with self._written(b""):
+            with self._write_part(b""):
                 self._tried = True
 
     @contextlib.contextmanager
-    def _written(self, data: bytes | Path) -> Iterator[Path]:
+    def _write_part(self, data: bytes | Path) -> Iterator[Path]:
         self._refuse_links(SCRATCH)
         self._make_folder(self._scratch)
         part = self._scratch / uuid4().hex
         try:
-            _write_synced(part, data, private=self.private)
+            _write_and_sync(part, data, private=self.private)
             yield part
         finally:
             part.unlink(missing_ok=True)
@@ -175,9 +175,9 @@ class FileStore:
         self._durable.add(folder)
 
     def _read(self, path: str, start: int, length: int) -> bytes:
-        opener = partial(_opened_below, self.root, checked_path(path))
+        opener = partial(_open_below, self.root, checked_path(path))
         try:
-            with self._translated(f"reading {path}"), open(self.root / path, "rb", opener=opener) as file:
+            with self._translate_errors(f"reading {path}"), open(self.root / path, "rb", opener=opener) as file:
                 file.seek(start)
                 return file.read(length)
         except (FileNotFoundError, IsADirectoryError):
@@ -190,7 +190,7 @@ class FileStore:
         folder = prefix.rpartition("/")[0]
         if folder:
             checked_path(folder)
-        with self._translated(f"listing {prefix or 'everything'}"):
+        with self._translate_errors(f"listing {prefix or 'everything'}"):
             found = [one for one in self._walk(self.root / folder) if one.path.startswith(prefix)]
         return sorted(found, key=lambda one: one.path)
 
@@ -215,7 +215,7 @@ class FileStore:
     def _delete(self, path: str) -> None:
         target = self.root / checked_path(path)  # if it is a link, the link is deleted
         self._refuse_links(path.rpartition("/")[0])
-        with self._translated(f"deleting {path}"):
+        with self._translate_errors(f"deleting {path}"):
             target.unlink(missing_ok=True)
         for folder in target.parents:
             if folder == self.root:
@@ -229,7 +229,7 @@ class FileStore:
     def _remove_leftovers(self, before: float) -> int:
         removed = 0
         self._refuse_links(SCRATCH)
-        with self._translated("removing leftovers"), contextlib.suppress(FileNotFoundError):
+        with self._translate_errors("removing leftovers"), contextlib.suppress(FileNotFoundError):
             for part in self._scratch.iterdir():
                 with contextlib.suppress(FileNotFoundError):
                     if part.stat().st_mtime < before:
@@ -238,7 +238,7 @@ class FileStore:
         return removed
 
     @contextlib.contextmanager
-    def _translated(self, action: str) -> Iterator[None]:
+    def _translate_errors(self, action: str) -> Iterator[None]:
         """Turn errors of the operating system into errors of the store, by number, with advice on what to do."""
         try:
             yield
@@ -262,7 +262,7 @@ class FileStore:
             raise StoreError(f"{action} in {self.root} failed: {error.strerror or error}") from error
 
 
-def _write_synced(part: Path, data: bytes | Path, *, private: bool) -> None:
+def _write_and_sync(part: Path, data: bytes | Path, *, private: bool) -> None:
     with part.open("xb") as file:
         if private and hasattr(os, "fchmod"):  # not on Windows
             os.fchmod(file.fileno(), 0o600)
@@ -275,7 +275,7 @@ def _write_synced(part: Path, data: bytes | Path, *, private: bool) -> None:
         os.fsync(file.fileno())
 
 
-def _opened_below(root: Path, path: str, _: str, flags: int) -> int:
+def _open_below(root: Path, path: str, _: str, flags: int) -> int:
     """Open an object without following a symbolic link below the root, even one that is created meanwhile.
 
     Windows has no such flags. OSError: a link, a pipe or a device (opening a pipe could block without end).

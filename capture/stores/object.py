@@ -63,7 +63,7 @@ class ObjectStore:
     async def get(self, path: str) -> bytes:
         """As in the contract."""
         checked_path(path)
-        async with self._asking(f"reading {path}") as deadline, self._expecting(path):
+        async with self._translate_errors(f"reading {path}") as deadline, self._expect_object(path):
             found = await obstore.get_async(self._client, path)
             deadline.reschedule(asyncio.get_running_loop().time() + self._longest(found.meta["size"]))
             return (await found.bytes_async()).to_bytes()
@@ -72,7 +72,7 @@ class ObjectStore:
         """As in the contract."""
         checked_path(path)
         checked_range(start, length)
-        async with self._asking(f"reading {path}", length), self._expecting(path):
+        async with self._translate_errors(f"reading {path}", length), self._expect_object(path):
             try:
                 return (await obstore.get_range_async(self._client, path, start=start, length=length)).to_bytes()
             except (BaseError, ValueError):  # stores, and the driver, refuse an empty range
@@ -88,7 +88,7 @@ class ObjectStore:
         pages = obstore.list(self._client, folder or None, chunk_size=PAGE)
         found: list[ObjectInfo] = []
         while True:
-            async with self._asking(f"listing {prefix or 'everything'}"):
+            async with self._translate_errors(f"listing {prefix or 'everything'}"):
                 page = await anext(pages, None)
             if page is None:
                 return sorted(found, key=lambda one: one.path)
@@ -104,7 +104,7 @@ class ObjectStore:
 
     async def remove_leftovers(self, older_than_seconds: float, now: float) -> int:
         """Delete the trial objects of killed processes. Puts leave no leftovers."""
-        async with self._asking("looking for leftovers"):
+        async with self._translate_errors("looking for leftovers"):
             listed = await obstore.list(self._client, SCRATCH).collect_async()
         old = [one["path"] for one in listed if one["last_modified"].timestamp() < now - older_than_seconds]
         for path in old:
@@ -117,7 +117,7 @@ class ObjectStore:
     async def _create(self, path: str, content: bytes) -> None:
         mark, refused = uuid4().hex, False
         action = "the first write" if path.startswith(f"{SCRATCH}/") else f"writing {path}"  # a trial has a random name
-        async with self._asking(action, len(content)):
+        async with self._translate_errors(action, len(content)):
             try:
                 await obstore.put_async(
                     self._client, path, content, mode="create", use_multipart=False, attributes={MARK: mark}
@@ -133,7 +133,7 @@ class ObjectStore:
         raise AlreadyStored(f"{path} exists in {self._address.url} and was not touched")
 
     async def _replace(self, path: str, content: bytes) -> None:
-        async with self._asking(f"writing {path}", len(content)):
+        async with self._translate_errors(f"writing {path}", len(content)):
             await obstore.put_async(self._client, path, content, use_multipart=False)
 
     async def _mark(self, path: str) -> str | None:
@@ -145,7 +145,7 @@ class ObjectStore:
         return str(found.attributes.get(MARK, ""))
 
     async def _delete(self, path: str) -> None:
-        async with self._asking(f"deleting {path}"):
+        async with self._translate_errors(f"deleting {path}"):
             with contextlib.suppress(FileNotFoundError):
                 await obstore.delete_async(self._client, path)
 
@@ -166,7 +166,7 @@ class ObjectStore:
                 raise StoreUnfitError(IGNORES_CONDITIONS.format(self._address.url))
 
     @contextlib.asynccontextmanager
-    async def _asking(self, action: str, size: int = 0) -> AsyncIterator[asyncio.Timeout]:
+    async def _translate_errors(self, action: str, size: int = 0) -> AsyncIterator[asyncio.Timeout]:
         """Limit the time, and translate the driver's errors."""
         try:
             async with asyncio.timeout(self._longest(size)) as deadline:
@@ -179,7 +179,7 @@ class ObjectStore:
         return self._address.timeout + size / SLOWEST
 
     @contextlib.asynccontextmanager
-    async def _expecting(self, path: str) -> AsyncIterator[None]:
+    async def _expect_object(self, path: str) -> AsyncIterator[None]:
         try:
             yield
         except FileNotFoundError as error:

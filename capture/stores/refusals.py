@@ -63,10 +63,10 @@ def refusal(error: BaseException, action: str, address: Address) -> StoreError:
         return StoreFullError(f"{where} is full ({told}): free space there")
     if status:
         return StoreError(f"{where} answered {told}: see the store's own log")
-    return _unanswered(error, where, text, address)
+    return _describe_unanswered(error, where, text, address)
 
 
-def _unanswered(error: BaseException, where: str, text: str, address: Address) -> StoreError:
+def _describe_unanswered(error: BaseException, where: str, text: str, address: Address) -> StoreError:
     """Return the error for a request that the server did not answer."""
     if isinstance(error, TimeoutError):
         return StoreError(

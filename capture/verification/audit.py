@@ -33,7 +33,7 @@ HeadReaders = Mapping[type[Document], HeadReader]
 
 UNVOUCHED = "nobody vouches for the newest documents: ask NATS, or give a public key of an archive that is signed"
 
-_BESIDE: dict[type[Document], tuple[tuple[type[Document], str], ...]] = {
+_NUMBER_FIELDS: dict[type[Document], tuple[tuple[type[Document], str], ...]] = {
     Manifest: ((Table, "of_manifest"), (Recording, "of_manifest")),
     Table: ((Manifest, "of_table"),),
 }
@@ -109,26 +109,26 @@ class _Auditor:
         """Check a chain of documents, and the objects that the newest one describes."""
         head = await self._head(kind)
         if head is None:
-            self.problems += [_unreached(one, None) for one in self._noted_of(kind)]
+            self.problems += [_describe_unreached(one, None) for one in self._select_noted(kind)]
             if kind is Manifest and self.keys is not None and not self.heads:
-                await self._nothing_to_vouch_for()
+                await self._check_without_manifest()
             return
         objects = await self.store.list(kind.FOLDER)  # after reading the head: it holds the head and later ones
         listed = {one.path: parts[0] for one in objects if (parts := document_parts(kind, one.path))}
-        newest = await self._named(kind, head.path, head.sha256, "the head", must_be_signed=True)
-        chain = await self._followed(kind, head.path, newest)
-        self._as_noted(kind, head, chain.values())
-        await self._all_there(kind, head, set(listed.values()))
+        newest = await self._read_named(kind, head.path, head.sha256, "the head", must_be_signed=True)
+        chain = await self._follow(kind, head.path, newest)
+        self._check_noted(kind, head, chain.values())
+        await self._check_numbers(kind, head, set(listed.values()))
         for path, number in listed.items():
             if path not in chain and path != head.path and (self.deep or number > head.number):
-                await self._beside(kind, path, chain.values(), must_be_signed=number > head.number)
+                await self._check_unnamed(kind, path, chain.values(), must_be_signed=number > head.number)
         if isinstance(newest, Recording):
-            await self._told_by(head.path, newest)
+            await self._check_recording(head.path, newest)
         if isinstance(newest, Table):
             for stream, exposed in newest.iceberg.items():
-                await self._exposed(head.path, stream, exposed)
+                await self._check_exposed(head.path, stream, exposed)
 
-    async def _nothing_to_vouch_for(self) -> None:
+    async def _check_without_manifest(self) -> None:
         try:
             await check_vouched(self.store)
         except ManifestError as error:
@@ -138,28 +138,28 @@ class _Auditor:
         head = await self.heads[kind]() if kind in self.heads else None
         return head or await latest_offline(self.store, kind)
 
-    def _noted_of(self, kind: type[Document]) -> list[Head]:
+    def _select_noted(self, kind: type[Document]) -> list[Head]:
         return [one for one in self.noted if document_parts(kind, one.path)]
 
-    def _as_noted(self, kind: type[Document], head: Head, chain: Iterable[_Link]) -> None:
+    def _check_noted(self, kind: type[Document], head: Head, chain: Iterable[_Link]) -> None:
         """Check that the chain contains the noted heads, as far as its documents still exist."""
         digests = {one.number - 1: one.parent_sha256 for one in chain} | {head.number: head.sha256}
-        for one in self._noted_of(kind):
+        for one in self._select_noted(kind):
             if one.number > head.number:
-                self.problems.append(_unreached(one, head))
+                self.problems.append(_describe_unreached(one, head))
             elif digests.get(one.number, one.sha256) != one.sha256:
                 self.problems.append(f"{one.path} was noted, and the archive holds another document of its number")
 
     # Documents.
 
-    async def _named(
+    async def _read_named(
         self, kind: type[Kind], path: str, digest: str, namer: str, *, must_be_signed: bool = False
     ) -> Kind | None:
         """Return a document that is named with its SHA-256; None if it has a problem, or was cleaned up."""
-        data = await self._unchanged(path, digest, namer, kind)
-        return None if data is None else self._sound(kind, path, data, must_be_signed=must_be_signed)
+        data = await self._read_unchanged(path, digest, namer, kind)
+        return None if data is None else self._check_document(kind, path, data, must_be_signed=must_be_signed)
 
-    def _sound(self, kind: type[Kind], path: str, data: bytes, *, must_be_signed: bool) -> Kind | None:
+    def _check_document(self, kind: type[Kind], path: str, data: bytes, *, must_be_signed: bool) -> Kind | None:
         """Return the document if it is valid, belongs at its path, and is signed as required."""
         self.documents += 1
         try:
@@ -171,7 +171,7 @@ class _Auditor:
             return None
         return document
 
-    async def _followed(self, kind: type[Kind], path: str, newest: Kind | None) -> dict[str, _Link]:
+    async def _follow(self, kind: type[Kind], path: str, newest: Kind | None) -> dict[str, _Link]:
         """Return the newest document and, if `deep`, its predecessors, back to where clean-up has ended the chain.
 
         The predecessors of a document with a problem can't be checked.
@@ -182,13 +182,13 @@ class _Auditor:
             chain[path] = _Link(child.number, child.token, child.parent_sha256)
             if not self.deep or not child.parent:
                 break
-            parent = await self._named(kind, child.parent, child.parent_sha256, path)
+            parent = await self._read_named(kind, child.parent, child.parent_sha256, path)
             if parent is not None and (parent.number != child.number - 1 or parent.token > child.token):
                 self.problems.append(f"{child.parent} does not come before {path}, which names it")
             path, child = child.parent, parent
         return chain
 
-    async def _all_there(self, kind: type[Document], head: Head, numbers: set[int]) -> None:
+    async def _check_numbers(self, kind: type[Document], head: Head, numbers: set[int]) -> None:
         """Check by the numbers that none of the last documents is missing: a chain that ends early is invalid."""
         for number in range(max(1, head.number - KEPT + 1), head.number):
             path = f"{kind.FOLDER}{number:010d}-"
@@ -206,27 +206,29 @@ class _Auditor:
         if parts is None:
             return False
         number = newest.number if newest else 0
-        return parts[0] <= max(number, await self._told_number(kind)) - KEPT
+        return parts[0] <= max(number, await self._read_recorded_number(kind)) - KEPT
 
-    async def _told_number(self, kind: type[Document]) -> int:
+    async def _read_recorded_number(self, kind: type[Document]) -> int:
         """Return the highest number of a document of this kind that other chains' newest ones name; 0 if none does."""
         told = 0
-        for other, field_name in _BESIDE.get(kind, ()):
+        for other, field_name in _NUMBER_FIELDS.get(kind, ()):
             with suppress(ManifestError):  # its problems are reported when its own chain is checked
                 told = max(told, getattr(await read(self.store, await self._head(other), other), field_name))
         return told
 
-    async def _beside(self, kind: type[Kind], path: str, chain: Iterable[_Link], *, must_be_signed: bool) -> None:
+    async def _check_unnamed(
+        self, kind: type[Kind], path: str, chain: Iterable[_Link], *, must_be_signed: bool
+    ) -> None:
         """Check a document that no other document names: a deposed leader wrote it, or it is about to be committed."""
         data = await self._read(path)
         if data is None:
             return
         committed = {one.number: one.token for one in chain}
-        document = self._sound(kind, path, data, must_be_signed=must_be_signed)
+        document = self._check_document(kind, path, data, must_be_signed=must_be_signed)
         if document is not None and document.token > committed.get(document.number, document.token):
             self.problems.append(f"{path} is of a later term than the one that was committed: it was put there")
 
-    async def _unchanged(
+    async def _read_unchanged(
         self,
         path: str,
         digest: str,
@@ -256,24 +258,24 @@ class _Auditor:
 
     # Other objects.
 
-    async def _told_by(self, path: str, recording: Recording) -> None:
+    async def _check_recording(self, path: str, recording: Recording) -> None:
         """Check the other objects that the newest recording describes."""
         for one, digest in recording.fixed.items():
-            await self._unchanged(one, digest, path)
+            await self._read_unchanged(one, digest, path)
         if recording.readme:
-            await self._description(recording.readme)
+            await self._check_description(recording.readme)
         newest = await self._head(Manifest)
         if missing := manifest_missing(recording, path, newest.number if newest else 0):
             self.problems.append(missing)
         if self.keys is not None:
-            await self._declared(self.keys)
+            await self._check_declared(self.keys)
         if self.deep:
-            await self._history(path, recording.earlier)
+            await self._check_history(path, recording.earlier)
 
-    async def _exposed(self, path: str, stream: str, exposed: Iceberg) -> None:
+    async def _check_exposed(self, path: str, stream: str, exposed: Iceberg) -> None:
         """Check Iceberg's own files, and the pointers to them for readers without a catalog."""
         for one, digest in (exposed.objects() if self.deep else {exposed.metadata: exposed.sha256}).items():
-            await self._unchanged(one, digest, path)
+            await self._read_unchanged(one, digest, path)
         copy, hint = version_path(stream, exposed.number), hint_path(stream)
         listed = {one.path for one in await self.store.list(f"{folder(stream)}/metadata/v")}
         copied, hinted = await self._read(copy), await self._read(hint)
@@ -285,7 +287,7 @@ class _Auditor:
         wrong |= {hint} if hinted != str(exposed.number).encode() else set()
         self.problems += [f"{one} leads readers without a catalog elsewhere than {path}" for one in sorted(wrong)]
 
-    async def _description(self, recorded: int) -> None:
+    async def _check_description(self, recorded: int) -> None:
         found = await self._read(README)
         if found is None:
             self.problems.append(f"{README} is missing: a node writes it when it starts")
@@ -294,7 +296,7 @@ class _Auditor:
         elif version_of(found) is None or (recorded == VERSION and found != text()):
             self.problems.append(f"{README} was changed, or is not the archive's: remove it, and start a node anew")
 
-    async def _declared(self, keys: PublicKeys) -> None:
+    async def _check_declared(self, keys: PublicKeys) -> None:
         try:
             declared = (await read_claim(self.store, SIGNING, Signing)).keys
         except NotStored:
@@ -308,17 +310,17 @@ class _Auditor:
             elif others := sorted(declared.keys() - given):
                 self.notes.append(f"{SIGNING} names more keys than were given: {', '.join(others)}")
 
-    async def _history(self, namer: str, earlier: Earlier | None) -> None:
+    async def _check_history(self, namer: str, earlier: Earlier | None) -> None:
         """Follow the recordings of all hours; each names the one before it by its SHA-256."""
         async with Prefetch(self.store, (await self.store.list(HISTORY))[::-1]) as ahead:
             while earlier is not None:
-                data = await self._unchanged(earlier.path, earlier.sha256, namer, ahead=ahead)
+                data = await self._read_unchanged(earlier.path, earlier.sha256, namer, ahead=ahead)
                 if data is None:
                     return
                 self.documents += 1
                 namer, earlier = earlier.path, decode(data, earlier.path, Recording).earlier
 
 
-def _unreached(noted: Head, head: Head | None) -> str:
+def _describe_unreached(noted: Head, head: Head | None) -> str:
     last = head.path if head else "nothing"
     return f"{noted.path} was noted, and the archive ends before it, with {last}: newer documents were removed"

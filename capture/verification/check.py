@@ -132,27 +132,27 @@ async def check(
     stream; CaptureError if it was created again; NoArchiveError if the store holds no archive, and NATS knows of none.
     """
     began = time.time()
-    before = await _acknowledged(natty, config, store) if natty else None
-    await _there_is_one(natty, config, store)
+    before = await _read_acknowledged(natty, config, store) if natty else None
+    await _check_archive(natty, config, store)
     live = natty if before else None
     heads = head_readers(live, config.name) if live else None
     audited = await audit(store, heads, archive=config.name, keys=config.public_keys(), noted=noted, deep=deep)
-    recording = await _recording(store, heads)
+    recording = await _read_recording(store, heads)
     uncompared = ""
     if before and before.gone and (found := await recorded_consumers(config, store, recording)):
-        before = _as_recorded(before, found)
-        uncompared = _gone(found, before)
-    held = await _holdings(live, config, store, deep, on_progress)
-    held = replace(held, problems=(*_not_told(held.problems, audited.problems), *audited.problems))
+        before = _use_recorded(before, found)
+        uncompared = _describe_gone(found, before)
+    held = await _read_holdings(live, config, store, deep, on_progress)
+    held = replace(held, problems=(*_drop_reported(held.problems, audited.problems), *audited.problems))
     unacknowledged = before.waiting if before else 0
     advice: tuple[str, ...] = ()
     if live and before:
-        verdict, stored_since, advice = await _compared(live, config, store, held, before, recording)
+        verdict, stored_since, advice = await _compare_live(live, config, store, held, before, recording)
         unacknowledged += len(stored_since)
     else:
         if not held.objects and not held.problems and config.stream not in recording.streams:
             await require_archive(store, config.stream)
-        verdict = compare(held, await _recorded_view(config, store, recording))
+        verdict = compare(held, await _read_recorded_view(config, store, recording))
     return Check(
         verdict=verdict,
         held=held,
@@ -170,13 +170,13 @@ async def check(
     )
 
 
-def _not_told(problems: Iterable[str], told: Iterable[str]) -> list[str]:
+def _drop_reported(problems: Iterable[str], told: Iterable[str]) -> list[str]:
     """Return the problems of reading the archive without those of documents that the audit already reports."""
     documents = {one.partition(" ")[0] for one in told}
     return [one for one in dict.fromkeys(problems) if not any(path in one for path in documents)]
 
 
-async def _there_is_one(natty: Natty | None, config: CaptureConfig, store: Store) -> None:
+async def _check_archive(natty: Natty | None, config: CaptureConfig, store: Store) -> None:
     """Raise NoArchiveError if neither store nor NATS has an archive. One that only NATS has was lost: compare it."""
     if natty and not await holds_archive(store) and await SWEEP.reader(natty, config.name)():
         return
@@ -186,7 +186,7 @@ async def _there_is_one(natty: Natty | None, config: CaptureConfig, store: Store
 # --- the archive -----------------------------------------------------------------------------------------------------
 
 
-async def _holdings(
+async def _read_holdings(
     natty: Natty | None, config: CaptureConfig, store: Store, deep: bool, on_progress: Progress | None
 ) -> Holdings:
     """Return what the archive holds of the stream. Reads the entries first, then manifest and table."""
@@ -194,7 +194,7 @@ async def _holdings(
     async def look() -> tuple[list[Stored], Picture]:
         entries, unreadable[:] = await read_entries(store)
         picture = await archive_picture(natty, config, store)
-        return [one for one in entries if one.stream == config.stream], _of_stream(picture, config.stream)
+        return [one for one in entries if one.stream == config.stream], _select_stream(picture, config.stream)
 
     unreadable: list[str] = []
     try:
@@ -215,7 +215,7 @@ async def _holdings(
     return replace(held, problems=(*held.problems, *unreadable, *refused))
 
 
-def _of_stream(picture: Picture, stream: str) -> Picture:
+def _select_stream(picture: Picture, stream: str) -> Picture:
     """Return the part of a picture that belongs to one stream."""
     blocks = [one for one in picture.manifest.blocks if one.stream == stream]
     files = [one for one in picture.table.files if one.stream == stream]
@@ -232,7 +232,7 @@ async def archive_picture(natty: Natty | None, config: CaptureConfig, store: Sto
     return await read_picture(store, SWEEP.reader(natty, config.name), COMPACTION.reader(natty, config.name))
 
 
-async def _recording(store: Store, heads: HeadReaders | None) -> Recording:
+async def _read_recording(store: Store, heads: HeadReaders | None) -> Recording:
     """Return the archive's newest recording, empty if it can't be read: the audit reports why."""
     try:
         head = await heads[Recording]() if heads else None
@@ -266,7 +266,7 @@ class Acknowledged:
         return min(self.last, self.floor) if self.waiting else self.last
 
 
-async def _acknowledged(natty: Natty, config: CaptureConfig, store: Store) -> Acknowledged | None:
+async def _read_acknowledged(natty: Natty, config: CaptureConfig, store: Store) -> Acknowledged | None:
     """Return the progress of capture; None if the stream is gone, and the archive knows it.
 
     CaptureError if it was created again under its name; StreamNotFoundError if neither server nor archive knows it.
@@ -301,7 +301,7 @@ async def _acknowledged(natty: Natty, config: CaptureConfig, store: Store) -> Ac
     )
 
 
-async def _compared(
+async def _compare_live(
     natty: Natty,
     config: CaptureConfig,
     store: Store,
@@ -315,16 +315,18 @@ async def _compared(
     reported its progress? What does the sweep's leader report about them? Also returns the messages that were stored
     meanwhile, and advice about the missing ones.
     """
-    verdict = compare(held, await _view(natty, config, before, recording))
+    verdict = compare(held, await _read_view(natty, config, before, recording))
     if not (doubted := verdict.missing - held.lost):
         return verdict, Sequences(), _advice(held, Explained(), doubted, natty.connection.server_version)
     unwanted = await never_asked(natty, store, config.stream, doubted)
-    if doubted.last > before.floor and (now := await _acknowledged(natty, config, store)) and now.waiting:
+    if doubted.last > before.floor and (now := await _read_acknowledged(natty, config, store)) and now.waiting:
         before = replace(before, waiting=max(1, before.waiting))
-    view = replace(await _view(natty, config, before, recording), unwanted=unwanted)
+    view = replace(await _read_view(natty, config, before, recording), unwanted=unwanted)
     doubted = compare(held, view).missing - held.lost
     said = await explain(natty, store, config, doubted, before.at) if doubted else Explained()
-    view = replace(await _view(natty, config, before, recording), unwanted=unwanted | said.stored, awaited=said.awaited)
+    view = replace(
+        await _read_view(natty, config, before, recording), unwanted=unwanted | said.stored, awaited=said.awaited
+    )
     verdict = compare(held, view)
     verdict = replace(verdict, unwanted=verdict.unwanted - said.stored)
     missing = verdict.missing - held.lost
@@ -346,7 +348,7 @@ def _advice(held: Holdings, said: Explained, missing: Sequences, version: Versio
     return tuple(advice)
 
 
-async def _view(natty: Natty, config: CaptureConfig, before: Acknowledged, recording: Recording) -> StreamView:
+async def _read_view(natty: Natty, config: CaptureConfig, before: Acknowledged, recording: Recording) -> StreamView:
     state = await stream_state(natty.jetstream, config.stream, deleted=True)
     first = max(1, state["first_seq"])  # a stream that never held a message reports 0, and 0 as deleted
     return StreamView(
@@ -359,7 +361,7 @@ async def _view(natty: Natty, config: CaptureConfig, before: Acknowledged, recor
     )
 
 
-async def _recorded_view(config: CaptureConfig, store: Store, recording: Recording) -> StreamView | None:
+async def _read_recorded_view(config: CaptureConfig, store: Store, recording: Recording) -> StreamView | None:
     """Return the recorded view of the stream; None if it is missing, damaged, or has no progress of capture."""
     record = recording.streams.get(config.stream)
     try:
@@ -382,13 +384,13 @@ async def _recorded_view(config: CaptureConfig, store: Store, recording: Recordi
     )
 
 
-def _as_recorded(before: Acknowledged, consumers: Mapping[str, Consumer]) -> Acknowledged:
+def _use_recorded(before: Acknowledged, consumers: Mapping[str, Consumer]) -> Acknowledged:
     """Return the progress of capture at the last recording: later messages were perhaps never delivered to it."""
     floor = min(before.last, *(resume(one)[0].stream_seq for one in consumers.values()))
     return replace(before, floor=floor, waiting=before.last - floor)
 
 
-def _gone(consumers: Iterable[str], before: Acknowledged) -> str:
+def _describe_gone(consumers: Iterable[str], before: Acknowledged) -> str:
     return (
         f"consumer {', '.join(consumers)} of capture is gone, and how far it was is only known up to sequence"
         f" {before.floor:,}, as recorded. Start a node: it makes the consumer again, and captures the rest"

@@ -51,7 +51,7 @@ async def explain(natty: Natty, store: Store, config: CaptureConfig, missing: Se
     Waits for that sweep while a node runs and none is late. StoreError, ManifestError.
     """
     try:
-        found = await _swept(natty, config, asked)
+        found = await _wait_for_sweep(natty, config, asked)
     except (NattyError, CaptureError):
         found = None
     if found is None:
@@ -60,10 +60,10 @@ async def explain(natty: Natty, store: Store, config: CaptureConfig, missing: Se
     picture = await read_picture(store, SWEEP.reader(natty, config.name), COMPACTION.reader(natty, config.name))
     held = coverage([*picture.blocks, *picture.files, *picture.unadopted(entries)], {}).get(config.stream)
     stored = missing & held.held if held else Sequences()
-    return Explained(_awaited(found, missing) - stored, stored, leader=True)
+    return Explained(_select_awaited(found, missing) - stored, stored, leader=True)
 
 
-async def _swept(natty: Natty, config: CaptureConfig, asked: float) -> StreamState | None:
+async def _wait_for_sweep(natty: Natty, config: CaptureConfig, asked: float) -> StreamState | None:
     """Return the stream's state as published by a sweep that began after `asked`; None if none does so in time."""
     board, published, now = Board(natty, config.name), set[float](), asyncio.get_running_loop().time
     deadline = now() + LATE * config.sweep.every + ALLOWANCE
@@ -79,7 +79,7 @@ async def _swept(natty: Natty, config: CaptureConfig, asked: float) -> StreamSta
     return None
 
 
-def _awaited(state: StreamState, missing: Sequences) -> Sequences:
+def _select_awaited(state: StreamState, missing: Sequences) -> Sequences:
     """Return which of these are awaited; all of them if the awaited set was too large to be published."""
     if state.awaited and not state.awaited_set:
         return missing

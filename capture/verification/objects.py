@@ -103,7 +103,9 @@ async def read_archive(
     while True:
         adopted = [*picture.blocks, *picture.files]
         records = [*adopted, *picture.unadopted(pending_entries)]
-        await _look_at(store, [one for one in records if one.path not in findings], findings, deep, keys, on_progress)
+        await _check_objects(
+            store, [one for one in records if one.path not in findings], findings, deep, keys, on_progress
+        )
         gone = {one.path for one in records if findings[one.path].state is State.GONE}
         if not gone or again is None:
             break
@@ -114,10 +116,10 @@ async def read_archive(
         picture = newer
         for path in gone & named:
             del findings[path]
-    return ArchiveView(streams=_by_stream(records, adopted, picture, findings, deep))
+    return ArchiveView(streams=_add_up_streams(records, adopted, picture, findings, deep))
 
 
-async def _look_at(
+async def _check_objects(
     store: Store,
     records: list[Stored],
     findings: dict[str, Finding],
@@ -132,9 +134,9 @@ async def _look_at(
 
     async def work() -> None:
         for record in waiting:
-            finding = _by_size(record, sizes.get(record.path))
+            finding = _check_size(record, sizes.get(record.path))
             if finding is SOUND and deep:
-                finding = await _read_again(store, record, keys)
+                finding = await _check_object(store, record, keys)
             findings[record.path] = finding
             if on_progress is not None:
                 on_progress(len(findings), before + len(records))
@@ -144,7 +146,7 @@ async def _look_at(
             workers.create_task(work())
 
 
-def _by_size(record: Stored, found: int | None) -> Finding:
+def _check_size(record: Stored, found: int | None) -> Finding:
     if found is None:
         return Finding(State.GONE, f"{record.path} is missing")
     if found != record.bytes:
@@ -157,7 +159,7 @@ def _by_size(record: Stored, found: int | None) -> Finding:
 # --- one object ------------------------------------------------------------------------------------------------------
 
 
-async def _read_again(store: Store, record: Stored, keys: Keys | None) -> Finding:
+async def _check_object(store: Store, record: Stored, keys: Keys | None) -> Finding:
     """Compare an object with its record: first the hash, then its content."""
     with tempfile.SpooledTemporaryFile(SPOOL_BYTES) as file:
         try:
@@ -188,7 +190,7 @@ async def _copy(store: Store, record: Stored, file: IO[bytes]) -> str:
 def _check(record: Stored, file: IO[bytes], keys: Keys | None) -> Finding:
     try:
         held = _positions_of(record, file, keys)
-        return _compared(record, held)
+        return _compare(record, held)
     except KeyMissingError as error:
         return Finding(State.UNCHECKED, f"{record.path} can't be opened: {error}")
     except CipherError as error:
@@ -223,7 +225,7 @@ def _positions_of(record: Stored, file: IO[bytes], keys: Keys | None) -> _Positi
     return _Positions(held, rows, min(earliest), max(latest))
 
 
-def _compared(record: Stored, found: _Positions) -> Finding:
+def _compare(record: Stored, found: _Positions) -> Finding:
     recorded = recorded_sequences(record)
     if found.held != recorded:
         sentence = (
@@ -232,14 +234,14 @@ def _compared(record: Stored, found: _Positions) -> Finding:
         )
     elif found.rows != record.count:
         sentence = f"{record.path} has {found.rows:,} rows, its record says {record.count:,}"
-    elif wrong := _wrong_facts(record, found):
+    elif wrong := _find_wrong_facts(record, found):
         sentence = f"{record.path} does not hold what its record says: {', '.join(wrong)}"
     else:
         return SOUND
     return Finding(State.WRONG, sentence, found.held, found.rows)
 
 
-def _wrong_facts(record: Stored, found: _Positions) -> list[str]:
+def _find_wrong_facts(record: Stored, found: _Positions) -> list[str]:
     """Return the wrong facts of the record; early records have no times."""
     facts = [("first", record.first, found.held.first), ("last", record.last, found.held.last)]
     if record.max_ns:
@@ -261,7 +263,7 @@ def recorded_sequences(record: Stored) -> Sequences:
 # --- all of them -----------------------------------------------------------------------------------------------------
 
 
-def _by_stream(
+def _add_up_streams(
     records: list[Stored], adopted: list[Stored], picture: Picture, findings: dict[str, Finding], deep: bool
 ) -> dict[str, Holdings]:
     """Add up the holdings of every object."""
@@ -269,18 +271,18 @@ def _by_stream(
     found: dict[str, Holdings] = {}
     for stream in sorted({one.stream for one in records} | removed.keys()):
         mine = [one for one in records if one.stream == stream]
-        found[stream] = _added_up(mine, paths, findings, removed.get(stream, Sequences()), deep)
+        found[stream] = _add_up(mine, paths, findings, removed.get(stream, Sequences()), deep)
     return found
 
 
-def _added_up(
+def _add_up(
     records: list[Stored], adopted: set[str], findings: dict[str, Finding], removed: Sequences, deep: bool
 ) -> Holdings:
     """Add up some objects. Undecodable: only under the undecodable key. Proven: just read in full."""
     table = [one for one in records if one.path.startswith(TABLE)]
 
     def held(one: Stored) -> Sequences:
-        return _held(one, findings[one.path])
+        return _sequences_of(one, findings[one.path])
 
     stored = Sequences.union_of(map(held, records))
     tabled = Sequences.union_of(map(held, table))
@@ -307,7 +309,7 @@ def _added_up(
     )
 
 
-def _held(record: Stored, finding: Finding) -> Sequences:
+def _sequences_of(record: Stored, finding: Finding) -> Sequences:
     return (finding.held or Sequences()) if finding.state in BROKEN else recorded_sequences(record)
 
 

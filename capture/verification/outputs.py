@@ -115,10 +115,10 @@ def _number(value: float) -> str:
 
 def labels(**given: str) -> str:
     """Return labels in the form that is written between braces."""
-    return ",".join(f'{name}="{_escaped(value)}"' for name, value in given.items())
+    return ",".join(f'{name}="{_escape(value)}"' for name, value in given.items())
 
 
-def _escaped(value: str) -> str:
+def _escape(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 

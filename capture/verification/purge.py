@@ -76,14 +76,14 @@ def plan_purge(stock: Stock, proven: Sequences, keep: int = 0) -> Plan:
         for name, floor in stock.floors.items()
     ]
     if keep:
-        bounds.append((_newest(stock.present, keep), f"the newest {keep:,} messages are kept"))
+        bounds.append((_find_first_of_newest(stock.present, keep), f"the newest {keep:,} messages are kept"))
     if stock.young is not None:
         bounds.append((stock.young, f"what the stream stored since sequence {stock.young} is too young"))
     before, reason = min(bounds, key=lambda bound: bound[0])
     return Plan(before=before, messages=len(stock.ours.within(1, before - 1)), reason=reason)
 
 
-def _newest(present: Sequences, count: int) -> int:
+def _find_first_of_newest(present: Sequences, count: int) -> int:
     """Return the first of the newest `count` sequences; of all, if there are fewer."""
     if len(present) <= count:
         return present.first if present else 1
@@ -109,7 +109,7 @@ async def purgeable(natty: Natty, config: CaptureConfig, store: Store) -> tuple[
     info = await stream_info(natty, config.stream)
     _check_purgeable(config.stream, info["config"])
     await _check_identity(store, config.stream, info["created"])
-    return await _filters(natty, config, info["config"])
+    return await _read_filters(natty, config, info["config"])
 
 
 async def take_stock(
@@ -124,10 +124,10 @@ async def take_stock(
     )
     return Stock(
         present=present,
-        ours=present & await _on_subjects(natty, stream, filters) if filters else present,
+        ours=present & await _find_on_subjects(natty, stream, filters) if filters else present,
         filters=filters,
-        floors={} if ignore_others else await _floors(natty, config, last),
-        young=await _first_since(natty, stream, present, now - margin.seconds) if margin.seconds else None,
+        floors={} if ignore_others else await _read_floors(natty, config, last),
+        young=await _find_first_since(natty, stream, present, now - margin.seconds) if margin.seconds else None,
     )
 
 
@@ -152,7 +152,7 @@ async def _check_identity(store: Store, stream: str, created: str) -> None:
         )
 
 
-async def _filters(natty: Natty, config: CaptureConfig, stream: Mapping[str, Any]) -> tuple[str, ...]:
+async def _read_filters(natty: Natty, config: CaptureConfig, stream: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the subjects to be purged, none for all. PurgeRefused if the captured subjects are uncertain."""
     wanted = sorted(config.filter_subjects)
     if config.group:
@@ -175,7 +175,7 @@ async def _filters(natty: Natty, config: CaptureConfig, stream: Mapping[str, Any
     return tuple(wanted)
 
 
-async def _on_subjects(natty: Natty, stream: str, filters: tuple[str, ...]) -> Sequences:
+async def _find_on_subjects(natty: Natty, stream: str, filters: tuple[str, ...]) -> Sequences:
     """Return the sequences of all messages on these subjects."""
     options = OrderedOptions(filters=filters, headers_only=True, max_messages=READ_AHEAD)
     found: list[Sequences] = []
@@ -188,7 +188,7 @@ async def _on_subjects(natty: Natty, stream: str, filters: tuple[str, ...]) -> S
     return Sequences.union_of(found)
 
 
-async def _first_since(natty: Natty, stream: str, present: Sequences, since: float) -> int | None:
+async def _find_first_since(natty: Natty, stream: str, present: Sequences, since: float) -> int | None:
     """Return a sequence from which on all messages are younger than `since` (Unix seconds), and none before; or None.
 
     Times grow with sequences, so this is a binary search.
@@ -215,7 +215,7 @@ async def _first_since(natty: Natty, stream: str, present: Sequences, since: flo
 # --- other readers ---------------------------------------------------------------------------------------------------
 
 
-async def _floors(natty: Natty, config: CaptureConfig, last: int) -> dict[str, int]:
+async def _read_floors(natty: Natty, config: CaptureConfig, last: int) -> dict[str, int]:
     """Return up to which sequence each other consumer, mirror and source is done. PurgeRefused if one is unknown."""
     found = await all_consumers(natty.jetstream, config.stream)
     if found.missing:
@@ -227,7 +227,7 @@ async def _floors(natty: Natty, config: CaptureConfig, last: int) -> dict[str, i
     others = [one for one in found.found if one["name"] not in ours]
     floors = {f"consumer {one['name']}": _floor(one, last) for one in others}
     for one in (await all_streams(natty.jetstream)).found:
-        floors |= _copied(config.stream, one, last)
+        floors |= _floors_of_copy(config.stream, one, last)
     return floors
 
 
@@ -243,7 +243,7 @@ def _floor(consumer: Mapping[str, Any], last: int) -> int:
     return int(consumer["ack_floor"]["stream_seq"])
 
 
-def _copied(stream: str, other: Mapping[str, Any], last: int) -> dict[str, int]:
+def _floors_of_copy(stream: str, other: Mapping[str, Any], last: int) -> dict[str, int]:
     """Return the progress of another stream that mirrors this one, or has it as a source."""
     name, floors = other["config"]["name"], {}
     mirror = other["config"].get("mirror") or {}

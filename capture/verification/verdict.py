@@ -118,9 +118,9 @@ class Verdict:
             found.append(f"{len(self.waiting):,} of them not compacted yet")
         if self.unknown:
             found.append(f"nobody can tell what {len(self.unknown):,} others were ({self.unknown.describe()})")
-        return f"{', '.join(found)}; {self._judgement()}"
+        return f"{', '.join(found)}; {self._judge()}"
 
-    def _judgement(self) -> str:
+    def _judge(self) -> str:
         wrong = [f"{len(self.missing):,} MISSING ({self.missing.describe()})"] if self.missing else []
         wrong += [f"{self.duplicates:,} twice in the table"] if self.duplicates else []
         wrong += _some(self.problems)
@@ -167,16 +167,16 @@ def _some(sentences: tuple[str, ...]) -> list[str]:
 def compare(held: Holdings, stream: StreamView | None) -> Verdict:
     """Return the class of every sequence. Without a stream, only the content of damaged objects can be missing."""
     if stream is None:
-        return _alone(_missed(held, Sequences.union_of(held.dangling.values())))
+        return _compare_alone(_mark_missed(held, Sequences.union_of(held.dangling.values())))
     inside, ever = Sequences.from_range(stream.first, stream.last), Sequences.from_range(1, stream.last)
-    held = _missed(held, ever)
+    held = _mark_missed(held, ever)
     ours = held.stored | held.lost | held.removed
     deleted = (ever & stream.deleted) - ours
     expired = ever - inside - deleted - ours
     unaccounted = inside - deleted - ours
-    unseen = expired & _unseen(held, stream)
+    unseen = expired & _find_unseen(held, stream)
     return Verdict(
-        **_kept(held),
+        **_shared_fields(held),
         deleted=deleted,
         expired=expired,
         missing=(unaccounted - stream.unwanted - stream.doubtful - stream.awaited) | held.lost,
@@ -189,7 +189,7 @@ def compare(held: Holdings, stream: StreamView | None) -> Verdict:
     )
 
 
-def _missed(held: Holdings, acknowledged: Sequences) -> Holdings:
+def _mark_missed(held: Holdings, acknowledged: Sequences) -> Holdings:
     """Return the holdings with the acknowledged part of the dangling blocks as lost, and as a problem."""
     missed = {sentence: lost & acknowledged for sentence, lost in held.dangling.items()}
     return replace(
@@ -199,7 +199,7 @@ def _missed(held: Holdings, acknowledged: Sequences) -> Holdings:
     )
 
 
-def _unseen(held: Holdings, stream: StreamView) -> Sequences:
+def _find_unseen(held: Holdings, stream: StreamView) -> Sequences:
     """Return the sequences below the stream's first, and above all that were ever delivered to capture or stored.
 
     A consumer delivers messages in order and skips those that are gone: below its position nothing is proven.
@@ -210,12 +210,12 @@ def _unseen(held: Holdings, stream: StreamView) -> Sequences:
     return Sequences.from_range(highest + 1, stream.first - 1)
 
 
-def _alone(held: Holdings) -> Verdict:
+def _compare_alone(held: Holdings) -> Verdict:
     known = held.stored | held.lost | held.removed
     span = Sequences.from_range(known.first, known.last) if known else Sequences()
     nothing = Sequences()
     return Verdict(
-        **_kept(held),
+        **_shared_fields(held),
         deleted=nothing,
         expired=nothing,
         missing=held.lost,
@@ -228,7 +228,7 @@ def _alone(held: Holdings) -> Verdict:
     )
 
 
-def _kept(held: Holdings) -> dict[str, Any]:
+def _shared_fields(held: Holdings) -> dict[str, Any]:
     return {
         "stored": held.stored - held.undecodable,
         "undecodable": held.undecodable,

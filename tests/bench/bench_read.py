@@ -82,12 +82,12 @@ async def count(way: str, folder: str) -> int:
                 number += 1
             return number
     from capture.reading.duck import query
-    from capture.reading.merge import looking
+    from capture.reading.merge import make_look
     from capture.stores import open_store
 
     where = "" if way == "sql count" else " WHERE subject = 'bench.7' OR octet_length(payload) > 0"
     store = open_store(folder)
-    answer = await query(store, await looking(store)(), f"SELECT count(*) FROM messages{where}")
+    answer = await query(store, await make_look(store)(), f"SELECT count(*) FROM messages{where}")
     return int(answer.rows[0][0])
 
 

@@ -7,7 +7,7 @@ from capture.archive.identity import claim
 from capture.errors import FormatError
 from capture.formats import writer
 from capture.reading.duck import query
-from capture.reading.merge import looking
+from capture.reading.merge import make_look
 from capture.stores import open_store
 
 KEYS = Keys({"k": bytes(32)})
@@ -26,7 +26,7 @@ async def test_an_archive_in_s3_over_tls_is_read_and_asked_about_like_any_other(
     await store_block(store, [10, 12])
     read = [message.sequence async for message in capture.read(store.url, keys=KEYS)]
     assert read == list(range(1, 13))
-    objects = await looking(store)()
+    objects = await make_look(store)()
     counted = "SELECT count(*), count(DISTINCT sequence), sum(octet_length(payload)) FROM messages WHERE sequence > 2"
     answer = await query(store, objects, counted, keys=KEYS)
     joined = await query(store, objects, "SELECT count(*) FROM messages a JOIN messages b USING (sequence)", keys=KEYS)

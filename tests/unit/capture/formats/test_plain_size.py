@@ -20,7 +20,7 @@ from capture.errors import FormatError
 from capture.formats import codecs, ndjson, raw, read_object, reader, writer
 from capture.ingest.block import SealedBlock
 from capture.maintenance.merge.inputs import input_rows, read_columns
-from capture.reading.merge import stored
+from capture.reading.merge import read_stored
 from capture.stores import MemoryStore, open_store
 from capture.verification.objects import read_archive
 
@@ -87,7 +87,7 @@ async def test_every_reader_stops_where_there_is_more_inside(monkeypatch, name, 
         return [one]
 
     with pytest.raises(FormatError, match=said):
-        [rows async for rows in stored(store, look, keys=keys)]
+        [rows async for rows in read_stored(store, look, keys=keys)]
 
 
 async def test_what_an_earlier_version_stored_reads_as_before():

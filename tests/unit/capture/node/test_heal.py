@@ -17,7 +17,7 @@ from capture.node.filtered import PROBES, Search, narrow
 from capture.node.heal import Healer, Reading, Unstored, held_since
 from capture.status.backlog import Backlog
 from capture.status.progress import Missing, Progress, removal
-from capture.verification.explanation import _awaited
+from capture.verification.explanation import _select_awaited
 from natty import NattyError
 from natty.jetstream import StoredMessage
 
@@ -203,7 +203,7 @@ async def test_where_the_board_may_not_be_read_nodes_may_have_held_messages_for_
 def test_all_is_awaited_where_what_is_awaited_is_too_much_to_be_published(awaited, published, found):
     told = {"first": 1, "last": 9, "acked": 9, "pending": 0, "unacked": 0}
     state = StreamState(stream="S", **told, awaited=awaited, awaited_set=published)
-    assert _awaited(state, some(1, 2)) == some(*found)
+    assert _select_awaited(state, some(1, 2)) == some(*found)
 
 
 class Healing:

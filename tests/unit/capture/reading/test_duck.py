@@ -15,7 +15,7 @@ from capture.ingest.block import SealedBlock
 from capture.ingest.commit import Committer
 from capture.reading.ddl import fields
 from capture.reading.duck import query
-from capture.reading.merge import looking
+from capture.reading.merge import make_look
 from capture.stores import MemoryStore, open_store
 
 KEYS = Keys({"k": bytes(32)})
@@ -27,7 +27,7 @@ def store(request, tmp_path):
 
 
 async def ask(store, sql, **options):
-    return await query(store, await looking(store)(), sql, **options)
+    return await query(store, await make_look(store)(), sql, **options)
 
 
 async def test_raw_and_compacted_repeated_and_encrypted_are_one_table(store):

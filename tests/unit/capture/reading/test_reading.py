@@ -18,8 +18,8 @@ from capture.formats.envelope import to_records
 from capture.ingest.block import SealedBlock
 from capture.ingest.commit import Committer
 from capture.reading import merge
-from capture.reading.merge import looking, merged, stored
-from capture.reading.shares import Selection, held, shares, widest
+from capture.reading.merge import make_look, merge_shares, read_stored
+from capture.reading.shares import Selection, sequences_of, shares, widest
 from capture.stores import MemoryStore
 from natty.config.units import parse_time
 
@@ -42,7 +42,7 @@ async def all_of(batches):
 
 
 async def read(store, keys=KEYS, **options):
-    batches = await all_of(stored(store, looking(store, STREAM), keys=keys, **options))
+    batches = await all_of(read_stored(store, make_look(store, STREAM), keys=keys, **options))
     return [record for batch in batches for record in to_records(batch, STREAM)]
 
 
@@ -79,7 +79,7 @@ async def test_every_message_comes_once_in_order_whatever_the_objects_are(blocks
     wanted = sorted({one for numbers, _ in blocks for one in numbers if first <= one <= first + length})
     assert sequences(found) == wanted
     assert content(found) == as_published(wanted)
-    assert list(held(await looking(store, STREAM)(), selection)) == wanted
+    assert list(sequences_of(await make_look(store, STREAM)(), selection)) == wanted
 
 
 @given(
@@ -146,7 +146,7 @@ async def test_adopted_waiting_and_compacted_are_one_and_other_streams_are_none(
     await archived.sweep()
     await archived.compact()
     assert sequences(await read(archived.store)) == [1, 2, 3, 4, 6, 7, 8, 9]
-    assert await all_of(stored(archived.store, looking(archived.store, "OTHER"))) == []
+    assert await all_of(read_stored(archived.store, make_look(archived.store, "OTHER"))) == []
 
 
 async def test_a_message_that_was_delivered_twice_is_kept_as_it_came_first(store):
@@ -162,7 +162,7 @@ async def _commit(store, kept, made_by=None):
 
 
 async def _columns(store, *names):
-    async for batch in stored(store, looking(store, STREAM), columns=names):
+    async for batch in read_stored(store, make_look(store, STREAM), columns=names):
         assert batch.schema.names == list(names)
         for row in batch.to_pylist():
             yield tuple(row.values())
@@ -180,7 +180,7 @@ async def test_times_and_subjects_are_selected_and_objects_of_other_times_are_no
     assert sequences(await read(store, selection=chosen)) == [4, 7]
     assert [one async for one in _only(store, Selection(subjects=("orders.8",)), "payload")] == [b"8"]
 
-    unread = [one.path for one in await looking(store, STREAM)() if one.first == 7]
+    unread = [one.path for one in await make_look(store, STREAM)() if one.first == 7]
     await store.put(unread[0], b"changed", if_absent=False)
     assert sequences(await read(store, selection=Selection(until_ns=until))) == [1, 2, 4]
     with pytest.raises(FormatError):
@@ -188,7 +188,7 @@ async def test_times_and_subjects_are_selected_and_objects_of_other_times_are_no
 
 
 async def _only(store, selection, column):
-    async for batch in stored(store, looking(store, STREAM), columns=[column], selection=selection):
+    async for batch in read_stored(store, make_look(store, STREAM), columns=[column], selection=selection):
         for value in batch.column(column).to_pylist():
             yield value
 
@@ -320,7 +320,7 @@ async def test_what_is_compacted_and_swept_away_meanwhile_is_read_where_it_is_th
     await store_block(archived.store, range(5, 9))
     await store_block(archived.store, range(9, 12), writer("raw"))
     await archived.sweep()
-    batches = stored(archived.store, looking(archived.store, STREAM))
+    batches = read_stored(archived.store, make_look(archived.store, STREAM))
     found = [await anext(batches)]
     await archived.compact()
     await archived.sweep()
@@ -336,7 +336,7 @@ async def test_reading_that_is_given_up_leaves_nothing_open(store):
         await store_block(store, [number, number + 1, 40 + number])
     before = asyncio.all_tasks()
     for memory in (0, 64 << 20):
-        batches = stored(store, looking(store, STREAM), memory_bytes=memory)
+        batches = read_stored(store, make_look(store, STREAM), memory_bytes=memory)
         await anext(batches)
         await batches.aclose()
     assert asyncio.all_tasks() == before
@@ -345,13 +345,13 @@ async def test_reading_that_is_given_up_leaves_nothing_open(store):
 async def test_objects_are_opened_only_when_they_are_needed(store):
     for number in range(1, 100, 2):
         await store_block(store, [number, number + 1])
-    objects = await looking(store, STREAM)()
+    objects = await make_look(store, STREAM)()
     plan = shares(objects)
     assert widest(plan) == 1
     opened = []
     get = store.get
     store.get = lambda path: (opened.append(path), get(path))[1]
-    batches = merged(store, plan)
+    batches = merge_shares(store, plan)
     await anext(batches)
     assert len(opened) <= merge.AHEAD + 2
     await batches.aclose()

@@ -38,7 +38,7 @@ from capture.maintenance.compaction_plan import Policy, plan
 from capture.maintenance.sweep import sweep
 from capture.node.node import Node
 from capture.reading.duck import query
-from capture.reading.merge import looking
+from capture.reading.merge import make_look
 from capture.restoring.past import Window, read_past
 from capture.stores import MemoryStore, open_store
 from natty import NattyError
@@ -177,7 +177,7 @@ def test_sql_reads_nothing_that_is_not_what_a_signed_record_says(lake, command):
 async def test_what_was_exchanged_after_the_check_is_not_read(tmp_path, kind):
     """The same size, and a Parquet file of capture's: only the bytes that were hashed tell."""
     archived = await Archived(folder=tmp_path / "lake" if kind == "file" else None).make()
-    objects = [one for one in await looking(archived.store, STREAM)() if one.format == "parquet"]
+    objects = [one for one in await make_look(archived.store, STREAM)() if one.format == "parquet"]
     contents = await check_contents(archived.store, objects)
     summed = "SELECT count(*), sum(octet_length(payload)) FROM messages"
     [[count, _]] = (await query(archived.store, objects, summed, contents=contents)).rows
@@ -302,7 +302,7 @@ async def test_with_nats_the_committed_head_vouches_and_without_one_the_store_s_
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(merge, "SWEEP", Nats(knows))
             patch.setattr(merge, "COMPACTION", Nats(False))
-            look = looking(archived.store, STREAM, natty=object(), archive=ARCHIVE)
+            look = make_look(archived.store, STREAM, natty=object(), archive=ARCHIVE)
             assert [one.count for one in await look()] == [3]
             if knows:
                 data = await archived.store.get(newest)
@@ -314,7 +314,7 @@ async def test_with_nats_the_committed_head_vouches_and_without_one_the_store_s_
 
 async def test_a_sweep_that_overtakes_a_reader_is_not_taken_for_a_removed_manifest(tmp_path):
     archived = await sealed_archive(tmp_path / "lake")
-    look, read = looking(archived.store, STREAM), archived.store.list
+    look, read = make_look(archived.store, STREAM), archived.store.list
 
     async def overtaken(prefix=""):
         if prefix == Recording.FOLDER and archived.store.list is overtaken:

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capture.archive.sequences import Sequences
-from capture.verification.purge import Stock, _copied, _floor, plan_purge
+from capture.verification.purge import Stock, _floor, _floors_of_copy, plan_purge
 
 sets = st.sets(st.integers(1, 40))
 
@@ -98,16 +98,16 @@ def other(lag, active=1, **state):
 )
 def test_a_mirror_holds_back_what_it_has_not_got(copy, floor):
     info = {"config": {"name": "M", "mirror": {"name": "S"}}, "state": {"last_seq": 40}, "mirror": copy}
-    assert _copied("S", info, last=50) == {"mirror M": floor}
-    assert _copied("T", info, last=50) == {}
+    assert _floors_of_copy("S", info, last=50) == {"mirror M": floor}
+    assert _floors_of_copy("T", info, last=50) == {}
 
 
 @pytest.mark.parametrize(("copies", "floor"), [([other(0)], 50), ([other(1)], 0), ([other(0), other(2)], 0), ([], 0)])
 def test_a_stream_that_has_it_as_a_source_holds_back_all_until_it_has_all(copies, floor):
     info = {"config": {"name": "A", "sources": [{"name": "S"}]}, "state": {"last_seq": 9000}, "sources": copies}
-    assert _copied("S", info, last=50) == {"stream A, of which it is a source,": floor}
+    assert _floors_of_copy("S", info, last=50) == {"stream A, of which it is a source,": floor}
 
 
 def test_a_stream_of_another_domain_that_is_called_the_same_is_another_one():
     info = {"config": {"name": "M", "mirror": {"name": "S", "external": {"api": "x"}}}, "state": {}, "mirror": None}
-    assert _copied("S", info, last=50) == {}
+    assert _floors_of_copy("S", info, last=50) == {}
