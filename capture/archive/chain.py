@@ -28,7 +28,7 @@ log = logging.getLogger("capture.chain")
 
 
 class Retired(msgspec.Struct, frozen=True):
-    """An object whose rows are in another object of the table: deleted a grace time after `since` (Unix seconds)."""
+    """An object whose rows the table holds in another file: deleted a grace time after `since` (Unix seconds)."""
 
     path: str
     since: float

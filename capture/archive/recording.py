@@ -31,7 +31,7 @@ from natty.wire.background import map_concurrently
 HISTORY = "_history/"
 HOUR = 3600.0
 DELETED_A_SECOND = 100_000
-"""How many deleted sequences a server is asked for, on average: a list of ten million at most every 100 s."""
+"""Deleted sequences to request from a server per second, on average: ten million at most every 100 s."""
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,7 +116,7 @@ class Earlier(msgspec.Struct, frozen=True):
 class Recording(Document, frozen=True, kw_only=True):
     """What a restore needs of each stream of the archive, by the stream's name.
 
-    `created` (Unix seconds) is when the server was asked; the recording is valid until the next one. `readme` is the
+    `created` (Unix seconds) is when the server was queried; the recording is valid until the next one. `readme` is the
     version of the archive's description, `fixed` the SHA-256 by path of small objects that never change after they are
     written. `of_manifest` is the number of the last manifest that was committed by then; 0 if not recorded.
     """

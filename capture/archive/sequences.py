@@ -1,4 +1,4 @@
-"""An exact set of stream sequences, the unit in which an archive is counted."""
+"""Exact sets of stream sequences, for an archive's records and comparisons."""
 
 from __future__ import annotations
 

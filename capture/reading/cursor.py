@@ -118,6 +118,6 @@ def _each_once(pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def position(rows: pa.RecordBatch, sequence: int, bisect: Callable[..., int]) -> int:
-    """Return the index of a sequence among the rows: before its own rows with `bisect_left`, else after them."""
+    """Return the index of a sequence among the rows: before its own rows with `bisect_left`, otherwise after them."""
     sequences = rows.column("sequence")
     return bisect(range(len(rows)), sequence, key=lambda at: sequences[at].as_py())

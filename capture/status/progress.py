@@ -41,7 +41,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class Progress:
-    """The server's state of a stream at the time `now` by its clock, read before a sweep finds the stored messages."""
+    """The server's state of a stream at `now` by its clock. Read it before a sweep, which then finds what was acked."""
 
     stream: str
     first: int

@@ -73,7 +73,7 @@ async def _wait_for_sweep(natty: Natty, config: CaptureConfig, asked: float) -> 
             return None
         if view.state:
             published.add(view.state.swept)
-            if view.state.swept > asked or len(published) > 2:  # a late clock: the third began after it
+            if view.state.swept > asked or len(published) > 2:  # clocks differ: the third began after `asked`
                 return next((one for one in view.state.streams if one.stream == config.stream), None)
         await asyncio.sleep(LOOK)
     return None

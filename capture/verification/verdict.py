@@ -71,9 +71,9 @@ class Verdict:
     More classes are not faults: `removed` by the archive's own retention; `unwanted`, on subjects that are not captured
     or from before its start; `beyond`, the part of `stored` above the last compared sequence; `awaited`, which nodes
     may still store. `unseen` is the part of `expired` that was provably gone before it could be delivered to capture.
-    `unproven` ones can't be determined: they were in a stream that deletes acknowledged messages. `waiting` are stored
-    and not yet in the table. If there is no stream to compare with, `asked` is False, and `unknown` are the gaps whose
-    content can't be determined.
+    For `unproven` ones this can't be determined: they were in a stream that deletes acknowledged messages. `waiting`
+    are stored and not yet in the table. If there is no stream to compare with, `asked` is False, and `unknown` are the
+    gaps whose content can't be determined.
     """
 
     stored: Sequences
