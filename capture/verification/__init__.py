@@ -1,1 +1,1 @@
-"""Verify and purge: what an archive is missing, and what its stream no longer needs to keep."""
+"""Verifies an archive against its stream, and purges stored messages from the stream."""
