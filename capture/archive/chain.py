@@ -109,7 +109,7 @@ _decode_format = msgspec.json.Decoder(_Format).decode
 def decode(data: bytes, path: str, kind: type[Kind]) -> Kind:
     """Return the document. ManifestError if it is damaged, has a newer format, or belongs at another path."""
     newest = kind.FORMAT
-    return _check_place(decode_known(data, path, kind, lambda told: _decode_format(told).format, newest), path)
+    return _check_place(decode_known(data, path, kind, lambda encoded: _decode_format(encoded).format, newest), path)
 
 
 def decode_known(data: bytes, path: str, kind: type[Record], format_of: Callable[[bytes], int], newest: int) -> Record:

@@ -103,7 +103,7 @@ def encode(entry: Stored) -> bytes:
 
 def decode_entry(data: bytes, path: str) -> Stored:
     """Return the record of a stored block. ManifestError if it is damaged, has a newer format, or is not of a block."""
-    entry = decode_known(data, path, Stored, lambda told: _decode_format(told).version, ENTRY_FORMAT)
+    entry = decode_known(data, path, Stored, lambda encoded: _decode_format(encoded).version, ENTRY_FORMAT)
     return _check_block(entry, path)
 
 

@@ -121,9 +121,9 @@ def metrics(found: Iterable[Status]) -> str:
     """Return the archives' figures in Prometheus' text format. No label contains a subject or a key."""
     samples: dict[tuple[str, str], list[tuple[str, float]]] = {}
 
-    def add(name: str, text: str, value: float | None, **told: str) -> None:
+    def add(name: str, text: str, value: float | None, **tags: str) -> None:
         if value is not None:
-            samples.setdefault((name, text), []).append((labels(**told), float(value)))
+            samples.setdefault((name, text), []).append((labels(**tags), float(value)))
 
     for one in found:
         archive = one.archive
@@ -133,11 +133,11 @@ def metrics(found: Iterable[Status]) -> str:
             add("led", "Whether somebody leads.", bool(leader), archive=archive, office=office)
         _add_state(add, one)
         for heard in one.view.nodes:
-            told = {"archive": archive, "node": heard.node.node}
-            add("node_heard_seconds", "Seconds since the node was heard.", heard.ago, **told)
-            add("node_troubles", "What fails in the node, counted.", len(heard.node.troubles), **told)
+            tags = {"archive": archive, "node": heard.node.node}
+            add("node_heard_seconds", "Seconds since the node was heard.", heard.ago, **tags)
+            add("node_troubles", "What fails in the node, counted.", len(heard.node.troubles), **tags)
             pending = None if heard.is_late else heard.node.pending
-            add("node_pending", "Messages in the node's open blocks.", pending, **told)
+            add("node_pending", "Messages in the node's open blocks.", pending, **tags)
     return "".join(metric(f"capture_archive_{name}", text, values) for (name, text), values in samples.items())
 
 
@@ -156,14 +156,14 @@ def _add_state(add: Callable[..., None], one: Status) -> None:
     ):
         add(name, text, value, archive=archive)
     for stream in state.streams:
-        told: dict[str, Any] = {"archive": archive, "stream": stream.stream}
-        add("stream_held", "Messages of the stream in the archive.", stream.held, **told)
+        tags: dict[str, Any] = {"archive": archive, "stream": stream.stream}
+        add("stream_held", "Messages of the stream in the archive.", stream.held, **tags)
         if one.knows(stream):  # a figure that does not change any more would look well for ever
-            add("stream_pending", "Messages of the stream not delivered yet.", stream.pending, **told)
-            add("stream_unacked", "Messages of the stream not acknowledged yet.", stream.unacked, **told)
-            add("stream_lag_seconds", "Age of the oldest message not captured.", stream.lag or 0.0, **told)
+            add("stream_pending", "Messages of the stream not delivered yet.", stream.pending, **tags)
+            add("stream_unacked", "Messages of the stream not acknowledged yet.", stream.unacked, **tags)
+            add("stream_lag_seconds", "Age of the oldest message not captured.", stream.lag or 0.0, **tags)
         if not one.view.is_late:
-            add("stream_missing", "Acknowledged messages that are in no object.", stream.missing, **told)
-            add("stream_awaited", "Acknowledged messages that nodes may still store.", stream.awaited, **told)
-            add("stream_healed", "Messages that the sweep's leader stored, since no node had.", stream.healed, **told)
-            add("stream_gone", "Messages that left the stream before a node stored them.", stream.gone, **told)
+            add("stream_missing", "Acknowledged messages that are in no object.", stream.missing, **tags)
+            add("stream_awaited", "Acknowledged messages that nodes may still store.", stream.awaited, **tags)
+            add("stream_healed", "Messages that the sweep's leader stored, since no node had.", stream.healed, **tags)
+            add("stream_gone", "Messages that left the stream before a node stored them.", stream.gone, **tags)

@@ -40,7 +40,7 @@ def answer(error: BaseException) -> Answer:
 def refusal(error: BaseException, action: str, address: Address) -> StoreError:
     """Return an error that says why `action` ("writing a/b") failed and what to do. It shows no secret."""
     status, code = answer(error)
-    told = f"{status} {code}".strip()
+    codes = f"{status} {code}".strip()
     where, text = f"{action} failed, {address.url}", str(error)
     what, credentials = SCHEMES[address.scheme], CREDENTIALS[address.scheme]
     if _METADATA_SERVICE.search(text):  # the driver's last attempt to find credentials
@@ -48,21 +48,21 @@ def refusal(error: BaseException, action: str, address: Address) -> StoreError:
     if code in NO_BUCKET or (status == 404 and not code) or isinstance(error, FileNotFoundError):
         return StoreUnreadableError(f"{where}: there is no {what} {address.bucket!r}: create it, or correct the URL")
     if code in NO_CREDENTIALS or status == 401:
-        return StoreUnreadableError(f"{where} refused our credentials ({told}): check {credentials}")
+        return StoreUnreadableError(f"{where} refused our credentials ({codes}): check {credentials}")
     if code in CLOCK:
-        return StoreUnreadableError(f"{where} says that this machine's clock is wrong ({told}): set the clock")
+        return StoreUnreadableError(f"{where} says that this machine's clock is wrong ({codes}): set the clock")
     if code in REGION or "BareRedirect" in text:
         return StoreUnreadableError(
-            f"{where}: the {what} is in another region ({told or 'redirected'}): set region, or AWS_REGION"
+            f"{where}: the {what} is in another region ({codes or 'redirected'}): set region, or AWS_REGION"
         )
     if status == 403:
         return StoreUnreadableError(
-            f"{where} does not allow it ({told}): give these credentials the right to read, write, list and delete"
+            f"{where} does not allow it ({codes}): give these credentials the right to read, write, list and delete"
         )
     if code in FULL or status == 507:
-        return StoreFullError(f"{where} is full ({told}): free space there")
+        return StoreFullError(f"{where} is full ({codes}): free space there")
     if status:
-        return StoreError(f"{where} answered {told}: see the store's own log")
+        return StoreError(f"{where} answered {codes}: see the store's own log")
     return _describe_unanswered(error, where, text, address)
 
 

@@ -210,11 +210,11 @@ class _Auditor:
 
     async def _read_recorded_number(self, kind: type[Document]) -> int:
         """Return the highest number of a document of this kind that other chains' newest ones name; 0 if none does."""
-        told = 0
+        highest = 0
         for other, field_name in _NUMBER_FIELDS.get(kind, ()):
             with suppress(ManifestError):  # its problems are reported when its own chain is checked
-                told = max(told, getattr(await read(self.store, await self._head(other), other), field_name))
-        return told
+                highest = max(highest, getattr(await read(self.store, await self._head(other), other), field_name))
+        return highest
 
     async def _check_unnamed(
         self, kind: type[Kind], path: str, chain: Iterable[_Link], *, must_be_signed: bool

@@ -170,9 +170,9 @@ async def check(
     )
 
 
-def _drop_reported(problems: Iterable[str], told: Iterable[str]) -> list[str]:
+def _drop_reported(problems: Iterable[str], reported: Iterable[str]) -> list[str]:
     """Return the problems of reading the archive without those of documents that the audit already reports."""
-    documents = {one.partition(" ")[0] for one in told}
+    documents = {one.partition(" ")[0] for one in reported}
     return [one for one in dict.fromkeys(problems) if not any(path in one for path in documents)]
 
 
