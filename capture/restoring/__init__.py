@@ -1,1 +1,1 @@
-"""From an archive back to a stream: what was, the plan (pure), and the three ways to carry it out."""
+"""Restores a stream from its archive: reads its past state, plans (pure), and rebuilds, replays or exports it."""

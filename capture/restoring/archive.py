@@ -1,9 +1,9 @@
-"""NATSARC1: a stream as one sequence of bytes, which nats-server 2.15 and later takes in exactly as it was.
+"""NATSARC1: a stream as one sequence of bytes, which nats-server 2.15 and later restores exactly.
 
-ADR "JetStream Stream Backup and Restore V2". After eight bytes of magic come entries: the stream's state, its
-consumers, its messages in ascending sequence, and one of zeros, without which an archive is cut off. All of it is
-compressed: by us in Snappy's framing, which readers of S2 take as well. The columns of many messages become their
-bytes at once: no step of Python's is taken for a message on the way out.
+See ADR "JetStream Stream Backup and Restore V2". Eight bytes of magic are followed by entries: the stream's state, its
+consumers, its messages in ascending sequence, and a final entry of zeros. An archive without the final entry is cut
+off. Everything is compressed. We write Snappy's framing, which readers of S2 accept too. The writer encodes the columns
+of many messages at once, without Python code for each message.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ COLUMNS = pa.schema(
 )
 """Sequence, time, subject, header block (null or empty: the message has none) and payload, in this order."""
 KEEP_ALIVE = b"\xfe\x01\x00\x00\x00"
-"""Padding in Snappy's framing: it says nothing, and may stand between any two pieces that a writer returns."""
+"""Padding in Snappy's framing: it has no content, and may be sent between any two pieces that a writer returns."""
 
-LARGEST = 128 << 20  # bytes of a message or a text: a server takes less
+LARGEST = 128 << 20  # bytes of a message or a text; a server's limit is lower
 HEAD_BYTES = 50  # of five numbers at most
 GROUP_BYTES = 1 << 20  # compressed bytes that are decompressed at once
 
 _IDENTIFIER = b"\xff\x06\x00\x00sNaPpY"
-_CHUNK = 4  # bytes before each chunk: its kind, and its length in three bytes
+_CHUNK = 4  # bytes before each chunk: its kind (one byte) and its length (three bytes)
 _DATA, _SKIPPED = (0x00, 0x01), range(0x80, 0xFF)
-_BITS = 14  # of a number that two bytes hold
+_BITS = 14  # of a number that fit into two bytes
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
 class ArchiveWriter:
-    """Writes an archive piece by piece: `begin`, `add` as often as there are messages, `end`. Memory is a piece's.
+    """Writes an archive piece by piece: call `begin`, `add` for each piece, `end`. It holds one piece in memory.
 
-    Each call returns compressed bytes, of whole chunks. `now_ns` is the time of the first entries (Unix nanoseconds).
+    Each call returns compressed bytes, in whole chunks. `now_ns` is the time of the first entries (Unix nanoseconds).
     """
 
     def __init__(self, *, now_ns: int) -> None:
@@ -56,14 +56,14 @@ class ArchiveWriter:
         self._compressor = cramjam.snappy.Compressor()
 
     def begin(self, state: Mapping[str, Any], consumers: Sequence[Mapping[str, Any]]) -> bytes:
-        """Return the beginning: the state, as STREAM.INFO tells it, and consumers with their `config` and `state`."""
-        told = {**state, "consumer_count": len(consumers)}
-        texts = [(STATE, told), *((CONSUMERS + one["config"]["name"].encode(), one) for one in consumers)]
-        return self._pressed(MAGIC + b"".join(self._text(name, content) for name, content in texts))
+        """Return the beginning: the state as in STREAM.INFO, and the consumers with their `config` and `state`."""
+        full_state = {**state, "consumer_count": len(consumers)}
+        texts = [(STATE, full_state), *((CONSUMERS + one["config"]["name"].encode(), one) for one in consumers)]
+        return self._compress(MAGIC + b"".join(self._text(name, content) for name, content in texts))
 
     def add(self, rows: pa.Table) -> bytes:
-        """Return messages, rows with COLUMNS: ascending, and all after those that were added before."""
-        return self._pressed(encoded(rows)) if len(rows) else b""
+        """Return the bytes of messages. `rows` have COLUMNS, ascending, and above all sequences added before."""
+        return self._compress(encoded(rows)) if len(rows) else b""
 
     def end(self) -> bytes:
         """Return the end. Nothing may follow."""
@@ -75,13 +75,13 @@ class ArchiveWriter:
         numbers = (len(name), 2 * self._now_ns, 0, 0, len(data))
         return b"".join(map(varint, numbers)) + name + data
 
-    def _pressed(self, data: bytes) -> bytes:
+    def _compress(self, data: bytes) -> bytes:
         self._compressor.compress(data)
         return bytes(self._compressor.flush())
 
 
 def encoded(rows: pa.Table) -> bytes:
-    """Return the entries of messages, one after the other, uncompressed. Less than 2 GiB at a time."""
+    """Return the entries of messages, one after the other, uncompressed. They may have less than 2 GiB."""
     rows = rows.combine_chunks()
     sequence, time_ns, subject, headers, payload = (_array(rows[name]) for name in COLUMNS.names)
     sizes = [pc.fill_null(pc.binary_length(column), 0).cast(pa.uint64()) for column in (subject, headers, payload)]
@@ -96,9 +96,11 @@ def encoded(rows: pa.Table) -> bytes:
 
 
 def varints(numbers: pa.Array) -> list[pa.Array]:
-    """Return unsigned 64-bit numbers as varints, in columns that belong side by side: two bytes of each in a column.
+    """Return unsigned 64-bit numbers as varints, in columns to be joined side by side: each holds two bytes of a
+    varint.
 
-    Seven bits a byte, the lowest first; all but the last have the eighth. Null is nothing.
+    A byte holds seven bits, the lowest first. The eighth bit is set in all bytes except the last. Null stands for no
+    bytes.
     """
     columns, bits = [], pa.scalar(_BITS, pa.uint64())
     while True:
@@ -113,14 +115,14 @@ def varints(numbers: pa.Array) -> list[pa.Array]:
 
 @cache
 def _pairs() -> pa.Array:
-    """Return the varint of every number of 14 bits, then two bytes of each to which more are added."""
+    """Return the varint of each number of 14 bits, and then the two bytes of each that more bytes follow."""
     numbers = range(1 << _BITS)
     more = [bytes((number & 0x7F | 0x80, number >> 7 | 0x80)) for number in numbers]
     return pa.array([*map(varint, numbers), *more], pa.binary())
 
 
 def varint(number: int) -> bytes:
-    """Return an unsigned number in seven bits a byte, the lowest first."""
+    """Return an unsigned number in seven bits per byte, the lowest first."""
     data = bytearray()
     while number > 0x7F:
         data.append(number & 0x7F | 0x80)
@@ -130,7 +132,7 @@ def varint(number: int) -> bytes:
 
 
 def as_columns(rows: pa.RecordBatch) -> pa.Table:
-    """Return COLUMNS of rows with the envelope's (`capture.formats.envelope.SCHEMA`)."""
+    """Return COLUMNS of rows that have the envelope's columns (`capture.formats.envelope.SCHEMA`)."""
     subject, raw = rows["subject"].cast(pa.binary()), rows["subject_raw"]
     if raw.null_count < len(rows):
         subject = pc.coalesce(raw, subject)
@@ -146,7 +148,7 @@ def _array(column: pa.ChunkedArray) -> pa.Array:
 
 
 class ArchiveReader:
-    """Reads the bytes inside the compression, which may be cut anywhere. FormatError if they are no whole archive."""
+    """Reads the decompressed bytes of an archive, cut at any place. FormatError if they are not a whole archive."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces = iter(pieces)
@@ -160,7 +162,7 @@ class ArchiveReader:
         self.consumers: list[dict[str, Any]] = [self._text(CONSUMERS) for _ in range(count)]
 
     def messages(self, stream: str = "", *, most: int = 8192, most_bytes: int = 4 << 20) -> Iterator[Records[None]]:
-        """Yield the messages, so many or of so many bytes at a time. Once. FormatError: damaged, or cut off."""
+        """Yield the messages once, at most `most` or about `most_bytes` at a time. FormatError: damaged, or cut off."""
         last, size = 0, 0
         records: Records[None] = Records(stream)
         while True:
@@ -177,12 +179,12 @@ class ArchiveReader:
             records.payloads.append(self._bytes(payload_bytes))
             size += header_bytes + payload_bytes
             if len(records) >= most or size >= most_bytes:
-                yield _filled(records)
+                yield _fill_in(records)
                 records, size = Records(stream), 0
         if any((time_ns, sequence, header_bytes, payload_bytes)) or self._more(1):
             raise FormatError("what stands at its end is no end: it is damaged")
         if len(records):
-            yield _filled(records)
+            yield _fill_in(records)
 
     def _head(self) -> tuple[int, int, int, int, int]:
         """Return the five numbers that an entry begins with."""
@@ -225,7 +227,7 @@ class ArchiveReader:
         return self._data[self._at - count : self._at]
 
     def _more(self, count: int) -> bool:
-        """Read until so many bytes are there; tell whether they are."""
+        """Read until this many bytes are available. Return whether they are."""
         if len(self._data) - self._at >= count:
             return True
         parts = [self._data[self._at :]]
@@ -237,15 +239,15 @@ class ArchiveReader:
         return there >= count
 
 
-def _filled(records: Records[None]) -> Records[None]:
-    """Fill in what an archive does not hold: a message was delivered once, and has nobody to answer."""
+def _fill_in(records: Records[None]) -> Records[None]:
+    """Fill in the fields that an archive does not hold: one delivery, and no reply subject."""
     count = len(records)
     records.deliveries, records.replies, records.values = [1] * count, [b""] * count, [None] * count
     return records
 
 
 def unframed(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield what is in Snappy's framing, piece by piece; checksums are checked. FormatError: damaged, or cut off."""
+    """Decompress Snappy's framing piece by piece, and check the checksums. FormatError: damaged, or cut off."""
     if file.read(len(_IDENTIFIER)) != _IDENTIFIER:
         raise FormatError("it is not in Snappy's framing")
     group, size = [_IDENTIFIER], 0
@@ -260,13 +262,13 @@ def unframed(file: IO[bytes]) -> Iterator[bytes]:
         elif kind not in _SKIPPED and head + body != _IDENTIFIER:
             raise FormatError(f"it has a chunk of the unknown kind {kind}")
         if size >= GROUP_BYTES:
-            yield _decompressed(group)
+            yield _decompress(group)
             group, size = [_IDENTIFIER], 0
     if size:
-        yield _decompressed(group)
+        yield _decompress(group)
 
 
-def _decompressed(chunks: list[bytes]) -> bytes:
+def _decompress(chunks: list[bytes]) -> bytes:
     try:
         return bytes(cramjam.snappy.decompress(b"".join(chunks)))
     except cramjam.DecompressionError as error:

@@ -1,7 +1,7 @@
-"""Backups of the `nats` tool, into an archive and out of it: `backup.json`, and beside it a NATSARC1 archive.
+"""Imports and exports backups of the `nats` tool: a folder with `backup.json` and a NATSARC1 archive.
 
-`nats stream backup` writes what servers from 2.15 on answer to STREAM.SNAPSHOT. `nats stream restore` sends the same
-file back. Versions of the tool differ in its name.
+`nats stream backup` writes the reply of servers from 2.15 on to STREAM.SNAPSHOT. `nats stream restore` sends the same
+file back. The file's name depends on the version of the tool.
 """
 
 from __future__ import annotations
@@ -45,14 +45,16 @@ from natty.errors import UNREADABLE
 
 META = "backup.json"
 DATA = ("stream.arc.s2", "stream.tar.s2")
-"""The data file as versions of the tool name it. Up to jsm.go 0.4 they know the second name alone; later ones write the
-first one, restore from either, and refuse a folder that has both."""
+"""Names of the data file. Versions up to jsm.go 0.4 know only the second name; later ones write the first one, restore
+from either, and refuse a folder that has both."""
 WRITTEN = DATA[1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moved:
-    """What was imported or exported. `not_kept` are sentences about what a restore of it will not have as it was."""
+    """The result of an import or export. `not_kept` has a sentence for each thing that a restore of it can't restore as
+    it was.
+    """
 
     stream: str
     messages: int
@@ -72,14 +74,14 @@ class _Meta(msgspec.Struct):
 
 
 async def import_backup(folder: Path, config: CaptureConfig, store: Store) -> Moved:
-    """Store what a backup holds as blocks of an archive, as a node would, and record configuration and consumers.
+    """Store the messages of a backup as blocks of an archive, as a node does, and record configuration and consumers.
 
-    The archive is a new one, or what an earlier import left: ConfigError if it captures a living stream of this name.
-    FormatError if the backup is damaged, cut off, or of a server before 2.15; ConfigError if there is none. What a
-    backup says of its stream and consumers is checked before anything is written.
+    The archive is new, or left by an earlier import. ConfigError if it captures a living stream of this name, or if
+    there is no backup. FormatError if the backup is damaged, cut off, or of a server before 2.15. The backup's stream
+    and consumers are checked before anything is written.
     """
     began = time.monotonic()
-    meta, data = await to_thread(_found, folder)
+    meta, data = await to_thread(_find_backup, folder)
     stream = meta.config["name"]
     await _check_free(store, stream)
     with data.open("rb") as file:
@@ -87,7 +89,7 @@ async def import_backup(folder: Path, config: CaptureConfig, store: Store) -> Mo
             reader = await to_thread(ArchiveReader, unpacked(file))
             backup = _Backup(stream, reader)
             await claim(store, config.archive or stream, stream, "", config.signer())
-            await _stored(backup, config, store)
+            await _store_blocks(backup, config, store)
         except FormatError as error:
             raise FormatError(f"{data}: {error}") from error
     await _record(store, config, meta.config, backup)
@@ -101,7 +103,7 @@ async def import_backup(folder: Path, config: CaptureConfig, store: Store) -> Mo
     )
 
 
-def _found(folder: Path) -> tuple[_Meta, Path]:
+def _find_backup(folder: Path) -> tuple[_Meta, Path]:
     try:
         meta = msgspec.json.decode((folder / META).read_bytes(), type=_Meta)
         check_settings(meta.config)
@@ -129,7 +131,7 @@ class _Backup:
     """The messages of a backup as a node would get them from the server."""
 
     def __init__(self, stream: str, reader: ArchiveReader) -> None:
-        """FormatError if what the backup says of its stream and consumers can't be true."""
+        """FormatError if the backup's state of the stream and consumers is not valid."""
         self.stream = stream
         self.state, self.consumers = checked_state(reader.state), consumers_of(reader.consumers)
         self.count = 0
@@ -150,8 +152,8 @@ def _batch(stream: str, records: Records[Any]) -> Batch:
     return Batch(list(zip(records.subjects, acks, records.header_blocks, records.payloads, strict=True)))
 
 
-class _Settled:
-    """Nobody waits to hear that a message of a backup is stored."""
+class _NoAcks:
+    """Ignores acks: no server waits for the acknowledgement of a backup's message."""
 
     def ack(self, replies: list[bytes]) -> None:
         pass
@@ -160,20 +162,20 @@ class _Settled:
         pass
 
 
-async def _stored(backup: _Backup, config: CaptureConfig, store: Store) -> None:
+async def _store_blocks(backup: _Backup, config: CaptureConfig, store: Store) -> None:
     decode = decoder(config.decoder)
     keys = config.block_keys()
     made_by = writer(config.format, decode=decode, compression=config.compression, flatten=config.flatten, keys=keys)
     options = CommitOptions(node="import", interval=config.limits.interval, attempts=config.store_attempts)
-    committer = Committer(store, made_by, _Settled(), options, layout=layout(config.layout))
+    committer = Committer(store, made_by, _NoAcks(), options, layout=layout(config.layout))
     partition = partitioner(config.partition)
     async with aclosing(backup.batches()) as batches:
         await capture(batches, decode, partition, OpenBlocks(config.limits.limits()), committer.commit)
 
 
 @dataclass
-class _Unled:
-    """The head of a chain that no election leads yet: what the store holds last. The first leader takes it over."""
+class _LeaderlessChain:
+    """The head of a chain that no election leads yet: the latest one in the store. The first leader takes it over."""
 
     store: Store
     signer: Signer | None
@@ -191,8 +193,8 @@ class _Unled:
 
 
 async def _record(store: Store, config: CaptureConfig, settings: dict[str, Any], backup: _Backup) -> None:
-    """Write down what a restore needs, as a leader of the sweep does."""
-    now, pointer = time.time(), _Unled(store, config.signer())
+    """Record the facts that a restore needs, as a leader of the sweep does."""
+    now, pointer = time.time(), _LeaderlessChain(store, config.signer())
     head, before = await current(store, pointer, Recording, now)
     state = backup.state
     holes = Sequences.from_range(state["first_seq"], state["last_seq"]) - backup.held
@@ -218,14 +220,14 @@ async def _record(store: Store, config: CaptureConfig, settings: dict[str, Any],
     await follow_up(store, pointer, head, before, after, grace=GRACE)
 
 
-# --- out of it -------------------------------------------------------------------------------------------------------
+# --- out of an archive -----------------------------------------------------------------------------------------------
 
 
 async def export_backup(config: CaptureConfig, store: Store, folder: Path) -> Moved:
-    """Write a backup of `config.stream` as `nats stream restore` takes it: the stream, as far as it is archived.
+    """Write a backup of `config.stream` for `nats stream restore`: the stream, as far as it is archived.
 
-    ConfigError if the folder is not empty; RestoreError if it can't be written: then nothing stays in it. As `capture
-    restore` it raises RestoreRefused if nothing was recorded of the stream.
+    ConfigError if the folder is not empty. RestoreError if the backup can't be written; the folder is then empty again.
+    Like `capture restore`, it raises RestoreRefused if nothing was recorded of the stream.
     """
     began = time.monotonic()
     past = await read_past(None, config, store, Window())

@@ -1,4 +1,4 @@
-"""What a backup says of its stream and of its consumers, checked: anybody may have written it."""
+"""Checks the state of a stream and its consumers in a backup: any program may have written it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from capture.archive.sequences import MAXIMUM, WIDEST
 from capture.errors import FormatError
 from natty.names import BadNameError, check_name
 
-LONGEST_NAME = 255  # bytes of a stream's or a consumer's name, of servers
+LONGEST_NAME = 255  # bytes of a stream's or a consumer's name on servers
 
-# What a restore relies on; whatever else there is is kept as it is.
+# The fields that a restore relies on; all other fields are kept unchanged.
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=MAXIMUM)]
 _Number = Annotated[int, msgspec.Meta(ge=-1, le=MAXIMUM)]
@@ -75,7 +75,7 @@ class _ConsumerEntry(msgspec.Struct):
 
 
 def check_settings(config: Mapping[str, Any]) -> None:
-    """FormatError unless a stream's configuration has what a restore relies on."""
+    """FormatError unless a stream's configuration has the fields that a restore relies on."""
     try:
         name = msgspec.convert(config, _Settings).name
     except msgspec.ValidationError as error:
@@ -84,7 +84,7 @@ def check_settings(config: Mapping[str, Any]) -> None:
 
 
 def _check_name(kind: str, name: str) -> str:
-    """Return the name. FormatError if no server takes it."""
+    """Return the name. FormatError if servers refuse it."""
     try:
         check_name(kind, name)
     except BadNameError as error:
@@ -95,7 +95,7 @@ def _check_name(kind: str, name: str) -> str:
 
 
 def checked_state(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stream's state with each number that is relied on. FormatError."""
+    """Return a stream's state with every number that a restore relies on. FormatError."""
     try:
         state = msgspec.convert(told, _State)
     except msgspec.ValidationError as error:
@@ -108,7 +108,7 @@ def checked_state(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def consumers_of(told: Sequence[Mapping[str, Any]]) -> dict[str, Consumer]:
-    """Return what is recorded of the consumers, by their names. FormatError."""
+    """Return the records of the consumers, by name. FormatError."""
     found: dict[str, Consumer] = {}
     for one in told:
         try:
@@ -123,7 +123,7 @@ def consumers_of(told: Sequence[Mapping[str, Any]]) -> dict[str, Consumer]:
 
 
 def _consumer(config: dict[str, Any], entry: _ConsumerEntry) -> Consumer:
-    """Return what is recorded of a consumer: unlike a server a backup says exactly what is not acknowledged."""
+    """Return the record of a consumer. Unlike a server, a backup names every unacknowledged message."""
     state = entry.state
     pending = {sequence: Unacked(one.sequence, one.timestamp) for sequence, one in (state.pending or {}).items()}
     return Consumer(

@@ -1,4 +1,4 @@
-"""A stream of an archive as it was at a moment: its configuration and consumers, and the messages it had then."""
+"""An archived stream as it was at a moment: its configuration, consumers and messages."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ Kind = TypeVar("Kind", bound=Document)
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """Which part of a stream is meant: as it was at time `at`, up to sequence `to_sequence`, from `start` on.
+    """The part of a stream to restore: as it was at time `at_ns`, up to sequence `to_sequence`, from `start` on.
 
-    `at` is Unix nanoseconds; None is what is known last. `start` is a sequence, or a time in Unix nanoseconds if
-    `start_ns` is given; by default it begins where the stream itself began then. `subjects` leave the others out.
-    `everything` is all that the archive holds: what was deleted or had expired then, too.
+    `at_ns` is Unix nanoseconds; None is the latest known state. `start` is a sequence, `start_ns` a time in Unix
+    nanoseconds; by default the part begins where the stream itself began then. `subjects` select messages; others are
+    left out. `everything` selects all that the archive holds, including messages that were deleted or had expired by
+    then.
     """
 
     at_ns: int | None = None
@@ -44,10 +45,10 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True)
 class Past:
-    """What an archive knows of a stream at a moment.
+    """The state of a stream at a moment, as the archive knows it.
 
-    `record` is what was recorded then, or before; None if nothing was yet. `recorded` is when (Unix seconds). `config`
-    was in force. `held` are all sequences that `objects` hold, `removed` those that the archive's retention removed.
+    `record` is the last one recorded by then, or None. `recorded` is its time (Unix seconds). `config` was in force.
+    `held` are all sequences that `objects` hold, `removed` those that the archive's retention removed.
     """
 
     stream: str
@@ -64,15 +65,15 @@ class Past:
 
 
 def in_force(configurations: list[Configuration], at_ns: int | None) -> dict[str, Any]:
-    """Return the configuration that held at a time (Unix ns; None: the last one). The first held before it was seen."""
+    """Return the configuration in force at a time (Unix ns; None: the last). The first also counts before its time."""
     before = [one for one in configurations if at_ns is None or one.since * 1e9 <= at_ns]
     return (before[-1] if before else configurations[0]).config
 
 
 def bounds(past: Past, window: Window) -> tuple[int, int]:
-    """Return the first and the last sequence that the stream had then, whether there is a message at them or not.
+    """Return the first and last sequence of the stream then, whether there are messages at them or not.
 
-    Without an earlier moment named that is what is known last: of the recording, or of messages stored after it.
+    For the latest state, the last sequence is that of the recording, or of messages stored after it.
     """
     state = past.record.state if past.record else {}
     first = state.get("first_seq", 0) or (past.held.first if past.held else 1)
@@ -83,9 +84,9 @@ def bounds(past: Past, window: Window) -> tuple[int, int]:
 
 
 def held_then(past: Past, window: Window) -> Sequences:
-    """Return the sequences that the archive holds of what the stream had, as far as sequences alone tell it.
+    """Return the sequences of the stream then that the archive holds, as far as sequences alone determine it.
 
-    What was deleted then is not in it.
+    Messages that were deleted by then are left out.
     """
     if not past.held:
         return Sequences()
@@ -97,7 +98,7 @@ def held_then(past: Past, window: Window) -> Sequences:
     return there - Sequences.from_text(past.record.deleted)
 
 
-# --- what the archive tells ------------------------------------------------------------------------------------------
+# --- read from the archive --------------------------------------------------------------------------------------------
 
 
 async def only_stream(store: Store) -> str:
@@ -112,11 +113,11 @@ async def only_stream(store: Store) -> str:
 
 
 async def read_past(natty: Natty | None, config: CaptureConfig, store: Store, window: Window) -> Past:
-    """Return what the archive knows of `config.stream`, as it was at the window's moment.
+    """Return the state of `config.stream` at the window's moment.
 
-    Without `natty`, and where NATS knows nothing of the archive (its disk was lost), the newest documents in the store
-    are believed; signatures are checked if the configuration names public keys. RestoreRefused if something was
-    tampered with or is missing, or nothing was recorded of the stream; ManifestError, of a newer format too;
+    Without `natty`, and where NATS has no heads of the archive (its disk was lost), it trusts the newest documents in
+    the store. It checks signatures if the configuration names public keys. RestoreRefused if something was tampered
+    with or is missing, or if nothing was recorded of the stream; ManifestError, also for a newer format;
     NoArchiveError.
     """
     await require_archive(store)
@@ -139,7 +140,7 @@ async def read_past(natty: Natty | None, config: CaptureConfig, store: Store, wi
     records = [*picture.blocks, *picture.files, *picture.unadopted(entries)]
     objects = [one for one in records if one.stream == config.stream]
     trust.check_objects(objects)
-    await _all_there(store, objects)
+    await _check_all_exist(store, objects)
     return Past(
         stream=config.stream,
         archive=archive,
@@ -160,8 +161,8 @@ def _newest(store: Store, heads: HeadReaders, kind: type[Document]) -> Callable[
     return newest
 
 
-async def _all_there(store: Store, objects: list[Stored]) -> None:
-    """RestoreRefused unless every object is there, with its size."""
+async def _check_all_exist(store: Store, objects: list[Stored]) -> None:
+    """RestoreRefused unless every object exists with its recorded size."""
     sizes = {one.path: one.bytes for one in await store.list(BLOCKS) + await store.list(TABLE)} if objects else {}
     wrong = [
         f"{one.path} is missing" if one.path not in sizes else f"{one.path} has another size than its record says"

@@ -1,4 +1,4 @@
-"""Which messages of an archive are meant, and their rows: each once, ascending, in memory that is bounded."""
+"""Selects messages of an archive and reads their rows: each once, ascending, in bounded memory."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from capture.restoring.archive import COLUMNS, as_columns
 from capture.stores.contract import Store
 
 MEMORY_BYTES = 32 << 20
-"""Of the merge: the other half of what a restore takes is for the archive's bytes on their way to the server."""
+"""Memory of the merge. A restore uses as much again for the archive's bytes that it sends to the server."""
 KEPT = [*COLUMNS.names, "subject_raw"]
 
 
 async def rows_of(
     store: Store, objects: Iterable[Stored], wanted: Sequences, *, keys: Keys | None = None
 ) -> AsyncGenerator[pa.Table, None]:
-    """Yield these messages out of the objects of a stream, with `archive.COLUMNS`: ascending, each once.
+    """Yield these messages from the objects of a stream, with `archive.COLUMNS`: ascending, each once.
 
-    Raises what `reading.merge.merge_shares` does; objects that hold none of them are not read.
+    Objects that hold none of them are not read. Raises the errors of `reading.merge.merge_shares`.
     """
     plan = narrow(shares(objects), wanted)
     async with aclosing(merge_shares(store, plan, keys=keys, columns=KEPT, memory_bytes=MEMORY_BYTES)) as batches:
@@ -37,9 +37,9 @@ async def rows_of(
 async def chosen(
     store: Store, objects: Iterable[Stored], selection: Selection, wanted: Sequences, *, keys: Keys | None = None
 ) -> Sequences:
-    """Return which of the wanted sequences are selected. Objects are read only where their records don't say it.
+    """Return the wanted sequences that are selected. An object is read only if its record does not decide it.
 
-    Raises what `reading.merge.merge_shares` does.
+    Raises the errors of `reading.merge.merge_shares`.
     """
     plan = narrow(shares(objects, selection), wanted)
     found = [share.given for share in plan if selection.takes_all_of(share.stored)]
@@ -54,7 +54,7 @@ async def chosen(
 
 
 def unfit(objects: Iterable[Stored]) -> list[str]:
-    """Return the paths of objects of which nothing can be restored exactly: their format does not keep messages whole.
+    """Return the paths of objects from which no exact restore is possible: their format does not keep whole messages.
 
     FormatError if this version does not know a format.
     """

@@ -1,4 +1,4 @@
-"""What to restore of a stream, and what of it can't be kept: the plan. Pure."""
+"""Plans a restore: which messages, configuration and consumers, and what can't be restored as it was. Pure."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from natty.names import overlap
 from natty.wire.servers import NEEDS
 
 EXACT = NEEDS["exact restore of streams"].minimum
-"""The first server that takes a stream in as it was."""
+"""The first server version that restores a stream exactly."""
 REBUILT = (2, 10)
-"""The first one that begins a stream at a sequence of our choice."""
+"""The first one that can begin a stream at a given sequence."""
 A_SECOND = {True: 150_000, False: 20_000}
-"""Messages, for an estimate: exactly, or published one by one."""
+"""Messages per second, for an estimate: for an exact restore (True), and published one by one (False)."""
 AN_OBJECT = 0.001
 A_MERGED_OBJECT = 0.006
-"""Seconds to open an object, for an estimate: one that is read where it is, and one of more than are open at once."""
+"""Seconds to open an object, for an estimate: read alone, and merged with more objects than are open at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What is to be restored, and how: `capture.restore` explains each."""
+    """What to restore, and how: `capture.restore` explains each field."""
 
     window: Window = field(default_factory=Window)
     name: str = ""
@@ -46,7 +46,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What the server says: its version, the account's streams (configurations by name), and its limits."""
+    """The server's facts: its version, the account's streams (configurations by name), and its limits."""
 
     version: tuple[int, ...]
     streams: Mapping[str, Mapping[str, Any]]
@@ -55,11 +55,11 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What will be done. `wanted` are the messages' sequences, `gaps` what lies between the first and the last without.
+    """What a restore will do. `wanted` are the messages' sequences, `gaps` the others between the first and the last.
 
-    `config` and `consumers` are as they will be in the end. `not_kept` are sentences about what won't be as it was,
-    `obstacles` about why it can't be done at all. `exact`: else the stream is published anew, see
-    `capture.restoring.replay`.
+    `config` and `consumers` are the final ones. `not_kept` has a sentence for each thing that won't be as it was,
+    `obstacles` one for each reason why the restore is not possible. If not `exact`, the messages are published again,
+    see `capture.restoring.replay`.
     """
 
     stream: str
@@ -78,29 +78,29 @@ class Plan:
 
     @property
     def messages(self) -> int:
-        """How many messages there are to restore."""
+        """Number of messages to restore."""
         return len(self.wanted)
 
     @property
     def seconds(self) -> float:
-        """About how long it takes if server, store and machine are idle and near each other."""
-        merged = _crowded(self.objects)
+        """Estimated duration if server, store and machine are idle and near each other."""
+        merged = _count_crowded(self.objects)
         opened = merged * A_MERGED_OBJECT + (len(self.objects) - merged) * AN_OBJECT
         return self.messages / A_SECOND[self.exact] + opened
 
     def state(self) -> dict[str, Any]:
-        """Return what the server is told first: it reserves so many bytes, and pads up to both ends."""
+        """Return the state that is sent to the server first: it reserves `bytes`, and pads up to both ends."""
         return {"messages": self.messages, "bytes": self.bytes, "first_seq": self.first, "last_seq": self.last}
 
 
 def plan_restore(past: Past, wanted: Sequences, options: Options, target: Target, *, now: float) -> Plan:
-    """Decide what to restore of the messages that were chosen, under which configuration, with which consumers."""
+    """Plan the restore of the chosen messages, with the configuration and consumers of the stream."""
     spoilt = set(unfit(past.objects))
     objects = [one for one in past.objects if one.path not in spoilt]
     there = wanted & Sequences.union_of(Sequences.from_text(one.sequences) for one in objects)
     first, last = _ends(past, options.window, there)
     exact = target.version >= EXACT
-    config, cut = _configured(past, options, exact)
+    config, cut = _target_config(past, options, exact)
     consumers, left = _consumers(past, options, there, last, exact)
     gaps = Sequences.from_range(first, last) - there
     not_kept = [
@@ -128,13 +128,13 @@ def plan_restore(past: Past, wanted: Sequences, options: Options, target: Target
         exact=exact,
         not_kept=tuple(not_kept),
         obstacles=tuple(
-            [*_unmatched(past, options.window, there)]
+            [*_report_no_match(past, options.window, there)]
             + ([] if options.replay else [*obstacles(past, config, options, target, size)])
         ),
     )
 
 
-def _crowded(objects: Iterable[Stored]) -> int:
+def _count_crowded(objects: Iterable[Stored]) -> int:
     """Return how many objects overlap with as many others as a merge has open."""
     count, open_ends = 0, list[int]()
     for one in sorted(objects, key=lambda one: one.first):
@@ -146,7 +146,7 @@ def _crowded(objects: Iterable[Stored]) -> int:
 
 
 def _ends(past: Past, window: Window, wanted: Sequences) -> tuple[int, int]:
-    """Return the stream's first and last sequence; an empty one begins after its last, or never had any."""
+    """Return the stream's first and last sequence. An empty stream begins after its last one; (0, 0): it had none."""
     first, last = bounds(past, window)
     if (window.start_ns is not None or window.everything) and wanted:
         first = wanted.first
@@ -156,10 +156,11 @@ def _ends(past: Past, window: Window, wanted: Sequences) -> tuple[int, int]:
     return max(1, min(first, wanted.first)), last
 
 
-def _configured(past: Past, options: Options, exact: bool) -> tuple[dict[str, Any], list[str]]:
-    """Return the stream's configuration, and sentences about what of it is left out.
+def _target_config(past: Past, options: Options, exact: bool) -> tuple[dict[str, Any], list[str]]:
+    """Return the stream's configuration, and a sentence for each part that is left out.
 
-    A server goes on behind the last message that a mirror or a source gave: into a whole stream, and if it can tell.
+    A mirror, or a stream with sources, keeps them only if the restore is exact and of the whole stream. The server then
+    continues after the last message that it got from them.
     """
     config = dict(past.config) | {"name": options.name or past.stream, "metadata": _metadata(past.config, exact)}
     if options.replicas is not None:
@@ -182,7 +183,7 @@ def _configured(past: Past, options: Options, exact: bool) -> tuple[dict[str, An
 
 
 def _metadata(config: Mapping[str, Any], exact: bool) -> dict[str, str]:
-    """Return the metadata to restore: what is made by a request gets its level from the server."""
+    """Return the metadata to restore. Without an exact restore the server itself sets the level of what it creates."""
     metadata = own_metadata(config)
     if not exact:
         metadata.pop(LEVEL, None)
@@ -196,7 +197,7 @@ def _without(config: Mapping[str, Any], *names: str) -> dict[str, Any]:
 def _consumers(
     past: Past, options: Options, wanted: Sequences, last: int, exact: bool
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the consumers to restore, and sentences about those that are not."""
+    """Return the consumers to restore, and a sentence for each one that is not restored, or not as it was."""
     recorded = past.record.consumers if past.record else {}
     if options.detached or not options.consumers:
         return [], [f"{len(recorded)} consumers are left out"] if recorded else []
@@ -225,9 +226,10 @@ def _consumers(
 
 
 def _consumer_state(one: Consumer, place: Position, wanted: Sequences, last: int, exact: bool) -> dict[str, Any]:
-    """Return the state of a consumer that goes on behind a place, with its single acknowledgements if they are known.
+    """Return the state of a consumer that continues after a position, with its single acknowledgements if they are
+    recorded.
 
-    The server takes no state whose unacknowledged messages lie outside of what was delivered after the ack floor.
+    The server refuses a state with unacknowledged messages outside of the range between ack floor and last delivery.
     """
     floor, delivered = _position(place, last), _position(one.delivered, last)
     plain = {"delivered": floor, "ack_floor": floor}
@@ -248,7 +250,7 @@ def _consumer_state(one: Consumer, place: Position, wanted: Sequences, last: int
 
 
 def _acknowledged_beyond(one: Consumer, place: Position) -> int:
-    """Return how many messages behind a place a consumer has acknowledged, at most: redelivered ones count twice."""
+    """Return the most messages that a consumer may have acknowledged after a position; redelivered ones count twice."""
     unacked = len(one.pending) if one.pending is not None else one.unacked
     return 0 if unacked is None else max(0, one.delivered.consumer_seq - place.consumer_seq - unacked)
 
@@ -274,7 +276,7 @@ def _unrestorable(lost: Sequences, spoilt: set[str]) -> Iterable[str]:
 
 
 def _missing(past: Past, window: Window, gaps: Sequences) -> Iterable[str]:
-    """Say what of the gaps is neither deleted in the stream nor left out on purpose."""
+    """Report the gaps that are neither deleted in the stream nor left out on purpose."""
     if window.subjects:
         return
     deleted = Sequences.from_text(past.record.deleted) if past.record else Sequences()
@@ -315,13 +317,13 @@ def _always(past: Past, consumers: list[dict[str, Any]], exact: bool) -> Iterabl
             )
 
 
-def _unmatched(past: Past, window: Window, wanted: Sequences) -> Iterable[str]:
+def _report_no_match(past: Past, window: Window, wanted: Sequences) -> Iterable[str]:
     if not wanted and window != Window():
         yield f"nothing is restored: no message of {past.stream} matches what was asked for"
 
 
 def obstacles(past: Past, config: Mapping[str, Any], options: Options, target: Target, size: int) -> Iterable[str]:
-    """Yield a sentence for each reason why the server can't have such a stream, of about so many bytes."""
+    """Yield a sentence for each reason why the server can't have this stream, of about `size` bytes."""
     name = config["name"]
     if (there := target.streams.get(name)) is not None:
         mark = (there.get("metadata") or {}).get(MARK)

@@ -1,4 +1,4 @@
-"""A stream out of its archive, exactly as it was. `capture.restoring.plan` decides what is done."""
+"""Rebuilds a stream from its archive, exactly as it was, by the plan of `capture.restoring.plan`."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from natty.errors import RequestTimeoutError
 from natty.names import check_name
 from natty.streams.listing import all_streams
 
-THERE_WITHIN = 60.0  # seconds after which a server says that consumers and messages are all there
+THERE_WITHIN = 60.0  # seconds in which a server must report all consumers and messages
 
 Progress = Callable[[int, int], None]
-"""Told how many messages are sent, and of how many."""
+"""Called with the number of messages sent, and the number to send."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Restored:
-    """What was done: `messages` came in, of which the stream `kept` so many."""
+    """The result: `messages` were sent, and the stream `kept` this many of them."""
 
     plan: Plan
     messages: int
@@ -55,10 +55,10 @@ class Restored:
 async def prepare(
     natty: Natty, config: CaptureConfig, store: Store, options: Options, *, offline: bool = False
 ) -> Plan:
-    """Read what the archive tells and what the server says, and make the plan. Nothing is written.
+    """Read the archive and the server's facts, and make the plan. Writes nothing.
 
-    RestoreRefused, ManifestError; objects are read where only they tell what was chosen: then it raises what
-    `reading.merge.merge_shares` does.
+    RestoreRefused, ManifestError. It reads objects only if their records do not decide which messages are chosen; then
+    it also raises the errors of `reading.merge.merge_shares`.
     """
     if options.name:
         check_name("stream", options.name)
@@ -73,7 +73,7 @@ async def prepare(
 
 
 async def look_at(natty: Natty) -> Target:
-    """Ask the server what there is. RestoreRefused if not every stream's subjects could be told."""
+    """Read the server's facts. RestoreRefused if the subjects of a stream can't be read."""
     streams = await all_streams(natty.jetstream)
     if streams.missing:
         raise RestoreRefused(f"nobody answers for stream {streams.missing[0]}: whether subjects overlap can't be told")
@@ -87,10 +87,10 @@ async def look_at(natty: Natty) -> Target:
 async def restore_exactly(
     natty: Natty, plan: Plan, store: Store, keys: Keys | None = None, on_progress: Progress | None = None
 ) -> Restored:
-    """Carry out a plan on nats-server 2.15 or later: the stream is there as a whole, or not at all.
+    """Carry out a plan on nats-server 2.15 or later. The stream is restored whole, or not at all.
 
-    RestoreRefused if the plan has obstacles, and nothing was written. RestoreError, FormatError, CipherError,
-    NotStored, NattyError: what had been written was removed, or the error says what stayed.
+    RestoreRefused if the plan has obstacles; nothing was written. RestoreError, FormatError, CipherError, NotStored,
+    NattyError: it removed what it had written, or the error says what is left.
     """
     if plan.obstacles:
         raise RestoreRefused(plan.obstacles[0])
@@ -127,14 +127,14 @@ async def restore_exactly(
         messages=sent,
         kept=state["messages"],
         seconds=time.monotonic() - began,
-        not_kept=(*_left_out(plan, sent, state), *fewer, *plan.not_kept),
+        not_kept=(*_report_left_out(plan, sent, state), *fewer, *plan.not_kept),
     )
 
 
 async def _replicate_consumers(natty: Natty, plan: Plan) -> AsyncGenerator[str, None]:
-    """Give consumers the replicas that they had of their own; the others have as many as the stream. Yield failures.
+    """Restore consumers' own replica counts; the other consumers have the stream's. Yield failures.
 
-    The server that leads the stream may not know yet that the stream has replicas, and refuses them until it does.
+    The stream's leader may not know yet that the stream has replicas, and refuses these updates until it does.
     """
     for config in (one["config"] for one in plan.consumers if one["config"].get("num_replicas", 0) > 1):
         request = {"stream_name": plan.name, "config": config, "action": "update"}
@@ -153,7 +153,7 @@ async def _replicate_consumers(natty: Natty, plan: Plan) -> AsyncGenerator[str, 
 async def _pieces(
     plan: Plan, store: Store, keys: Keys | None, count: Callable[[int], None]
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the archive's bytes. RestoreError if the objects hold other messages than their records say."""
+    """Yield the archive's bytes. RestoreError if the objects hold fewer messages than their records name."""
     writer, seen = ArchiveWriter(now_ns=time.time_ns()), 0
     yield writer.begin(plan.state(), [_on_one_server(consumer) for consumer in plan.consumers])
     with ThreadPoolExecutor(1) as thread:
@@ -168,12 +168,12 @@ async def _pieces(
 
 
 def _on_one_server(consumer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a consumer as it comes in: the stream has one replica then."""
+    """Return a consumer as it is uploaded: with one replica, as the stream has then."""
     config = consumer["config"]
     return {**consumer, "config": config | {"num_replicas": min(config.get("num_replicas", 0), 1)}}
 
 
-def _left_out(plan: Plan, sent: int, state: Mapping[str, Any]) -> Iterable[str]:
+def _report_left_out(plan: Plan, sent: int, state: Mapping[str, Any]) -> Iterable[str]:
     if state["messages"] < sent:
         reason = "acknowledged by all, or over their time to live"
         yield f"{sent - state['messages']:,} messages were left out by the server: {reason}"

@@ -1,8 +1,8 @@
-"""A stream out of its archive by publishing: what servers before 2.15 allow, and what goes to other subjects.
+"""Restores a stream by publishing: on servers before 2.15, and to other subjects.
 
-A message gets another time that way. When it was stored first, in which stream and at which sequence, its headers say:
-`Capture-Stream`, `Capture-Sequence`, `Capture-Time`. Headers that would act on the server (`Nats-Rollup`, `Nats-TTL`,
-`Nats-Msg-Id`, …) come as `Capture-Nats-…`.
+A published message gets a new time. Its headers record when, in which stream and at which sequence it was first stored:
+`Capture-Stream`, `Capture-Sequence`, `Capture-Time`. Headers that would have an effect on the server (`Nats-Rollup`,
+`Nats-TTL`, `Nats-Msg-Id`, …) are published as `Capture-Nats-…`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WINDOW = 4096  # messages without an ack
 WINDOW_BYTES = 8 << 20
 ACK_WITHIN = 60.0  # seconds without any ack
 GAP = b"_capture.restore.gap"
-"""The subject of what holds the place of a sequence without a message; all of it is purged at the end."""
+"""The subject of fillers for sequences without a message. They are purged at the end."""
 FIELDS_SINCE: Mapping[str, tuple[int, int]] = {
     "allow_msg_ttl": (2, 11),
     "subject_delete_marker_ttl": (2, 11),
@@ -43,7 +43,7 @@ FIELDS_SINCE: Mapping[str, tuple[int, int]] = {
     "persist_mode": (2, 12),
     "allow_batched": (2, 14),
 }
-"""The server that each setting of a stream came with, after 2.10."""
+"""The server version that introduced each setting of a stream, after 2.10."""
 NOT_BY_PUBLISHING = (
     "when messages were stored: the server gives them the time of now, and the header Capture-Time says when it was",
     "headers that begin with Nats-: they are called Capture-Nats-… now, since servers would act on them",
@@ -54,28 +54,28 @@ _BEGIN = b"NATS/1.0\r\n"
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """How fast messages are published: `speed` times as fast as they were stored; 0: as fast as they are taken."""
+    """How fast messages are published: at `speed` times the original pace; 0: as fast as the server accepts them."""
 
     speed: float = 0.0
 
     def due(self, first_ns: int, time_ns: int) -> float:
-        """Return how many seconds after the first message one is to be published."""
+        """Return how many seconds after the first message a message is due."""
         return max(0.0, (time_ns - first_ns) / 1e9 / self.speed) if self.speed else 0.0
 
 
 def told(stream: str, sequence: int, time_ns: int, headers: bytes | None) -> bytes:
-    """Return the raw headers of a message that is published again: what it had, and where it comes from."""
+    """Return the raw headers of a message that is published again: its own ones and its origin."""
     kept = _RESERVED.sub(b"\r\nCapture-", headers)[:-2] if headers else _BEGIN
     when = f"{datetime.fromtimestamp(time_ns // 10**9, UTC):%Y-%m-%dT%H:%M:%S}.{time_ns % 10**9:09d}Z"
     facts = f"Capture-Stream: {stream}\r\nCapture-Sequence: {sequence}\r\nCapture-Time: {when}\r\n\r\n"
     return kept + facts.encode()
 
 
-# --- sequences kept --------------------------------------------------------------------------------------------------
+# --- with their sequences ---------------------------------------------------------------------------------------------
 
 
 def understood(config: Mapping[str, Any], version: tuple[int, ...]) -> tuple[dict[str, Any], list[str]]:
-    """Return the settings that a server of this version knows, and the names of those it does not."""
+    """Return the settings that a server of this version knows, and the names of the others."""
     unknown = [name for name in config if FIELDS_SINCE.get(name, (0, 0)) > version[:2]]
     return {name: value for name, value in config.items() if name not in unknown}, sorted(
         name for name in unknown if config[name]
@@ -87,7 +87,8 @@ async def rebuild_published(
 ) -> Restored:
     """Carry out a plan on a server before 2.15: the stream begins where it did, and every message gets its sequence.
 
-    Gaps are filled while it is made, and purged at the end. Raises what `restoring.rebuild.restore_exactly` does.
+    It fills gaps while it publishes, and purges the fillers at the end. Raises the errors of
+    `restoring.rebuild.restore_exactly`.
     """
     if plan.obstacles:
         raise RestoreRefused(plan.obstacles[0])
@@ -95,7 +96,7 @@ async def rebuild_published(
     final, unknown = understood(plan.config, natty.connection.server_version)
     await remove_leftover(natty, plan.name)
     try:
-        await natty.jetstream.request(f"STREAM.CREATE.{plan.name}", _begun(final, plan, token))
+        await natty.jetstream.request(f"STREAM.CREATE.{plan.name}", _initial_config(final, plan, token))
         prefix = f"{HIDDEN}{token}.".encode()
         async with aclosing(_messages(plan, store, keys)) as batches, _Publishing(natty, plan.stream) as publishing:
             async for batch in batches:
@@ -105,7 +106,9 @@ async def rebuild_published(
             await publishing.settled()
         await natty.jetstream.request(f"STREAM.PURGE.{plan.name}", {"filter": GAP.decode()})
         for one in plan.consumers:
-            await natty.jetstream.request(f"CONSUMER.CREATE.{plan.name}.{one['config']['name']}", _resumed(plan, one))
+            await natty.jetstream.request(
+                f"CONSUMER.CREATE.{plan.name}.{one['config']['name']}", _consumer_request(plan, one)
+            )
         state = (await natty.jetstream.request(f"STREAM.INFO.{plan.name}"))["state"]
         if state["last_seq"] != plan.last or state["messages"] != plan.messages:
             raise RestoreError(
@@ -128,10 +131,10 @@ async def rebuild_published(
     )
 
 
-def _begun(config: Mapping[str, Any], plan: Plan, token: str) -> dict[str, Any]:
-    """Return the configuration that a stream begins with: published to on subjects that nobody knows.
+def _initial_config(config: Mapping[str, Any], plan: Plan, token: str) -> dict[str, Any]:
+    """Return the first configuration of the stream: its only subjects are unknown to other clients.
 
-    With an interest retention nothing would stay before there are consumers.
+    Interest retention would keep no messages before consumers exist.
     """
     making = {name: value for name, value in in_making(config, token).items() if name != "subject_transform"}
     return making | {
@@ -144,8 +147,8 @@ def _begun(config: Mapping[str, Any], plan: Plan, token: str) -> dict[str, Any]:
     }
 
 
-def _resumed(plan: Plan, consumer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the request for a consumer that goes on behind what was acknowledged."""
+def _consumer_request(plan: Plan, consumer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the request for a consumer that continues after its ack floor."""
     config, after = dict(consumer["config"]), consumer["state"]["ack_floor"]["stream_seq"]
     if after:
         config.pop("opt_start_time", None)
@@ -154,11 +157,11 @@ def _resumed(plan: Plan, consumer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 Sendable = tuple[bytes, bytes, bytes, int]
-"""Subject, raw headers, payload, and the sequence that the message is to get; 0: any."""
+"""Subject, raw headers, payload, and the sequence that the message must get; 0: any."""
 
 
 async def _messages(plan: Plan, store: Store, keys: Keys | None) -> AsyncGenerator[list[Sendable], None]:
-    """Yield every message with its sequence, and between them what fills the gaps."""
+    """Yield every message with its sequence, and fillers for the gaps between them."""
     upcoming = max(1, plan.first)
     async with aclosing(rows_of(store, plan.objects, plan.wanted, keys=keys)) as tables:
         async for rows in tables:
@@ -205,10 +208,10 @@ async def replay(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> Restored:
-    """Publish the plan's messages again in their order, each below `prefix`, to whatever stream takes that.
+    """Publish the plan's messages again in their order, each below `prefix`, to any stream with that subject.
 
-    Each is awaited until it is stored. PublishError names the first that no stream took, or refused; those before it
-    stay published. `pace` says how fast.
+    It waits until each is stored. PublishError names the first message that no stream stored, or that was refused;
+    those before it stay published. `pace` sets the speed.
     """
     pace, began = pace or Pace(), clock()
     first_ns: int | None = None
@@ -244,7 +247,7 @@ async def replay(
 
 
 class _Publishing:
-    """Publishes in order, a window of messages at a time, and looks at every ack."""
+    """Publishes in order, a window of messages at a time, and checks every ack."""
 
     def __init__(self, natty: Natty, stream: str) -> None:
         self._connection, self._stream = natty.connection, stream
@@ -254,8 +257,8 @@ class _Publishing:
         self._bytes = self._number = 0
         self._heard = asyncio.Event()
         self._fault: NattyError | RestoreError | None = None
-        natty.connection.listeners.append(self._event)
-        natty.connection.refusals.listeners.append(self._refused)
+        natty.connection.listeners.append(self._on_event)
+        natty.connection.refusals.listeners.append(self._on_refusal)
         self.messages = 0
 
     async def __aenter__(self) -> _Publishing:
@@ -263,13 +266,13 @@ class _Publishing:
 
     async def __aexit__(self, *_: object) -> None:
         self._subscription.close()
-        self._connection.listeners.remove(self._event)
-        self._connection.refusals.listeners.remove(self._refused)
+        self._connection.listeners.remove(self._on_event)
+        self._connection.refusals.listeners.remove(self._on_refusal)
 
     async def send(self, batch: list[Sendable]) -> None:
         """Send messages; wait while too many have no ack."""
         for start in range(0, len(batch), 256):
-            await self._until(lambda: len(self._waiting) < WINDOW and self._bytes < WINDOW_BYTES)
+            await self._wait_until(lambda: len(self._waiting) < WINDOW and self._bytes < WINDOW_BYTES)
             wire: list[Outgoing] = []
             for subject, headers, data, sequence in batch[start : start + 256]:
                 self._number += 1
@@ -282,9 +285,9 @@ class _Publishing:
 
     async def settled(self) -> None:
         """Wait until every message is stored. PublishError, RestoreError."""
-        await self._until(lambda: not self._waiting)
+        await self._wait_until(lambda: not self._waiting)
 
-    async def _until(self, ready: Callable[[], bool]) -> None:
+    async def _wait_until(self, ready: Callable[[], bool]) -> None:
         while self._fault is None and not ready():
             self._heard.clear()
             try:
@@ -315,8 +318,8 @@ class _Publishing:
         if sequence and ack.seq != sequence:
             raise RestoreError(f"the server stored message {sequence} at sequence {ack.seq}")
 
-    def _refused(self, text: str) -> None:
-        """Fail where a message may not be published: the server names its subject and drops it."""
+    def _on_refusal(self, text: str) -> None:
+        """Fail if publishing is not permitted: the server names the subject and drops the message."""
         subjects = {subject for subject, _, _ in self._waiting.values()}
         for subject in subjects:
             if b'to "%b"' % subject in text.encode():
@@ -324,7 +327,7 @@ class _Publishing:
                 self._fault = self._fault or PublishError(f"not permitted: {text}", subject=name)
                 self._heard.set()
 
-    def _event(self, event: str) -> None:
+    def _on_event(self, event: str) -> None:
         if event != "connected":
             self._fault = self._fault or RestoreError("the connection was lost in between")
             self._heard.set()

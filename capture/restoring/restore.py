@@ -1,4 +1,4 @@
-"""`capture.restore`: makes a stream out of its archive."""
+"""Provides `capture.restore`, which restores a stream from its archive."""
 
 from __future__ import annotations
 
@@ -38,26 +38,27 @@ async def restore(
     on_plan: Callable[[Plan], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Restored:
-    """Make a stream out of its archive, on the server that `natty` is connected to.
+    """Restore a stream from its archive, on the server that `natty` is connected to.
 
     `archive` is a folder (text or Path), a URL, a Store, or a configuration (for keys, public keys and the archive's
-    name); without `stream` its only one. `at` is the moment to go back to, with configuration and consumers as recorded
-    then; `to_sequence` the last sequence and `start` the first one, or a time. A time is a datetime with its zone, or a
-    text such as 2026-11-21T06:00:00.123456789Z, which alone has every nanosecond. `subjects` leave the others out, as
-    gaps; `everything` is all that the archive holds, what was deleted or had expired too. The stream is called `name`
-    or as it was, has `replicas` or as many as it had, and its durable `consumers` go on behind what they have
-    acknowledged. A `detached` one is a copy that takes no messages and has no consumers. `again` deletes what an
-    interrupted restore has left. `offline` believes the newest documents in the store without asking NATS for the
-    committed ones. `on_plan` is given the plan before anything is written, and may raise; `on_progress` how many
-    messages were sent, of how many.
+    name). Without `stream` the archive must have only one. `at` is the moment to go back to, with configuration and
+    consumers as recorded then; `to_sequence` is the last sequence, `start` the first one, or a time. A time is a
+    datetime with its zone, or a text such as 2026-11-21T06:00:00.123456789Z; only a text has every nanosecond.
+    `subjects` select messages; the others become gaps. `everything` selects all that the archive holds, including
+    messages that were deleted or had expired. The stream gets `name` or its old name, and `replicas` or its old number.
+    Its durable `consumers` continue after the messages that they have acknowledged. A `detached` stream is a copy that
+    takes no messages and has no consumers. `again` first deletes what an interrupted restore has left. `offline` trusts
+    the newest documents in the store, and does not read the committed heads from NATS. `on_plan` is called with the
+    plan before anything is written, and may raise; `on_progress` with the number of messages sent, and the number to
+    send.
 
-    On nats-server 2.15 and later sequences, times and headers are exactly what they were; from 2.10 on sequences alone,
-    see `Restored.not_kept`. From plain Parquet it takes less than 64 MB of memory; docs/restore.md says what can make
-    it more.
+    On nats-server 2.15 and later sequences, times and headers are exactly as they were; from 2.10 on only sequences
+    are, see `Restored.not_kept`. From plain Parquet it takes less than 64 MB of memory; docs/restore.md says what needs
+    more.
 
-    RestoreRefused if it can't be done: nothing was written then. RestoreError, FormatError (a damaged object),
-    CipherError (a key), ManifestError, StoreError and NattyError: what had been written was removed again, or the error
-    says what stayed.
+    RestoreRefused if a restore is not possible; nothing was written. RestoreError, FormatError (a damaged object),
+    CipherError (a key), ManifestError, StoreError and NattyError: it removed what it had written, or the error says
+    what is left.
     """
     store = store_of(archive)
     config = configured(archive, stream or await only_stream(store))

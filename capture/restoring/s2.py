@@ -1,7 +1,7 @@
-"""S2 as servers write it: Snappy's framing with larger blocks, and copies that repeat the last distance.
+"""Decompresses S2 as servers write it: Snappy's framing with larger blocks, and copies that repeat the last distance.
 
 Chunks are those of Snappy's framing (google/snappy, framing_format.txt); blocks and their extensions are S2's
-(klauspost/compress, s2/README.md). Several streams in a row are one.
+(klauspost/compress, s2/README.md). Several streams in a row are read as one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import google_crc32c
 
 from capture.errors import FormatError
 
-LARGEST_BLOCK = 4 << 20  # bytes of a block when it is decompressed
+LARGEST_BLOCK = 4 << 20  # bytes of a decompressed block
 LONGEST_SIZE = 35  # bits
 PADDING, IDENTIFIER = 0xFE, 0xFF
 _COMPRESSED, _PLAIN = 0x00, 0x01
@@ -24,7 +24,7 @@ _HEAD, _CHECKSUM = 4, 4  # bytes
 
 
 def unpacked(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield what is in a file of S2 or framed Snappy, block by block; checksums are checked. FormatError."""
+    """Yield the content of a file of S2 or framed Snappy, block by block, and check checksums. FormatError."""
     begun = False
     while head := file.read(_HEAD):
         kind, length = head[0], int.from_bytes(head[1:], "little")
@@ -36,12 +36,12 @@ def unpacked(file: IO[bytes]) -> Iterator[bytes]:
         if not begun:
             raise FormatError("it is neither S2 nor framed Snappy")
         if kind in (_COMPRESSED, _PLAIN):
-            yield _checked(kind, body)
+            yield _decode_chunk(kind, body)
         elif kind != IDENTIFIER and kind not in _SKIPPED:
             raise FormatError(f"it has a chunk of kind {kind:#x}, which this version does not know")
 
 
-def _checked(kind: int, body: bytes) -> bytes:
+def _decode_chunk(kind: int, body: bytes) -> bytes:
     data = decompressed(body[_CHECKSUM:]) if kind == _COMPRESSED else body[_CHECKSUM:]
     crc = google_crc32c.value(data)
     masked = (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
@@ -51,9 +51,10 @@ def _checked(kind: int, body: bytes) -> bytes:
 
 
 def decompressed(block: bytes) -> bytes:
-    """Return what an S2 block holds. FormatError if it is none.
+    """Return the content of an S2 block. FormatError if it is not a valid block.
 
-    Whatever is not S2's own is Snappy, and decompressed at its speed; only the rest is read step by step.
+    A block without S2's extensions is Snappy, and decompressed at its speed; only the others are decompressed in
+    Python.
     """
     try:
         size, at = _size(block)
@@ -71,7 +72,7 @@ def decompressed(block: bytes) -> bytes:
 
 
 def _size(block: bytes) -> tuple[int, int]:
-    """Return the number that a block begins with, and where it ends."""
+    """Return the number that a block begins with, and the position after it."""
     size = shift = at = 0
     while True:
         byte = block[at]
@@ -84,7 +85,7 @@ def _size(block: bytes) -> tuple[int, int]:
 
 
 def _step_by_step(block: bytes, at: int) -> bytes:
-    """Carry out the steps of a block: bytes as they are, or again what came so far back."""
+    """Decompress a block element by element: literal bytes, or a copy of bytes at a distance back in the output."""
     out = bytearray()
     end, back = len(block), 0
     while at < end:
@@ -106,7 +107,7 @@ def _step_by_step(block: bytes, at: int) -> bytes:
             at += 1
             if distance:
                 back = distance
-            elif length >= 5:  # the last distance again, and a longer length
+            elif length >= 5:  # the last distance again, with a longer length
                 more = length - 4
                 length = int.from_bytes(block[at : at + more], "little") + (4, 1 << 8, 1 << 16)[more - 1]
                 at += more

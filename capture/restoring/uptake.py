@@ -1,8 +1,8 @@
-"""A stream archive on its way into a server: nats-server 2.15 and later takes NATSARC1 in by STREAM.RESTORE.
+"""Uploads a stream archive: nats-server 2.15 and later restores NATSARC1 by STREAM.RESTORE.
 
-ADR "JetStream Stream Backup and Restore V2". The server makes the stream when the first bytes come and keeps what came
-even if the rest never does. So the stream takes no messages until it is whole: its only subject is one that nobody
-knows, and a mark in its metadata says whose it is.
+See ADR "JetStream Stream Backup and Restore V2". The server creates the stream when it gets the first bytes, and keeps
+an incomplete stream if the upload stops. So the stream accepts no messages until it is whole: its only subject is
+unknown to other clients, and a token in its metadata names the restore that it belongs to.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from natty.errors import UNREADABLE, RequestTimeoutError
 from natty.wire.message import RawMessage, status_of
 
 MARK = "capture.restore"
-"""In the metadata of a stream that is not whole yet: a token of the restore that makes it."""
+"""Metadata key of an incomplete stream: its value is the token of the restore that makes it."""
 HIDDEN = "_capture.restore."
-"""Begins the only subject of such a stream."""
+"""Prefix of the only subject of such a stream."""
 CHUNK_BYTES = 256 << 10
-IN_FLIGHT = 16  # chunks that are not answered yet
-SILENCE = 1.0  # seconds after which something is sent: a server that hears nothing for five gives up
+IN_FLIGHT = 16  # chunks without an answer
+SILENCE = 1.0  # seconds after which something is sent: a server gives up after five without data
 HEARD_WITHIN = 5.0  # seconds in which the server waits for the first chunk
 ANSWER_WITHIN = 60.0  # seconds, for a chunk
 END_WITHIN = 600.0  # seconds, for the end: the server may have much to write
 POLL = 0.05  # seconds
-NOBODY = 503  # the status of an answer where nobody listens
+NOBODY = 503  # the status of an answer if no server listens
 SERVERS_OWN = "_nats."
-"""Begins what servers put into metadata themselves."""
+"""Prefix of metadata that servers set themselves."""
 LEVEL = "_nats.req.level"
-"""The API level that a stream or consumer needs, of it: a server of a lower one takes it offline, and does not load it.
+"""The API level that a stream or consumer needs. A server with a lower one takes it offline, and does not load it.
 
-The server does not add it again to what it takes in."""
+The server does not set it again when it restores a stream."""
 LIFTED: Mapping[str, Any] = {
     "max_age": 0,
     "max_msgs": -1,
@@ -52,13 +52,13 @@ LIFTED: Mapping[str, Any] = {
     "allow_msg_ttl": False,
     "subject_delete_marker_ttl": 0,
 }
-"""What would remove or refuse messages while they come in; put back when all are there."""
+"""Settings that would remove or refuse messages during the upload; restored when all are stored."""
 SILENCED = ("sources", "republish")
-"""What would add messages of its own, or send them on."""
+"""Settings that would add other messages, or republish them."""
 
 
 def in_making(config: Mapping[str, Any], token: str) -> dict[str, Any]:
-    """Return the configuration of a stream while it is made: without limits, and without subjects to publish on."""
+    """Return the configuration of an incomplete stream: without limits, and without subjects to publish on."""
     kept = {name: value for name, value in config.items() if name not in SILENCED}
     lifted = {name: value for name, value in LIFTED.items() if name in config}
     hidden = {} if config.get("mirror") else {"subjects": [HIDDEN + token]}
@@ -66,7 +66,7 @@ def in_making(config: Mapping[str, Any], token: str) -> dict[str, Any]:
 
 
 def own_metadata(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return what of a configuration's metadata is not the server's own, and the level that it needs."""
+    """Return a configuration's metadata without the server's own keys, except for the level that it needs."""
     metadata = config.get("metadata") or {}
     return {name: value for name, value in metadata.items() if name == LEVEL or not name.startswith(SERVERS_OWN)}
 
@@ -77,9 +77,9 @@ async def upload(
     state: Mapping[str, Any],
     pieces: AsyncGenerator[bytes, None],
 ) -> None:
-    """Make a stream of an archive, whose bytes come in pieces of whole chunks. RestoreError if the server refuses.
+    """Create a stream from an archive, whose bytes come in pieces of whole chunks. RestoreError if the server refuses.
 
-    The first piece is awaited before the server is told anything.
+    It waits for the first piece before it sends the request.
     """
     upcoming: asyncio.Future[bytes | None] = asyncio.ensure_future(anext(pieces, None))
     try:
@@ -93,7 +93,7 @@ async def upload(
                 piece = upcoming.result()
                 if piece is None:
                     break
-                upcoming = asyncio.ensure_future(anext(pieces, None))  # it is made while this one is sent
+                upcoming = asyncio.ensure_future(anext(pieces, None))  # the next piece is made while this one is sent
                 await chunks.send(piece)
             await chunks.end()
     except JetStreamError as error:
@@ -105,13 +105,13 @@ async def upload(
 
 
 class _Chunks:
-    """Requests in order, several under way. Any answer with content but the last one is a refusal.
+    """Sends chunks as requests in order, several in flight. Any answer with content except the last one is a refusal.
 
-    The first chunk goes alone, and again while nobody listens: in a cluster the answer that names the subject may come
-    before our server knows of the subscription. That servers tell with a 503, and then nobody has had the chunk.
+    It sends the first chunk alone, and repeats it while no server listens: in a cluster the answer with the subject may
+    arrive before our server knows the subscription. A server reports that with a 503, and no server has got the chunk.
 
-    Left by an error of ours, it ends the upload all the same and waits for the answer: then the server does nothing any
-    more. After a refusal the server answers nothing that is still under way.
+    If the block is left by an error of ours, it still ends the upload and waits for the answer, so that the server does
+    nothing after that. After a refusal the server does not answer the chunks in flight.
     """
 
     def __init__(self, natty: Natty, subject: str) -> None:
@@ -131,18 +131,18 @@ class _Chunks:
                     await self._answer(ANSWER_WITHIN)
 
     async def send(self, data: bytes) -> None:
-        """Send bytes, as chunks; waits while too many are not answered. RestoreError."""
+        """Send bytes, as chunks; wait while too many have no answer. RestoreError."""
         for start in range(0, len(data), self._size):
             if not self._is_heard:
                 await self._send_first(data[: self._size])
                 continue
             while len(self._waiting) >= IN_FLIGHT or (self._waiting and self._waiting[0].done()):
-                await self._go_on(ANSWER_WITHIN)
+                await self._take_next(ANSWER_WITHIN)
             self._put(data[start : start + self._size])
             await self._connection.drain()
 
     async def _send_first(self, chunk: bytes) -> None:
-        """Send a chunk until somebody hears it. RestoreError."""
+        """Send a chunk until a server receives it. RestoreError."""
         until = time.monotonic() + HEARD_WITHIN
         while not self._is_heard:
             self._put(chunk)
@@ -154,18 +154,18 @@ class _Chunks:
             self._is_heard = True
 
     async def end(self) -> None:
-        """Say that this is all; return when the stream is made. RestoreError."""
+        """End the upload; return when the stream is made. RestoreError."""
         while self._waiting:
-            await self._go_on(ANSWER_WITHIN)
+            await self._take_next(ANSWER_WITHIN)
         self._put(b"")
-        await self._go_on(END_WITHIN)
+        await self._take_next(END_WITHIN)
 
     def _put(self, data: bytes) -> None:
         reply, future = self._connection.expect_answer(self._subject.encode())
         self._connection.send(self._subject, data, reply=reply)
         self._waiting.append(future)
 
-    async def _go_on(self, within: float) -> None:
+    async def _take_next(self, within: float) -> None:
         """Wait for the next answer. RestoreError if it is a refusal."""
         self._take(await self._answer(within))
 
@@ -190,26 +190,26 @@ def _is_unheard(answer: RawMessage) -> bool:
 
 
 def _check(answer: RawMessage) -> None:
-    """RestoreError unless an answer says to go on, or that all is there."""
+    """RestoreError unless an answer says to continue, or that everything was received."""
     if _is_unheard(answer):
         raise RestoreError("the server gave up: it does not say why")
     payload = answer[3]
     if not payload:
         return
     try:
-        told = msgspec.json.decode(payload, type=dict[str, Any])
+        reply = msgspec.json.decode(payload, type=dict[str, Any])
     except UNREADABLE:
-        told = {"error": {"description": payload.decode("utf-8", "replace")}}
-    if error := told.get("error"):
+        reply = {"error": {"description": payload.decode("utf-8", "replace")}}
+    if error := reply.get("error"):
         raise RestoreError(f"the server gave up: {error.get('description', error)}")
 
 
 async def try_replicas(natty: Natty, config: Mapping[str, Any]) -> None:
-    """Make a stream of this configuration and delete it, if it is to have replicas. RestoreError: they can't be had.
+    """Create a stream of this configuration and delete it, if it has several replicas. RestoreError if that fails.
 
-    A stream comes in on one server and gets its replicas at the end, by an update. When nats-server 2.15.1 takes one in
-    that has them from the start, another server than the one that took it in may come to lead a consumer, and it knows
-    nothing of the consumer's state: 6 of 185 streams lost what their consumers had acknowledged.
+    A stream is restored on one server, and an update at the end gives it its replicas. If nats-server 2.15.1 restores a
+    stream that has replicas from the start, a server other than the restoring one may lead a consumer without knowing
+    its state: 6 of 185 streams lost what their consumers had acknowledged.
     """
     if config.get("num_replicas", 1) <= 1:
         return
@@ -221,7 +221,7 @@ async def try_replicas(natty: Natty, config: Mapping[str, Any]) -> None:
 
 
 async def remove_leftover(natty: Natty, name: str, token: str = "") -> bool:
-    """Delete a stream that a restore has not finished, of this token or of any; tell whether there was one."""
+    """Delete a stream that an unfinished restore has left, with this token or any. Return whether there was one."""
     try:
         config = (await natty.jetstream.request(f"STREAM.INFO.{name}"))["config"]
         mark = (config.get("metadata") or {}).get(MARK)
@@ -234,7 +234,7 @@ async def remove_leftover(natty: Natty, name: str, token: str = "") -> bool:
 
 
 async def give_up(natty: Natty, name: str, token: str) -> None:
-    """Remove what there is of a stream that is not going to be whole. RestoreError says what stayed, and what to do."""
+    """Remove an incomplete stream. RestoreError says what is left, and what to do."""
     try:
         await natty.connection.ready(ANSWER_WITHIN)
         await remove_leftover(natty, name, token)
@@ -246,9 +246,9 @@ async def give_up(natty: Natty, name: str, token: str) -> None:
 
 
 async def consumers_there(natty: Natty, stream: str, wanted: Mapping[str, Mapping[str, Any]], within: float) -> None:
-    """Wait until the server says of every consumer that it is where it was. RestoreError.
+    """Wait until the server reports every consumer at its position. RestoreError.
 
-    `wanted` has, by name, what each is to have acknowledged (`consumer_seq`, `stream_seq`), or more.
+    `wanted` has, by name, the ack floor that each must have reached (`consumer_seq`, `stream_seq`).
     """
     left = dict(wanted)
     try:
@@ -269,18 +269,19 @@ async def consumers_there(natty: Natty, stream: str, wanted: Mapping[str, Mappin
 
 
 async def stream_there(natty: Natty, stream: str, last: int, within: float, *, replicas: int = 1) -> None:
-    """Wait until the server says that a stream is filled up to this sequence, and who leads its replicas. RestoreError.
+    """Wait until the server reports that a stream is filled up to `last`, and has a leader for its replicas.
+    RestoreError.
 
-    Right after its update another replica may lead it, which answers before it has all. Until one is elected nobody
-    answers those who publish.
+    Right after its update another replica may lead it, and answer before it has all messages. Until a leader is
+    elected, no server answers publishers.
     """
     said = "nothing"
     try:
         async with asyncio.timeout(within):
             while True:
                 with contextlib.suppress(JetStreamError, RequestTimeoutError):
-                    told = await natty.jetstream.request(f"STREAM.INFO.{stream}")
-                    state, cluster = told["state"], told.get("cluster", {})
+                    info = await natty.jetstream.request(f"STREAM.INFO.{stream}")
+                    state, cluster = info["state"], info.get("cluster", {})
                     led = replicas <= 1 or (cluster.get("leader") and len(cluster.get("replicas", ())) == replicas - 1)
                     if led and state["last_seq"] >= last and (state["first_seq"] or not last):
                         return

@@ -119,9 +119,9 @@ async def test_what_an_older_server_refuses_leaves_nothing(older, captured, monk
 
 
 async def test_a_message_at_another_sequence_stops_it_at_once(older, captured, monkeypatch):
-    begun = replay_module._begun
+    begun = replay_module._initial_config
     monkeypatch.setattr(
-        replay_module, "_begun", lambda *given: begun(*given) | {"first_seq": begun(*given)["first_seq"] + 1}
+        replay_module, "_initial_config", lambda *given: begun(*given) | {"first_seq": begun(*given)["first_seq"] + 1}
     )
     with pytest.raises(RestoreError, match="the server stored message"):
         await restored(older, captured)

@@ -50,7 +50,7 @@ class Archive(ArchiveWriter):
         self.texts = self._text(b"state.json", told) + self._text(b"consumers/w", whole["consumer"])
 
     def start(self, more=b""):
-        return self._pressed(b"NATSARC1" + self.texts + more)
+        return self._compress(b"NATSARC1" + self.texts + more)
 
 
 def written(folder, whole, sequences=(2, 3, 5)):
