@@ -1,1 +1,1 @@
-"""What leaders do to an archive: sweep, compaction, retention."""
+"""The work of leaders on an archive: sweep, compaction, retention."""

@@ -1,4 +1,4 @@
-"""The run of a compaction: plan, have it merged, check, commit. Nothing is replaced that does not add up."""
+"""Runs a compaction: plan, merge, check, commit. Inputs are replaced only if the results add up."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ from capture.stores.contract import REQUESTS_AT_ONCE, Listing, Store
 from natty.wire.background import map_concurrently
 
 MOST_DELETED = 20_000
-"""Objects that a run deletes before it merges, less than a minute's work; what is left goes with the next run."""
+"""Objects that a run deletes before it merges, in less than a minute; the next run deletes more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompactReport:
-    """What a compaction did; all zero if nothing was due. `head` is the committed one.
+    """The result of a compaction; all zero if nothing was due. `head` is the committed one.
 
-    `expired` are table files that retention removed. `failed` says why groups could not be merged: their blocks stay,
-    the others' results are committed. `conflicts` counts, by column, values that did not fit the table's type.
+    `expired` counts table files that retention removed. `failed` says why groups could not be merged: their blocks
+    stay, and the results of the other groups are committed. `conflicts` counts, by column, values that did not fit the
+    table's type.
     """
 
     head: Head
@@ -52,22 +53,22 @@ class CompactReport:
     conflicts: dict[str, int] = field(default_factory=dict)
 
     def followed_by(self, other: CompactReport) -> CompactReport:
-        """Return what two runs did together. What failed in both is told once, as by the second."""
+        """Return the sum of two runs. `failed` is the second run's, or the first one's if that is empty."""
         numbers = {name: value for name, value in vars(self).items() if isinstance(value, int | float)}
         counts = {name: value + getattr(other, name) for name, value in numbers.items()}
         conflicts = dict(Counter(self.conflicts) + Counter(other.conflicts))
         return replace(self, head=other.head, failed=other.failed or self.failed, conflicts=conflicts, **counts)
 
 
-# --- what it changes -------------------------------------------------------------------------------------------------
+# --- the change of the table -----------------------------------------------------------------------------------------
 
 
 def apply(picture: Picture, groups: Sequence[Group], merged: Sequence[Merged], *, now: float) -> Table:
-    """Return the table with the outputs in the place of their inputs; pure.
+    """Return the table with the outputs in place of their inputs; pure.
 
-    Blocks among the inputs are consumed, table files retired, and what the manifest no longer names is forgotten.
-    CompactionError if a result doesn't add up with its group, an input is not in the picture, or the table would hold a
-    sequence twice.
+    Blocks among the inputs become consumed, table files retired. Consumed blocks that the manifest no longer names are
+    forgotten. CompactionError if a result doesn't add up with its group, an input is not in the picture, or the table
+    would hold a sequence twice.
     """
     if len(groups) != len(merged):
         raise CompactionError(f"{len(groups)} groups were to be merged, {len(merged)} results came back")
@@ -88,7 +89,7 @@ def apply(picture: Picture, groups: Sequence[Group], merged: Sequence[Merged], *
         consumed=[*unforgotten(picture.table, picture.manifest), *(path for path in inputs if path in blocks)],
         retired=[*picture.table.retired, *(Retired(path, now) for path in inputs if path in files)],
         of_manifest=picture.manifest.number,
-        removed=_summed_up(_with_repeated(picture.table.removed, groups, merged, now), picture.manifest, now),
+        removed=_drop_summed_up(_with_repeated(picture.table.removed, groups, merged, now), picture.manifest, now),
         columns=next((result.columns for result in merged if result.columns), picture.table.columns),
         created=now,
     )
@@ -134,7 +135,7 @@ def _differences(group: Group, part: Part, output: Stored | None, expected: Sequ
 def _with_repeated(
     removed: list[Removed], groups: Sequence[Group], merged: Sequence[Merged], now: float
 ) -> list[Removed]:
-    """Return the record of what was removed with the messages that were left out for their ids: they aren't missing."""
+    """Return the record of removals with the messages that were left out for their ids: they are not missing."""
     record = {one.stream: one for one in removed}
     for group, result in zip(groups, merged, strict=True):
         if result.repeated:
@@ -144,7 +145,7 @@ def _with_repeated(
     return sorted(record.values(), key=lambda one: one.stream)
 
 
-def _summed_up(removed: list[Removed], manifest: Manifest, now: float) -> list[Removed]:
+def _drop_summed_up(removed: list[Removed], manifest: Manifest, now: float) -> list[Removed]:
     """Return the record without the exact sequences that the manifest has summed up."""
     below, recorded = {one.stream: one.below for one in manifest.removed}, {one.stream for one in removed}
     return summed_up(removed, {stream: first for stream, first in below.items() if stream in recorded}, now)
@@ -180,20 +181,21 @@ async def compact(
     schedule: Schedule = AT_ONCE,
     check: Check = read_back,
 ) -> CompactReport:
-    """Merge what is due at `now` (Unix seconds), check it, commit it; remove files that no table names, after `grace`.
+    """Merge the groups that are due at `now` (Unix seconds), check and commit the results.
 
-    Before that, let go of the files that retention removes: without the engine, in a commit of its own.
+    First it deletes files that no table has named for `grace`, and retires the files that retention removes: without
+    the engine, in a separate commit.
 
-    A sweep may commit meanwhile: its leader lets go of blocks only where a committed table names them. Fenced if this
-    term is over, and CompactionError if the results don't add up or are not what lies in the store; the outputs are
-    then leftovers that a later run removes. A group that can't be merged is left out, and told of in the report;
-    CompactionError if that is each of them. NotSwept before the sweep's leader has made a manifest.
+    A sweep may commit meanwhile: its leader retires blocks only if a committed table names them as consumed. Fenced if
+    this term is over. CompactionError if the results don't add up, or the store does not hold them as reported; the
+    outputs are then leftovers that a later run removes. A group that can't be merged is left out and reported;
+    CompactionError if no group can be merged. NotSwept until the sweep's leader has made a manifest.
     """
     elapsed = asyncio.get_running_loop().time
     started = elapsed()
     commits = _Commits(store, pointer, exposure or Unexposed(), node)
     objects = [one for folder in (TABLE, Table.FOLDER, ICEBERG) for one in await store.list(folder)]  # see _superfluous
-    commits.head, picture = await _taken_over(store, pointer, manifest_head, now)
+    commits.head, picture = await _take_over(store, pointer, manifest_head, now)
     await commits.exposure.announce(store, picture.table)
 
     async def remove(path: str) -> None:
@@ -212,21 +214,21 @@ async def compact(
     moment = schedule.moment(now, picture.blocks)
 
     def due(leave: Set[str]) -> list[Group]:
-        told = partial(plan, picture, policy, now=moment.now, stored_by=moment.stored_by)
-        return told(token=pointer.token, unique=unique, leave=leave | expired)
+        plan_at = partial(plan, picture, policy, now=moment.now, stored_by=moment.stored_by)
+        return plan_at(token=pointer.token, unique=unique, leave=leave | expired)
 
-    failed, groups, merged = await _merged(engine, store.url, due)
+    failed, groups, merged = await _merge_due(engine, store.url, due)
     if not groups:
-        return _reported(commits.head, [], [], 0.0, gone, [])
+        return _report(commits.head, [], [], 0.0, gone, [])
     table = apply(picture, groups, merged, now=now + elapsed() - started)
     await check(store, [output for one in merged for output in one.outputs])
     await commits.commit(_without_deleted(table, objects, now - grace), now + elapsed() - started)
-    return _reported(commits.head, groups, merged, elapsed() - started, gone, failed)
+    return _report(commits.head, groups, merged, elapsed() - started, gone, failed)
 
 
 @dataclass
 class _Commits:
-    """What a run commits, one after the other; `head` is the last one."""
+    """Commits the tables of a run, one after the other; `head` is the last one."""
 
     store: Store
     pointer: HeadPointer
@@ -235,7 +237,7 @@ class _Commits:
     head: Head | None = None
 
     async def commit(self, table: Table, now: float) -> Table:
-        """Commit the table, with what other engines see of it; return it as it was committed. Fenced."""
+        """Commit the table, with its metadata for other engines; return it as committed. Fenced."""
         exposed = await self.exposure.expose(self.store, table, token=self.pointer.token, now=now)
         leading = msgspec.structs.replace(exposed, leader=self.node)
         self.head = await chain.commit(self.store, self.pointer, self.head, leading)
@@ -244,13 +246,13 @@ class _Commits:
         return committed
 
 
-async def _merged(
+async def _merge_due(
     engine: Engine, store_url: str, due: Callable[[Set[str]], list[Group]]
 ) -> tuple[list[str], list[Group], list[Merged]]:
-    """Have the groups merged that are due; return why some failed, the others, and what became of those.
+    """Merge the groups that are due. Return the reasons of failures, the merged groups, and their results.
 
-    Where all of a run failed, those that are due without their inputs get their turn: what fails at each look holds up
-    nobody. CompactionError if there are no others.
+    If all groups of a run fail, it plans again without their inputs, so that groups that always fail don't block the
+    others. CompactionError if there are no others.
     """
     failed: list[str] = []
     left_out: set[str] = set()
@@ -269,14 +271,12 @@ async def _merged(
     return [], [], []
 
 
-async def _taken_over(
-    store: Store, pointer: HeadPointer, manifest_head: HeadReader, now: float
-) -> tuple[Head, Picture]:
-    """Return the table under this term's token, and what a manifest that was read later adds to it."""
+async def _take_over(store: Store, pointer: HeadPointer, manifest_head: HeadReader, now: float) -> tuple[Head, Picture]:
+    """Return the table under this term's token, and a picture with a manifest that was read after it."""
 
     async def swept() -> Manifest:
         manifest = await chain.read(store, await manifest_head(), Manifest)
-        if manifest.format < Manifest.FORMAT:  # a leader of an earlier version may still be about to change its table
+        if manifest.format < Manifest.FORMAT:  # a leader of an earlier version may still change its table
             raise NotSwept
         return manifest
 
@@ -285,16 +285,16 @@ async def _taken_over(
 
     head, table = await current(store, pointer, Table, now, first)
     picture = Picture(await swept(), table)
-    if not picture.is_whole:  # an answer that lags behind, or a head that its leader has yet to mend
+    if not picture.is_whole:  # a stale answer, or a head that its leader has not repaired yet
         raise ManifestError(f"manifest {picture.manifest.number} is older than the table: nothing was compacted")
     return head, picture
 
 
 def _superfluous(table: Table, objects: Listing, before: float) -> list[str]:
-    """Return what may be deleted: files that were retired before this time, and those that old that no table names.
+    """Return the paths to delete: files retired before this time, and files older than that which no table names.
 
-    The latter are outputs that were never committed, and never will be: they were listed before the table was read and
-    taken over, so whoever wrote them is either deposed by now, or we are, in a run of this term that has failed.
+    The latter are outputs that no leader has committed or will commit. They were listed before the table was read and
+    taken over, so their writer was either deposed by now, or is a failed run of this term.
     """
     named = table.named()
     listed = {one.path for one in objects}
@@ -307,13 +307,13 @@ def _superfluous(table: Table, objects: Listing, before: float) -> list[str]:
 
 
 def _without_deleted(table: Table, objects: Listing, before: float) -> Table:
-    """Forget retired files that were gone when the objects were listed."""
+    """Remove retired files from the table that did not exist when the objects were listed."""
     listed = {one.path for one in objects}
     retired = [one for one in table.retired if one.since >= before or one.path in listed]
     return msgspec.structs.replace(table, retired=retired)
 
 
-def _reported(
+def _report(
     head: Head | None,
     groups: Sequence[Group],
     merged: Sequence[Merged],

@@ -1,4 +1,4 @@
-"""What a compaction merges, and of what it makes files of which size: pure, from the manifest, never from a listing."""
+"""Plans what a compaction merges into which files: pure, from the manifest, never from a listing."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from capture.errors import ConfigError
 from capture.maintenance.engine import DISTINCT, Distinct, Group
 
 SMALL = 0.75
-"""A table file below this part of the target size is merged again when blocks of its bin arrive."""
+"""A table file below this share of the target size is merged again when blocks of its bin arrive."""
 SPLIT_BYTES = 2 << 30
-"""Inputs of more than this become several files, so that no task sorts much more at a time."""
+"""Inputs of more bytes than this become several files, so that no task sorts much more at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +27,9 @@ class Policy:
     """When blocks are merged, and into files of which size.
 
     A bin is due with `min_files` blocks, or when its oldest block has waited `max_wait` seconds (0: at once). A run
-    takes at most `max_groups` of `max_bytes` together, but one at least. `encrypted` says that there are keys: without,
-    encrypted blocks stay; `encrypted_only` that plain ones stay, which nobody trusts. Files of encrypted blocks are
-    encrypted, unless `decrypt`. `distinct` as in `Group`.
+    takes at most `max_groups` of `max_bytes` together, but at least one. `encrypted` means that there are keys; without
+    it, encrypted blocks are not merged. `encrypted_only` means that plain blocks are not merged, as they are not
+    trusted. Files of encrypted blocks are encrypted, unless `decrypt`. `distinct` as in `Group`.
     """
 
     target_bytes: int = 128 << 20
@@ -50,7 +50,7 @@ class Policy:
 
 
 def new_name() -> str:
-    """Return 32 hex digits that nobody else has."""
+    """Return 32 hex digits that are unique."""
     return uuid4().hex
 
 
@@ -64,11 +64,11 @@ def plan(
     leave: Container[str] = (),
     stored_by: float = math.inf,
 ) -> list[Group]:
-    """Return what to merge, oldest first; pure but for the names that `unique` gives.
+    """Return the groups to merge, oldest first; pure except for the names that `unique` gives.
 
-    Blocks to `leave` are no input, nor those that were stored after `stored_by` (Unix seconds).
-    Each (stream, sequence) is in the table once, by construction: a group leaves out what table files that it does not
-    replace hold, and what an earlier group of the plan takes. Any part of a plan may be carried out without the rest.
+    Inputs are never blocks in `leave`, or blocks stored after `stored_by` (Unix seconds). Each (stream, sequence) is in
+    the table once, by construction: a group leaves out the sequences of table files that it does not replace, and those
+    of an earlier group of the plan. Each part of a plan may be carried out without the others.
     """
     blocks = [one for one in picture.blocks if one.path not in leave and one.stored_ns / 1e9 <= stored_by]
     bins = _bins(blocks, picture.files, policy, now)
@@ -85,7 +85,7 @@ def _is_mergeable(one: Stored, policy: Policy) -> bool:
 
 
 def _bins(blocks: Iterable[Stored], files: Iterable[Stored], policy: Policy, now: float) -> list[list[Stored]]:
-    """Return the due bins: all blocks of a (stream, key, interval), and its table files that are small."""
+    """Return the due bins: all blocks of a (stream, key, interval), and its small table files."""
     waiting: dict[tuple[str, ...], list[Stored]] = defaultdict(list)
     for one in blocks:
         if _is_mergeable(one, policy):
@@ -98,7 +98,7 @@ def _bins(blocks: Iterable[Stored], files: Iterable[Stored], policy: Policy, now
 
 
 def _bin(one: Stored) -> tuple[str, ...]:
-    """Name the bin, by its partition's folder too: intervals of another length may start at the same time."""
+    """Return the bin's name, with its partition's folder: intervals of another length may start at the same time."""
     return one.stream, one.key, str(one.interval), one.path.partition("/")[2].rpartition("/")[0]
 
 
@@ -108,7 +108,7 @@ def _is_due(blocks: Sequence[Stored], policy: Policy, now: float) -> bool:
 
 
 def _cut(inputs: Iterable[Stored], target_bytes: int) -> list[list[Stored]]:
-    """Cut a bin, in order of its sequences, where the target size is reached: one output is never far larger."""
+    """Cut a bin, in order of its sequences, at the target size, so that no output is much larger."""
     cuts: list[list[Stored]] = []
     size = 0
     for one in sorted(inputs, key=lambda one: (one.first, one.path)):
@@ -121,7 +121,7 @@ def _cut(inputs: Iterable[Stored], target_bytes: int) -> list[list[Stored]]:
 
 
 def _run(due: Sequence[list[Stored]], policy: Policy) -> list[list[Stored]]:
-    """Return what one run takes."""
+    """Return the cuts that one run takes."""
     taken: list[list[Stored]] = []
     size = 0
     for cut in due[: policy.max_groups]:
@@ -164,7 +164,7 @@ def _exclusive(
 
 
 def _bounds(wanted: Sequences, size: int, split_bytes: int) -> list[int]:
-    """Return where further outputs begin, so that each takes about as many messages."""
+    """Return the first sequences of further outputs, so that each output holds about as many messages."""
     parts = min(math.ceil(size / split_bytes), len(wanted))
     return [wanted.at(len(wanted) * number // parts) for number in range(1, parts)]
 

@@ -1,4 +1,4 @@
-"""What compaction asks for and is told: the contract between the leader, who plans and commits, and who merges."""
+"""Defines the contract between the leader, which plans and commits a compaction, and the engine that merges."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from capture.archive.sequences import MAXIMUM, Sequences
 
 Distinct = Literal["sequence", "message_id"]
 DISTINCT: Distinct = "sequence"
-"""By what a message is kept once: by its sequence always, or by its message id, too."""
+"""What makes a message a duplicate: always its sequence, and with `message_id` also its message id."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One output of a group: its path, and the sequences that it takes, both included."""
+    """One output of a group: its path, and its first and last sequence."""
 
     output: str
     first: int
@@ -26,11 +26,12 @@ class Part:
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """One bin, or a cut of it: what is merged together.
+    """One bin, or a cut of it, that is merged together.
 
-    `output` is the path of the table file to write; a large group has several, one more from each of the `bounds`
-    (sequences) on. `exclude` (`Sequences.to_text`) are sequences to leave out because the table holds them elsewhere.
-    `columns` are the table's typed columns so far (`capture.maintenance.merge.schema_evolution.write_columns`).
+    `output` is the path of the table file to write. A large group has several outputs; each of the `bounds` is the
+    first sequence of a further one. `exclude` (`Sequences.to_text`) are sequences to leave out because the table holds
+    them elsewhere. `columns` are the table's typed columns so far
+    (`capture.maintenance.merge.schema_evolution.write_columns`).
     """
 
     stream: str
@@ -45,7 +46,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def parts(self) -> list[Part]:
-        """The outputs to write, by ascending sequences. One of which no sequence is left is not written."""
+        """The outputs to write, by ascending sequences. An output without any sequence is not written."""
         begins, ends = [0, *self.bounds], [*(bound - 1 for bound in self.bounds), MAXIMUM]
         folder, slash, name = self.output.rpartition("/")
         stem, dot, ending = name.partition(".")
@@ -54,7 +55,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wanted(self) -> Sequences:
-        """What the outputs must hold, but for what is left out by message id."""
+        """The sequences that the outputs must hold, except for messages that are left out by message id."""
         return Sequences.union_of(Sequences.from_text(one.sequences) for one in self.inputs) - self.excluded
 
     @property
@@ -64,7 +65,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> int:
-        """The rows of the inputs, by their records."""
+        """The number of rows in the inputs, by their records."""
         return sum(one.count for one in self.inputs)
 
     @property
@@ -74,12 +75,12 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Merged(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine made of a group: the files it wrote, none if no row was left; how many rows it read and dropped.
+    """The result of merging a group: the files written (none if no row was left), the rows read and dropped.
 
-    `duplicates` counts every dropped row, excluded ones too: `rows_in - duplicates` is the outputs' count. `repeated`
+    `duplicates` counts every dropped row, also excluded ones: `rows_in - duplicates` is the outputs' count. `repeated`
     (`Sequences.to_text`) are sequences that were left out because an earlier message has their id. `columns` are the
-    table's typed columns after this run. `conflicts` counts, by column, values that did not fit: payloads have them.
-    Where the group could not be merged, `failed` says why; nothing else is said then, and the inputs stay.
+    table's typed columns after this run. `conflicts` counts, by column, values that did not fit; the payloads hold
+    them. If the group could not be merged, `failed` says why; the other fields are then empty, and the inputs stay.
     """
 
     outputs: list[Stored] = []
@@ -92,11 +93,12 @@ class Merged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Engine(Protocol):
-    """Who merges: Spark in production, pyarrow in `capture.testing`."""
+    """Merges groups: Spark in production, pyarrow in `capture.testing`."""
 
     async def merge(self, store_url: str, groups: Sequence[Group]) -> list[Merged]:
         """Write each group's outputs: every sequence of its inputs once, without the excluded ones, ascending.
 
-        Answers in the groups' order. Table files of one call have the same type in columns of the same name.
+        Returns the results in the groups' order. In the table files of one call, columns of the same name have the same
+        type.
         """
         ...

@@ -1,4 +1,4 @@
-"""Outputs of a merge are read back through the store before anything names them: who reports is not who is believed."""
+"""Reads the outputs of a merge back through the store before a table names them: the engine's report is not trusted."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from capture.stores.contract import Store
 from capture.stores.stored_file import StoredFile
 
 WHOLE_BYTES = 8 << 20
-"""A file of up to this size is read as a whole, and its SHA-256 compared; of a larger one what is looked at is read."""
-AT_ONCE = 2  # each takes a thread, in which it waits for others that the store reads in
+"""A file up to this size is read whole, and its SHA-256 compared; of a larger one only the checked parts are read."""
+AT_ONCE = 2  # each takes a thread, which waits for the threads in which the store reads
 
 
 Check = Callable[[Store, Sequence[Stored]], Awaitable[None]]
-"""What looks at the outputs of a merge before they are committed: `read_back`, which raises CompactionError."""
+"""Checks the outputs of a merge before they are committed, as `read_back` does; raises CompactionError."""
 
 
 async def read_back(store: Store, outputs: Sequence[Stored], keys: Keys | None = None) -> None:
-    """Raise CompactionError unless each of these table files lies in the store and holds what was reported of it.
+    """Raise CompactionError unless the store holds each of these table files as it was reported.
 
-    Its size, its footer, and the sequence and time of each row are read: they ascend, and are exactly the recorded
-    ones. What another column holds was checked by whoever wrote it; pages have checksums, which `capture verify` reads.
+    It reads size, footer, and the sequence and time of each row: sequences must ascend, and sequences and times match
+    the record. The writer has checked the other columns; their pages have checksums, which `capture verify` reads.
     """
     at_once = asyncio.Semaphore(AT_ONCE)
 
@@ -49,7 +49,7 @@ async def _differences(store: Store, output: Stored, keys: Keys | None) -> list[
             sizes = [one.bytes for one in await store.list(output.path) if one.path == output.path]
             return [f"it has {sizes[0]} bytes in {store.url}, not {output.bytes}"]
         if output.bytes <= WHOLE_BYTES or is_encrypted(output):
-            file: IO[bytes] = io.BytesIO(await _opened(store, output, keys))
+            file: IO[bytes] = io.BytesIO(await _read_object(store, output, keys))
         else:
             file = io.BufferedReader(StoredFile(store, output.path, output.bytes))
         return await to_thread(check_table_file, file, output)
@@ -57,11 +57,11 @@ async def _differences(store: Store, output: Stored, keys: Keys | None) -> list[
         return [f"it has no bytes in {store.url}"]
     except CaptureError as error:
         return [str(error)]
-    except Exception as error:  # whatever pyarrow raises on bytes that it can't read
+    except Exception as error:  # any error of pyarrow about unreadable bytes
         return [f"it can't be read: {error}"]
 
 
-async def _opened(store: Store, output: Stored, keys: Keys | None) -> bytes:
+async def _read_object(store: Store, output: Stored, keys: Keys | None) -> bytes:
     data = await store.get(output.path)
     if sha256(data).hexdigest() != output.sha256:
         raise CompactionError("its SHA-256 is not the reported one")

@@ -1,4 +1,4 @@
-"""When something that happens every so often is due: a function of the time, so that a new leader needs no memory."""
+"""Computes when periodic work is due, as a function of the time, so that a new leader needs no memory."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from capture.archive.manifest import Stored
 from capture.errors import ConfigError
 
 LOOK = 10.0
-"""Seconds between two looks at how much waits, where that can begin a slot."""
+"""Seconds between two checks of the waiting blocks, if their number or size can begin a slot."""
 
 
 def next_run(now: float, every: float) -> float:
     """Return when the next slot begins, always after `now`: slots start at the multiples of `every` (Unix seconds).
 
-    However many slots were missed, the next one comes alone: no stampede after an outage. ValueError if `every` is not
-    above 0.
+    After any number of missed slots only the next one follows: no stampede after an outage. ValueError if `every` is
+    not above 0.
     """
     if every <= 0:
         raise ValueError(f"every must be above 0 seconds, not {every}")
@@ -29,7 +29,7 @@ def next_run(now: float, every: float) -> float:
 
 @dataclass(frozen=True)
 class Moment:
-    """As of when it is decided what is due: blocks that were stored later than `stored_by` wait (Unix seconds)."""
+    """The time at which a run decides what is due. Blocks stored after `stored_by` (Unix seconds) wait."""
 
     now: float
     stored_by: float = math.inf
@@ -37,10 +37,11 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """When what waits is looked at: `every` so many seconds, or by a cron expression (in UTC).
+    """When waiting blocks are checked: every `every` seconds, or by a cron expression (in UTC).
 
-    A slot takes what was stored before it began, in as many runs as that needs, and missed slots are one. When so many
-    blocks or bytes wait, 0 being no limit, a slot begins at once. ConfigError for what is no cron expression.
+    A slot takes the blocks that were stored before it began, in as many runs as needed; missed slots count as one. A
+    slot begins at once when this many blocks or bytes wait (0: no limit). ConfigError if the cron expression is not
+    valid.
     """
 
     every: float = 300.0
@@ -59,7 +60,7 @@ class Schedule:
             ) from error
 
     def moment(self, now: float, waiting: Sequence[Stored]) -> Moment:
-        """Return as of when it is decided, at `now`, which of the waiting blocks are due; pure."""
+        """Return the moment that decides, at `now`, which of the waiting blocks are due; pure."""
         files, size = len(waiting), sum(one.bytes for one in waiting)
         if 0 < self.waiting_files <= files or 0 < self.waiting_bytes <= size:
             return Moment(now)
@@ -67,14 +68,14 @@ class Schedule:
         return Moment(slot, slot)
 
     def last(self, now: float) -> float:
-        """Return when the slot began that `now` is in; -inf if there was none."""
+        """Return when the slot of `now` began; -inf if there was none."""
         if not self.cron:
             return now // self.every * self.every
         found = CronSim(self.cron, _after(now), reverse=True)
         return next((slot.timestamp() for slot in found), -math.inf)
 
     def next(self, now: float) -> float:
-        """Return when to look again, always after `now`."""
+        """Return when to check again, always after `now`."""
         if not self.cron:
             begins = next_run(now, self.every)
         else:
@@ -85,10 +86,10 @@ class Schedule:
 
 @dataclass(frozen=True)
 class AtOnce(Schedule):
-    """Whatever waits, whenever it is asked for."""
+    """Takes all waiting blocks, at any time."""
 
     def moment(self, now: float, waiting: Sequence[Stored]) -> Moment:
-        """Return that `now` decides, about all of them."""
+        """Return `now` as the moment, for all blocks."""
         return Moment(now)
 
 
@@ -96,5 +97,5 @@ AT_ONCE = AtOnce()
 
 
 def _after(now: float) -> datetime:
-    """Return the first whole second after `now`, from which one looks back for a slot that may begin right now."""
+    """Return the first whole second after `now`: looking back from it finds a slot that begins right now."""
     return datetime.fromtimestamp(math.floor(now), UTC) + timedelta(seconds=1)

@@ -1,3 +1,5 @@
+"""The sweep: adopts stored blocks into the manifest, retires superfluous ones, and deletes leftovers."""
+
 from __future__ import annotations
 
 import logging
@@ -20,20 +22,21 @@ from capture.stores.contract import REQUESTS_AT_ONCE, Listing, ObjectInfo, Store
 from natty.wire.background import map_concurrently
 
 MOST_ENTRY_BYTES = 64 << 20
-"""Of an entry; its largest part is the set of its block's sequences, of which a block of millions takes some MB."""
-MOST_SAID = 20  # entries that can't be read, in the log
+"""Of an entry. Its largest part is the set of its block's sequences, some MB for a block of millions."""
+MOST_SAID = 20  # unreadable entries in the log
 NOWHERE: Mapping[str, int] = {}
-"""Of no stream it is known where it begins."""
+"""No first sequence of any stream is known."""
 
 log = logging.getLogger("capture.sweep")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPlan:
-    """What a sweep is to do: commit `manifest` (None: nothing changed), then delete entries, then objects.
+    """The work of a sweep: commit `manifest` (None: nothing changed), then delete entries, then objects.
 
-    `let_go` counts the blocks that the table has consumed, `expired` are those that retention removes; `dangling` are
-    entries whose block is not in the store, and holds what nothing else holds: left alone, to be looked at.
+    `let_go` counts the blocks that the table has consumed, `expired` are those that retention removes. `dangling` are
+    entries whose block is not in the store, with messages that no other object holds. They are left for an operator to
+    check.
     """
 
     adopt: list[Stored]
@@ -47,10 +50,10 @@ class SweepPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepReport:
-    """What a sweep did: counts, the committed head, and what an operator should look at (`dangling`, `unreadable`).
+    """The result of a sweep: counts, the committed head, and what an operator should check (`dangling`, `unreadable`).
 
     `let_go` are blocks that the table has consumed, `expired` those that retention removes, `forgotten` those of both
-    that are deleted by now. `manifest` is the committed one, `table` the one it was made beside, if there is one.
+    that are deleted by now. `manifest` is the committed one, `table` the one that it is based on, if any.
     """
 
     head: Head
@@ -69,7 +72,7 @@ class SweepReport:
 
 @dataclass(frozen=True)
 class Preview:
-    """What a sweep would do; which table files retention would remove; which blocks were let go of before."""
+    """What a sweep would do, which table files retention would remove, and which blocks were retired before."""
 
     plan: SweepPlan
     files: list[Expired]
@@ -87,16 +90,16 @@ def plan_sweep(
     retention: Retention = EVERYTHING,
     begins: Mapping[str, int] = NOWHERE,
 ) -> SweepPlan:
-    """Decide what to adopt, what to let go and what to remove; pure.
+    """Plan which blocks to adopt, which to retire and which objects to delete; pure.
 
-    `objects` is a listing of the archive, in which blocks were listed before entries, and both before the manifest was
-    read: then what nothing names was not merely overtaken. `entries` are the listed entries that were read. The table
-    is a committed one, however old: what it names as consumed stays consumed. `begins` are the first sequences that the
-    streams have, as far as that is known.
+    `objects` is a listing of the archive. Blocks were listed before entries, and both before the manifest was read, so
+    an unnamed object is not just a newer one. `entries` are the listed entries that were read. The table is a committed
+    one of any age: blocks that it names as consumed stay consumed. `begins` are the first sequences of the streams, as
+    far as known.
     """
     listed = {one.path for one in objects}
     consumed = set(table.consumed) if table else set()
-    known = _known(manifest)
+    known = _known_paths(manifest)
     settled = known | consumed
     unadopted = [one for one in entries if one.path not in settled]
     gone_blocks = [one for one in unadopted if one.path not in listed]
@@ -105,9 +108,9 @@ def plan_sweep(
     settled |= named
     waiting = [*(one for one in manifest.blocks if one.path not in consumed), *adopt]
     let_go = [Retired(one.path, now) for one in manifest.blocks if one.path in consumed]
-    expired = _expired(manifest, table, waiting, retention, now)
+    expired = _find_expired(manifest, table, waiting, retention, now)
     gone = {one.object.path for one in expired}
-    superseded = _superseded(gone_blocks, manifest, waiting, table)
+    superseded = _find_superseded(gone_blocks, manifest, waiting, table)
     settled |= superseded
     kept = [one for one in manifest.retired if _is_kept(one, table, listed, now - grace)]
     changed = adopt or let_go or expired or len(kept) < len(manifest.retired) or (table and manifest.table)
@@ -140,12 +143,12 @@ def plan_sweep(
     )
 
 
-def _expired(
+def _find_expired(
     manifest: Manifest, table: Table | None, blocks: list[Stored], retention: Retention, now: float
 ) -> list[Expired]:
-    """Return which of these blocks retention removes: the table's files count too, and are the compaction's.
+    """Return the blocks that retention removes. Rules also count the table's files; the compaction removes those.
 
-    Beside a table that is older than the last one, sizes would not add up: then none.
+    If the table is older than the manifest's last one, sizes would not add up: then it returns none.
     """
     if manifest.of_table > (table.number if table else 0):
         return []
@@ -157,7 +160,7 @@ def _expired(
 def _gone_before(
     manifest: Manifest, table: Table | None, waiting: list[Stored], begins: Mapping[str, int]
 ) -> Mapping[str, int]:
-    """Return, for streams of which something was removed, before which sequence neither archive nor stream has any."""
+    """For streams with removals, return the sequence before which neither the archive nor the stream has a message."""
     if manifest.of_table > (table.number if table else 0):
         return NOWHERE
     held = [*waiting, *(table.files if table else manifest.table)]
@@ -166,10 +169,10 @@ def _gone_before(
     return {stream: min([begins[stream], *found]) for stream, found in firsts.items()}
 
 
-def _superseded(entries: list[Stored], manifest: Manifest, blocks: list[Stored], table: Table | None) -> set[str]:
-    """Return the blocks whose messages are elsewhere, too, or were until retention removed them.
+def _find_superseded(entries: list[Stored], manifest: Manifest, blocks: list[Stored], table: Table | None) -> set[str]:
+    """Return the blocks whose messages are also elsewhere, or were until retention removed them.
 
-    Their writers gave them up, without an ack, and wrote the entry when they were deleted as leftovers already.
+    Their writers gave these blocks up without an ack, and wrote the entry after the block was deleted as a leftover.
     """
     if not entries:
         return set()
@@ -182,15 +185,16 @@ def _superseded(entries: list[Stored], manifest: Manifest, blocks: list[Stored],
     }
 
 
-def _known(manifest: Manifest) -> set[str]:
+def _known_paths(manifest: Manifest) -> set[str]:
     return {one.path for part in (manifest.blocks, manifest.retired) for one in part}
 
 
 def _is_kept(one: Retired, table: Table | None, listed: set[str], before: float) -> bool:
-    """Tell whether a retired object stays in the manifest: until its grace is over, and it is gone *with its entry*.
+    """Return whether a retired object stays in the manifest: until its grace is over and it is deleted *with its
+    entry*.
 
-    An entry that outlived this record would look like a new one, and its rows would be adopted a second time. What
-    format 1 retired of its table stays until there is a table that has taken it over.
+    An entry that outlived this record would look new, and its rows would be adopted a second time. Table files that
+    format 1 retired stay until a table has taken them over.
     """
     if not one.path.startswith(BLOCKS):
         return table is None
@@ -221,16 +225,16 @@ async def sweep(
     begins: Mapping[str, int] = NOWHERE,
     trust: Trust = NO_CHECKS,
 ) -> SweepReport:
-    """Adopt stored blocks into the manifest, let go of those that the table has consumed or that retention removes.
+    """Adopt stored blocks into the manifest, retire those that the table has consumed or that retention removes.
 
-    Then remove leftovers. May be stopped anywhere and run again, or by two at once: nothing is deleted before the
-    manifest that makes it superfluous is committed. Fenced, with nothing deleted, if this term is over. `begins` are
-    the first sequences that the streams have, asked before. What `trust` refuses is not adopted: it stays, and is told
-    of like an entry that can't be read.
+    Then delete leftovers. A sweep may be stopped at any point and run again, or run twice at once: it deletes an object
+    only after the manifest that makes it superfluous is committed. Fenced if this term is over, with nothing deleted.
+    `begins` are the first sequences of the streams, read before. Entries that `trust` refuses are not adopted: they
+    stay, and are reported like unreadable entries.
     """
-    objects = await _listed(store)
+    objects = await _list_archive(store)
     head, manifest = await current(store, pointer, Manifest, now)
-    table, entries, objects, unreadable = await _seen(store, manifest, table_head, objects)
+    table, entries, objects, unreadable = await _read_state(store, manifest, table_head, objects)
     if refused := trust.refused(entries):
         entries, unreadable = [one for one in entries if not trust.refused([one])], [*unreadable, *refused]
     plan = plan_sweep(manifest, table, entries, objects, now=now, grace=grace, retention=retention, begins=begins)
@@ -242,7 +246,7 @@ async def sweep(
         await store.delete(path)
 
     await map_concurrently([*plan.remove_entries, *plan.remove_objects], remove, at_once=REQUESTS_AT_ONCE)
-    return _reported(plan, head, manifest, table, unreadable)
+    return _report(plan, head, manifest, table, unreadable)
 
 
 async def preview(
@@ -254,10 +258,10 @@ async def preview(
     grace: float = GRACE,
     retention: Retention = EVERYTHING,
 ) -> Preview:
-    """Return what leaders would do now; nothing is changed."""
-    objects = await _listed(store)
+    """Return what leaders would do now; it changes nothing."""
+    objects = await _list_archive(store)
     manifest = await chain.read(store, await manifest_head(), Manifest)
-    table, entries, objects, _ = await _seen(store, manifest, table_head, objects)
+    table, entries, objects, _ = await _read_state(store, manifest, table_head, objects)
     plan = plan_sweep(manifest, table, entries, objects, now=now, grace=grace, retention=retention)
     blocks = [*(plan.manifest or manifest).blocks, *(one.object for one in plan.expired)]
     files = {one.path: one for one in (table.files if table else manifest.table)}
@@ -265,23 +269,23 @@ async def preview(
     return Preview(plan, [one for one in expired if one.object.path in files], {one.path for one in manifest.retired})
 
 
-async def _listed(store: Store) -> Listing:
-    """List the archive; in this order: see plan_sweep."""
+async def _list_archive(store: Store) -> Listing:
+    """List the archive in the order that plan_sweep needs."""
     return await store.list(BLOCKS) + await store.list(ENTRIES) + await store.list(Manifest.FOLDER)
 
 
-async def _seen(
+async def _read_state(
     store: Store, manifest: Manifest, table_head: HeadReader, objects: Listing
 ) -> tuple[Table | None, list[Stored], Listing, list[str]]:
-    """Return the table, the entries that are new, the objects once more, and what is wrong with unreadable entries."""
+    """Return the table, the new entries, the completed listing, and the problems of unreadable entries."""
     compacted = await table_head()
     table = None if compacted is None else await chain.read(store, compacted, Table)
-    entries, unreadable = await _read(store, _unknown(manifest, objects))
-    return table, entries, objects + await _overtaken(store, entries, objects), unreadable
+    entries, unreadable = await _read(store, _unknown_entries(manifest, objects))
+    return table, entries, objects + await _list_overtaken(store, entries, objects), unreadable
 
 
-async def _overtaken(store: Store, entries: Iterable[Stored], objects: Listing) -> Listing:
-    """Look again for blocks that were not listed, and whose entries were: most are stored by now."""
+async def _list_overtaken(store: Store, entries: Iterable[Stored], objects: Listing) -> Listing:
+    """List again blocks that were not listed although their entries were: most of them are stored by now."""
     listed = {one.path for one in objects}
     found: Listing = []
 
@@ -292,22 +296,22 @@ async def _overtaken(store: Store, entries: Iterable[Stored], objects: Listing) 
     return found
 
 
-def _unknown(manifest: Manifest, objects: Listing) -> Listing:
-    """Return the listed entries whose block the manifest doesn't know: only these are read."""
-    known = _known(manifest)
+def _unknown_entries(manifest: Manifest, objects: Listing) -> Listing:
+    """Return the listed entries whose block is not in the manifest: only these are read."""
+    known = _known_paths(manifest)
     return [one for one in objects if one.path.startswith(ENTRIES) and entry_block(one.path) not in known]
 
 
 async def read_entries(store: Store) -> tuple[list[Stored], list[str]]:
-    """Return the blocks that are stored and perhaps not yet adopted, and what is wrong with entries that can't be read.
+    """Return the stored blocks that may not be adopted yet, and the problems of unreadable entries.
 
-    For readers: call it before `read_picture`, and take `Picture.unadopted` of it.
+    For readers: call it before `read_picture`, and pass its blocks to `Picture.unadopted`.
     """
     return await _read(store, await store.list(ENTRIES))
 
 
 async def _read(store: Store, listed: Iterable[ObjectInfo]) -> tuple[list[Stored], list[str]]:
-    """Return the entries that can be read, and what is wrong with the others: one bad entry stops nobody."""
+    """Return the readable entries, and the problems of the others: a bad entry does not stop the sweep."""
     entries: list[Stored] = []
     unreadable: list[str] = []
 
@@ -333,7 +337,7 @@ async def _read(store: Store, listed: Iterable[ObjectInfo]) -> tuple[list[Stored
     return entries, sorted(unreadable)
 
 
-def _reported(plan: SweepPlan, head: Head, before: Manifest, table: Table | None, unreadable: list[str]) -> SweepReport:
+def _report(plan: SweepPlan, head: Head, before: Manifest, table: Table | None, unreadable: list[str]) -> SweepReport:
     after = plan.manifest or before
     added = plan.let_go + len(plan.expired)
     return SweepReport(

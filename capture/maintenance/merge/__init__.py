@@ -1,1 +1,1 @@
-"""Blocks into files of the table, sorted, each sequence once."""
+"""Merges blocks into files of the table: sorted, each sequence once."""

@@ -1,7 +1,7 @@
-"""Rows in any order become sorted ones: in memory as far as they fit, else by sorted runs in temporary files.
+"""Sorts rows: in memory if they fit, otherwise by sorted runs in temporary files.
 
-That is an external merge sort (Knuth, The Art of Computer Programming, vol. 3, 5.4). Its memory does not grow with the
-rows: about twice what it may hold, since sorting copies them.
+This is an external merge sort (Knuth, The Art of Computer Programming, vol. 3, 5.4). Its memory does not grow with the
+number of rows. It takes about twice the limit, since sorting copies the rows.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from capture.errors import CompactionError
 from capture.maintenance.merge.scratch_file import Temporary
 
 ORDER = [("sequence", "ascending"), ("deliveries", "ascending")]
-"""Of copies of a message the first delivery comes first."""
+"""Of several copies of a message the first delivery comes first."""
 MEMORY_BYTES = 64 << 20
-"""What the rows may take before they are sorted and written to a file."""
+"""Size of the rows in memory above which they are sorted and written to a file."""
 PIECE_BYTES = 512 << 10
-"""About so much of each run is in memory while runs are merged, unless a single message is larger."""
+"""About this much of each run is in memory while runs are merged, unless a single message is larger."""
 MOST_RUNS = 64
-"""So many files become one, so that those which are merged at a time fit in memory however many rows there are."""
+"""When there are this many files, they are merged into one, so that a merge fits in memory for any number of rows."""
 
 
 class Runs:
-    """Takes rows and gives them back in order, once. Files lie in `folder`, which is the caller's to delete."""
+    """Takes rows and returns them in order, once. Its files are in `folder`; the caller deletes it."""
 
     def __init__(
         self, folder: Path, schema: pa.Schema, memory_bytes: int = MEMORY_BYTES, *, encrypted: bool = False
@@ -46,21 +46,21 @@ class Runs:
         return f"Runs({self._bytes:,} bytes in memory, {len(self._files)} files)"
 
     def add(self, rows: pa.Table) -> None:
-        """Take rows of the schema. CompactionError where there is no room for a file."""
+        """Take rows of the schema. CompactionError if there is no space for a file."""
         self._waiting.append(rows)
         self._bytes += rows.nbytes
         if self._bytes > self._memory_bytes:
-            self._files.append(self._write(self._drained()))
+            self._files.append(self._write(self._drain()))
             if len(self._files) == MOST_RUNS:
                 files, self._files = self._files, []
-                self._files.append(self._write(_merged([_read(file) for file in files])))
+                self._files.append(self._write(_merge([_read(file) for file in files])))
 
     def sorted(self) -> Iterator[pa.RecordBatch]:
-        """Yield all rows by ORDER, some at a time; those that are alike in the order in which they came."""
-        return _merged([*map(_read, self._files), self._drained()])
+        """Yield all rows by ORDER, some at a time; equal ones in the order in which they were added."""
+        return _merge([*map(_read, self._files), self._drain()])
 
-    def _drained(self) -> Iterator[pa.RecordBatch]:
-        """Yield what is in memory, sorted."""
+    def _drain(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows in memory, sorted."""
         rows = pa.concat_tables([self._schema.empty_table(), *self._waiting]).combine_chunks()
         self._waiting, self._bytes = [], 0
         order = pc.sort_indices(rows, ORDER)
@@ -98,12 +98,14 @@ class _Run:
 
     @property
     def last(self) -> int:
-        """The last sequence in memory. Not to be asked for at the end."""
+        """The last sequence in memory. Not valid at the end."""
         assert self.rows is not None
         return int(self.rows.column("sequence")[-1].as_py())
 
     def take(self, upto: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows up to this sequence, which is not above `last`; copies of its message may come after those."""
+        """Yield the rows up to this sequence, which is at most `last`; copies of its message may follow in a later
+        call.
+        """
         while self.rows is not None:
             sequences = self.rows.column("sequence")
             place = bisect_right(range(len(sequences)), upto, key=lambda at: sequences[at].as_py())
@@ -113,17 +115,17 @@ class _Run:
             self.rows = self.rows[place:] if place < len(sequences) else next(self._pieces, None)
 
 
-def _merged(pieces: list[Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of sorted runs in order. Each step takes as much as is known to be complete."""
+def _merge(pieces: list[Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of sorted runs in order. Each step takes the rows that are surely complete."""
     active = [run for run in map(_Run, pieces) if run.rows is not None]
     while active:
         upto = min(run.last for run in active)
         parts = [rows for run in active for rows in run.take(upto)]
-        yield from parts if len(parts) == 1 else _ordered(pa.Table.from_batches(parts))
+        yield from parts if len(parts) == 1 else _sort(pa.Table.from_batches(parts))
         active = [run for run in active if run.rows is not None]
 
 
-def _ordered(rows: pa.Table) -> list[pa.RecordBatch]:
+def _sort(rows: pa.Table) -> list[pa.RecordBatch]:
     rows = rows.combine_chunks()
     batches: list[pa.RecordBatch] = rows.take(pc.sort_indices(rows, ORDER)).combine_chunks().to_batches()
     return batches

@@ -1,4 +1,4 @@
-"""What goes into the table: which typed columns objects have, and their rows under one schema."""
+"""Reads the inputs of a merge: their typed columns, and their rows under one schema."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from capture.stores.contract import Store
 
 BATCH_ROWS = 8192
 BATCH_BYTES = 2 << 20
-"""Of these no more than the one or about the other is decoded at a time, unless a single message is larger."""
+"""At most this many rows, or about this many bytes, are decoded at a time, unless a single message is larger."""
 FOOTER_BYTES = 64 * 1024
-"""So much of a Parquet file's end is read for its footer; where that is longer, twice."""
+"""This much of a Parquet file's end is read for its footer; a longer footer takes a second read."""
 FOOTERS_AT_ONCE = 16
 AHEAD_OBJECTS = 8
 AHEAD_BYTES = 16 << 20
-"""Of objects that are fetched before they are asked for, but for one, however large it is."""
+"""Of objects that are fetched before they are needed, except for one of any size."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The typed columns of some objects, and what they become together: the `run`'s.
+    """The typed columns of some objects, and the combined ones of the `run`.
 
-    `failed` says of objects why they could not be read.
+    `failed` says why objects could not be read.
     """
 
     run: pa.Schema
@@ -47,13 +47,13 @@ class Columns:
     failed: dict[str, str] = field(default_factory=dict)
 
     def of(self, objects: Iterable[Stored]) -> pa.Schema:
-        """Return the columns of a file that these objects become: the run's, of which some object has one."""
+        """Return the columns of a file made of these objects: those of the run that some object has."""
         names = self.run.names
         held = {known_as(one.name, names) for stored in objects for one in self._part(stored).values()}
         return pa.schema([one for one in self.run if one.name in held or (bool(held) and one.name == CONFLICTS)])
 
     def is_alike(self, stored: Stored) -> bool:
-        """Tell whether the object is plain Parquet whose typed columns have the run's names and types."""
+        """Return whether the object is plain Parquet whose typed columns have the run's names and types."""
         raw = self.objects.get(stored.path, pa.schema([]))
         return is_open(stored.format) and all(
             name == one.name == known_as(name, self.run.names)
@@ -62,7 +62,7 @@ class Columns:
         )
 
     def why_not(self, group: Group) -> str:
-        """Return why a group can't be merged, "" if it can, as far as its footers tell."""
+        """Return why a group can't be merged, as far as its footers show it; "" if it can."""
         return next((self.failed[one.path] for one in group.inputs if one.path in self.failed), "")
 
     def _part(self, stored: Stored) -> dict[str, pa.Field]:
@@ -70,9 +70,9 @@ class Columns:
 
 
 async def columns_of(store: Store, objects: Sequence[Stored], keys: Keys | None, table: str = "") -> Columns:
-    """Return the typed columns of these objects, and of a table that has those of `table` (`Group.columns`) with them.
+    """Return the typed columns of these objects, combined with the table's typed columns `table` (`Group.columns`).
 
-    Of plain Parquet the footers are read; encrypted objects are read whole; other formats have no typed columns.
+    It reads the footers of plain Parquet, and encrypted objects whole. Other formats have no typed columns.
     """
     at_once = asyncio.Semaphore(FOOTERS_AT_ONCE)
     found: dict[str, pa.Schema] = {}
@@ -84,7 +84,7 @@ async def columns_of(store: Store, objects: Sequence[Stored], keys: Keys | None,
                 found[one.path] = await _schema(store, one, keys)
             except CaptureError as error:
                 failed[one.path] = str(error) if one.path in str(error) else f"{one.path}: {error}"
-            except Exception as error:  # whatever pyarrow raises on bytes that it can't read
+            except Exception as error:  # any error of pyarrow about unreadable bytes
                 failed[one.path] = f"{one.path} is not a Parquet file that can be read: {error}"
 
     wanted = [one for one in objects if format_of(one.format).columnar]
@@ -110,8 +110,8 @@ async def _schema(store: Store, one: Stored, keys: Keys | None) -> pa.Schema:
 def input_rows(data: bytes, one: Stored, columns: pa.Schema, keys: Keys | None) -> Iterator[pa.Table]:
     """Yield the rows of an object some at a time, with the envelope's columns and these typed ones of the table.
 
-    No more than that is decoded at a time. FormatError if it is not, to the byte, what was stored, or can't be read;
-    CipherError if the keys don't open it.
+    It decodes only those rows at a time. FormatError if the object differs in any byte from the stored one, or can't be
+    read; CipherError if the keys don't open it.
     """
     if sha256(data).hexdigest() != one.sha256:
         raise FormatError(f"{one.path} was changed: its SHA-256 is not the recorded one")
@@ -122,7 +122,7 @@ def input_rows(data: bytes, one: Stored, columns: pa.Schema, keys: Keys | None) 
             yield in_table(rows, columns, of_table=of_table)
     except CaptureError as error:
         raise type(error)(f"{one.path}: {error}") from error
-    except Exception as error:  # whatever a library raises on bytes that it can't read
+    except Exception as error:  # any error of a library about unreadable bytes
         raise FormatError(f"{one.path} is no {one.format} that can be read: {error}") from error
     if count != one.count:
         raise FormatError(f"{one.path} has {count:,} rows, its record says {one.count:,}")
@@ -146,7 +146,7 @@ def _file(data: bytes, one: Stored, keys: Keys | None) -> pq.ParquetFile:
 
 
 async def fetch_ahead(store: Store, objects: Iterable[Stored]) -> AsyncGenerator[tuple[Stored, bytes], None]:
-    """Yield each object with its bytes, in this order; what fetching one raises when its turn comes."""
+    """Yield each object with its bytes, in this order. Errors of a fetch are raised at the object's turn."""
     waiting = deque(objects)
     coming: deque[tuple[Stored, asyncio.Task[bytes]]] = deque()
     try:

@@ -1,4 +1,4 @@
-"""The merge of a group: read, sort, leave out, write, store. Its memory is bounded whatever the size of the group."""
+"""Merges a group: read, sort, drop duplicates, write, store. Memory is bounded for a group of any size."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ async def merge_group(
     encrypted: bool = False,
     scratch: Path | None = None,
 ) -> Merged:
-    """Write the outputs of a group, with these typed columns; of a `part` only that one, from the inputs it needs.
+    """Write the outputs of a group, with these typed columns; with a `part` only that one, from the inputs it needs.
 
-    `repeated` are the sequences that are left out for their message ids, where that was found out before. Temporary
-    files are encrypted if an input or an output is, and if `encrypted` says so; they lie in a folder in `scratch`, by
-    default where the system has them, and go with the end of this.
-    CompactionError, and the output is not stored, unless exactly the messages were read that the entries of the inputs
-    name; another CaptureError if an input can't be read or an output not stored.
+    `repeated` are the sequences to leave out for their message ids, if they were determined before. Temporary files are
+    encrypted if an input or an output is, or with `encrypted`. They are in a folder in `scratch`, by default in the
+    system's temporary folder, and are deleted at the end. CompactionError, without storing the output, unless it read
+    exactly the messages that the inputs' entries name. Another CaptureError if an input can't be read or an output not
+    stored.
     """
     parts = [part] if part else group.parts
     first, last = parts[0].first, parts[-1].last
@@ -53,7 +53,7 @@ async def merge_group(
     encrypted = encrypted or any(path.endswith(f".{ENDING}") for path in paths)
     with tempfile.TemporaryDirectory(dir=scratch) as folder, ExitStack() as files:
         runs = Runs(Path(folder), pa.schema([*SCHEMA, *columns]), memory_bytes, encrypted=encrypted)
-        thread = files.enter_context(ThreadPoolExecutor(1))  # always the same: each one's heap keeps what was freed
+        thread = files.enter_context(ThreadPoolExecutor(1))  # one thread: each keeps freed memory in its heap
         async with aclosing(fetch_ahead(store, inputs_of(group, first, last))) as inputs:
             async for one, data in inputs:
                 rows = input_rows(data, one, columns, keys)
@@ -64,13 +64,13 @@ async def merge_group(
         ]
         distinct = Distinct(group.excluded | (repeated or Sequences()))
         ids = Ids(asked=group.distinct == "message_id" and repeated is None)
-        for kept in _kept(runs.sorted(), distinct, ids):
+        for kept in _drop_duplicates(runs.sorted(), distinct, ids):
             for mine, output in zip(parts, outputs, strict=True):
                 output.add(kept if len(parts) == 1 else _within(kept, mine.first, mine.last))
         repeated = repeated or ids.repeated
         for mine, output in zip(parts, outputs, strict=True):
             _check(group, mine, distinct.exclude | repeated, output.sequences)
-        stored = [await _stored(store, output, stored_ns, keys) for output in outputs]
+        stored = [await _store_output(store, output, stored_ns, keys) for output in outputs]
     return Merged(
         outputs=[one for one in stored if one],
         rows_in=distinct.rows_in,
@@ -88,7 +88,7 @@ def inputs_of(group: Group, first: int, last: int) -> list[Stored]:
 
 
 class Ids:
-    """The message ids that came before, if they are asked for: their memory grows with the messages that have one."""
+    """Tracks the message ids seen so far, if asked to: its memory grows with the number of messages that have one."""
 
     def __init__(self, *, asked: bool) -> None:
         self._asked = asked
@@ -119,7 +119,7 @@ def _take(runs: Runs, rows: Iterable[pa.Table], first: int, last: int) -> None:
         runs.add(_within(some, first, last))
 
 
-def _kept(rows: Iterator[pa.RecordBatch], distinct: Distinct, ids: Ids) -> Iterator[pa.Table]:
+def _drop_duplicates(rows: Iterator[pa.RecordBatch], distinct: Distinct, ids: Ids) -> Iterator[pa.Table]:
     for batch in rows:
         yield ids.first_of(distinct.of(pa.Table.from_batches([batch])))
 
@@ -138,11 +138,11 @@ def _check(group: Group, part: Part, exclude: Sequences, written: Sequences) -> 
         raise CompactionError(f"sequences {differing.describe()} differ between the inputs' entries and what was read")
 
 
-async def _stored(store: Store, file: TableFile, stored_ns: int, keys: Keys | None) -> Stored | None:
+async def _store_output(store: Store, file: TableFile, stored_ns: int, keys: Keys | None) -> Stored | None:
     """Complete a file and put it into the store; None if it has no rows.
 
-    An executor may be lost between its put and its answer. Whoever merges in its place makes the same, and finds it
-    there. AlreadyStored where something else lies there.
+    An executor may be lost between its put and its answer. The executor that merges in its place makes the same file,
+    and finds it in the store. AlreadyStored if the store holds other bytes at this path.
     """
     output = file.finish(stored_ns, keys)
     if output is None:

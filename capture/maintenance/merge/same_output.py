@@ -1,4 +1,4 @@
-"""An output that lies in the store already: is it what an executor put there before it was lost?"""
+"""Checks whether an output in the store is the one that a lost executor has put there."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from capture.stores.contract import Store
 from capture.stores.stored_file import Positioned, StoredFile
 
 PIECE_BYTES = 8 * 1024 * 1024
-"""Of a file that is read to be compared."""
+"""Of a file that is compared, for each read."""
 
 
 async def found_again(store: Store, output: Stored, content: Path | bytes, keys: Keys | None) -> Stored | None:
-    """Return the record of the object at the path of `output` if it holds what `content` does; None if it does not.
+    """Return the record of the object at the path of `output` if it has the same content as `content`; otherwise None.
 
-    A plain one has the same bytes. An encrypted one never has, since each has a key of its own: it is the same where
-    the same was encrypted, and the record then has its size and SHA-256.
+    Plain objects are the same if their bytes are. Encrypted ones never have the same bytes, since each has its own key:
+    they are the same if their plaintext is. The record then has the stored object's size and SHA-256.
     """
     sizes = {one.path: one.bytes for one in await store.list(output.path)}
     if output.path not in sizes:
         return None
     found = cast("IO[bytes]", StoredFile(store, output.path, sizes[output.path]))
-    return await asyncio.to_thread(_compared, found, sizes[output.path], output, content, keys)
+    return await asyncio.to_thread(_compare, found, sizes[output.path], output, content, keys)
 
 
-def _compared(found: IO[bytes], size: int, output: Stored, content: Path | bytes, keys: Keys | None) -> Stored | None:
+def _compare(found: IO[bytes], size: int, output: Stored, content: Path | bytes, keys: Keys | None) -> Stored | None:
     digest = _digest(found)
     if digest == output.sha256:
         return output
@@ -47,7 +47,7 @@ def _compared(found: IO[bytes], size: int, output: Stored, content: Path | bytes
 
 
 def _digest(file: IO[bytes] | Positioned) -> str:
-    """Return the SHA-256 of all that a file holds."""
+    """Return the SHA-256 of the whole file."""
     digest = hashlib.sha256()
     file.seek(0)
     while data := file.read(PIECE_BYTES):

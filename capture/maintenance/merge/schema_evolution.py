@@ -1,7 +1,7 @@
-"""Objects whose typed columns differ, because the decoder's type changed or numbers were wider, under one schema.
+"""Brings objects with different typed columns (the decoder's type changed, numbers were wider) under one schema.
 
-A table's columns are for ever: engines read all of its files by one schema, so a column that the table has only changes
-as Apache Iceberg's schema evolution permits, and what does not fit it stays in the payload.
+A table's columns are permanent: engines read all of its files by one schema. An existing column changes only as Apache
+Iceberg's schema evolution permits, and a value that does not fit it stays in the payload.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from capture.formats.envelope import SCHEMA
 from capture.formats.schema import CONFLICTS
 
 OWN = pa.schema([pa.field("key", pa.string()), pa.field("interval", pa.timestamp("us", "UTC"))])
-"""What a table file has of its own behind the envelope: the partition's key, and when its interval began."""
+"""The table file's own columns after the envelope: the partition's key, and the start of its interval."""
 
 EXACT = 2.0**53
-"""From here on a double no longer tells one integer from the next."""
+"""From this number on a double can't represent every integer."""
 
 _TAKEN = {*SCHEMA.names, *OWN.names}
 _PLAIN = {
@@ -44,22 +44,23 @@ Column: TypeAlias = pa.ChunkedArray
 
 
 def unified(schemas: Iterable[pa.Schema]) -> pa.Schema:
-    """Return the envelope and every typed column of these schemas, each in a type that all its values fit.
+    """Return the envelope and every typed column of these schemas, each in a type that fits all its values.
 
-    Where two types have nothing in common the later schema's is taken: that of the newer block, if they come in order.
+    If two types have nothing in common, it takes the later schema's, which is that of the newer block if they are in
+    order.
     """
     fields: dict[str, pa.Field] = {field.name: field for field in SCHEMA}
     for schema in schemas:
         for field in schema:
             if field.name not in SCHEMA.names:
-                fields[field.name] = _wider(fields.get(field.name, field), field)
+                fields[field.name] = _widen(fields.get(field.name, field), field)
     return pa.schema(fields.values())
 
 
 def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the rows under this schema, which holds theirs: null in columns that they lack.
+    """Return the rows under this schema, which includes theirs. Missing columns are null.
 
-    A value that does not fit its column's type is null, and `_conflicts` names the column.
+    A value that does not fit its column's type becomes null, and `_conflicts` names the column.
     """
     columns: list[Column | pa.Array] = []
     lost: list[tuple[str, Column]] = []
@@ -67,7 +68,7 @@ def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
         if field.name not in rows.column_names:
             columns.append(pa.nulls(len(rows), field.type))
             continue
-        column = _fitted(rows[field.name], field.type)
+        column = _fit(rows[field.name], field.type)
         columns.append(column)
         if column.null_count > rows[field.name].null_count:
             lost.append((field.name, pc.and_(pc.is_valid(rows[field.name]), pc.is_null(column))))
@@ -82,7 +83,7 @@ def combined(tables: Sequence[pa.Table]) -> pa.Table:
     return pa.concat_tables([conformed(table, schema) for table in tables])
 
 
-def _wider(one: pa.Field, other: pa.Field) -> pa.Field:
+def _widen(one: pa.Field, other: pa.Field) -> pa.Field:
     try:
         merged = pa.unify_schemas([pa.schema([one]), pa.schema([other])], promote_options="permissive")
     except pa.ArrowException:
@@ -90,7 +91,7 @@ def _wider(one: pa.Field, other: pa.Field) -> pa.Field:
     return merged.field(0)
 
 
-def _fitted(column: Column, kind: pa.DataType) -> Column:
+def _fit(column: Column, kind: pa.DataType) -> Column:
     """Return the column in this type, null where a value does not fit it."""
     types = pa.types
     if column.type == kind:
@@ -101,7 +102,7 @@ def _fitted(column: Column, kind: pa.DataType) -> Column:
         fits = pc.and_(pc.equal(pc.floor(column), column), pc.less(pc.abs(column), EXACT))
         column = pc.if_else(pc.fill_null(fits, False), column, None)
     try:
-        if not types.is_string(column.type):  # "12" is no number, although Arrow would take it for one
+        if not types.is_string(column.type):  # "12" is not a number, although Arrow would convert it
             return column.cast(kind)
     except pa.ArrowException:
         pass
@@ -120,9 +121,9 @@ def _with_lost(rows: pa.Table, lost: Sequence[tuple[str, Column]]) -> pa.Array:
 
 
 def typed_part(schema: pa.Schema, *, of_table: bool) -> dict[str, pa.Field]:
-    """Return the fields that the typed columns of an object have in the table, by their names in the object.
+    """Return the table's fields for the typed columns of an object, by their names in the object.
 
-    A block's column that is called like one of the table's own is `value_<name>`. Types are `settled`.
+    A block's column with the name of one of the table's own becomes `value_<name>`. Types are `settled`.
     """
     fields: dict[str, pa.Field] = {}
     for field in schema:
@@ -136,7 +137,7 @@ def typed_part(schema: pa.Schema, *, of_table: bool) -> dict[str, pa.Field]:
 
 
 def known_as(name: str, names: Iterable[str]) -> str:
-    """Return what a column is called among these names: engines take one that differs in case alone for the same."""
+    """Return a column's name among these names: engines treat names that differ only in case as the same."""
     alike = [one for one in names if one.lower() == name.lower()]
     return name if name in alike else next(iter(alike), name)
 
@@ -150,19 +151,19 @@ def in_table(rows: pa.Table, schema: pa.Schema, *, of_table: bool) -> pa.Table:
 
 
 def evolved(table: pa.Schema, found: Iterable[pa.Schema]) -> pa.Schema:
-    """Return the table's typed columns after objects with these were merged into it, oldest first.
+    """Return the table's typed columns after merging objects with these columns into it, oldest first.
 
-    A column that the table has changes as Iceberg permits: int to long, float to double, a decimal to more digits, a
-    struct to more fields. A new one gets a type that all its values fit; see `unified`.
+    An existing column changes as Iceberg permits: int to long, float to double, a decimal to more digits, a struct to
+    more fields. A new one gets a type that fits all its values; see `unified`.
     """
     fields: dict[str, pa.Field] = {field.name: field for field in table}
     for schema in found:
         for one in schema:
             field = one.with_name(known_as(one.name, fields))
             if field.name in table.names:
-                fields[field.name] = pa.field(field.name, _promoted(fields[field.name].type, field.type))
+                fields[field.name] = pa.field(field.name, _promote(fields[field.name].type, field.type))
             else:
-                wider = _wider(fields.get(field.name, field), field)
+                wider = _widen(fields.get(field.name, field), field)
                 fields[field.name] = pa.field(field.name, settled(wider.type))
     if fields:
         fields[CONFLICTS] = pa.field(CONFLICTS, pa.list_(pa.string()))
@@ -170,7 +171,7 @@ def evolved(table: pa.Schema, found: Iterable[pa.Schema]) -> pa.Schema:
 
 
 def settled(kind: pa.DataType) -> pa.DataType:
-    """Return the type that a table's column has for values of this one: one of those that Iceberg and Spark know."""
+    """Return the type of a table's column for values of this type: one that Iceberg and Spark have."""
     types = pa.types
     if types.is_struct(kind):
         return pa.struct([pa.field(field.name, settled(field.type)) for field in kind])
@@ -187,15 +188,15 @@ def settled(kind: pa.DataType) -> pa.DataType:
     return _PLAIN.get(kind, kind)
 
 
-def _promoted(before: pa.DataType, found: pa.DataType) -> pa.DataType:
-    """Return what a column of the table becomes where an object has another type."""
+def _promote(before: pa.DataType, found: pa.DataType) -> pa.DataType:
+    """Return the new type of a table's column when an object has another type."""
     types = pa.types
     if types.is_struct(before) and types.is_struct(found):
         kinds = {field.name: field.type for field in before}
-        kinds |= {one.name: _promoted(kinds.get(one.name, one.type), one.type) for one in found}
+        kinds |= {one.name: _promote(kinds.get(one.name, one.type), one.type) for one in found}
         return pa.struct(list(kinds.items()))
     if types.is_list(before) and types.is_list(found):
-        return pa.list_(_promoted(before.value_type, found.value_type))
+        return pa.list_(_promote(before.value_type, found.value_type))
     if types.is_decimal(before) and types.is_decimal(found) and before.scale == found.scale:
         return max(before, found, key=lambda kind: kind.precision)
     return found if (before, found) in _PROMOTED else before
@@ -207,5 +208,5 @@ def write_columns(columns: pa.Schema) -> str:
 
 
 def read_columns(text: str) -> pa.Schema:
-    """Return what `write_columns` wrote."""
+    """Return the columns that `write_columns` wrote."""
     return pa.ipc.read_schema(pa.py_buffer(b64decode(text))) if text else pa.schema([])

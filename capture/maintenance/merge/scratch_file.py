@@ -1,4 +1,4 @@
-"""A temporary file, in which messages lie that may be nobody's to read but ours."""
+"""Temporary files that may hold messages; on request they are encrypted."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ BUFFER_BYTES = 64 << 10
 class Temporary:
     """A file that is written once from its start, then read from its start.
 
-    `encrypted`, it lies on the disk as AES-256 in counter mode (NIST SP 800-38A, 6.5), with a key of its own that is
-    nowhere but here: what a killed process leaves is noise to everybody. It bears no tag, as what is read from it is
-    compared with the records of what was put in.
+    With `encrypted`, it is on the disk as AES-256 in counter mode (NIST SP 800-38A, 6.5). Its key is only in this
+    object, so the file of a killed process can't be read. It has no tag, since the rows read from it are compared with
+    the records of the inputs.
     """
 
     def __init__(self, path: Path, *, encrypted: bool) -> None:
@@ -31,17 +31,17 @@ class Temporary:
         return f"Temporary({str(self.path)!r}, encrypted={self.encrypted})"
 
     def writing(self) -> IO[bytes]:
-        """Open it to be written. OSError."""
+        """Open it for writing. OSError."""
         file = self.path.open("wb", buffering=0)
-        return io.BufferedWriter(_Ciphered(file, self._cipher.encryptor()) if self.encrypted else file, BUFFER_BYTES)
+        return io.BufferedWriter(_CipherFile(file, self._cipher.encryptor()) if self.encrypted else file, BUFFER_BYTES)
 
     def reading(self) -> IO[bytes]:
-        """Open it to be read, from its start to its end. OSError."""
+        """Open it for reading, from its start to its end. OSError."""
         file = self.path.open("rb", buffering=0)
-        return io.BufferedReader(_Ciphered(file, self._cipher.decryptor()) if self.encrypted else file, BUFFER_BYTES)
+        return io.BufferedReader(_CipherFile(file, self._cipher.decryptor()) if self.encrypted else file, BUFFER_BYTES)
 
 
-class _Ciphered(io.RawIOBase):
+class _CipherFile(io.RawIOBase):
     """The plaintext of a file, in the one direction that it is opened for."""
 
     def __init__(self, file: io.FileIO, cipher: CipherContext) -> None:

@@ -1,4 +1,4 @@
-"""A table file: sorted rows come in, Parquet comes out, and the facts that the table keeps of it."""
+"""Writes sorted rows to a table file in Parquet, returns its facts for the table, and checks such files."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from capture.maintenance.merge.scratch_file import Temporary
 
 ROW_GROUP_ROWS = 128 * 1024
 ROW_GROUP_BYTES = 64 * 1024 * 1024
-"""Whichever is reached first ends a row group: memory stays bounded whatever the size of a message."""
+"""The limit that is reached first ends a row group, so memory is bounded for messages of any size."""
 
 READ_ROWS = 65_536
 
 
 class Distinct:
-    """Lets each sequence through once, and those of `exclude` not at all; counts the rows that it saw."""
+    """Passes each sequence once, and those of `exclude` never; counts its input rows."""
 
     def __init__(self, exclude: Sequences) -> None:
         self.rows_in = 0
@@ -42,7 +42,7 @@ class Distinct:
         self._last = -1
 
     def of(self, rows: pa.Table) -> pa.Table:
-        """Return the rows to keep. CompactionError when the rows are not sorted by sequence."""
+        """Return the rows to keep. CompactionError if the rows are not sorted by sequence."""
         if not rows.num_rows:
             return rows
         sequences = rows["sequence"].combine_chunks()
@@ -76,14 +76,14 @@ def sequences_of(ascending: pa.ChunkedArray) -> Sequences:
 class TableFile:
     """One part of a group as a Parquet file at `path`, written row group by row group.
 
-    `columns` are its typed columns. Rows come in ascending order of distinct sequences, with the envelope's columns and
-    those. What it says in `sequences` and `conflicts` is of the rows that came so far. `encrypted`, nothing of them is
-    on the disk in plain, whatever the file is to be in the store.
+    `columns` are its typed columns. `add` takes rows in ascending order of distinct sequences, with the envelope's
+    columns and those. `sequences` and `conflicts` cover the rows added so far. With `encrypted`, no plaintext is on the
+    disk, even if the file is plain in the store.
     """
 
     def __init__(self, path: Path, group: Group, part: Part, columns: pa.Schema, *, encrypted: bool = False) -> None:
         self.content: Path | bytes = b""
-        """What to put into the store, once the file is complete."""
+        """The content to put into the store, once the file is complete."""
         self.conflicts: Counter[str] = Counter()
         self._encrypted = encrypted
         self._parquet = Temporary(path, encrypted=encrypted)
@@ -93,7 +93,7 @@ class TableFile:
         self._rows_schema = pa.schema([*SCHEMA, *columns])
         self._times: list[int] = []
         self._waiting: list[pa.Table] = []
-        self._rows = self._bytes = 0  # that wait
+        self._rows = self._bytes = 0  # of the waiting rows
         schema = pa.schema([*SCHEMA, *OWN, *columns])
         self._file = self._parquet.writing()
         self._writer = pq.ParquetWriter(
@@ -101,8 +101,8 @@ class TableFile:
             schema,
             compression="zstd",
             compression_level=COMPRESSION_LEVEL,
-            use_dictionary=[*REPETITIVE, *OWN.names, *_named(columns, pa.types.is_string)],
-            write_statistics=[*SEARCHED, *OWN.names, *_named(columns, pa.types.is_primitive, pa.types.is_string)],
+            use_dictionary=[*REPETITIVE, *OWN.names, *_names_of(columns, pa.types.is_string)],
+            write_statistics=[*SEARCHED, *OWN.names, *_names_of(columns, pa.types.is_primitive, pa.types.is_string)],
             data_page_version="1.0",  # Iceberg's vectorised reader can't read version 2
             write_page_index=True,
             write_page_checksum=True,
@@ -124,7 +124,7 @@ class TableFile:
         return Sequences.union_of(self._held)
 
     def add(self, rows: pa.Table) -> None:
-        """Take rows; full row groups go to the disk."""
+        """Take rows; full row groups are written to the disk."""
         if not rows.num_rows:
             return
         self._held.append(sequences_of(rows["sequence"]))
@@ -139,9 +139,9 @@ class TableFile:
             self._write(ROW_GROUP_ROWS)
 
     def finish(self, stored_ns: int, keys: Keys | None) -> Stored | None:
-        """Complete the file, encrypted if its name says so, and return what it is; None when it has no rows.
+        """Complete the file, encrypted if its name says so, and return its record; None if it has no rows.
 
-        KeyMissingError if it is to be encrypted and there are no keys.
+        KeyMissingError if it must be encrypted and there are no keys.
         """
         self._write(ROW_GROUP_ROWS)
         sequences = self.sequences
@@ -166,15 +166,15 @@ class TableFile:
         said = {"version": VERSION} | {name: getattr(facts, name) for name in ("stream", "first", "last", "count")}
         self._writer.add_key_value_metadata({f"capture.{name}": str(value) for name, value in said.items()})
         self._close()
-        self.content = self._as_stored(facts, keys)
-        size, digest = _described(self.content)
+        self.content = self._stored_content(facts, keys)
+        size, digest = _measure(self.content)
         return msgspec.structs.replace(facts, bytes=size, sha256=digest)
 
     def _close(self) -> None:
         self._writer.close()
         self._file.close()
 
-    def _as_stored(self, facts: Stored, keys: Keys | None) -> Path | bytes:
+    def _stored_content(self, facts: Stored, keys: Keys | None) -> Path | bytes:
         path = self._parquet.path
         if not facts.format.endswith(f".{ENDING}"):
             if not self._encrypted:
@@ -192,7 +192,7 @@ class TableFile:
     def _write(self, rows: int) -> None:
         waiting = pa.concat_tables(self._waiting) if self._waiting else self._rows_schema.empty_table()
         if waiting.num_rows:
-            self._writer.write_table(self._with_own(waiting.slice(0, rows)), row_group_size=rows)
+            self._writer.write_table(self._add_own_columns(waiting.slice(0, rows)), row_group_size=rows)
         self._waiting, self._rows, self._bytes = [], 0, 0
         self._wait(waiting.slice(rows))
 
@@ -201,8 +201,8 @@ class TableFile:
         self._rows += rows.num_rows
         self._bytes += rows.nbytes
 
-    def _with_own(self, rows: pa.Table) -> pa.Table:
-        """Put the columns of the partition behind the envelope's."""
+    def _add_own_columns(self, rows: pa.Table) -> pa.Table:
+        """Insert the partition's columns after the envelope's."""
         values = self._group.key, datetime.fromtimestamp(self._group.interval, UTC)
         for at, (field, value) in enumerate(zip(OWN, values, strict=True), len(SCHEMA)):
             rows = rows.add_column(at, field, pa.repeat(pa.scalar(value, field.type), len(rows)))
@@ -210,9 +210,9 @@ class TableFile:
 
 
 def check_table_file(file: IO[bytes], stored: Stored) -> list[str]:
-    """Read a table file's footer, and where its rows belong; return in what it differs from its record.
+    """Read a table file's footer, and the sequence and time of its rows; return the differences from its record.
 
-    Page checksums are verified. pyarrow's errors if it is no Parquet file that can be read.
+    It verifies page checksums. Raises pyarrow's errors if the file is not readable Parquet.
     """
     parquet = opened_parquet(file, ["sequence", "time_ns"])
     found, rows, last, times, ordered = Sequences(), 0, -1, [], True
@@ -236,12 +236,12 @@ def check_table_file(file: IO[bytes], stored: Stored) -> list[str]:
     return [*wrong, f"it has no column {', '.join(missing)}"] if missing else wrong
 
 
-def _named(columns: pa.Schema, *kinds: Callable[[pa.DataType], bool]) -> list[str]:
+def _names_of(columns: pa.Schema, *kinds: Callable[[pa.DataType], bool]) -> list[str]:
     return [field.name for field in columns if any(is_kind(field.type) for is_kind in kinds)]
 
 
-def _described(content: Path | bytes) -> tuple[int, str]:
-    """Return the size and the SHA-256 of what is to be stored."""
+def _measure(content: Path | bytes) -> tuple[int, str]:
+    """Return the size and the SHA-256 of the content to store."""
     if isinstance(content, bytes):
         return len(content), hashlib.sha256(content).hexdigest()
     with content.open("rb") as file:
