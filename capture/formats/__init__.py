@@ -1,3 +1,5 @@
+"""Formats of stored blocks: Parquet, NDJSON, CSV and raw."""
+
 from capture.formats.choose import read_object, reader, writer
 from capture.formats.contract import Format, check_format
 from capture.ingest.block import Writer

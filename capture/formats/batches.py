@@ -1,4 +1,4 @@
-"""A stored object as rows, some at a time: in order of their sequences, and checked against the object's record."""
+"""Reads a stored object as rows, some at a time, in order of their sequences, and checks them against its record."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ PIECE_ROWS = 8192
 PIECE_BYTES = 1 << 20
 """The most bytes of a piece, unless a single message is larger."""
 LARGEST = 256 << 20
-"""Bytes of a message with all columns: servers take 64 MiB with its headers, and these stand in two columns."""
+"""Bytes of a message in all columns: servers take 64 MiB with its headers, and two columns hold the headers."""
 READ_BYTES = 64 << 10
-"""So much of a column is read from a file at a time."""
+"""This much of a column is read from a file at a time."""
 
 
 Source = bytes | IO[bytes]
@@ -38,18 +38,18 @@ def pieces(
     columns: Sequence[str] = SCHEMA.names,
     piece_bytes: int = PIECE_BYTES,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a stored object, with these columns of the envelope, of which `sequence` must be one.
+    """Yield the rows of a stored object, with these columns of the envelope, which must include `sequence`.
 
-    The file is read page by page, or about `piece_bytes` at a time, and decrypted and decompressed meanwhile. Of an
-    encrypted one the tag is checked before the first row is given.
-    FormatError if it can't be read, does not keep whole messages, or has other rows than its record says; CipherError.
+    The file is read, decrypted and decompressed page by page, or about `piece_bytes` at a time. The tag of an encrypted
+    file is checked before the first row is yielded. FormatError if the object can't be read, does not keep whole
+    messages, or has other rows than its record says; CipherError.
     """
     try:
-        for rows in _checked(_pieces(source, stored, keys, columns, piece_bytes), stored):
+        for rows in _check(_pieces(source, stored, keys, columns, piece_bytes), stored):
             yield from cut(rows, piece_bytes)
     except CaptureError as error:
         raise type(error)(f"{stored.path}: {error}") from error
-    except Exception as error:  # whatever a library raises on bytes that it can't read
+    except Exception as error:  # any error of a library about unreadable bytes
         raise FormatError(f"{stored.path} is no {stored.format} that can be read: {error}") from error
 
 
@@ -83,9 +83,9 @@ def _piece_rows(rows: int, size: int, piece_bytes: int) -> int:
 
 
 def cut(rows: pa.RecordBatch, most_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Yield rows in pieces of so many bytes at most, unless a single one is larger. FormatError if no message could be.
+    """Yield rows in pieces of at most `most_bytes`, unless a row is larger. FormatError if no server takes it.
 
-    The bytes are those that the rows have without dictionaries.
+    Sizes are those of the rows without dictionaries.
     """
     size = plain_size(rows)
     if size <= most_bytes or len(rows) < 2:
@@ -99,7 +99,7 @@ def cut(rows: pa.RecordBatch, most_bytes: int) -> Iterator[pa.RecordBatch]:
 
 
 def plain_size(rows: pa.RecordBatch) -> int:
-    """Return how many bytes rows have when each value of a dictionary stands in each row that has it."""
+    """Return the size of rows when each row has a copy of its dictionary value."""
     size = 0
     for column in rows.columns:
         if pa.types.is_dictionary(column.type):
@@ -111,7 +111,7 @@ def plain_size(rows: pa.RecordBatch) -> int:
 
 
 def _of_envelope(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
-    """Return these columns as the envelope has them; null where an earlier version did not write one."""
+    """Return these columns with the envelope's types; null if an earlier version did not write one."""
     fields = [SCHEMA.field(name) for name in columns]
     held = set(batch.schema.names)
     found = [
@@ -121,7 +121,7 @@ def _of_envelope(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatc
     return pa.RecordBatch.from_arrays(found, schema=pa.schema(fields))
 
 
-def _checked(rows: Iterator[pa.RecordBatch], stored: Stored) -> Iterator[pa.RecordBatch]:
+def _check(rows: Iterator[pa.RecordBatch], stored: Stored) -> Iterator[pa.RecordBatch]:
     """Raise FormatError if the rows are not in order, or not as many as recorded."""
     count, last = 0, 0
     for batch in rows:

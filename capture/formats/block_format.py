@@ -1,4 +1,4 @@
-"""A format, what compresses it and what encrypts it, as one: what blocks are written with, and read back."""
+"""Combines a format, a compression and an encryption, with which blocks are written and read back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from capture.ingest.block import SealedBlock
 class BlockWriter:
     """Writes sealed blocks, and reads objects: format, then compression, then encryption.
 
-    With `keys` an object is encrypted if `encrypts` says so; reading needs them for encrypted objects.
+    With `keys` and `encrypts` objects are encrypted; reading encrypted objects needs `keys`.
     """
 
     def __init__(
@@ -32,9 +32,9 @@ class BlockWriter:
         self._encrypts = encrypts
         endings = [plain.format, *([codec.ending] if codec else []), *([ENDING] if encrypts else [])]
         self.format = ".".join(endings)
-        """What is inside of what: "ndjson.zst.enc"."""
+        """The layers, from the inside out: "ndjson.zst.enc"."""
         self.unfit = plain.unfit
-        """How many values did not fit their column, by column."""
+        """Number of values that did not fit their column, by column."""
 
     def __repr__(self) -> str:
         return f"BlockWriter({self.format!r})"
@@ -49,34 +49,34 @@ class BlockWriter:
         return self.sized(block)[0]
 
     def sized(self, block: SealedBlock) -> tuple[bytes, int]:
-        """Return the object's bytes, and the size of what is compressed and encrypted in them."""
+        """Return the object's bytes, and the size of their content before compression and encryption."""
         plain = self._plain.write(block)
         data = self._codec.compress(plain) if self._codec else plain
         return (self._keys.encrypt(data, block) if self._encrypts and self._keys else data), len(plain)
 
     def read(self, data: bytes, described: SealedBlock | Stored) -> pa.Table:
-        """Return the rows of an object that holds what is described: the envelope's columns, then the typed ones.
+        """Return the rows of an object that `described` describes: the envelope's columns, then the typed ones.
 
-        CipherError; else whatever the format raises on bytes that it can't read.
+        CipherError, or any error of the format about unreadable bytes.
         """
         return self._plain.read(self.opened(BytesIO(data), described).read())
 
     def parts(self, file: IO[bytes], described: SealedBlock | Stored, part_bytes: int) -> Iterator[pa.Table]:
-        """Yield what `read` returns, some rows at a time: about so many bytes. Raises as it does."""
+        """Yield the rows of `read`, in parts of about `part_bytes`. Raises the same errors."""
         yield from self._plain.parts(self.opened(file, described), part_bytes)
 
     def positions(self, file: IO[bytes], described: SealedBlock | Stored) -> Positions:
-        """Yield the sequence and the time of each message; cheaper than `read`, and raises the same.
+        """Yield the sequence and the time of each message; cheaper than `read`, and raises the same errors.
 
-        The file is read piece by piece; of CSV the whole is in memory.
+        The file is read piece by piece; CSV is held in memory as a whole.
         """
         yield from self._plain.positions(self.opened(file, described))
 
     def opened(self, file: IO[bytes], described: SealedBlock | Stored) -> IO[bytes]:
-        """Return the format's bytes out of an object's file: decrypted and decompressed while they are read.
+        """Return the format's bytes from an object's file; they are decrypted and decompressed while they are read.
 
-        What is not compressed can be moved in, as Parquet needs it. CipherError; a compression's error comes at a read,
-        and FormatError where there is more inside than the record says, or than `largest_plain` allows.
+        Without compression the result is seekable, as Parquet needs it. CipherError. A read raises the compression's
+        errors, and FormatError if there are more bytes inside than the record or `largest_plain` allows.
         """
         if self._encrypts:
             if self._keys is None:

@@ -1,3 +1,5 @@
+"""Chooses the writer or reader of a format by its name."""
+
 from __future__ import annotations
 
 from hashlib import sha256
@@ -27,8 +29,8 @@ def writer(
     """Return the writer of this format: "parquet", "ndjson", "csv" or "raw".
 
     `compression` is "none", "gzip", "snappy" or "zstd"; Parquet uses it inside, and zstd by default. `decode` gives
-    Parquet its typed columns, and CSV its values, of which `flatten`, "module:function", makes rows. With `keys` blocks
-    are encrypted. ConfigError, with the known names, for what there is not.
+    Parquet its typed columns, and CSV its values, which `flatten` ("module:function") turns into rows. With `keys`
+    blocks are encrypted. ConfigError, with the known names, if a name is unknown.
     """
     decoding = Decoding.of(decode or decoder("raw"))
     wanted = format_of(name)
@@ -54,7 +56,7 @@ def _plain(name: str, decoding: Decoding[Any] | None = None, compression: str = 
 
 
 def reader(format: str, keys: Keys | None = None) -> BlockWriter:
-    """Return what reads objects of this format, as the manifest names it: "parquet", "ndjson.zst.enc". FormatError."""
+    """Return the reader of this format, as the manifest names it: "parquet", "ndjson.zst.enc". FormatError."""
     plain, *endings = format.split(".")
     encrypted = endings[-1:] == [ENDING]
     compressions = endings[: len(endings) - encrypted]
@@ -67,7 +69,7 @@ def reader(format: str, keys: Keys | None = None) -> BlockWriter:
 def read_object(data: bytes, stored: Stored, keys: Keys | None = None) -> pa.Table:
     """Return the rows of a stored object: the envelope's columns, then the typed ones.
 
-    FormatError if it is not, to the byte, what was stored, or can't be read; CipherError if the keys don't open it.
+    FormatError if it differs in any byte from the stored one, or can't be read; CipherError if the keys don't open it.
     """
     if sha256(data).hexdigest() != stored.sha256:
         raise FormatError(f"{stored.path} was changed: its SHA-256 is not the recorded one")
@@ -75,7 +77,7 @@ def read_object(data: bytes, stored: Stored, keys: Keys | None = None) -> pa.Tab
         rows = reader(stored.format, keys).read(data, stored)
     except CaptureError as error:
         raise type(error)(f"{stored.path}: {error}") from error
-    except Exception as error:  # whatever a library raises on bytes that it can't read
+    except Exception as error:  # any error of a library about unreadable bytes
         raise FormatError(f"{stored.path} is no {stored.format} that can be read: {error}") from error
     if len(rows) != stored.count:
         raise FormatError(f"{stored.path} has {len(rows):,} rows, its record says {stored.count:,}")

@@ -1,3 +1,5 @@
+"""Compressions of whole objects: gzip, snappy and zstd."""
+
 from __future__ import annotations
 
 import io
@@ -15,27 +17,28 @@ ZSTD_LEVEL = 1  # the compaction writes the lasting file
 IDENTIFIER = b"\xff\x06\x00\x00sNaPpY"
 UNFRAMED_BYTES = 64 << 10
 UNRECORDED_BYTES = 1 << 30
-"""What an object may hold whose record does not say it; LARGEST_RATIO times its bytes, if that is more."""
+"""Limit of an object's content if its record does not have it; or LARGEST_RATIO times its bytes, if that is more."""
 LARGEST_RATIO = 1032
-"""No deflate stream (RFC 1951) is larger inside, by this factor."""
-LIMITED_BYTES = 1 << 20  # that are decompressed at a time, when all is asked for
+"""A deflate stream (RFC 1951) expands by at most this factor."""
+LIMITED_BYTES = 1 << 20  # that are decompressed at a time, when all is requested
 
 
 @dataclass(frozen=True)
 class Codec:
-    """A compression of whole objects, and the end that it gives their names."""
+    """A compression of whole objects, and the suffix of their names."""
 
     name: str
     ending: str
     compress: Callable[[bytes], bytes]
     opened: Callable[[IO[bytes]], IO[bytes]]
-    """Makes of a file what decompresses it while it is read, from its begin to its end. They may be closed together."""
+    """Returns a reader that decompresses a file from its start to its end. Closing the reader may close the file."""
 
 
 class Unframed(io.RawIOBase):
-    """What framed Snappy holds, a chunk at a time: 64 KiB of it at most.
+    """The content of framed Snappy, a chunk at a time, of at most 64 KiB.
 
-    Source: framing_format.txt of google/snappy. Reading raises FormatError, or cramjam's error, on what is none.
+    Source: framing_format.txt of google/snappy. Reading raises FormatError, or cramjam's error, if it is not framed
+    Snappy.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -44,11 +47,11 @@ class Unframed(io.RawIOBase):
         self._begun = False
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill the buffer, as far as a chunk goes; with nothing only at the end."""
+        """Fill the buffer, at most from one chunk; with nothing only at the end."""
         while not self._left and (chunk := self._chunk()):
             self._left = memoryview(bytes(cramjam.snappy.decompress(IDENTIFIER + chunk)))
         some = self._left[: len(buffer)]
@@ -70,24 +73,24 @@ class Unframed(io.RawIOBase):
 
 
 def largest_plain(described: object) -> int:
-    """Return how many bytes may be inside of a described object: as many as its record says, if it says so."""
+    """Return the limit for the content of a described object: the size in its record, if there is one."""
     recorded = int(getattr(described, "plain_bytes", 0))
     return recorded or max(UNRECORDED_BYTES, LARGEST_RATIO * int(getattr(described, "bytes", 0)))
 
 
 class Limited(io.RawIOBase):
-    """A file that may hold so many bytes. Reading beyond them raises FormatError."""
+    """A file with at most `most` bytes. Reading beyond them raises FormatError."""
 
     def __init__(self, file: IO[bytes], most: int) -> None:
         self._file = file
         self._most = self._left = most
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def read(self, size: int = -1) -> bytes:
-        """Return so many bytes, or all that follow; fewer only at the end."""
+        """Return this many bytes, or all that follow; fewer only at the end."""
         if size < 0:
             return self.readall()
         data = self._file.read(min(size, self._left + 1))
@@ -97,7 +100,7 @@ class Limited(io.RawIOBase):
         return data
 
     def readall(self) -> bytes:
-        """Return all that follows."""
+        """Return all bytes that follow."""
         whole = io.BytesIO()
         while data := self.read(LIMITED_BYTES):
             whole.write(data)
@@ -113,7 +116,7 @@ def _whole(function: Callable[..., Any], *more: int) -> Callable[[bytes], bytes]
     return lambda data: bytes(function(data, *more))
 
 
-def _unframed(file: IO[bytes]) -> IO[bytes]:
+def _unframe(file: IO[bytes]) -> IO[bytes]:
     return io.BufferedReader(Unframed(file), UNFRAMED_BYTES)
 
 
@@ -125,7 +128,7 @@ CODECS = {
     codec.name: codec
     for codec in (
         Codec("gzip", "gz", _whole(cramjam.gzip.compress, GZIP_LEVEL), _arrow("gzip")),
-        Codec("snappy", "sz", _whole(cramjam.snappy.compress), _unframed),
+        Codec("snappy", "sz", _whole(cramjam.snappy.compress), _unframe),
         Codec("zstd", "zst", _whole(cramjam.zstd.compress, ZSTD_LEVEL), _arrow("zstd")),
     )
 }
@@ -134,7 +137,7 @@ NONE = "none"
 
 
 def codec(name: str) -> Codec | None:
-    """Return the compression of this name, None for "none". ConfigError, with the known names, if there is none."""
+    """Return the compression of this name, None for "none". ConfigError, with the known names, if it is unknown."""
     if name != NONE and name not in CODECS:
         raise ConfigError(f"there is no compression {name!r}; the known ones are {', '.join([NONE, *CODECS])}")
     return CODECS.get(name)

@@ -1,4 +1,4 @@
-"""What a format of blocks does, and the check that every format passes."""
+"""Defines what a format of blocks does, and the check that every format passes."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ LARGE = 1 << 20  # bytes of the largest payload that the conformance check write
 class Format(Writer, Protocol):
     """Writes blocks and reads them back, without compression and encryption around them.
 
-    It is pure: equal blocks give equal bytes. `capture.archive.stored_formats` says what each format can do; `format`
-    is its name there.
+    It is pure: equal blocks give equal bytes. `capture.archive.stored_formats` describes the abilities of each format;
+    `format` is its name there.
     """
 
     @property
     def unfit(self) -> Counter[str]:
-        """How many values did not fit their column so far, by column."""
+        """Number of values that did not fit their column so far, by column."""
         ...
 
     def read(self, data: bytes) -> pa.Table:
-        """Return the rows: the columns of `envelope.SCHEMA`, then the typed ones. It raises on what it can't read."""
+        """Return the rows: the columns of `envelope.SCHEMA`, then the typed ones. Raises if the data is unreadable."""
         ...
 
     def parts(self, file: IO[bytes], part_bytes: int) -> Iterator[pa.Table]:
-        """Yield what `read` returns, some rows at a time: those of about so many bytes, where the format allows it.
+        """Yield the rows of `read` in parts of about `part_bytes`, if the format allows it.
 
-        The file is read from where it is to its end, and not moved in; a larger message is a part of its own. Raises as
-        `read` does, perhaps behind some parts.
+        It reads the file from its position to its end, without seeking; a larger message is a part of its own. Raises
+        the errors of `read`, maybe after some parts.
         """
         ...
 
     def positions(self, file: IO[bytes]) -> Positions:
-        """Yield the sequence and the time of each message; cheaper than `read`. It raises on what it can't read."""
+        """Yield the sequence and the time of each message; cheaper than `read`. Raises if the data is unreadable."""
         ...
 
 
 def check_format(wanted: Format) -> None:
-    """Raise AssertionError unless a format writes any message, keeps what it says it keeps, and reads it back."""
+    """Raise AssertionError unless a format writes any message, keeps what it claims to keep, and reads it back."""
     described = FORMATS.get(wanted.format)
     assert described is not None, f"{wanted.format!r} is not described in capture.archive.stored_formats"
     for name, block in sample_blocks():
@@ -76,7 +76,7 @@ def _check_rows(name: str, wanted: list[dict[str, object]], found: list[dict[str
 
 
 def sample_blocks() -> Iterator[tuple[str, SealedBlock]]:
-    """Yield blocks of every kind that a writer must be able to write, each with its name."""
+    """Yield a block of each kind that a writer must be able to write, with its name."""
     yield "one plain message", _block((b"a.b", b"", b"text"))
     yield "empty payloads", _block((b"a", b"", b""), (b"b", b"", b""))
     yield "binary payloads", _block((b"a", b"", bytes(range(256))), (b"b", b"", b"\xff\xfe"), (b"c", b"", b"\0"))
@@ -98,7 +98,7 @@ def _block(*messages: tuple[bytes, bytes, bytes], errors: dict[int, str] | None 
     subjects, header_blocks, payloads = (list(column) for column in zip(*messages, strict=True))
     records: Records[None] = Records(
         stream="SAMPLE",
-        sequences=[2**53 + 1 + index for index in range(count)],  # past what a double holds exactly
+        sequences=[2**53 + 1 + index for index in range(count)],  # more than a double represents exactly
         times_ns=[1_792_540_800_123_456_789 + index for index in range(count)],
         subjects=subjects,
         header_blocks=header_blocks,

@@ -1,4 +1,4 @@
-"""CSV: the fields of a value as columns, behind the columns of the envelope."""
+"""The format `csv`: the fields of a value as columns, after the columns of the envelope."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _BEGIN = [one.name for one in _COLUMNS]
 _SOURCES = dict.fromkeys(one.source for one in _COLUMNS)
 _OBJECTS = [one.name for one in _COLUMNS if one.type == "headers"]
 ENVELOPE = (*_BEGIN[:2], ROW, *_BEGIN[2:], *(name for one in COLUMNS if one.as_text for name in fields_of(one)))
-"""The columns of every file. `row` counts the rows of a message from 0; a payload, if kept, stands in the first."""
+"""The columns of every file. `row` counts the rows of a message from 0; a payload, if kept, is in the first row."""
 
 MOST_COLUMNS = 1000
-"""Columns of values in a file; the rest goes into one: payloads with names of their own must not take all memory."""
+"""Columns of values in a file; more are put into one column, so that payloads with many names don't fill memory."""
 
 MORE = "_more"
 FLATTEN = "flatten"
-"""Under this name values that could not be flattened are counted."""
+"""The name under which values that could not be flattened are counted."""
 
 _TAKEN = {name.lower() for name in (*SCHEMA.names, *ENVELOPE, MORE)}
 _OWN = frozenset(ENVELOPE)
@@ -47,10 +47,10 @@ Row = dict[str, Any]
 
 
 class CsvWriter:
-    """CSV with a header: a value's fields as columns, a row a message or several. It is not enough for a restore.
+    """CSV with a header: a value's fields as columns, and one or more rows per message. It is not enough for a restore.
 
-    `flatten` makes the rows of a value; by default the decoder's own does, or else `flat`. A message that makes no row,
-    or fails to be flattened, has one row with its payload. A message that makes rows does *not* keep its payload.
+    `flatten` makes the rows of a value; the default is the decoder's own, or `flat`. A message without rows, or for
+    which `flatten` fails, has one row with its payload. A message that makes rows does *not* keep its payload.
     """
 
     format: ClassVar[str] = "csv"
@@ -76,11 +76,11 @@ class CsvWriter:
         return text.getvalue().encode("utf-8", "replace")
 
     def read(self, data: bytes) -> pa.Table:
-        """Return one row a message. Raw headers are null, and payloads that were not kept. FormatError."""
+        """Return one row per message. Raw headers are null, and so are payloads that were not kept. FormatError."""
         return with_envelope(_envelope(_first_rows(data)))
 
     def parts(self, file: IO[bytes], part_bytes: int) -> Iterator[pa.Table]:
-        """Yield the rows at once. FormatError."""
+        """Yield all rows in one part. FormatError."""
         yield self.read(file.read())
 
     def positions(self, file: IO[bytes]) -> Positions:
@@ -95,8 +95,8 @@ class CsvWriter:
             begin = dict(zip(_BEGIN, cells, strict=False))
             try:
                 rows = [] if value is None else [_cells(row) for row in self._flatten(value)]
-            except Exception as failure:  # a user's function may raise anything
-                with self._counting:  # blocks are written by several threads
+            except Exception as failure:  # a user's function may raise any error
+                with self._counting:  # several threads write blocks
                     self.unfit[FLATTEN] += 1
                 rows, begin[ERROR] = [], f"flatten: {reason(failure)}"
             for number, row in enumerate(rows or [_payload(payload)]):
@@ -109,13 +109,13 @@ def _envelope_cells(records: Records[Any]) -> Iterator[tuple[Any, ...]]:
     for part in parts_of(records):
         columns = text_columns(part, _SOURCES)
         columns |= {name: (encode(one).decode() if one else "" for one in columns[name]) for name in _OBJECTS}
-        yield from zip(*(columns[name] for name in _BEGIN), strict=False)  # a stream is repeated without an end
+        yield from zip(*(columns[name] for name in _BEGIN), strict=False)  # the stream's name repeats without end
 
 
 def flat(value: Any) -> Iterator[Row]:
-    """Yield a value as rows: an object is one, names of nested fields are joined by dots; a list is a row an element.
+    """Yield a value as rows: one for an object, with names of nested fields joined by dots; one per element of a list.
 
-    Lists inside of objects are JSON; anything that is no object stands in the column "value".
+    Lists inside of objects are JSON; a value that is not an object is in the column "value".
     """
     plain = msgspec.to_builtins(value, str_keys=True)
     for one in plain if isinstance(plain, list) else [plain]:
@@ -140,7 +140,7 @@ def _cells(row: Mapping[str, Any]) -> Row:
 
 
 def _gather(rows: list[Row], rest: frozenset[str]) -> None:
-    """Put the cells that have no column of their own into one, as JSON."""
+    """Put the cells without their own column into one, as JSON."""
     for row in rows:
         if not rest.isdisjoint(row):
             more = {name: row.pop(name) for name in [*row] if name in rest}

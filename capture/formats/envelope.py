@@ -1,4 +1,4 @@
-"""The envelope, format 1, as Arrow's columns: messages become rows, and rows become messages again."""
+"""The envelope, format 1, as Arrow's columns: converts messages to rows, and rows to messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _KINDS = [(field.name, field.type) for field in SCHEMA]
 _MADE = {source: [one.name for one in COLUMNS if one.source == source] for source in (one.source for one in COLUMNS)}
 """The columns that are made from each source."""
 _PLAIN = [one for one in COLUMNS if one.source in LISTS and one.source not in ("subjects", HEADER_BLOCKS)]
-"""The columns that are a list of `Records` as it is."""
+"""The columns that are equal to a list of `Records`."""
 
 _BEGIN, _END = b"NATS/1.0\r\n", b"\r\n\r\n"
 _OF_HEADERS = [one for one in COLUMNS if one.source == HEADER_BLOCKS]
@@ -62,7 +62,7 @@ def _arrays(records: Records[Any], source: str) -> Iterable[pa.Array]:
 
 
 def to_records(batch: pa.RecordBatch, stream: str = "") -> Records[Any]:
-    """Return rows as records: lists of Python objects, bytes as they came.
+    """Return rows as records: lists of Python objects, with unchanged bytes.
 
     The rows have at least the columns `envelope_columns.NEEDED`. `stream` names their stream if they do not.
     """
@@ -76,7 +76,7 @@ def to_records(batch: pa.RecordBatch, stream: str = "") -> Records[Any]:
     return Records(
         stream=stream or batch.column("stream")[0].as_py(),
         subjects=subjects,
-        header_blocks=_filled(batch.column("header_block")),
+        header_blocks=_fill_nulls(batch.column("header_block")),
         values=[None] * len(batch),
         errors=errors,
         **{one.source: batch.column(one.name).to_pylist() for one in _PLAIN},
@@ -84,14 +84,14 @@ def to_records(batch: pa.RecordBatch, stream: str = "") -> Records[Any]:
 
 
 def messages_of(batch: pa.RecordBatch) -> Iterator[Record[None]]:
-    """Yield rows as messages, one by one. EACH is enough of the columns."""
+    """Yield rows as messages, one by one. It needs only the columns EACH."""
     columns = [
-        _filled(batch.column(name)) if name == "header_block" else batch.column(name).to_pylist() for name in EACH
+        _fill_nulls(batch.column(name)) if name == "header_block" else batch.column(name).to_pylist() for name in EACH
     ]
     return map(Record, *columns, repeat(None))
 
 
-def _filled(column: pa.Array) -> list[bytes]:
+def _fill_nulls(column: pa.Array) -> list[bytes]:
     if column.null_count == len(column):
         return [b""] * len(column)
     return [one or b"" for one in column.to_pylist()]
@@ -130,7 +130,7 @@ def _safe(reason: str | None) -> str | None:
 
 
 def header_columns(blocks: list[bytes]) -> list[pa.Array]:
-    """Return the columns that these raw header blocks become, in their order; `b""` stands for no headers."""
+    """Return the columns of these raw header blocks, in the envelope's order; `b""` stands for no headers."""
     if not any(blocks):
         return [pa.nulls(len(blocks), TYPES[one.type]) for one in _OF_HEADERS]
     headers, message_ids = _by_column(blocks) or _one_by_one(blocks)
@@ -160,9 +160,9 @@ def _first_values(header: str, blocks: list[bytes]) -> list[str | None] | None:
 
 
 def _by_column(blocks: list[bytes]) -> tuple[pa.Array, pa.Array] | None:
-    """Return headers and message ids without a Python object a header; None if some block is out of the ordinary.
+    """Return headers and message ids without a Python object for each header; None if a block is unusual.
 
-    Out of the ordinary are: text that is not UTF-8, a line that is no header, a name that is repeated in one block.
+    Unusual are: text that is not UTF-8, a line that is not a header, a name that is repeated in one block.
     """
     if not all(not block or (block.startswith(_BEGIN) and block.endswith(_END)) for block in blocks):
         return None
@@ -176,7 +176,7 @@ def _by_column(blocks: list[bytes]) -> tuple[pa.Array, pa.Array] | None:
         return None
     names, values = pc.list_element(pairs, 0), pc.utf8_trim(pc.list_element(pairs, 1), " \t")
     owners = pc.list_parent_indices(lines)
-    if _repeated(names, owners):
+    if _has_repeated(names, owners):
         return None
     items = pa.ListArray.from_arrays(pa.array(range(len(values) + 1), pa.int32()), values)
     headers = pa.MapArray.from_arrays(lines.offsets, names, items, mask=pc.is_null(lines))
@@ -185,8 +185,8 @@ def _by_column(blocks: list[bytes]) -> tuple[pa.Array, pa.Array] | None:
     return headers, values.filter(is_id).take(where)
 
 
-def _repeated(names: pa.Array, owners: pa.Array) -> bool:
-    """Tell whether a message has two headers of one name."""
+def _has_repeated(names: pa.Array, owners: pa.Array) -> bool:
+    """Return whether a message has two headers of one name."""
     encoded = names.dictionary_encode()
     width = len(encoded.dictionary)
     both = pc.add(pc.multiply(owners.cast(pa.int64()), width), encoded.indices.cast(pa.int64()))
@@ -211,9 +211,9 @@ def _one_by_one(blocks: list[bytes]) -> tuple[pa.Array, pa.Array]:
 def _strings(values: list[Any]) -> pa.Array:
     try:
         return pa.array(values, pa.string())
-    except UnicodeEncodeError:  # the raw block keeps what it was
-        return pa.array([None if value is None else _replaced(value) for value in values], pa.string())
+    except UnicodeEncodeError:  # the raw block keeps the original bytes
+        return pa.array([None if value is None else _replace_surrogates(value) for value in values], pa.string())
 
 
-def _replaced(value: str) -> str:
+def _replace_surrogates(value: str) -> str:
     return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""NDJSON: a message is a JSON object on a line of its own."""
+"""The format `ndjson`: each message is a JSON object on its own line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from capture.formats.text_columns import fields_of, parts_of, text_columns
 from capture.ingest.block import SealedBlock
 from capture.ingest.record import LISTS, Records
 
-POSITIONS_BYTES = 8 << 20  # of lines that are looked at together for their positions
+POSITIONS_BYTES = 8 << 20  # of lines that are read together for their positions
 LONGEST_LINE = 512 << 20
 """Bytes of a line: no message that a server takes (64 MiB with its headers) becomes a longer one."""
 
@@ -41,16 +41,16 @@ def _fields(column: Column) -> Iterator[tuple[str, Any] | tuple[str, Any, None]]
 
 _DECODED = ("subjects", HEADER_BLOCKS)
 Row: Any = msgspec.defstruct("Row", [field for one in COLUMNS for field in _fields(one)], omit_defaults=True)
-"""A line: the envelope's names; bytes that are not text are in the field that ends in `_base64`, its twin is null.
+"""A line with the envelope's names. Bytes that are not text are in the field that ends in `_base64`, the other is null.
 
-Made by position: by name it costs three times as much.
+Construct it by position: by name it costs three times as much.
 """
 _PLAIN = [one for one in COLUMNS if one.source in LISTS and one.type != "binary" and one.source not in _DECODED]
-"""The columns that `Records` holds as they are."""
+"""The columns that are equal to a list of `Records`."""
 
 
 class NdjsonWriter:
-    """JSON, a message a line: to be read by anything, at several times Parquet's size and cost."""
+    """JSON, one message per line: any program can read it, at several times Parquet's size and cost."""
 
     format: ClassVar[str] = "ndjson"
     unfit: ClassVar[Counter[str]] = Counter()  # it has no columns
@@ -60,11 +60,11 @@ class NdjsonWriter:
         return b"".join(map(lines, parts_of(block.records)))
 
     def read(self, data: bytes) -> pa.Table:
-        """Return the rows; msgspec's DecodeError if a line is none."""
+        """Return the rows; raises msgspec's DecodeError if a line is not a row."""
         return to_table(_records(msgspec.json.Decoder(Row).decode_lines(data)))
 
     def parts(self, file: IO[bytes], part_bytes: int) -> Iterator[pa.Table]:
-        """Yield the rows of so many bytes, and of the begin of a line before them. Raises as `read` does."""
+        """Yield the rows in parts of about `part_bytes`; a cut line is in the next part. Raises as `read` does."""
         decode = msgspec.json.Decoder(Row).decode_lines
         for line, more in _cut(file, part_bytes):
             yield to_table(_records(decode(line) + decode(more)))
@@ -78,7 +78,7 @@ class NdjsonWriter:
 
 
 def _cut(file: IO[bytes], part_bytes: int) -> Iterator[tuple[bytes, bytes | memoryview]]:
-    """Yield a line that several parts have, and the whole lines behind it: these are not copied. FormatError."""
+    """Yield a line that spans several parts, and the whole lines after it; these are not copied. FormatError."""
     begun: list[bytes] = []
     size = 0  # of these
     while part := file.read(part_bytes):
@@ -113,10 +113,10 @@ class _Position(msgspec.Struct):
 
 
 def lines(records: Records[Any]) -> bytes:
-    """Return a message a line, made column by column: most columns are missing for all of the messages."""
+    """Return one line per message, made column by column: most columns are null for all of the messages."""
     columns = text_columns(records)
     rows = map(Row, *[columns[name] for name in Row.__struct_fields__])
-    return _encoder.encode_lines(list(rows))  # msgspec 0.22 never lets go of an iterator, nor it of our columns
+    return _encoder.encode_lines(list(rows))  # msgspec 0.22 never frees an iterator, and that would keep our columns
 
 
 def _bytes(text: str | None, encoded: str | None) -> bytes:

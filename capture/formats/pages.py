@@ -1,4 +1,4 @@
-"""How much memory the pages of a Parquet file take, before any of them is decompressed: whoever wrote it may lie.
+"""Checks how much memory the pages of a Parquet file need before decompressing any: the file may be malicious.
 
 Source: parquet.thrift (PageHeader) of apache/parquet-format, and Thrift's compact protocol.
 """
@@ -11,12 +11,12 @@ from typing import IO, Any
 from capture.errors import FormatError
 
 MOST_BYTES = 520 << 20
-"""Of a page: capture's have a MiB, or eight messages where these are larger, of 64 MiB at most as servers take them."""
+"""Of a page. Capture's have a MiB, or eight larger messages of at most 64 MiB each, the limit of servers."""
 MOST_VALUES = 1 << 24
 """Of a page: Arrow begins a new one after 20,000 rows."""
 HEADER_BYTES = 64 << 10
-LONGEST_HEADER = 1 << 20  # smallest and largest values are in it
-DEEPEST = 8  # structures in one another; a page's header has three
+LONGEST_HEADER = 1 << 20  # it includes the smallest and largest values
+DEEPEST = 8  # nested structures; a page's header has three levels
 
 _TRUE, _FALSE, _BYTE, _INT16, _INT32, _INT64, _BINARY, _STRUCT = 1, 2, 3, 4, 5, 6, 8, 12
 _DICTIONARY = 2  # a page's type
@@ -24,9 +24,9 @@ _BYTES = "BYTE_ARRAY"  # of a column
 
 
 def check_pages(file: IO[bytes], metadata: Any, columns: Collection[str]) -> set[str]:
-    """Return which of these columns are texts or bytes with a dictionary. FormatError if a page takes too much memory.
+    """Return those of these columns that hold text or bytes with a dictionary. FormatError if a page is too large.
 
-    `metadata` is that of the file's footer. Headers are read, pages are not.
+    `metadata` is that of the file's footer. It reads headers, not pages.
     """
     found: set[str] = set()
     for group in range(metadata.num_row_groups):
@@ -40,7 +40,7 @@ def check_pages(file: IO[bytes], metadata: Any, columns: Collection[str]) -> set
 
 
 def _has_dictionary(file: IO[bytes], column: Any) -> bool:
-    """Look at all pages of a column in a row group, which begin where Arrow looks for them."""
+    """Check all pages of a column in a row group, from the position at which Arrow starts to read."""
     at, has_one = column.data_page_offset, False
     if column.has_dictionary_page and 0 < column.dictionary_page_offset < at:
         at = column.dictionary_page_offset
@@ -60,14 +60,14 @@ def _has_dictionary(file: IO[bytes], column: Any) -> bool:
 
 
 def _header(file: IO[bytes], at: int) -> tuple[dict[tuple[int, ...], int], int]:
-    """Return the numbers in a page's header, by their place, and how many bytes the header has."""
+    """Return the numbers in a page's header, by their place, and the size of the header in bytes."""
     most = HEADER_BYTES
     while True:
         file.seek(at)
         data = file.read(most)
         try:
             return _struct(data, 0, ())
-        except IndexError:  # it ends behind what was read
+        except IndexError:  # it ends after the bytes read
             if len(data) < most or most >= LONGEST_HEADER:
                 raise FormatError("the header of a page is cut off, or too long") from None
             most = LONGEST_HEADER

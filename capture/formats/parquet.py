@@ -1,3 +1,5 @@
+"""The format `parquet`: the envelope's columns, and typed columns of decoded values."""
+
 from __future__ import annotations
 
 import logging
@@ -27,21 +29,21 @@ log = logging.getLogger("capture.writers.parquet")
 COMPRESSIONS = ("none", "gzip", "snappy", "zstd")
 COMPRESSION_LEVEL = 1  # of zstd and gzip: the compaction writes the lasting file
 PAGE_BYTES = 1 << 20
-"""About how many a page has, unless a message is larger: who reads a file piece by piece has a page in memory."""
-PAGE_ROWS = 8  # values that are written to a page at once, where the size of messages is not known beforehand
-MOST_PAGE_ROWS = 1024  # where it is: more make nothing faster
-MOST_TOLD = 1000  # things of which the log tells: the names of fields are the publishers' choice
+"""About the size of a page, unless a message is larger. Reading a file piece by piece takes a page in memory."""
+PAGE_ROWS = 8  # values that are written to a page at once, if the size of messages is not known in advance
+MOST_PAGE_ROWS = 1024  # if it is known: a larger number is not faster
+MOST_TOLD = 1000  # things that the log reports: publishers choose the names of fields
 POSITIONS = 65_536  # rows whose sequences and times are read at a time
-REPETITIVE = [one.name for one in COLUMNS if one.repeats]  # a dictionary pays here; elsewhere it is built in vain
+REPETITIVE = [one.name for one in COLUMNS if one.repeats]  # a dictionary pays off here, but not in other columns
 SEARCHED = [one.name for one in COLUMNS if one.is_searched]  # columns with minimum and maximum
-COUNTING = {one.name: "DELTA_BINARY_PACKED" for one in COLUMNS if one.rises}  # next to nothing where they rise
+COUNTING = {one.name: "DELTA_BINARY_PACKED" for one in COLUMNS if one.rises}  # almost nothing if they ascend
 
 
 class ParquetWriter:
-    """Parquet: checksums on its pages, a page index, what the block is in the file's metadata, zstd by default.
+    """Parquet with page checksums, a page index, the block's facts in the file's metadata, and zstd by default.
 
-    If the decoder knows the shape of its values, their fields are columns behind the envelope's. What does not fit its
-    column is counted in `unfit`, by column, and logged; the payload keeps it.
+    If the decoder has a shape for its values, their fields are columns after the envelope's. A value that does not fit
+    its column is counted in `unfit`, by column, and logged; the payload keeps it.
     """
 
     format: ClassVar[str] = "parquet"
@@ -51,7 +53,7 @@ class ParquetWriter:
             raise ConfigError(f"Parquet has no compression {compression!r}; known are {', '.join(COMPRESSIONS)}")
         self.unfit: Counter[str] = Counter()
         self._counting = Lock()
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._compression = compression
         self._decoding = decoding
         shape = None if decoding is None else decoding.shape
@@ -60,7 +62,7 @@ class ParquetWriter:
     def write(self, block: SealedBlock) -> bytes:
         """Return the block as a Parquet file."""
         table = to_table(block.records)
-        more = self._typed(block)
+        more = self._convert_values(block)
         for field in more.schema:
             table = table.append_column(field, more[field.name])
         sink = pa.BufferOutputStream()
@@ -82,12 +84,12 @@ class ParquetWriter:
         return bytes(sink.getvalue())
 
     def read(self, data: bytes) -> pa.Table:
-        """Return the rows; page checksums are verified. FormatError if a newer version wrote it, else pyarrow's."""
+        """Return the rows; verifies page checksums. FormatError if a newer version wrote it; pyarrow's errors."""
         file = opened_parquet(pa.BufferReader(data))
         return with_envelope(unfolded(file.read()))
 
     def parts(self, file: IO[bytes], part_bytes: int) -> Iterator[pa.Table]:
-        """Yield the rows at once: `batches.pieces` reads Parquet in pieces, by its row groups."""
+        """Yield all rows in one part: `batches.pieces` reads Parquet in pieces, by its row groups."""
         yield self.read(file.read())
 
     def positions(self, file: IO[bytes]) -> Positions:
@@ -96,22 +98,22 @@ class ParquetWriter:
         for batch in opened_parquet(file, columns, is_checked=False).iter_batches(POSITIONS, columns=columns):
             yield batch["sequence"].to_pylist(), batch["time_ns"].to_pylist()
 
-    def _typed(self, block: SealedBlock) -> pa.Table:
+    def _convert_values(self, block: SealedBlock) -> pa.Table:
         if self._schema is None or self._decoding is None:
             return pa.table({})
         typed = typed_columns(_lines(block.records, self._decoding), self._schema)
-        self._tell(block, typed)
+        self._log_misfits(block, typed)
         return typed.columns
 
-    def _tell(self, block: SealedBlock, typed: Typed) -> None:
-        """Count what does not fit, and log what the decoder's shape does not say: each thing once."""
+    def _log_misfits(self, block: SealedBlock, typed: Typed) -> None:
+        """Count values that do not fit, and log differences from the decoder's shape, each of them once."""
         said = {name: f"{len(rows)} values do not fit {name}" for name, rows in typed.unfit.items()}
         said |= {f"{name} {kind}": f"{name} is {kind} in this block" for name, kind in typed.widened.items()}
         said |= {f"new {name}": f"there is a new field {name}" for name in typed.unknown}
-        with self._counting:  # blocks are written by several threads
+        with self._counting:  # several threads write blocks
             self.unfit.update({name: len(rows) for name, rows in typed.unfit.items()})
-            new = said.keys() - self._told if len(self._told) < MOST_TOLD else set()
-            self._told |= new
+            new = said.keys() - self._logged if len(self._logged) < MOST_TOLD else set()
+            self._logged |= new
         if new:
             where = f"{block.stream} {block.first}–{block.last}, key {block.key!r}"
             what = ", ".join(sentence for thing, sentence in said.items() if thing in new)
@@ -119,7 +121,7 @@ class ParquetWriter:
 
 
 def _page_rows(records: Records[Any]) -> int:
-    """Return how many messages may go into a page before its size is looked at: none then exceeds it by more."""
+    """Return how many messages are written between two checks of a page's size: a page exceeds it by at most these."""
     largest = max(map(len, chain(records.payloads, records.header_blocks)), default=0)
     return min(MOST_PAGE_ROWS, PAGE_BYTES // max(1, min(largest, PAGE_BYTES)))
 
@@ -127,12 +129,13 @@ def _page_rows(records: Records[Any]) -> int:
 def opened_parquet(
     file: IO[bytes], columns: Sequence[str] = (), *, is_checked: bool = True, buffer_bytes: int | None = None
 ) -> pq.ParquetFile:
-    """Return a file of which these columns are to be read, or all; page checksums are verified if it `is_checked`.
+    """Return a file for reading these columns, or all; page checksums are verified if it `is_checked`.
 
-    A row group is read as a whole, which is pyarrow's default; with `buffer_bytes` so many bytes at a time.
+    A row group is read as a whole, which is pyarrow's default, or with `buffer_bytes` this many bytes at a time.
 
-    Columns with a dictionary come with it, so that a value in a thousand rows takes its size once: `unfolded` makes
-    them plain. FormatError if a page takes more memory than may be, or a newer version wrote it; else pyarrow's.
+    Columns with a dictionary keep it, so that a value that a thousand rows have takes its size once: `unfolded` makes
+    them plain. FormatError if a page needs too much memory, or a newer version wrote the file; otherwise pyarrow's
+    errors.
     """
     metadata = pq.read_metadata(file)
     repeated = check_pages(file, metadata, columns or metadata.schema.to_arrow_schema().names)
@@ -166,7 +169,7 @@ def checked_version(file: pq.ParquetFile) -> pq.ParquetFile:
 
 
 def _lines(records: Records[Any], decoding: Decoding[Any]) -> list[bytes]:
-    """Return each message's value as JSON; nothing for the undecodable ones."""
+    """Return each message's value as JSON; empty for the undecodable ones."""
     if not decoding.is_json:
         return [b"" if value is None else _json(value) for value in values_of(records, decoding)]
     if not records.errors:
@@ -177,7 +180,7 @@ def _lines(records: Records[Any], decoding: Decoding[Any]) -> list[bytes]:
 def _json(value: Any) -> bytes:
     try:
         return msgspec.json.encode(value)
-    except (TypeError, ValueError, RecursionError):  # not of its shape: nothing fits, and that is told
+    except (TypeError, ValueError, RecursionError):  # not of its shape: nothing fits, and that is logged
         return b"null"
 
 

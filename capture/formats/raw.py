@@ -1,3 +1,5 @@
+"""The format `raw`: messages byte for byte, each after its lengths."""
+
 from __future__ import annotations
 
 import struct
@@ -21,8 +23,8 @@ LENGTH = struct.Struct(">I")
 HEAD = struct.Struct(">QqIIIII")
 """Before each message: sequence, time in ns, deliveries, then the bytes of subject, header block, error and payload."""
 MOST_BYTES = 256 << 20
-"""Of a message, or of the block's begin: no message that a server takes (64 MiB with its headers) is longer."""
-POSITIONS_BYTES = 8 << 20  # of messages that are looked at together for their positions
+"""Of a message, or of the block's head: no message that a server takes (64 MiB with its headers) is longer."""
+POSITIONS_BYTES = 8 << 20  # of messages that are read together for their positions
 
 
 class _Begin(msgspec.Struct, frozen=True):
@@ -31,7 +33,7 @@ class _Begin(msgspec.Struct, frozen=True):
 
 
 class RawWriter:
-    """Messages as they came, byte for byte, each behind its lengths: the smallest thing that loses nothing."""
+    """Unchanged messages, byte for byte, each after its lengths: the smallest format that keeps everything."""
 
     format: ClassVar[str] = "raw"
     unfit: ClassVar[Counter[str]] = Counter()  # it has no columns
@@ -60,7 +62,7 @@ class RawWriter:
         return pa.concat_tables([SCHEMA.empty_table(), *self.parts(BytesIO(data), len(data))])
 
     def parts(self, file: IO[bytes], part_bytes: int) -> Iterator[pa.Table]:
-        """Yield the rows of so many bytes, and of the begin of a message before them. FormatError."""
+        """Yield the rows in parts of about `part_bytes`; cut messages belong to the next part. FormatError."""
         yield from map(to_table, _records(file, part_bytes))
 
     def positions(self, file: IO[bytes]) -> Positions:
@@ -72,14 +74,14 @@ class RawWriter:
 def _records(file: IO[bytes], part_bytes: int) -> Iterator[Records[Any]]:
     begin = _begin(file)
     left, lacking = begin.count, 0
-    held: list[bytes] = []  # the begin of a message, which may be longer than several parts
+    held: list[bytes] = []  # the start of a message, which may be longer than several parts
     while part := file.read(part_bytes):
         held.append(part)
         lacking -= len(part)
         if lacking > 0:
             continue
         data = b"".join(held)
-        records, ends, lacking = _parsed(data, begin.stream, left)
+        records, ends, lacking = _parse(data, begin.stream, left)
         left -= len(records)
         if not left and ends < len(data):
             raise FormatError(f"it goes on behind its {begin.count:,} messages")
@@ -102,8 +104,8 @@ def _begin(file: IO[bytes]) -> _Begin:
         raise FormatError(f"it is damaged or cut off: {error}") from error
 
 
-def _parsed(data: bytes, stream: str, most: int) -> tuple[Records[Any], int, int]:
-    """Return the messages that are there as a whole, where they end, and how many bytes the next one lacks at least."""
+def _parse(data: bytes, stream: str, most: int) -> tuple[Records[Any], int, int]:
+    """Return the complete messages, the position after them, and the least number of bytes that the next one needs."""
     records: Records[Any] = Records(stream)
     at, size, unpack = 0, len(data), HEAD.unpack_from
     for index in range(most):

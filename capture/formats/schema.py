@@ -1,4 +1,4 @@
-"""The columns that a decoder's values get in Parquet."""
+"""Derives the Parquet columns of a decoder's values from their shape."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from capture.errors import ConfigError
 from capture.formats.envelope import SCHEMA
 
 CONFLICTS = "_conflicts"
-"""The column that names, of each row, the columns that its payload's values did not fit: a list, null if all fit."""
+"""The column with the names of the columns that a payload's values did not fit: a list, null if all fit."""
 
 _TAKEN = {name.lower() for name in (*SCHEMA.names, CONFLICTS)}
 _PLAIN: dict[type, pa.DataType] = {
@@ -30,15 +30,15 @@ _LISTS = (inspect.ListType, inspect.VarTupleType, inspect.SetType, inspect.Froze
 
 
 def column_name(field: str) -> str:
-    """Return the name of a field's column: its own, unless the envelope has it, in whatever case; then "value_…"."""
+    """Return the name of a field's column: its own, or "value_…" if the envelope has it (case is ignored)."""
     return f"value_{field}" if field.lower() in _TAKEN else field
 
 
 def schema_of(shape: Any) -> pa.Schema:
     """Return the fields that become columns, by their names in JSON.
 
-    `shape` is a `pyarrow.Schema`, or a Struct, dataclass or TypedDict. Of these, a field that can be of several types,
-    or of any, or is a dict, has no column: it stays in the payload. ConfigError if nothing can be made of the shape.
+    `shape` is a `pyarrow.Schema`, or a Struct, dataclass or TypedDict. In the latter, a field of several types, of any
+    type, or a dict has no column: it stays in the payload. ConfigError if the shape can't become a schema.
     """
     schema = shape if isinstance(shape, pa.Schema) else _of_type(shape)
     names = [column_name(name).lower() for name in schema.names]
@@ -50,7 +50,7 @@ def schema_of(shape: Any) -> pa.Schema:
 
 
 def json_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type that JSON of a column is parsed as before it is cast: dates are texts first."""
+    """Return the type with which JSON of a column is parsed before the cast: dates are texts first."""
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(json_type(field.type)) for field in kind])
     if pa.types.is_list(kind):

@@ -1,4 +1,4 @@
-"""The envelope as text, for NDJSON and CSV: the fields that its columns become, and their values."""
+"""The envelope as text for NDJSON and CSV: the fields of its columns, and their values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from capture.archive.envelope_columns import COLUMNS, HEADER_BLOCKS, Column
 from capture.ingest.record import Records, header_texts, text_or_none
 
-AT_ONCE = 256  # messages whose columns are made together: a block's would take twice the memory
+AT_ONCE = 256  # messages whose columns are made together: a whole block would take twice the memory
 NOTHING: Iterable[Any] = repeat(None)
 """The values of a field that is null for all messages."""
 SOURCES = dict.fromkeys(one.source for one in COLUMNS)
@@ -29,9 +29,9 @@ _FIELDS = {source: [name for one in COLUMNS if one.source == source for name in 
 
 
 def text_columns(records: Records[Any], sources: Collection[str] = SOURCES) -> dict[str, Iterable[Any]]:
-    """Return the values of the fields that are made from these sources, by name; NOTHING where all are null.
+    """Return the values of the fields that are made from these sources, by name; NOTHING if all are null.
 
-    Each is to be iterated over once, and no further than there are records.
+    Iterate over each only once, and no further than there are records.
     """
     columns: dict[str, Iterable[Any]] = {}
     for source in sources:
@@ -40,7 +40,7 @@ def text_columns(records: Records[Any], sources: Collection[str] = SOURCES) -> d
 
 
 def parts_of(records: Records[Any]) -> Iterator[Records[Any]]:
-    """Yield the records some at a time: so many that their columns take little memory."""
+    """Yield the records some at a time, so that their columns take little memory."""
     return (records.select(range(start, start + AT_ONCE)) for start in range(0, len(records), AT_ONCE))
 
 
@@ -85,7 +85,7 @@ def _of_headers(column: Column, headers: list[dict[str, list[str]] | None], bloc
 
 
 def _texts(column: list[bytes]) -> tuple[Iterable[str | None], Iterable[str | None]]:
-    """Return a column as text and, where it is not UTF-8, in base64; null stands in the other one."""
+    """Return a column as text, and as base64 where it is not UTF-8; the other one is null."""
     try:
         return [one.decode() for one in column], NOTHING
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""JSON objects as columns of a schema, without a Python object a cell."""
+"""Converts JSON objects to columns of a schema, without a Python object for each cell."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pyarrow.json
 
 from capture.formats.schema import CONFLICTS, column_name, json_type
 
-SAMPLES = 16  # payloads of a block that are looked at for fields that its schema lacks
+SAMPLES = 16  # payloads of a block that are checked for fields that its schema does not have
 
 WHOLE = "$"
-"""Stands in `_conflicts` for a payload that is no JSON object: none of its columns could be filled."""
+"""The entry in `_conflicts` for a payload that is not a JSON object: none of its columns could be filled."""
 
 PROBES = 2000
-"""Parses to find the values that fit no column. What they don't suffice for counts as unfit: the time is bounded."""
+"""Parses to find the values that fit no column. Values not checked within them count as unfit: the time is bounded."""
 
 _WIDER = {
     pa.int8(): (pa.int64(), pa.float64()),
@@ -33,12 +33,12 @@ _WIDER = {
 _EMPTY = b"{}"
 
 Cells = Sequence[bytes | None]
-"""One JSON value a row, None where the row has none."""
+"""One JSON value per row; None if the row has none."""
 
 
 @dataclass
 class Typed:
-    """The columns of some rows, and where they are not what the schema says.
+    """The columns of some rows, and their differences from the schema.
 
     `unfit` are rows by column, `widened` types by column, `unknown` fields that the schema does not have.
     """
@@ -52,34 +52,35 @@ class Typed:
 def typed_columns(lines: Sequence[bytes], schema: pa.Schema) -> Typed:
     """Return the fields of these JSON objects as the schema's columns; an empty line is a row of nulls.
 
-    Each line is valid JSON. Where numbers don't fit, the column gets the next wider type. A value that fits nothing is
-    null, and its column is named in `_conflicts`. Fields that the schema lacks are looked for in some of the lines.
+    Each line is valid JSON. If numbers don't fit, the column gets the next wider type. A value that fits no type
+    becomes null, and `_conflicts` names its column. Only some of the lines are checked for fields that the schema does
+    not have.
     """
     lines = [line or _EMPTY for line in lines]
-    typed = _at_once(lines, schema) or _one_by_one(lines, schema)
-    typed.unknown = _unknown(lines, schema)
+    typed = _convert_at_once(lines, schema) or _convert_by_column(lines, schema)
+    typed.unknown = _find_unknown(lines, schema)
     return typed
 
 
-def _unknown(lines: Sequence[bytes], schema: pa.Schema) -> list[str]:
+def _find_unknown(lines: Sequence[bytes], schema: pa.Schema) -> list[str]:
     some = [*lines[:: max(1, len(lines) // SAMPLES)], lines[-1]]
     names = dict.fromkeys(name for line in some for name in _cells(line) or ())
     return [name for name in names if name not in schema.names]
 
 
-def _at_once(lines: Sequence[bytes], schema: pa.Schema) -> Typed | None:
+def _convert_at_once(lines: Sequence[bytes], schema: pa.Schema) -> Typed | None:
     """Return all columns by one call of Arrow's parser; None if anything does not fit."""
     if not all(line.startswith(b"{") for line in lines) and not all(line.lstrip().startswith(b"{") for line in lines):
-        return None  # Arrow's parser dies of a `null` that is no object's field (pyarrow 26)
+        return None  # Arrow's parser crashes on a `null` that is not an object's field (pyarrow 26)
     try:
         parsed = _parse(lines, schema)
     except pa.ArrowException:
         return None
-    return Typed(_named(schema, parsed.columns, pa.nulls(len(lines), pa.list_(pa.string()))))
+    return Typed(_name_columns(schema, parsed.columns, pa.nulls(len(lines), pa.list_(pa.string()))))
 
 
 def _parse(lines: Sequence[bytes], schema: pa.Schema) -> pa.Table:
-    """Return the schema's columns. ArrowException if a value does not fit, or there is not one object a line."""
+    """Return the schema's columns. ArrowException if a value does not fit, or a line is not exactly one object."""
     data = b"\n".join(lines)
     table = pa.json.read_json(
         pa.BufferReader(data),
@@ -95,16 +96,16 @@ def _parse(lines: Sequence[bytes], schema: pa.Schema) -> pa.Table:
     return table.cast(schema)
 
 
-def _named(schema: pa.Schema, columns: Sequence[pa.ChunkedArray], conflicts: pa.Array) -> pa.Table:
+def _name_columns(schema: pa.Schema, columns: Sequence[pa.ChunkedArray], conflicts: pa.Array) -> pa.Table:
     names = [column_name(name) for name in schema.names]
     return pa.table([*columns, conflicts], names=[*names, CONFLICTS])
 
 
-# --- where some value does not fit -----------------------------------------------------------------------------------
+# --- if some values do not fit ---------------------------------------------------------------------------------------
 
 
-def _one_by_one(lines: Sequence[bytes], schema: pa.Schema) -> Typed:
-    """Column by column, so that one value spoils nothing but itself."""
+def _convert_by_column(lines: Sequence[bytes], schema: pa.Schema) -> Typed:
+    """Convert column by column, so that a bad value affects only itself."""
     rows = [_cells(line) for line in lines]
     result = Typed(pa.table({}))
     names: list[list[str]] = [[WHOLE] if row is None else [] for row in rows]
@@ -122,7 +123,9 @@ def _one_by_one(lines: Sequence[bytes], schema: pa.Schema) -> Typed:
             result.widened[name] = column.type
     if no_object := [index for index, row in enumerate(rows) if row is None]:
         result.unfit[WHOLE] = no_object
-    result.columns = _named(schema, columns, pa.array([several or None for several in names], pa.list_(pa.string())))
+    result.columns = _name_columns(
+        schema, columns, pa.array([several or None for several in names], pa.list_(pa.string()))
+    )
     return result
 
 
@@ -137,30 +140,30 @@ _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def _column(cells: Cells, kind: pa.DataType) -> tuple[pa.ChunkedArray, list[int]]:
-    """Return the cells as a column, perhaps a wider one, and the rows that don't fit it, which are null."""
+    """Return the cells as a column, maybe a wider one, and the rows that don't fit it, which are null."""
     starts = _starts(kind)
     unfit = [index for index, cell in enumerate(cells) if cell is not None and cell[:1] not in starts]
-    cells = _blanked(cells, unfit)
+    cells = _blank(cells, unfit)
     for wanted in (kind, *_WIDER.get(kind, ())):
         column = _array(cells, wanted)
         if column is not None:
             return column, unfit
-    found = _unfit(cells, kind)
-    column = _array(_blanked(cells, found), kind)
-    if column is None:  # no such values are known; whatever they are, the block must not be lost for them
+    found = _find_unfit(cells, kind)
+    column = _array(_blank(cells, found), kind)
+    if column is None:  # no such values are known; if there are some, the block must not be lost
         return pa.chunked_array([pa.nulls(len(cells), kind)]), list(range(len(cells)))
     return column, sorted(unfit + found)
 
 
-def _blanked(cells: Cells, unfit: Sequence[int]) -> Cells:
+def _blank(cells: Cells, unfit: Sequence[int]) -> Cells:
     if not unfit:
         return cells
     out = set(unfit)
     return [None if index in out else cell for index, cell in enumerate(cells)]
 
 
-def _unfit(cells: Cells, kind: pa.DataType) -> list[int]:
-    """Return the rows that don't fit, by halving; a range that PROBES did not suffice for is unfit as a whole."""
+def _find_unfit(cells: Cells, kind: pa.DataType) -> list[int]:
+    """Return the rows that don't fit, by halving; a range not checked within PROBES counts as unfit as a whole."""
     unfit: list[int] = []
     ranges = [range(len(cells))]
     probes = 0

@@ -320,7 +320,7 @@ def test_a_search_for_bad_values_ends_after_so_many_parses(monkeypatch: pytest.M
 
 
 def test_payloads_of_several_lines_are_parsed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(typed_module, "_one_by_one")
+    monkeypatch.delattr(typed_module, "_convert_by_column")
     found = typed_columns([b'{\n"n":\n3}', b'  {"n":4}'], pa.schema([("n", pa.int64())]))
     assert found.columns["n"].to_pylist() == [3, 4]
 
