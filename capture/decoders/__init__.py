@@ -1,3 +1,5 @@
+"""Decoders: they turn messages into values."""
+
 from capture.decoders.choose import decoder
 from capture.decoders.contract import Decoding, Flatten, by_batch, keyed, per_message, typed
 from capture.decoders.json import json_as

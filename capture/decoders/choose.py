@@ -1,4 +1,4 @@
-"""The decoders by their names, and a user's own."""
+"""Chooses a decoder by its name, or a user's own."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def decoder(spec: str) -> Decoding[Any]:
     """Return the decoder "raw", "json", "message", or your own as "module:attribute"; ConfigError if there is none.
 
     Your own is a type (a msgspec Struct, a dataclass or a TypedDict: payloads are JSON of it), or a function that takes
-    a message and returns its value, and says with an exception that it can't. One marked with `@by_batch` takes a whole
-    batch and returns `Records`.
+    a message and returns its value, or raises an exception if it can't. With `@by_batch` it takes a whole batch and
+    returns `Records`.
     """
     if spec in DECODERS:
         return DECODERS[spec]

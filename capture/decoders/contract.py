@@ -1,4 +1,4 @@
-"""What a decoder is, and how functions of a user become one."""
+"""Defines what a decoder is, and makes one of a user's function."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from capture.ingest.record import Decoder, Records, V
 from natty.wire.message import Batch, Message
 
 Flatten = Callable[[V], Iterable[Mapping[str, Any]]]
-"""What a value is as rows of a CSV file: one, several or none, each with its cells by column."""
+"""Returns a value as rows of a CSV file: one, several or none, each with its cells by column."""
 
 BY_BATCH = "capture_by_batch"
 
@@ -19,11 +19,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Decoding(Generic[V]):
-    """A decoder, and what else it knows of its values: a decoder itself.
+    """A decoder with facts about its values; it is itself a decoder.
 
     `shape` is the type of the values (a msgspec Struct, dataclass or TypedDict) or a `pyarrow.Schema`: Parquet blocks
-    get a column a field. `is_json` says that each payload that it decodes is valid JSON, of this shape if it fits at
-    all. `flatten` makes rows of a value for CSV.
+    get a column for each field. `is_json` means that each payload that it decodes is valid JSON, of this shape if it
+    fits at all. `flatten` turns a value into rows for CSV.
     """
 
     decode: Decoder[V]
@@ -37,7 +37,7 @@ class Decoding(Generic[V]):
 
     @classmethod
     def of(cls, decode: Decoder[V]) -> Decoding[V]:
-        """Return the decoder with what it knows; a plain function knows nothing else."""
+        """Return the decoder with its facts; a plain function has none."""
         return decode if isinstance(decode, Decoding) else cls(decode)
 
 
@@ -60,11 +60,11 @@ def per_message(function: Callable[[Message], V]) -> Decoder[V]:
 def keyed(function: Callable[[Message], tuple[V, Hashable]]) -> Decoder[V]:
     """Return a decoder whose `function` returns the value of each message and its key; see `partition = "decoder"`.
 
-    The key is anything hashable. A dataclass, Struct or named tuple becomes folders, `region=eu/level=3`.
+    The key is any hashable object. A dataclass, Struct or named tuple becomes folders, `region=eu/level=3`.
     """
 
     def decode(batch: Batch) -> Records[V]:
-        pairs, errors = _call(lambda message: _checked(*function(message)), batch)
+        pairs, errors = _call(lambda message: _check_key(*function(message)), batch)
         values = [None if pair is None else pair[0] for pair in pairs]
         return Records.of(batch, values, errors, [None if pair is None else pair[1] for pair in pairs])
 
@@ -72,9 +72,9 @@ def keyed(function: Callable[[Message], tuple[V, Hashable]]) -> Decoder[V]:
 
 
 def typed(shape: Any, *, flatten: Flatten[Any] | None = None) -> Callable[[Callable[..., Any]], Decoding[Any]]:
-    """Say of a decoder that its values are of this shape, so that Parquet blocks get their fields as columns.
+    """Declare the shape of a decoder's values, so that Parquet blocks get their fields as columns.
 
-    It decorates a function of a message, what `by_batch` or `keyed` made, or a `Decoding`.
+    It decorates a function of a message, the result of `by_batch` or `keyed`, or a `Decoding`.
     """
 
     def decorate(function: Callable[..., Any]) -> Decoding[Any]:
@@ -84,7 +84,7 @@ def typed(shape: Any, *, flatten: Flatten[Any] | None = None) -> Callable[[Calla
 
 
 def decoding_of(found: Any) -> Decoding[Any]:
-    """Return the decoder that a user's function is: by batch if it is marked, else message by message."""
+    """Return the decoder for a user's function: by batch if it is marked, otherwise message by message."""
     if isinstance(found, Decoding):
         return found
     decode = guarded(found) if hasattr(found, BY_BATCH) else per_message(found)
@@ -94,7 +94,7 @@ def decoding_of(found: Any) -> Decoding[Any]:
 def guarded(decode: Decoder[V]) -> Decoder[V]:
     """Return `decode` so that a batch on which it fails is decoded message by message: only the bad ones are errors.
 
-    It fails when it raises, and when it does not return one record a message.
+    It fails if it raises, or does not return one record per message.
     """
 
     def careful(batch: Batch) -> Records[V]:
@@ -115,7 +115,7 @@ def guarded(decode: Decoder[V]) -> Decoder[V]:
 
 
 def reason(error: Exception) -> str:
-    """Return the text that is stored beside an undecodable message."""
+    """Return the text that is stored with an undecodable message."""
     return f"{type(error).__name__}: {error}"
 
 
@@ -131,15 +131,15 @@ def _call(function: Callable[[Message], Any], batch: Batch) -> tuple[list[Any], 
     return values, errors
 
 
-def _checked(value: V, key: Hashable) -> tuple[V, Hashable]:
+def _check_key(value: V, key: Hashable) -> tuple[V, Hashable]:
     hash(key)
     return value, key
 
 
 def values_of(records: Records[Any], decoding: Decoding[Any]) -> list[Any]:
-    """Return what the decoder makes of each message; None for the undecodable ones.
+    """Return the decoded value of each message; None for the undecodable ones.
 
-    Open blocks keep payloads only, so a format that needs values decodes them once more.
+    Open blocks keep payloads only, so a format that needs values decodes the messages again.
     """
     if len(records.errors) == len(records):
         return [None] * len(records)

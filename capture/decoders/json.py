@@ -1,3 +1,5 @@
+"""The decoder `json`: payloads as JSON, of any shape or of a type."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -11,9 +13,9 @@ from natty.wire.message import Batch
 
 
 def json_as(kind: type[V]) -> Decoding[V]:
-    """Return the decoder of JSON payloads into values of this type; what does not fit it is undecodable.
+    """Return the decoder of JSON payloads into values of this type; payloads that don't fit it are undecodable.
 
-    ConfigError if it is no type that msgspec can decode.
+    ConfigError if msgspec can't decode this type.
     """
     try:
         return Decoding(_decoder(msgspec.json.Decoder(kind)), shape=kind, is_json=True)
@@ -30,8 +32,8 @@ def _decoder(decoder: msgspec.json.Decoder[V]) -> Decoder[V]:
         payloads = iter(batch.payloads)
         while len(values) < len(batch):
             try:
-                values.extend(map(parse, payloads))  # keeps what came before the one that raised
-            except Exception as error:  # a type's own `__post_init__` may raise anything
+                values.extend(map(parse, payloads))  # keeps the values before the failed one
+            except Exception as error:  # a type's own `__post_init__` may raise any error
                 errors[len(values)] = reason(error)
                 values.append(None)
         return Records.of(batch, values, errors)
@@ -40,4 +42,4 @@ def _decoder(decoder: msgspec.json.Decoder[V]) -> Decoder[V]:
 
 
 decode: Decoding[Any] = Decoding(_decoder(msgspec.json.Decoder()), is_json=True)
-"""Parse every payload as JSON; one that is none is undecodable."""
+"""Parse every payload as JSON; a payload that is not JSON is undecodable."""

@@ -1,3 +1,5 @@
+"""The decoder `message`: the whole message as the value."""
+
 from __future__ import annotations
 
 from base64 import b64encode
@@ -13,10 +15,10 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class WholeMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message with everything that JetStream knows of it.
+    """A message with all facts that JetStream has about it.
 
-    `data` is the payload as text, or None with the payload in `data_base64` if it is no UTF-8. Subjects and headers
-    are text: what is no UTF-8 in them is replaced. A message that its stream took from another one has an origin there.
+    `data` is the payload as text, or None with the payload in `data_base64` if it is not UTF-8. Subjects and headers
+    are text: bytes that are not UTF-8 are replaced. A message that its stream got from another one has an origin there.
     """
 
     stream: str
@@ -33,7 +35,7 @@ class WholeMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def whole(message: Message) -> WholeMessage:
-    """Return the message as a value of its own."""
+    """Return the message as a value."""
     subject, _, header_block, payload = message.raw
     text = text_or_none(payload)
     origin = origin_of(header_block)

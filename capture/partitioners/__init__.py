@@ -1,3 +1,5 @@
+"""Partitioners: they give each record the key of its blocks."""
+
 from capture.ingest.keys import UNDECODABLE
 from capture.partitioners.choose import partitioner
 from capture.partitioners.contract import Partitioner, by_batch, per_record

@@ -1,3 +1,5 @@
+"""Chooses a partitioner by its name."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -18,7 +20,7 @@ KNOWN = ("subject:<token, from 0>", "field:<name>", "time", "decoder")
 def partitioner(spec: str) -> Partitioner[Any]:
     """Return the partitioner "subject:1", "field:origin", "time", "decoder", or your own as "module:attribute".
 
-    Your own takes a `Record` and returns its key, anything hashable; one marked with `@by_batch` takes `Records` and
+    Your own takes a `Record` and returns its key, which is any hashable object; with `@by_batch` it takes `Records` and
     returns a list of keys. ConfigError if there is none of this name.
     """
     name, _, argument = spec.partition(":")

@@ -1,3 +1,5 @@
+"""Defines what a partitioner is, and makes one of a user's function."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
@@ -8,7 +10,7 @@ from capture.ingest.keys import NONE
 from capture.ingest.record import Record, Records, V
 
 Partitioner = Callable[[Records[V]], Sequence[Hashable]]
-"""Returns one key a record; records of one key share blocks. Undecodable ones have their own, whatever it returns."""
+"""Returns one key per record; records with the same key share blocks. Undecodable ones always have their own key."""
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -23,7 +25,7 @@ def by_batch(function: Function) -> Function:
 def per_record(function: Callable[[Record[V]], Hashable]) -> Partitioner[V]:
     """Return a partitioner that calls `function` with each record.
 
-    The key is anything hashable; None stands for "no key". An exception makes that record undecodable, with the
+    The key is any hashable object; None stands for "no key". An exception makes that record undecodable, with the
     exception as the reason.
     """
 
@@ -34,9 +36,9 @@ def per_record(function: Callable[[Record[V]], Hashable]) -> Partitioner[V]:
 
 
 def guarded(partitioner: Partitioner[V]) -> Partitioner[V]:
-    """Return `partitioner` so that a batch on which it fails is asked record by record: the bad ones are undecodable.
+    """Return `partitioner` so that it is called record by record if it fails for a batch: the bad ones are undecodable.
 
-    It fails when it raises, and when it does not return one hashable key a record.
+    It fails if it raises, or does not return one hashable key per record.
     """
 
     def careful(records: Records[V]) -> Sequence[Hashable]:

@@ -1,3 +1,5 @@
+"""The partitioner `field`: by a field of the decoded value."""
+
 from __future__ import annotations
 
 from collections.abc import Hashable
@@ -11,9 +13,9 @@ from capture.ingest.record import Records
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """The key is a field of the decoded value, a JSON object or a typed one.
+    """The key is a field of the decoded value, which is a JSON object or a typed one.
 
-    It is "_none" where the field is missing, null or no plain value.
+    It is "_none" if the field is missing, null or not a plain value.
     """
 
     name: str

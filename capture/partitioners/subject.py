@@ -1,3 +1,5 @@
+"""The partitioner `subject`: by a token of the subject."""
+
 from __future__ import annotations
 
 from collections.abc import Hashable
@@ -9,7 +11,7 @@ from capture.ingest.keys import Reserved
 from capture.ingest.record import Records
 
 MOST_KNOWN = 50_000
-"""Subjects whose token is remembered; then it is begun anew."""
+"""Number of subjects whose token is cached; with more, the cache is cleared."""
 
 
 @dataclass(frozen=True, slots=True)

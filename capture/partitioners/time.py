@@ -1,3 +1,5 @@
+"""The partitioner `time`: one key for all records."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class ByTime:
-    """One key for everything: records are told apart by the interval of their time alone."""
+    """One key for all records: only the interval of their time separates them."""
 
     def __call__(self, records: Records[Any]) -> list[str]:
         """Return "all" for each record."""
