@@ -1,4 +1,4 @@
-"""How the driver's process begins: run by its path, with requests on standard input."""
+"""Starts the driver's process: it is run by its path, with requests on standard input."""
 
 from capture.spark.driver import main
 

@@ -1,4 +1,4 @@
-"""The driver's process as its client sees it: requests go in, answers come out, and it can be ended for certain."""
+"""The client's side of the driver's process: sends requests, receives answers, and surely ends the process."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ from natty.elections import Program, ProgramSettings, run_guarded
 
 LONGEST_ANSWER_BYTES = 256 * 1024 * 1024
 END_TIMEOUT = 15.0
-"""Seconds the driver gets to end by itself once its standard input is closed."""
+"""Seconds that the driver has to end after its standard input is closed."""
 
 QUOTED_LOG_LINES = 3
 
@@ -33,24 +33,24 @@ Result = TypeVar("Result", bound=msgspec.Struct)
 
 
 class Run(Protocol):
-    """What runs a program beside a guard: `natty.Term.run_process`, for as long as a term lasts, or `unled`."""
+    """Runs a program beside a guard: `natty.Term.run_process`, for as long as a term lasts, or `unled`."""
 
     def __call__(
         self, command: Sequence[str], *, on_start: Callable[[Program], None], **options: Unpack[ProgramSettings]
     ) -> Coroutine[Any, Any, int]:
-        """Return the exit status once it has ended, with all that it has started."""
+        """Return the exit status once the program and all processes that it started have ended."""
         ...
 
 
 async def unled(
     command: Sequence[str], *, on_start: Callable[[Program], None], **options: Unpack[ProgramSettings]
 ) -> int:
-    """Run a program for as long as we live."""
+    """Run a program until it ends, or this process does."""
     return await run_guarded(None, command, on_start=on_start, **options)
 
 
 class Child:
-    """One run of the driver. Made by `start`; of no more use once it has ended."""
+    """One run of the driver. Create it with `start`; it can't be used again after it has ended."""
 
     def __init__(self, program: Program, guarded: asyncio.Task[int], scratch: Scratch, log: Path) -> None:
         self._program = program
@@ -65,7 +65,7 @@ class Child:
 
     @classmethod
     async def start(cls, options: SparkOptions, log: Path | None, run: Run = unled) -> "Child":
-        """Start the driver and Spark in it. Raises SparkError, which says why it did not come up."""
+        """Start the driver, which starts Spark. Raises SparkError with the reason if it does not start."""
         scratch = Scratch()
         log = log or scratch.path / "log"
         try:
@@ -87,7 +87,7 @@ class Child:
 
     @classmethod
     async def _spawn(cls, scratch: Scratch, log: Path, run: Run, environment: dict[str, str]) -> "Child":
-        """Start the driver beside its guard: it dies with us, and the JVM and the workers that it starts with it."""
+        """Start the driver beside its guard. It ends with this process, and so do its JVM and workers."""
         started: asyncio.Future[Program] = asyncio.get_running_loop().create_future()
         with log.open("ab") as stderr:
             guarded = asyncio.ensure_future(run(
@@ -111,16 +111,16 @@ class Child:
 
     @property
     def session(self) -> int:
-        """The session that holds the guard, the driver, its JVM and its Python workers, and nothing else."""
+        """The session id of the guard, the driver, its JVM and its Python workers; no other process has it."""
         return self._program.pid
 
     @property
     def ended(self) -> bool:
-        """Whether it can't be asked any more."""
+        """Whether it has ended, and takes no more requests."""
         return self._ended
 
     async def ask(self, request: Request, kind: type[Result]) -> Result:
-        """The driver's answer. Raises SparkError with its sentence, or when it ends before it has answered."""
+        """Return the driver's answer. Raises SparkError with its sentence, or if it ends before it answers."""
         if self._ended:
             raise SparkError(self._last_words)
         self._asked += 1
@@ -136,7 +136,7 @@ class Child:
         return msgspec.json.decode(answer.result, type=kind)
 
     async def close(self) -> None:
-        """Let it end by itself; kill what is left after END_TIMEOUT."""
+        """Wait until it ends; kill what is left after END_TIMEOUT."""
         assert self._program.stdin is not None
         self._program.stdin.close()
         try:
@@ -145,19 +145,19 @@ class Child:
             await self.kill()
 
     async def kill(self) -> None:
-        """SIGKILL to driver, JVM and workers; returns when none is left. A cancelled caller leaves none either."""
+        """Send SIGKILL to driver, JVM and workers; return when all have ended, also if the caller is cancelled."""
         self._program.kill()
         await asyncio.wait([self._running])
 
     async def _send(self, request: Request) -> None:
         stdin = self._program.stdin
         assert stdin is not None
-        with suppress(ConnectionError):  # it has ended: the reader says so, and why
+        with suppress(ConnectionError):  # it has ended: the reader reports that, and why
             stdin.write(msgspec.json.encode(request) + b"\n")
             await stdin.drain()
 
     async def _run(self) -> None:
-        """Hand out answers until the driver has ended, and all that it has started."""
+        """Deliver answers until the driver and all processes that it started have ended."""
         try:
             await self._read()
         finally:
@@ -189,13 +189,13 @@ def _last_words(log: Path) -> str:
 
 
 def _first_words(log: Path, begins: int) -> str:
-    """What Java said when it could not start: nobody else knows that. "" where Spark came up, and logs by itself."""
+    """Return Java's message when it could not start: only Java reports that. "" if Spark started and logs itself."""
     try:
         lines = log.read_bytes()[begins:].decode(errors="replace").splitlines()
     except OSError:
         return ""
     said = next((line for line in lines if not _WARNING.match(line)), "")
-    logged = any(map(_LOGGED.match, lines)) and not _THROWN.match(said)  # then it may be the rest of a logged message
+    logged = any(map(_LOGGED.match, lines)) and not _THROWN.match(said)  # or it may continue a logged message
     return "" if logged or said.startswith("Traceback") else _THROWN.sub("", said)
 
 

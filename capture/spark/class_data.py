@@ -1,7 +1,7 @@
-"""An archive of the classes that Spark loads: with it a session starts in half the time.
+"""An archive of the classes that Spark loads; with it a session starts in half the time.
 
-Java 25's is an AOT cache (JEP 514), earlier ones have a dynamic class-data archive (JEP 350). Both are made by a run
-that is recorded, and Java itself ignores one that does not fit.
+For Java 25 it is an AOT cache (JEP 514), for earlier versions a dynamic class-data archive (JEP 350). A recorded run
+makes either of them. Java ignores one that does not fit.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ AOT_SINCE = 25
 """The first Java that makes an AOT cache in one run."""
 
 RECORD_TIMEOUT = 180.0
-"""Seconds that a recorded JVM gets to write the archive at its end; a loaded machine needs 60."""
+"""Seconds that a recorded JVM has to write the archive at its end; a loaded machine needs 60."""
 
 UNUSED_FOR = 30 * 86_400.0
 """Seconds without a session after which an archive of another Java or Spark is deleted: each has 200 MB."""
 
 Record = Callable[[list[str]], None]
-"""Runs and ends one session with these options of Java, doing what sessions do."""
+"""Runs one session with these options of Java, exercises it as usual sessions do, and ends it."""
 
 log = logging.getLogger("capture.spark.class_data")
 
 
 def archive_of(java: Java) -> tuple[Path, int | None]:
-    """Return where the archive of this Java and Spark lies, and its size; 0 if it can't be made, None if there is none.
+    """Return the path of the archive for this Java and Spark, and its size (0: it can't be made, None: there is none).
 
-    OSError, RuntimeError: there is no place for it.
+    OSError, RuntimeError: there is no folder for it.
     """
     path = _path(java, _cache())
     if path.exists():
@@ -53,7 +53,7 @@ def archive_of(java: Java) -> tuple[Path, int | None]:
 
 
 def is_made(java: Java) -> bool:
-    """Whether it was made, or tried; True as well where there is no place for it."""
+    """Return whether it was made, or tried; also True if there is no folder for it."""
     try:
         return _path(java, _cache()).exists()
     except (OSError, RuntimeError):
@@ -61,10 +61,10 @@ def is_made(java: Java) -> bool:
 
 
 def flags(java: Java, record: Record, *, folder: Path | None = None) -> list[str]:
-    """Return Java's options for a session that starts from the archive, made now if there is none yet.
+    """Return Java's options for a session that starts from the archive. If there is none, it is made now.
 
-    That takes half a minute, once for each Java and Spark. None are returned while another process makes it, where
-    `folder` (by default in the user's cache) can't be written, and where this Java can't make one.
+    That takes half a minute, once for each Java and Spark. Returns no options while another process makes it, if
+    `folder` (by default in the user's cache) can't be written, or if this Java can't make one.
     """
     try:
         archive = _path(java, folder or _cache())
@@ -73,7 +73,7 @@ def flags(java: Java, record: Record, *, folder: Path | None = None) -> list[str
             _make(java, archive, record)
         if not archive.stat().st_size:  # it was tried, and this Java can't
             return []
-        with suppress(OSError):  # it can be used where it can't be touched, as in an image
+        with suppress(OSError):  # an archive that can't be touched is usable too, for example in an image
             os.utime(archive)
     except (OSError, RuntimeError) as error:
         log.debug("Spark starts without an archive of its classes: %s", error)
@@ -84,7 +84,7 @@ def flags(java: Java, record: Record, *, folder: Path | None = None) -> list[str
 
 
 def _make(java: Java, archive: Path, record: Record) -> None:
-    """Make the archive, or an empty file where this Java can't. OSError where that is not possible now."""
+    """Make the archive, or an empty file if this Java can't. OSError if that is not possible now."""
     with archive.with_suffix(".lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # another process makes it: BlockingIOError
         if archive.exists():
@@ -94,7 +94,7 @@ def _make(java: Java, archive: Path, record: Record) -> None:
         made = Path(tempfile.mkdtemp(prefix=f"{archive.stem}-making-", dir=archive.parent)) / "archive"
         try:
             how = "AOTCacheOutput" if java.version >= AOT_SINCE else "ArchiveClassesAtExit"
-            with suppress(SparkError):  # the session that is started next says why
+            with suppress(SparkError):  # the next session reports the reason
                 record([f"-XX:{how}={made}"])
             made.touch()
             made.replace(archive)
@@ -111,7 +111,7 @@ def _remove(found: Iterable[Path], *, before: float = math.inf) -> None:
 
 
 def _path(java: Java, folder: Path) -> Path:
-    """Return where it lies: its name is that of Java and Spark as installed, since it fits no others."""
+    """Return its path. Its name identifies the installed Java and Spark, since it fits no others."""
     spark = find_spec("pyspark")
     assert spark is not None
     assert spark.origin is not None

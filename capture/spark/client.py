@@ -1,3 +1,5 @@
+"""The client of Spark in a child process: merges groups, answers queries."""
+
 import asyncio
 import logging
 import os
@@ -36,11 +38,11 @@ log = logging.getLogger("capture.spark.client")
 
 
 class SparkDriver:
-    """Spark in a child process, started at first use, and anew after `kill` or when it has died.
+    """Runs Spark in a child process, starts it at first use, and again after `kill` or its death.
 
-    The child runs beside a guard, by `run`: a term's `run_process`, or `unled`, and dies with us either way. `log` is a
-    file that its standard error is appended to; without one the last lines are still quoted when it dies. `key_file`
-    has the keys of encrypted objects, read by driver and executors; without it they are in their CAPTURE_KEYS. Where
+    `run` starts the child beside a guard: a term's `run_process`, or `unled`; with either it ends with this process.
+    Its standard error is appended to the file `log`; without `log` its last lines are still quoted when it dies.
+    `key_file` has the keys of encrypted objects for driver and executors; without it they are in their CAPTURE_KEYS. If
     there are keys, Spark's own temporary files are encrypted, too.
     """
 
@@ -68,14 +70,14 @@ class SparkDriver:
 
     @property
     def session(self) -> int | None:
-        """The id of the session that holds guard, driver, JVM and workers; None while nothing runs."""
+        """The session id of guard, driver, JVM and workers; None while none runs."""
         return None if self._child is None else self._child.session
 
     async def merge(self, store_url: str, groups: Sequence[Group], *, small_bytes: int = SMALL_BYTES) -> list[Merged]:
-        """Compact every group into its outputs; what became of each, in their order. SparkError when Spark has ended.
+        """Compact every group into its outputs; return the results in their order. SparkError if Spark ends.
 
-        Groups of up to `small_bytes` are merged in one job, each other one in a job of its own, side by side.
-        Cancelled, it kills the whole child: when it returns, no process works on the groups any more.
+        Groups of up to `small_bytes` are merged in one job. Each other group has its own job, and these run side by
+        side. If it is cancelled, it kills the whole child: when it returns, no process works on the groups.
         """
         request = Merge(
             store=_absolute(store_url), groups=list(groups), key_file=self._key_file, small_bytes=small_bytes
@@ -87,45 +89,45 @@ class SparkDriver:
             raise
 
     async def query(self, store_url: str, views: Mapping[str, View], sql: str, *, limit: int = DEFAULT_LIMIT) -> Rows:
-        """The answer to `sql` over these views, at most `limit` rows. Raises SparkError with Spark's reason."""
+        """Return the result of `sql` over these views, at most `limit` rows. Raises SparkError with Spark's reason."""
         request = Query(store=_absolute(store_url), views=views, sql=sql, limit=limit, key_file=self._key_file)
         return await self._ask(request, Rows)
 
     async def ping(self) -> Pong:
-        """The versions that run; starts them if nothing does. Raises SparkError when they don't come up."""
+        """Return the running versions; start Spark if it does not run. Raises SparkError if it does not start."""
         return await self._ask(Ping(), Pong)
 
     async def kill(self) -> None:
-        """End driver, JVM and workers at once; returns when none is left. The next request starts anew."""
+        """End driver, JVM and workers at once; return when all have ended. The next request starts them again."""
         child, self._child = self._child, None
         if child is not None:
             await child.kill()
 
     async def close(self) -> None:
-        """End the child in order."""
+        """End the child regularly."""
         child, self._child = self._child, None
         if child is not None:
             await child.close()
 
     async def _ask(self, request: Request, kind: type[Result]) -> Result:
-        return await (await self._running()).ask(request, kind)
+        return await (await self._ensure_child()).ask(request, kind)
 
-    async def _running(self) -> Child:
+    async def _ensure_child(self) -> Child:
         async with self._starting:
             if self._child is not None and self._child.ended:
-                await self.kill()  # what it left behind
+                await self.kill()  # remove what is left of it
             if self._child is None:
                 if find_spec("pyspark") is None:
                     raise SparkError(NOT_INSTALLED)
                 if self._options.class_data and not class_data.is_made(choose(self._options.java)):
-                    level = logging.WARNING if sys.stderr.isatty() else logging.INFO  # somebody waits, or nobody
+                    level = logging.WARNING if sys.stderr.isatty() else logging.INFO  # a person may be waiting, or not
                     log.log(level, FIRST_START, extra={"action": "class_data"})
                 self._child = await Child.start(self._options, self._log, self._run)
             return self._child
 
 
 def unavailable(options: SparkOptions) -> str:
-    """Why Spark can't run here, in a sentence; "" if it can, as far as can be told without starting it. May block."""
+    """Return why Spark can't run here; "" if it can, as far as can be checked without starting it. May block."""
     if None in (find_spec("pyspark"), find_spec("pyiceberg")):
         return NOT_INSTALLED
     try:
@@ -136,5 +138,5 @@ def unavailable(options: SparkOptions) -> str:
 
 
 def _absolute(store_url: str) -> str:
-    """The child works in a folder of its own, where a relative path means something else."""
+    """Return an absolute URL: the child works in its own folder, where a relative path means another place."""
     return store_url if "://" in store_url else str(Path(store_url).absolute())

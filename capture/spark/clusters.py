@@ -1,4 +1,4 @@
-"""Sessions on a cluster: waiting for executors, and the settings that YARN needs."""
+"""Sessions on a cluster: waits for executors, and has the settings that YARN needs."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -8,30 +8,30 @@ from pyspark.sql import SparkSession
 from capture.errors import SparkError
 
 AT_ONCE = {"spark.scheduler.minRegisteredResourcesRatio": "0"}
-"""With this setting Spark itself does not wait for executors: it would not say for what, and go on without them."""
+"""With this setting Spark itself does not wait for executors: it would give no reason, and continue without them."""
 
 OTHERS_TIMEOUT = 30.0
-"""Seconds that all executors get to come; then those that are there begin."""
+"""Seconds to wait for all executors; after that the work begins with those that are ready."""
 
 YARN = {
     **AT_ONCE,
     "spark.hadoop.yarn.resourcemanager.connect.max-wait.ms": "20000",
     "spark.hadoop.yarn.resourcemanager.connect.retry-interval.ms": "5000",
 }
-"""Settings for YARN, unless others are given. A manager that can't be reached is reported after a minute, and not after
-a quarter of an hour, as by default."""
+"""Settings for YARN, unless others are given. A manager that can't be reached is reported after a minute; the default
+is a quarter of an hour."""
 
 YARN_TIMEOUT = 600.0
-"""Seconds in which one executor must have come, as on Kubernetes."""
+"""Seconds in which at least one executor must register, as on Kubernetes."""
 
 POLL = 1.0  # seconds
 
 
 def await_executors(spark: SparkSession, within: float, why: Callable[[], str]) -> None:
-    """Wait for `spark.executor.instances` of them; without that, jobs would wait for ever.
+    """Wait for `spark.executor.instances` executors; without executors, jobs would wait without end.
 
-    SparkError when none has come `within` seconds, with what `why` said last, or when Spark gave up because they all
-    failed. Where their number is dynamic, none is waited for.
+    SparkError if none has registered `within` seconds, with the last reason of `why`, or if Spark stopped because all
+    failed. With dynamic allocation it does not wait.
     """
     conf, context = spark.sparkContext.getConf(), spark.sparkContext._jsc.sc()
     if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
@@ -53,10 +53,10 @@ def await_executors(spark: SparkSession, within: float, why: Callable[[], str]) 
 
 
 def is_yarn(properties: Mapping[str, str]) -> bool:
-    """Whether `spark.master` means YARN."""
+    """Return whether `spark.master` means YARN."""
     return properties.get("spark.master") == "yarn"
 
 
 def await_yarn(spark: SparkSession) -> None:
-    """Wait until executors are there. SparkError when none has come, or all have failed."""
+    """Wait until executors are ready. SparkError if none has registered, or all have failed."""
     await_executors(spark, YARN_TIMEOUT, lambda: "YARN's page of the application says what it waits for")

@@ -35,9 +35,9 @@ def main() -> None:
     """Serve until standard input ends."""
     os.environ["TZ"] = "UTC"  # of the timestamps in answers
     time.tzset()
-    warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")  # about a pandas that nobody uses
-    logging.getLogger("SQLQueryContextLogger").disabled = True  # says in JSON what the answer says
-    requests, answers = sys.stdin.buffer, Answers(_taken_stdout())
+    warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")  # about a pandas that is not used
+    logging.getLogger("SQLQueryContextLogger").disabled = True  # repeats in JSON what the answer says
+    requests, answers = sys.stdin.buffer, Answers(_take_stdout())
     start = msgspec.json.decode(requests.readline(), type=Start)
     try:
         with session.start(start.options) as spark:
@@ -50,18 +50,18 @@ def main() -> None:
 
 
 class Answers:
-    """Writes answers, each whole, whichever thread it comes from."""
+    """Writes whole answers, from any thread."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
         self._lock = threading.Lock()
 
     def done(self, number: int, result: msgspec.Struct) -> None:
-        """The request of this number has this result."""
+        """Send the result of the request with this number."""
         self._write(Answer(id=number, ok=True, result=msgspec.Raw(msgspec.json.encode(result))))
 
     def failed(self, number: int, reason: str) -> None:
-        """The request of this number failed, for this reason."""
+        """Report that the request with this number failed, with the reason."""
         self._write(Answer(id=number, error=reason))
 
     def _write(self, answer: Answer) -> None:
@@ -80,7 +80,7 @@ class Driver:
         self._groups = ThreadPoolExecutor(spark.sparkContext.defaultParallelism, "group")  # each a job of one task
 
     def serve(self, lines: IO[bytes]) -> None:
-        """Take requests until `lines` ends; what is under way then is given up."""
+        """Take requests until `lines` ends; requests that are still running then are abandoned."""
         for line in lines:
             self._requests.submit(self._serve_one, line)
         for pool in (self._requests, self._groups):
@@ -94,12 +94,12 @@ class Driver:
             self._answers.done(number, self._result(request))
         except Exception as error:
             self._end_without_jvm()
-            if not isinstance(error, AnalysisException):  # the query was wrong, not we
+            if not isinstance(error, AnalysisException):  # otherwise only the query was wrong
                 traceback.print_exc()
             self._answers.failed(number, sentence(error))
 
     def _end_without_jvm(self) -> None:
-        """End where the JVM has: whoever asks next starts both anew, and would be refused here for ever."""
+        """End if the JVM has ended: the next request then starts both again. Here all further requests would fail."""
         try:
             _pong(self._spark)
         except Exception:
@@ -111,13 +111,13 @@ class Driver:
             case Merge():
                 return self._merge(request)
             case Query():
-                self._in_a_pool_of_its_own()
+                self._use_own_pool()
                 return query(self._spark, request)
             case _:
                 return _pong(self._spark)
 
     def _merge(self, request: Merge) -> MergeDone:
-        """All groups, side by side; why, for those that failed. No job is left running behind an answer."""
+        """Merge all groups, side by side, and report the reasons of failures. When it answers, no job is running."""
         keys, objects = Keys.load(request.key_file), [one for group in request.groups for one in group.inputs]
         table = next((group.columns for group in request.groups), "")
         columns = asyncio.run(columns_of(open_store(request.store), objects, keys, table))
@@ -139,8 +139,8 @@ class Driver:
         )
 
     def _together(self, merger: Merger, groups: list[Group]) -> dict[str, Merged]:
-        """What became of small groups, by their outputs."""
-        self._in_a_pool_of_its_own()
+        """Return the results of small groups, by their outputs."""
+        self._use_own_pool()
         try:
             answers = merger.merge_small(groups)
         except Exception as error:
@@ -149,16 +149,16 @@ class Driver:
         return {group.output: merged for group, merged in zip(groups, answers, strict=True)}
 
     def _alone(self, merger: Merger, group: Group) -> dict[str, Merged]:
-        """What became of a large group, by its output."""
-        self._in_a_pool_of_its_own()
+        """Return the result of a large group, by its output."""
+        self._use_own_pool()
         try:
             return {group.output: merger.merge(group)}
         except Exception as error:
             traceback.print_exc()
             return {group.output: Merged(failed=sentence(error))}
 
-    def _in_a_pool_of_its_own(self) -> None:
-        """So that the jobs of this thread have their share of the cores: FAIR shares between pools, and not in one."""
+    def _use_own_pool(self) -> None:
+        """Give the jobs of this thread their share of the cores: FAIR shares between pools, not within one."""
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", threading.current_thread().name)
 
 
@@ -168,8 +168,8 @@ def _pong(spark: SparkSession) -> Pong:
     return Pong(spark=spark.version, java=jvm.java.lang.System.getProperty("java.version"))
 
 
-def _taken_stdout() -> IO[bytes]:
-    """Standard output for answers alone; what else is printed, here or by the JVM, goes to standard error."""
+def _take_stdout() -> IO[bytes]:
+    """Return standard output for answers only; everything else that we or the JVM print goes to standard error."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return answers

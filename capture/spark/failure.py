@@ -1,3 +1,5 @@
+"""Turns errors of Spark and Java into one sentence."""
+
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -10,33 +12,33 @@ from capture.errors import CaptureError
 _SQLSTATE = re.compile(r"(?<!\s)\s*SQLSTATE: \w+")
 _CONDITION = re.compile(r"^\[[A-Z0-9_.]+\]\s*")
 _RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*: (?P<said>\S.*)$", re.MULTILINE)
-_REPEATED = re.compile(r"\.? Received status: Status\(.*")  # by Kubernetes' client, of what it has just said
+_REPEATED = re.compile(r"\.? Received status: Status\(.*")  # Kubernetes' client repeats its message
 _WRAPPING = "Job aborted due to stage failure"
 
 
 def sentence(error: BaseException) -> str:
-    """What went wrong, in one sentence: Spark's traces are for the log."""
+    """Return the reason of a failure in one sentence; Spark's traces are for the log."""
     if isinstance(error, CaptureError):
         return str(error)
     if isinstance(error, Py4JJavaError):
         return _java_sentence(error)
     said = error.getMessage() or str(error) if isinstance(error, PySparkException) else repr(error)
-    if "Traceback (most recent call last)" in said:  # from a Python worker: its own error stands last
+    if "Traceback (most recent call last)" in said:  # from a Python worker: its own error is the last one
         raised = _RAISED.findall(said.split("JVM stacktrace")[0])
         return raised[-1] if raised else _first_line(said)
     return _first_line(said)
 
 
 def _java_sentence(error: Py4JJavaError) -> str:
-    """The outermost and the innermost reason: "while reading file …: it is not a Parquet file"."""
-    chain = [_first_line(thrown.getMessage() or thrown.getClass().getName()) for thrown in _thrown(error)]
+    """Return the outermost and the innermost reason: "while reading file …: it is not a Parquet file"."""
+    chain = [_first_line(thrown.getMessage() or thrown.getClass().getName()) for thrown in _causes(error)]
     telling = [said for said in chain if not said.startswith(_WRAPPING)] or chain
     if telling[-1] in telling[0]:
         return telling[0]
     return f"{telling[0].rstrip('.')}: {telling[-1]}"
 
 
-def _thrown(error: Py4JJavaError) -> Iterator[Any]:
+def _causes(error: Py4JJavaError) -> Iterator[Any]:
     thrown = error.java_exception
     while thrown is not None:
         yield thrown

@@ -1,4 +1,4 @@
-"""DataFrames of stored objects: Spark reads plain Parquet files itself, our reader in the executors all others."""
+"""DataFrames of stored objects: Spark reads plain Parquet files itself, our reader in the executors the others."""
 
 import asyncio
 import re
@@ -34,12 +34,13 @@ def load(
     key_file: str = "",
     checked: bool = False,
 ) -> DataFrame:
-    """The messages in these objects of the store, with the envelope's columns and their typed ones.
+    """Return the messages in these objects of the store, with the envelope's and their typed columns.
 
-    Duplicates are not removed. A damaged or missing object fails the query that reads it. Plain Parquet files are read
-    by Spark itself; what is in another format, compressed, encrypted or in another store by our own client in the
-    executors, which need the store's credentials and CAPTURE_KEYS in their environment, or the keys in `key_file`. With
-    `checked` our client reads all, since Spark compares no object with its SHA-256.
+    Duplicates are not removed. A damaged or missing object fails the query that reads it. Spark itself reads plain
+    Parquet files. Our own client in the executors reads objects that have another format, are compressed or encrypted,
+    or are in another store. The executors then need the store's credentials and CAPTURE_KEYS in their environment, or
+    the keys in `key_file`. With `checked` our client reads all objects, since Spark does not compare them with their
+    SHA-256.
     """
     typed = columns.of(objects)
     schema = StructType([StructField(one.name, from_arrow_type(one.type)) for one in [*SCHEMA, *typed]])
@@ -57,9 +58,9 @@ def load(
 
 
 def with_payload(messages: DataFrame, payload_schema: str) -> DataFrame:
-    """The envelope, and the JSON payload's fields as columns; null where the payload is not of this schema.
+    """Return the envelope, and the JSON payload's fields as columns; null if the payload does not have this schema.
 
-    A field of the payload hides a column of the same name: whoever names it in the schema wants it.
+    A field of the payload hides a column of the same name, since the schema names it explicitly.
     """
     parsed = messages.withColumn("__parsed", F.from_json(F.col("payload").cast("string"), payload_schema))
     fields = parsed.select("__parsed.*").columns
@@ -69,9 +70,9 @@ def with_payload(messages: DataFrame, payload_schema: str) -> DataFrame:
 
 
 def location(store: FileStore, path: str) -> str:
-    """Where Hadoop finds this object: a file URL whose special characters stand for themselves.
+    """Return Hadoop's URL of this object: a file URL with escaped special characters.
 
-    StoreUnreadableError if a symbolic link leads there, which Hadoop would follow.
+    StoreUnreadableError if its path has a symbolic link, which Hadoop would follow.
     """
     return "file:" + _GLOB.sub(r"\\\1", str(store.file(path)))
 
@@ -79,7 +80,7 @@ def location(store: FileStore, path: str) -> str:
 def read_objects(
     spark: SparkSession, store_url: str, objects: Iterable[Stored], columns: str, schema: DataType, key_file: str
 ) -> DataFrame:
-    """The rows of these objects, of whatever format, with the envelope's and these typed columns, as in `schema`.
+    """Return the rows of these objects of any format, with the envelope's and these typed columns, as in `schema`.
 
     An object that is damaged, missing, or encrypted with a key that is not in `key_file` fails the query.
     """
@@ -89,7 +90,7 @@ def read_objects(
 
 
 def map_in_arrow(rows: DataFrame, function: Callable[[Batches], Batches], schema: DataType) -> DataFrame:
-    """`DataFrame.mapInArrow` without its one obstacle: that method imports pandas, which neither side then uses."""
+    """As `DataFrame.mapInArrow`, without importing pandas, which that method does and neither side uses."""
     column = vectorized_udf(function, returnType=schema, functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)(
         *(rows[name] for name in rows.columns)
     )

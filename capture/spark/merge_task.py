@@ -1,4 +1,4 @@
-"""What runs in the executor to merge: groups come in, files go to the store, facts about them come out."""
+"""Merges in the executor: takes a group, writes its files to the store, and returns facts about them."""
 
 import asyncio
 from collections.abc import Iterable, Iterator
@@ -18,10 +18,10 @@ from capture.stores import open_store
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """A group, the typed columns that its files get, and when they are stored (Unix nanoseconds).
+    """A group, the typed columns of its files, and the time at which they are stored (Unix nanoseconds).
 
-    Where it is split, `part` is the one to write. `repeated` (`Sequences.to_text`) are left out for their message ids,
-    None if nobody has looked for them.
+    If the group is split, `part` is the one to write. `repeated` (`Sequences.to_text`) are the sequences to leave out
+    for their message ids; None: not determined.
     """
 
     group: Group
@@ -33,9 +33,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Place:
-    """Where executors find objects and keys; these are read where they are needed, and never sent.
+    """Where executors find objects and keys; they read the keys there, and Spark never sends them.
 
-    `encrypted` says that whatever lies on an executor's disk must be.
+    `encrypted` means that all files on an executor's disk must be encrypted.
     """
 
     store: str
@@ -48,13 +48,13 @@ class Place:
 
 
 def carry_out(place: Place, task: bytes) -> bytes:
-    """Carry out a `Task` (JSON); return a `Merged` as JSON, which says why where that was not possible."""
-    return msgspec.json.encode(asyncio.run(_merged(place, msgspec.json.decode(task, type=Task))))
+    """Carry out a `Task` (JSON); return a `Merged` as JSON, with the reason if the merge failed."""
+    return msgspec.json.encode(asyncio.run(_merge(place, msgspec.json.decode(task, type=Task))))
 
 
-async def _merged(place: Place, task: Task) -> Merged:
+async def _merge(place: Place, task: Task) -> Merged:
     repeated = None if task.repeated is None else Sequences.from_text(task.repeated)
-    scratch = Scratch()  # what a killed executor leaves of it is removed by the next one on its machine
+    scratch = Scratch()  # the next executor on this machine removes what a killed one leaves
     try:
         return await merge_group(
             open_store(place.store),
@@ -74,9 +74,9 @@ async def _merged(place: Place, task: Task) -> Merged:
 
 
 def find_repeated(exclude: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield one row, the sequences (`Sequences.to_text`) whose message id a lower one has that is not in `exclude`.
+    """Yield one row with the sequences (`Sequences.to_text`) whose message id a lower one that is not in `exclude` has.
 
-    Rows come sorted by message id and sequence, and are of messages that have an id.
+    Rows are sorted by message id and sequence, and all have an id.
     """
     excluded, repeated = Sequences.from_text(exclude), Sequences()
     last, kept = None, None

@@ -1,4 +1,4 @@
-"""How Spark is started: the options, Spark's own settings as Java writes them in a file, and which are secrets."""
+"""How Spark is started: its options, Spark's own settings in a properties file, and which of them are secrets."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ DRIVER_MEMORY = "1g"
 """Of the JVM; a merge's rows are in its workers. Queries spill beyond it."""
 
 SECRET = re.compile("secret|password|token|access.?key|credential", re.IGNORECASE)
-"""What a setting's name has in it when others must not read its value; much as Spark itself tells them."""
+"""A setting whose name matches has a secret value; much as Spark itself recognises them."""
 
 PLACE = re.compile(r"(file|\.secrets\.[^.]+|\.secretKeyRef\..+)$", re.IGNORECASE)
-"""How such a name ends where the value is not the secret: it says where that lies, here or in Kubernetes."""
+"""The end of a name whose value is not the secret itself, but where it is stored, here or in Kubernetes."""
 
 MASTERS = ("local", "spark://", "k8s://")
-"""How a `spark.master` begins that is not yarn."""
+"""The prefixes of `spark.master`, except for yarn."""
 
 _LINE = re.compile(r"\s*((?:\\.|[^\s=:\\])+)\s*[=:]?\s*(.*)", re.DOTALL)
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
@@ -34,14 +34,14 @@ class SparkOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How Spark is started.
 
     `java` is a Java home or a `java` executable; None looks for one (`capture.spark.java.choose`). `properties` are
-    Spark's own settings and win over ours, `spark.master` too; they never appear on a command line, so secrets may
-    stand there, or in `properties_file`, a file as `spark-submit` takes it, over which `properties` win.
-    `queries` says that it answers queries: rows then go through the JVM, where Java's optimising compiler pays. A merge
-    has none there, and without that compiler takes half the time to its first commit, and less memory.
-    `encrypted` says that what lies on the disks of driver and executors is encrypted with a key of the session's own,
-    unless `properties` say otherwise: SparkDriver sets it where there are keys.
-    `environment` names variables that Spark's processes get besides those that they need: a query can read them.
-    `class_data` keeps an archive of Spark's classes in the user's cache: a session then starts in half the time.
+    Spark's own settings and override ours, including `spark.master`. They never appear on a command line, so they may
+    hold secrets. `properties_file` is a file as for `spark-submit`, which may hold secrets too; `properties` override
+    it. `queries` means that it answers queries: their rows pass through the JVM, so Java's optimising compiler pays
+    off. A merge has no rows in the JVM; without that compiler it takes half the time to its first commit, and less
+    memory. `encrypted` means that files on the disks of driver and executors are encrypted with a key of this session,
+    unless `properties` say otherwise; SparkDriver sets it if there are keys. `environment` names variables that Spark's
+    processes get besides those that they need: a query can read them. `class_data` keeps an archive of Spark's classes
+    in the user's cache: with it a session starts in half the time.
     """
 
     master: str = MASTER
@@ -78,11 +78,11 @@ def read_properties(path: str) -> dict[str, str]:
 
 def as_properties(settings: dict[str, str]) -> str:
     """Return the text of a properties file."""
-    return "".join(f"{_escaped(name, key=True)}={_escaped(value)}\n" for name, value in settings.items())
+    return "".join(f"{_escape(name, key=True)}={_escape(value)}\n" for name, value in settings.items())
 
 
 def check_master(master: str, environ: Mapping[str, str] = os.environ) -> None:
-    """SparkError if Spark can't find the cluster that `master` means; it would say so in its log alone."""
+    """SparkError if Spark can't find the cluster that `master` means; Spark would report that only in its log."""
     if master == "yarn" and not (environ.get("HADOOP_CONF_DIR") or environ.get("YARN_CONF_DIR")):
         raise SparkError(
             "spark.master is yarn, and neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set: one of them names the folder"
@@ -100,7 +100,7 @@ def check_master(master: str, environ: Mapping[str, str] = os.environ) -> None:
 
 
 def _logical_lines(text: str) -> list[str]:
-    """Return the lines that hold a setting, those that end in a backslash joined with the next."""
+    """Return the lines that hold a setting; a line that ends in a backslash is joined with the next."""
     joined = re.sub(r"(?<!\\)((?:\\\\)*)\\\r?\n[ \t\f]*", r"\1", text)
     return [line.lstrip() for line in joined.splitlines() if line.strip() and line.lstrip()[0] not in "#!"]
 
@@ -108,18 +108,18 @@ def _logical_lines(text: str) -> list[str]:
 def _setting(line: str) -> tuple[str, str]:
     found = _LINE.match(line)
     assert found is not None, "it is not blank"
-    return _unescaped(found[1]), _unescaped(found[2])
+    return _unescape(found[1]), _unescape(found[2])
 
 
-def _unescaped(text: str) -> str:
-    def meant(found: re.Match[str]) -> str:
+def _unescape(text: str) -> str:
+    def replace_escape(found: re.Match[str]) -> str:
         what = found[1]
         return chr(int(what[1:], 16)) if len(what) == 5 else _MEANT.get(what, what)
 
-    return _ESCAPE.sub(meant, text)
+    return _ESCAPE.sub(replace_escape, text)
 
 
-def _escaped(text: str, *, key: bool = False) -> str:
+def _escape(text: str, *, key: bool = False) -> str:
     escaped = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
     if key:
         return re.sub(r"([\s=:#!])", r"\\\1", escaped)

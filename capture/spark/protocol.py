@@ -1,4 +1,4 @@
-"""What client and driver say to each other: one JSON object a line."""
+"""The messages between client and driver: one JSON object per line."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,15 +13,15 @@ DEFAULT_LIMIT = 10_000
 """Rows of a query's answer; it is collected in one piece."""
 
 SMALL_BYTES = 4 * 1024 * 1024
-"""A group whose inputs have no more than this is merged in one job with others."""
+"""A group whose inputs have at most this many bytes is merged in one job with others."""
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """A table that a query may name: these objects, of whatever format, as the envelope's and their typed columns.
+    """A table that a query may name: these objects of any format, with the envelope's and their typed columns.
 
-    Where a schema is given, the fields of the payload are columns. It is in Spark's DDL: "year INT, carrier STRING".
-    Of messages that are `repeated`, in one object or in several, one is seen. Where they must be `checked`, no object
-    is read by Spark itself: our client compares each with its SHA-256.
+    With `payload_schema`, the fields of the payload are columns. It is in Spark's DDL: "year INT, carrier STRING". If
+    messages are `repeated`, in one object or in several, one of them is shown. If they must be `checked`, Spark itself
+    reads no object: our client compares each with its SHA-256.
     """
 
     objects: list[Stored]
@@ -38,7 +38,7 @@ class Start(msgspec.Struct, tag_field="op", tag="start", kw_only=True):
 
 
 class Ping(msgspec.Struct, tag_field="op", tag="ping", kw_only=True):
-    """Are you there? Answered by `Pong`."""
+    """Check that the driver responds. Answered by `Pong`."""
 
     id: int = 0
 
@@ -68,20 +68,20 @@ Request = Start | Ping | Merge | Query
 
 
 class Pong(msgspec.Struct, frozen=True, kw_only=True):
-    """The versions of Spark and Java that run."""
+    """The running versions of Spark and Java."""
 
     spark: str
     java: str
 
 
 class MergeDone(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of each group."""
+    """The result of each group."""
 
     merged: list[Merged]
 
 
 class Rows(msgspec.Struct, frozen=True, kw_only=True):
-    """A query's answer: plain values of JSON. Bytes are text where they are UTF-8, else base64."""
+    """A query's answer: plain values of JSON. Bytes are text if they are UTF-8, otherwise base64."""
 
     columns: list[str]
     rows: list[list[Any]]
@@ -90,7 +90,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """To the request of this id: `error`, one sentence, or what its kind of request is answered by."""
+    """The answer to the request with this id: `error` is one sentence, otherwise the result for its kind of request."""
 
     id: int
     ok: bool = False

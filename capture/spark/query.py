@@ -1,3 +1,5 @@
+"""Answers SQL queries in Spark's driver."""
+
 import asyncio
 import base64
 from typing import Any
@@ -12,7 +14,7 @@ from capture.stores import open_store
 
 
 def query(spark: SparkSession, asked: Query) -> Rows:
-    """Answer a query over its views, and no others: every query has names of its own."""
+    """Answer a query over its views only: every query has its own names."""
     scope, store, keys = spark.newSession(), open_store(asked.store), Keys.load(asked.key_file)
     for name, view in asked.views.items():
         columns = asyncio.run(columns_of(store, view.objects, keys))
@@ -28,7 +30,7 @@ def query(spark: SparkSession, asked: Query) -> Rows:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON can say it; dates, times and decimals are left to the encoder."""
+    """Return the value as JSON can represent it; dates, times and decimals are left to the encoder."""
     match value:
         case bytes() | bytearray():
             return _text(bytes(value))

@@ -1,6 +1,6 @@
-"""A folder that temporary files lie in, removed at the end; where its owner was killed, by the next to make one.
+"""Folders for temporary files, removed at the end; if the owner was killed, by the next process that creates one.
 
-All of Spark's lie in one, and those of a merge in one of its own, since an executor may be killed alone.
+All of Spark's files are in one. Those of a merge have their own, since an executor may be killed alone.
 """
 
 import fcntl
@@ -15,11 +15,11 @@ from typing import IO
 PREFIX = "capture-spark-"
 
 YOUNG = 60.0
-"""Seconds in which a folder without an owner may be one that is just being made."""
+"""Seconds in which a folder without an owner may be one that is just being created."""
 
 
 class Scratch:
-    """A folder of our own (0700), locked for as long as this process lives."""
+    """Our own folder (0700), locked for as long as this process lives."""
 
     def __init__(self, *, now: float | None = None) -> None:
         parent = Path(tempfile.gettempdir())
@@ -32,15 +32,15 @@ class Scratch:
         return f"Scratch({self.path})"
 
     def remove(self) -> None:
-        """Delete the folder; what can't be deleted stays."""
+        """Delete the folder; files that can't be deleted stay."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
 
 
 def remove_orphans(parent: Path, *, now: float) -> None:
-    """Delete the folders of owners that no longer live. The system gave their locks back when it ended them."""
+    """Delete the folders of dead owners. The system released their locks when it ended them."""
     for folder in parent.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # another's, or gone meanwhile, or locked: its owner lives
+        with suppress(OSError):  # not ours, deleted meanwhile, or locked by a living owner
             facts = folder.lstat()
             if folder.is_symlink() or facts.st_uid != os.getuid() or now - facts.st_mtime < YOUNG:
                 continue

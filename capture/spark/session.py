@@ -1,3 +1,5 @@
+"""Starts and ends a Spark session in its own JVM."""
+
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,19 +17,19 @@ from capture.spark.java import Java, choose
 from capture.spark.options import SparkOptions, check_master, read_properties
 
 ARROW_BATCH_ROWS = 65_536
-"""Of rows that go to Python: ids and sequences alone. A limit in bytes makes Spark look at the whole batch at each row,
-where a column is nested: 60 µs a message with headers."""
+"""Of rows that go to Python: only ids and sequences. With a limit in bytes Spark looks at the whole batch for each row,
+if a column is nested: 60 µs per message with headers."""
 
 ENCRYPTS = "spark.io.encryption.enabled"
-"""The setting that says whether what lies on the disks of driver and executors is encrypted."""
+"""The setting that encrypts files on the disks of driver and executors."""
 
 QUICKLY = "-XX:TieredStopAtLevel=1"
-"""Java compiles what it runs quickly rather than well."""
+"""Java compiles fast, instead of compiling to fast code."""
 
 WORKERS_END_TIMEOUT = 5  # seconds
 
 CLUSTERS = ("spark.authenticate", "spark.ssl.", "spark.kubernetes.")
-"""How settings begin that are about other machines."""
+"""Prefixes of settings for other machines."""
 
 log = logging.getLogger("capture.spark.session")
 
@@ -36,10 +38,10 @@ ENCRYPTED = {ENCRYPTS: "true", "spark.io.encryption.keySizeBits": "256"}
 
 @contextmanager
 def start(options: SparkOptions) -> Iterator[SparkSession]:
-    """A Spark session in a JVM of its own; both end with the block. One at a time in a process.
+    """Start a Spark session in its own JVM; both end with the block. One at a time in a process.
 
-    The first one of this Java and Spark is preceded by a short one, of which the archive of classes is made, unless
-    `options.class_data` says not to. SparkError when no Java is found, or JVM or cluster do not come up.
+    The first session of this Java and Spark is preceded by a short one that makes the archive of classes, unless
+    `options.class_data` is off. SparkError if no Java is found, or JVM or cluster do not start.
     """
     java, properties = choose(options.java), _properties(options)
     memory = properties["spark.driver.memory"]
@@ -49,7 +51,7 @@ def start(options: SparkOptions) -> Iterator[SparkSession]:
         with _session(java, _local(properties), memory, flags, end_within=class_data.RECORD_TIMEOUT) as spark:
             try:
                 exercise(spark)
-            except Exception as error:  # of a setting that is meant for a cluster: the session that comes next says why
+            except Exception as error:  # a setting is meant for a cluster: the next session reports it
                 log.debug("not all of Spark's classes could be recorded: %s", sentence(error))
 
     flags = class_data.flags(java, record) if options.class_data else []
@@ -78,7 +80,7 @@ def _session(
             elif clusters.is_yarn(properties):
                 clusters.await_yarn(spark)
         except Exception as error:
-            said = sentence(error)  # while there is a JVM: errors of Java's are asked for there
+            said = sentence(error)  # while there is a JVM: it holds the texts of Java's errors
             _forget_gateway()
             raise SparkError(f"Spark did not start with {properties['spark.master']}: {said}") from None
         try:
@@ -91,9 +93,9 @@ def _session(
 
 
 def _end_workers(spark: SparkSession) -> None:
-    """End this machine's Python workers that have nothing to do, which Spark does later and not as quietly.
+    """End this machine's idle Python workers; Spark would do it later and log more.
 
-    It closes their connections first. On a busy machine some live on for long enough to print a traceback of that.
+    It closes their connections first. On a busy machine some then live long enough to print a traceback about that.
     """
     context = spark.sparkContext
     if context._jsc is None or context._jvm is None:  # it was stopped already
@@ -125,14 +127,14 @@ def _properties(options: SparkOptions) -> dict[str, str]:
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_BATCH_ROWS),
         **(ENCRYPTED if options.encrypted else {}),
-        "spark.hadoop.parquet.page.verify-checksum.enabled": "true",  # a damaged block must not become a sound table
+        "spark.hadoop.parquet.page.verify-checksum.enabled": "true",  # a damaged block must not become a valid file
         **(read_properties(options.properties_file) if options.properties_file else {}),
         **options.properties,
     }
 
 
 def _forget_gateway() -> None:
-    """pyspark keeps the first gateway for ever; a session started later has its own."""
+    """Make pyspark forget its gateway, which it would keep; a later session has its own."""
     if SparkContext._gateway is not None:
         SparkContext._gateway.shutdown()
     SparkContext._gateway = SparkContext._jvm = None

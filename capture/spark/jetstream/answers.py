@@ -1,4 +1,4 @@
-"""What a batched direct get brings, as columns: what the server put into each message's headers is taken out again."""
+"""Turns the answers of batched direct gets into columns, and removes the headers that the server added."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from natty import Batch
 from natty.wire.message import RawMessage
 
 _MARK = b"\r\nNats-Stream: "
-"""Begins what the server appends to a message's own headers; the last one is the server's."""
+"""The start of the headers that the server appends to a message's own; the last occurrence is the server's."""
 
 _NO_HEADERS = len(b"NATS/1.0")
 _LINES = 7
@@ -52,7 +52,7 @@ class Messages:
         return sum(map(len, self.payloads)) + sum(map(len, self.header_blocks))
 
     def extend(self, other: Messages) -> None:
-        """Append what follows."""
+        """Append messages that follow."""
         self.sequences += other.sequences
         self.times_ns += other.times_ns
         self.subjects += other.subjects
@@ -73,7 +73,7 @@ class Messages:
         )
 
     def records(self, stream: str) -> Records[None]:
-        """Return them as what writers take. Each is delivered for the first time, here."""
+        """Return them as records for writers. Each counts as delivered for the first time."""
         count = len(self)
         return Records(
             stream=stream,
@@ -92,14 +92,14 @@ def is_message(raw: RawMessage) -> bool:
 
 
 def of_batch(batch: Batch) -> Messages:
-    """Return what a consumer has delivered."""
+    """Return the messages that a consumer has delivered."""
     return Messages(batch.sequences, batch.times_ns, batch.subjects, batch.header_blocks, batch.payloads)
 
 
 def of_answer(raw: list[RawMessage], stream: str, last: int) -> Messages:
-    """Return a direct get's messages, the last of which the server says is `last`.
+    """Return a direct get's messages, whose last sequence is `last` according to the server.
 
-    Broken unless each names the one before it as the last that was sent; Mirrored if they are another stream's.
+    Broken unless each names the sequence of the one before it as last sent; Mirrored if they are another stream's.
     """
     blocks = [message[2] for message in raw]
     marks = [block.rfind(_MARK) for block in blocks]

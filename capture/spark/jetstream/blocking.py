@@ -1,4 +1,4 @@
-"""natty for callers that block, as Spark's Python workers do: an event loop in a thread of its own."""
+"""natty for blocking callers such as Spark's Python workers: runs an event loop in a separate thread."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ T = TypeVar("T")
 
 
 class Blocking:
-    """A connection to NATS; use it with `with`. Its loop runs on while the caller is busy: pings are answered.
+    """A connection to NATS; use it with `with`. Its loop also runs while the caller is busy, and answers pings.
 
-    What the coroutines raise, the caller gets. The thread is a daemon: it does not keep a worker alive.
+    Exceptions of the coroutines are raised in the caller. The thread is a daemon: it does not keep a worker alive.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -35,7 +35,7 @@ class Blocking:
         return self._opened
 
     def __enter__(self) -> Self:
-        """Connect. Raises as `Connection.open` does."""
+        """Connect. Raises the errors of `Connection.open`."""
         self._thread.start()
         try:
             self._opened = self.run(self._open())
@@ -57,7 +57,7 @@ class Blocking:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def iterate(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
-        """Yield what an asynchronous generator yields; it makes the next item while the caller works on the last."""
+        """Yield the items of an asynchronous generator; it makes the next item while the caller works on the last."""
         upcoming = self.run(_begin(items))
         try:
             while found := self.run(_result(upcoming)):

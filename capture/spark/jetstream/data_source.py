@@ -1,3 +1,5 @@
+"""The entry point of the data source: its name, columns, readers and writers."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -15,8 +17,8 @@ if TYPE_CHECKING:
 class DefaultSource(DataSource):
     """JetStream streams as tables: `spark.read.format("jetstream").option("stream", "ORDERS")`. See docs/spark.md.
 
-    Spark finds it by itself, through the module `pyspark_jetstream`, and imports it for every data source that it looks
-    for: what reads and writes is imported when that is to be done.
+    Spark finds it through the module `pyspark_jetstream`, and imports it whenever it looks for any data source. So the
+    readers and writers are imported only when they are used.
     """
 
     @classmethod
@@ -32,25 +34,25 @@ class DefaultSource(DataSource):
         return ENVELOPE
 
     def reader(self, schema: StructType) -> JetStreamReader:
-        """Return what reads a batch. ConfigError."""
+        """Return the reader of a batch. ConfigError."""
         from capture.spark.jetstream.readers import JetStreamReader
 
         return JetStreamReader(ReadOptions.of(self.options), schema)
 
     def streamReader(self, schema: StructType) -> JetStreamStreamReader:
-        """Return what reads micro-batches. ConfigError."""
+        """Return the reader of micro-batches. ConfigError."""
         from capture.spark.jetstream.readers import JetStreamStreamReader
 
         return JetStreamStreamReader(ReadOptions.of(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> JetStreamWriter:
-        """Return what publishes a batch. ConfigError."""
+        """Return the publisher of a batch. ConfigError."""
         from capture.spark.jetstream.writers import JetStreamWriter
 
         return JetStreamWriter(WriteOptions.of(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> JetStreamStreamWriter:
-        """Return what publishes micro-batches. ConfigError."""
+        """Return the publisher of micro-batches. ConfigError."""
         from capture.spark.jetstream.writers import JetStreamStreamWriter
 
         return JetStreamStreamWriter(WriteOptions.of(self.options), schema, overwrite)

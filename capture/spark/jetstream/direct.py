@@ -16,20 +16,20 @@ from natty.wire.message import RawMessage, parse_headers, status_of
 
 REQUEST_MESSAGES = 8192
 REQUEST_BYTES = 8 * 1024 * 1024
-"""What one request asks for. Three answers are held at most: it bounds a task's memory."""
+"""The size that one request asks for. At most three answers are held, so this bounds a task's memory."""
 
 SILENCE = 5.0
-"""Seconds without a word after which a request is put again."""
+"""Seconds without data after which a request is repeated."""
 
 GIVE_UP = 60.0
-"""Seconds without an answer after which the task fails, and Spark tries it again."""
+"""Seconds without an answer after which the task fails, and Spark retries it."""
 
 RETRY_DELAY = 0.1
 _EOB, _NOT_FOUND, _NO_RESPONDERS = 204, 404, 503
 
 
 class _Answer(NamedTuple):
-    """What was sent, the last sequence of it, and how much there is after that."""
+    """The messages sent, their last sequence, and the number of messages after it."""
 
     messages: Messages
     last: int
@@ -39,9 +39,9 @@ class _Answer(NamedTuple):
 class DirectGet:
     """The messages of a stream from one sequence to another: `async for messages in direct`.
 
-    What is yielded together is no picture of one moment: messages expire (`max_age`) while the server reads them, so
-    that some in the middle may be missing. The next request is sent before the caller has the answer to the last one.
-    It ends where whoever answers has nothing more; a replica may be behind its leader, so that need not be the end.
+    Messages yielded together are not a snapshot: messages expire (`max_age`) while the server reads them, so some in
+    the middle may be missing. It sends the next request before the caller has the answer to the last one. It ends when
+    the answering server has nothing more. A replica may be behind its leader, so that may be before the end.
     """
 
     def __init__(self, natty: Natty, stream: str, first: int, last: int, subject: str = "") -> None:
@@ -56,14 +56,14 @@ class DirectGet:
         self._ended: asyncio.Future[RawMessage | None] = asyncio.get_running_loop().create_future()
         self._heard = 0.0
         self.complete = False
-        """Whether the end of the range was reached: nothing of it is left, here or anywhere."""
+        """Whether the end of the range was reached: no server has more of it."""
 
     def __repr__(self) -> str:
         return f"DirectGet({self.stream}, {self.first}–{self.last}, {self._number} requests)"
 
     async def __aiter__(self) -> AsyncGenerator[Messages, None]:
-        """Yield what is there. Mirrored; SparkError if the request is refused, or nobody answers for GIVE_UP."""
-        async with self._subscribed():
+        """Yield the messages. Mirrored; SparkError if the request is refused, or no server answers for GIVE_UP."""
+        async with self._subscribe():
             asking = asyncio.create_task(self._ask(self.first))
             try:
                 while (answer := await asking) is not None:
@@ -78,7 +78,7 @@ class DirectGet:
                 asking.cancel()
 
     @asynccontextmanager
-    async def _subscribed(self) -> AsyncIterator[None]:
+    async def _subscribe(self) -> AsyncIterator[None]:
         subscription = self._connection.subscribe(f"{self._inbox.decode()}.*", self._receive)
         self._connection.listeners.append(self._on_event)
         self._connection.refusals.listeners.append(self._on_refusal)
@@ -90,7 +90,7 @@ class DirectGet:
             subscription.close()
 
     async def _ask(self, position: int) -> _Answer | None:
-        """Return what follows, None if nothing does; asked again, whatever happens, until GIVE_UP."""
+        """Return the next answer, None if there are no more messages; retry after any failure, until GIVE_UP."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + GIVE_UP
         while loop.time() < deadline:
@@ -114,7 +114,7 @@ class DirectGet:
         )
 
     async def _once(self, position: int) -> RawMessage | None:
-        """Put a request on a reply subject of its own, and return what ends its answer; None if that did not come."""
+        """Send a request with its own reply subject, and return the end of its answer; None if it did not arrive."""
         loop = asyncio.get_running_loop()
         self._number += 1
         self._reply = b"%b.%d" % (self._inbox, self._number)

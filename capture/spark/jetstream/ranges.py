@@ -1,4 +1,4 @@
-"""What runs in an executor: reads one range of a stream, and accounts for every sequence of it."""
+"""Reads one range of a stream in an executor, and accounts for each of its sequences."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ log = logging.getLogger("capture.spark.jetstream")
 
 
 async def stream_facts(natty: Natty, stream: str) -> StreamFacts:
-    """Return what the stream's leader says of it. StreamNotFoundError."""
+    """Return the facts that the stream's leader reports. StreamNotFoundError."""
     return StreamFacts.of(await natty.jetstream.request(f"STREAM.INFO.{check_name('stream', stream)}"))
 
 
 class RangeReader:
-    """The messages of a range: `async for messages in reader`. `tally` says what became of its sequences.
+    """The messages of a range: `async for messages in reader`. `tally` counts its sequences by their fate.
 
-    By batched direct get where the stream allows that, else by an ordered consumer of our own, which the server
-    removes afterwards; by that, too, where a mirror answers in the stream's place, since it may hold less.
-    DataLossError if the front of the stream has overtaken the reader, unless `fail` is False: then it is logged. What
-    is missing behind the front was removed message by message, which is no loss, and counted.
+    It reads by batched direct get if the stream allows that, otherwise by its own ordered consumer, which the server
+    removes afterwards. It also uses the consumer if a mirror answers in the stream's place, since a mirror may hold
+    less. DataLossError if the front of the stream has overtaken the reader; with `fail` False it logs that. Messages
+    missing behind the front were removed one by one, which is no loss; they are counted.
     """
 
     def __init__(self, natty: Natty, wanted: Range, *, subject: str = "", fail: bool = True) -> None:
@@ -43,7 +43,7 @@ class RangeReader:
         return f"RangeReader({self._range}, {self.tally})"
 
     async def __aiter__(self) -> AsyncGenerator[Messages, None]:
-        """Yield what there is, in order. DataLossError, SparkError, NattyError."""
+        """Yield the messages in order. DataLossError, SparkError, NattyError."""
         await self._front()
         direct = self._range.direct
         if direct:
@@ -75,7 +75,7 @@ class RangeReader:
                 async for messages in each:
                     heard = loop.time()
                     if len(messages):
-                        yield await self._taken(messages)
+                        yield await self._take(messages)
             if direct.complete or not await self._leader_has_more():
                 return
             if loop.time() - heard > GIVE_UP:
@@ -85,7 +85,7 @@ class RangeReader:
             await asyncio.sleep(RETRY_DELAY)
 
     async def _leader_has_more(self) -> bool:
-        """Ask the leader: whoever answers a direct get may be behind it."""
+        """Ask the stream's leader: a server that answers a direct get may be behind it."""
         body = {"seq": self.tally.position, "next_by_subj": self._subject or ">"}
         try:
             answer = await self._natty.jetstream.request(f"STREAM.MSG.GET.{self._range.stream}", body)
@@ -106,13 +106,13 @@ class RangeReader:
             async for step in steps:
                 match step:
                     case Batch():
-                        waiting.extend(await self._taken(of_batch(step)))
+                        waiting.extend(await self._take(of_batch(step)))
                     case CaughtUp():
                         caught_up = True
                     case Began() if not began:
                         began = True
                     case _:
-                        raise self._anew()
+                        raise self._recreated_error()
                 if self.tally.position > self._range.last or (caught_up and not await self._leader_has_more()):
                     break
                 if len(waiting) >= REQUEST_MESSAGES or waiting.bytes >= REQUEST_BYTES:
@@ -121,8 +121,8 @@ class RangeReader:
         if len(waiting):
             yield waiting
 
-    async def _taken(self, came: Messages) -> Messages:
-        """Return those of this range, accounted for: `max_age` may have moved the front in between any two."""
+    async def _take(self, came: Messages) -> Messages:
+        """Return the messages of this range, and account for them: `max_age` may move the front between any two."""
         messages = came.until(self._range.last)
         holes = self.tally.take(messages.sequences) if len(messages) else []
         if came.sequences[-1] > self._range.last:
@@ -131,7 +131,7 @@ class RangeReader:
         return messages
 
     async def _judge(self, holes: list[tuple[int, int]]) -> None:
-        """Tell what of these gaps is lost. DataLossError."""
+        """Report which of these gaps are lost. DataLossError."""
         front = await self._front() if holes else 0
         for hole in holes:
             if lost := self.tally.lose(hole, front):
@@ -144,8 +144,8 @@ class RangeReader:
         """Return the stream's first sequence now. DataLossError if it is another stream by now."""
         facts = await stream_facts(self._natty, self._range.stream)
         if facts.created != self._range.created:
-            raise self._anew()
+            raise self._recreated_error()
         return facts.first
 
-    def _anew(self) -> DataLossError:
+    def _recreated_error(self) -> DataLossError:
         return DataLossError(f"stream {self._range.stream} was deleted and made anew while it was being read")

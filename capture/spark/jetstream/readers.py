@@ -1,4 +1,4 @@
-"""The readers that Spark plans with, in processes beside the driver, and reads with, in those of the executors."""
+"""The readers with which Spark plans, in processes beside the driver, and reads, in those of the executors."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ log = logging.getLogger("capture.spark.jetstream")
 
 
 def read_range(options: ReadOptions, columns: Sequence[str], wanted: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Yield a range's messages, in the columns that are asked for."""
-    if not isinstance(wanted, Range):  # Spark's own, where there is nothing to read
+    """Yield a range's messages, with the requested columns."""
+    if not isinstance(wanted, Range):  # Spark's own, if there is nothing to read
         return
     bare = FROM_HEADERS.isdisjoint(columns)
     with Blocking(options.nats) as client:
@@ -45,17 +45,17 @@ def read_range(options: ReadOptions, columns: Sequence[str], wanted: InputPartit
 
 
 class JetStreamReader(DataSourceReader):
-    """A batch: what the stream holds when it is planned, between `startSequence` or `startTime` and `endSequence`."""
+    """A batch: the stream's messages when it is planned, between `startSequence` or `startTime` and `endSequence`."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options, self._columns = options, known_columns(schema)
 
     def partitions(self) -> list[Range]:
-        """Return the ranges to read. DataLossError if the first sequence that is asked for is gone."""
+        """Return the ranges to read. DataLossError if the first requested sequence is gone."""
         with Blocking(self._options.nats) as client:
-            return client.run(self._planned(client.natty))
+            return client.run(self._plan(client.natty))
 
-    async def _planned(self, natty: Natty) -> list[Range]:
+    async def _plan(self, natty: Natty) -> list[Range]:
         options = self._options
         stream = await _facts(natty, options)
         first = await beginning(natty, stream, options)
@@ -70,8 +70,8 @@ class JetStreamReader(DataSourceReader):
 class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Micro-batches: ranges of sequences, the same ones again after a restart.
 
-    `maxMessagesPerTrigger` bounds the sequences of a micro-batch. With Trigger.AvailableNow, the query ends at what the
-    stream held when it began.
+    `maxMessagesPerTrigger` bounds the sequences of a micro-batch. With Trigger.AvailableNow, the query ends at the last
+    sequence that the stream had when the query began.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
@@ -85,16 +85,16 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def initialOffset(self) -> dict[str, Any]:
         """Return where a new query begins."""
         stream = self._stream()
-        first = self._connected().run(beginning(self._connected().natty, stream, self._options))
+        first = self._connect().run(beginning(self._connect().natty, stream, self._options))
         return Offset(stream.name, stream.created, first).as_dict()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return what bounds a micro-batch."""
+        """Return the limit of a micro-batch."""
         wanted = self._options.max_messages_per_trigger
         return ReadMaxRows(wanted) if wanted else ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return where the next micro-batch ends. DataLossError, see `plan.resume`."""
+        """Return where the next micro-batch ends. DataLossError, see `splits.resume`."""
         stream, offset = self._stream(), Offset(**start)
         first, _ = resume(stream, offset, fail=self._options.fail_on_data_loss)
         after = stream.last + 1
@@ -111,11 +111,11 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return Offset(stream.name, stream.created, stream.last + 1).as_dict()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Take note of where the stream ends now."""
+        """Record where the stream ends now."""
         self._target = self._stream().last
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Range]:
-        """Return the ranges of a micro-batch. DataLossError, see `plan.resume`."""
+        """Return the ranges of a micro-batch. DataLossError, see `splits.resume`."""
         stream = self._stream()
         last = Offset(**end).next - 1
         first, lost = resume(stream, Offset(**start), seen=last, fail=self._options.fail_on_data_loss)
@@ -133,13 +133,13 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if client is not None:
             client.__exit__(None, None, None)
 
-    def _connected(self) -> Blocking:
+    def _connect(self) -> Blocking:
         if self._client is None:
             self._client = Blocking(self._options.nats).__enter__()
         return self._client
 
     def _stream(self) -> StreamFacts:
-        client = self._connected()
+        client = self._connect()
         return client.run(_facts(client.natty, self._options))
 
 
@@ -163,7 +163,7 @@ async def beginning(natty: Natty, stream: StreamFacts, options: ReadOptions) -> 
 
 
 async def _facts(natty: Natty, options: ReadOptions) -> StreamFacts:
-    """Return what there is to know of the stream, and how it is to be read. ConfigError if that is not possible."""
+    """Return the facts of the stream, and how to read it. ConfigError if `readBy` is not possible."""
     stream = await stream_facts(natty, options.stream)
     if options.read_by == "direct" and not stream.direct:
         raise ConfigError(
@@ -174,7 +174,7 @@ async def _facts(natty: Natty, options: ReadOptions) -> StreamFacts:
 
 
 def known_columns(schema: StructType) -> list[str]:
-    """Return the names of the columns that are wanted. ConfigError: one is not there, or of another type."""
+    """Return the names of the requested columns. ConfigError if one does not exist, or has another type."""
     known = {field.name: field.dataType for field in ENVELOPE.fields}
     for field in schema.fields:
         if field.name not in known:

@@ -1,4 +1,4 @@
-"""Rows of a DataFrame as messages to publish. Pure."""
+"""Converts rows of a DataFrame into messages to publish. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from capture.spark.jetstream.source_options import WriteOptions, nearest
 
 PUBLISHED = {one.name: one for one in COLUMNS if one.is_published}
 CONDITIONS = ("Nats-Msg-Id", "Nats-Expected-", "Nats-Batch-")
-"""How headers begin under which a message was stored: they say nothing of the stream that it goes to now."""
+"""Prefixes of headers with conditions for storing a message: they do not apply to the stream that it goes to now."""
 
 _TAKEN = {
     "string": (StringType(),),
@@ -35,9 +35,10 @@ class Outgoing(NamedTuple):
 
 
 def check_columns(schema: StructType, options: WriteOptions) -> None:
-    """Raise ConfigError unless rows of this schema can be published: it says which column is missing or wrong.
+    """Raise ConfigError unless rows of this schema can be published: it names the column that is missing or wrong.
 
-    Columns of the envelope that are not published, as `sequence`, may be there: what was read can be written as it is.
+    Columns of the envelope that are not published, such as `sequence`, are allowed: rows that were read can be written
+    as they are.
     """
     types = {field.name: field.dataType for field in schema.fields}
     for name in types:
@@ -57,10 +58,10 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
 
 
 def outgoing(batch: pa.RecordBatch, options: WriteOptions, prefix: str, first: int) -> Iterator[Outgoing]:
-    """Yield the messages of these rows, the first of which has this number in its partition.
+    """Yield the messages of these rows, the first of which has number `first` in its partition.
 
-    One without an id of its own gets `prefix` and its number, unless there are to be none. SparkError where a row lacks
-    its subject. A payload that is null is empty.
+    A row without a message id gets `prefix` and its number, unless ids are disabled. SparkError if a row has no
+    subject. A null payload becomes an empty one.
     """
     rows = batch.num_rows
     columns = {name: batch.column(name).to_pylist() for name in PUBLISHED if name in batch.schema.names}
@@ -81,7 +82,7 @@ def _bytes(payload: Any) -> bytes:
 
 
 def _headers(pairs: list[tuple[str, Any]] | None) -> dict[str, list[str]] | None:
-    """Return headers as they are published, without those that a message was once stored under."""
+    """Return the headers to publish, without those under which the message was first stored."""
     if not pairs:
         return None
     return {
@@ -92,5 +93,5 @@ def _headers(pairs: list[tuple[str, Any]] | None) -> dict[str, list[str]] | None
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether these are the same types, whatever may be null."""
+    """Return whether these are the same types; nullability may differ."""
     return bool(one.simpleString() == other.simpleString())

@@ -16,7 +16,7 @@ from natty.names import check_name
 
 SECRET = ("password", "token", "user")
 SPARKS_OWN = ("checkpointlocation", "queryname")
-"""What Spark hands to a sink besides its options."""
+"""Keys that Spark passes to a sink besides its options."""
 
 _CONNECTION = {
     "servers": "servers",
@@ -39,7 +39,7 @@ _CONNECTION = {
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """What to read, and how it is cut into tasks and batches."""
+    """What to read, and how to cut it into tasks and batches."""
 
     stream: str
     nats: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -54,7 +54,7 @@ class ReadOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> ReadOptions:
-        """Return them from what a user gave, whose case does not matter. ConfigError names what is wrong."""
+        """Return them from a user's options; case is ignored. ConfigError names the mistake."""
         values = _read(given, _READ)
         if values.get("start_sequence") and values.get("start_time"):
             raise ConfigError("startSequence and startTime contradict each other: give one of them")
@@ -76,7 +76,7 @@ class WriteOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> WriteOptions:
-        """Return them from what a user gave, whose case does not matter. ConfigError names what is wrong."""
+        """Return them from a user's options; case is ignored. ConfigError names the mistake."""
         values = _read({name: value for name, value in given.items() if name.lower() not in SPARKS_OWN}, _WRITE)
         if values.get("write_id") and values.get("message_ids") == "none":
             raise ConfigError("writeId makes message ids, and messageIds is none: drop one of them")
@@ -84,7 +84,7 @@ class WriteOptions:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of a sentence: the known name that was probably meant, else all of them."""
+    """Return the end of a sentence: the known name that was probably meant, or all known names."""
     by_lower = {one.lower(): one for one in known}
     close = get_close_matches(name.lower(), by_lower, 1)
     return f"did you mean {by_lower[close[0]]}?" if close else f"there are {', '.join(sorted(by_lower.values()))}"

@@ -1,4 +1,4 @@
-"""Which sequences are read by whom, and which of them are lost. Pure: facts about a stream in, ranges out."""
+"""Computes which sequences each task reads, and which of them are lost. Pure: facts about a stream in, ranges out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark.sql.datasource import InputPartition
 from capture.errors import DataLossError
 
 RANGE = 100_000
-"""Sequences of a partition, where the number of partitions is not given: about a second's work."""
+"""Sequences of a partition, if the number of partitions is not given: about a second's work."""
 
 MAX_RANGES = 64
 
@@ -21,7 +21,7 @@ LEAVE = "set failOnDataLoss to false to go on with what there is"
 
 @dataclass(frozen=True)
 class StreamFacts:
-    """What the stream's leader says of it: which stream of this name it is, and what it holds."""
+    """The facts that the stream's leader reports: which stream of this name it is, and which sequences it holds."""
 
     name: str
     created: str
@@ -39,7 +39,7 @@ class StreamFacts:
 
 @dataclass(frozen=True)
 class Offset:
-    """Where a streaming query is: the next sequence to read, and of which stream, since one may be made anew."""
+    """The position of a streaming query: the next sequence to read, and of which stream, since it may be recreated."""
 
     stream: str
     created: str
@@ -67,7 +67,7 @@ class Range(InputPartition):
 def ranges(stream: StreamFacts, first: int, last: int, wanted: int = 0) -> list[Range]:
     """Cut the sequences from `first` to `last` into `wanted` ranges of about the same length.
 
-    0: as many as their number suggests. Fewer where there are fewer sequences, none where there is none.
+    0: their number decides. It returns fewer ranges if there are fewer sequences, and none if there are none.
     """
     length = last - first + 1
     if length <= 0:
@@ -78,11 +78,11 @@ def ranges(stream: StreamFacts, first: int, last: int, wanted: int = 0) -> list[
 
 
 def resume(stream: StreamFacts, offset: Offset, *, fail: bool, seen: int = 0) -> tuple[int, str]:
-    """Return the sequence to go on with and, if something is lost, a sentence that says what; "" if nothing is.
+    """Return the sequence to continue with, and a sentence about lost messages; "" if none are lost.
 
-    `seen` is the last sequence that the query knows of. With `fail`, DataLossError with that sentence. Lost is what was
-    removed from the stream's front before it was read, and all that may differ where the stream was made anew or
-    brought back to an earlier state. DataLossError, too, for the offset of another stream.
+    `seen` is the last sequence known to the query. With `fail`, it raises DataLossError with that sentence. Lost are
+    messages that were removed from the stream's front before they were read, and all that may differ if the stream was
+    recreated or restored to an earlier state. DataLossError, too, for the offset of another stream.
     """
     lost, first, seen = "", offset.next, max(seen, offset.next - 1)
     if offset.stream != stream.name:
@@ -110,7 +110,7 @@ def resume(stream: StreamFacts, offset: Offset, *, fail: bool, seen: int = 0) ->
 
 
 def gone(stream: str, first: int, last: int) -> str:
-    """Return the sentence that names a range which was removed before it was read."""
+    """Return the sentence about a range that was removed before it was read."""
     count = last - first + 1
     what = f"sequence {first} was" if count == 1 else f"sequences {first}–{last} ({count}) were"
     return f"{what} removed from the front of stream {stream} before they were read: by its limits or a purge"
@@ -118,7 +118,7 @@ def gone(stream: str, first: int, last: int) -> str:
 
 @dataclass
 class Tally:
-    """What became of the sequences of a range: read, removed one by one, or lost at the stream's front."""
+    """Counts the sequences of a range by their fate: read, removed one by one, or lost at the stream's front."""
 
     position: int
     """The next sequence that is not accounted for."""
@@ -127,9 +127,9 @@ class Tally:
     lost: int = 0
 
     def take(self, sequences: Sequence[int]) -> list[tuple[int, int]]:
-        """Account for the messages that came next; return the first and the last sequence of each gap before them.
+        """Account for the next messages; return the first and the last sequence of each gap before them.
 
-        What was in a gap was removed one by one, or is of another subject, or is lost.
+        Messages in a gap were removed one by one, or have another subject, or are lost.
         """
         whole = range(self.position, sequences[-1] + 1)
         self.read += len(sequences)
@@ -138,17 +138,17 @@ class Tally:
         return [] if len(whole) == len(sequences) else list(_gaps(sequences, whole.start - 1))
 
     def end(self, last: int) -> list[tuple[int, int]]:
-        """Account for the rest of the range, in which nothing is left; return it, as `take` returns gaps."""
+        """Account for the rest of the range, which has no messages; return it as `take` returns gaps."""
         rest = range(self.position, last + 1)
         self.deleted += len(rest)
         self.position = max(self.position, rest.stop)
         return [(rest.start, last)] if rest else []
 
     def lose(self, gap: tuple[int, int], front: int) -> tuple[int, int] | None:
-        """Return what of a gap is lost, now that the stream begins at `front`; None if nothing is.
+        """Return the part of a gap that is lost, now that the stream begins at `front`; None if none is.
 
-        In a gap that the front has not reached, messages were removed one by one, which is no loss. Of one that it has
-        passed nobody can tell any more what was in it, and whether that was there when it was to be read.
+        In a gap that the front has not reached, messages were removed one by one, which is no loss. Of a gap that it
+        has passed it is unknown which messages were in it, and whether they existed when they should have been read.
         """
         first, last = gap[0], min(gap[1], front - 1)
         if last < first:

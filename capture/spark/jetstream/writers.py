@@ -1,4 +1,4 @@
-"""What publishes the rows of a DataFrame, in the executors. Retried tasks store nothing twice, by their message ids."""
+"""Publishes the rows of a DataFrame, in the executors. Message ids keep retried tasks from storing messages twice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger("capture.spark.jetstream")
 
 @dataclass(frozen=True)
 class Published(WriterCommitMessage):
-    """How many messages a task has stored."""
+    """The number of messages that a task has stored."""
 
     messages: int
 
@@ -59,7 +59,7 @@ async def _leave(publisher: Publisher) -> None:
 
 
 class JetStreamWriter(DataSourceArrowWriter):
-    """A batch. Its message ids begin with `writeId`, by default one that this run alone has."""
+    """A batch. Its message ids begin with `writeId`, by default a unique one for this run."""
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         _refuse(overwrite)
@@ -72,16 +72,16 @@ class JetStreamWriter(DataSourceArrowWriter):
         return publish(self._options, self._write_id, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Say what was stored."""
+        """Log how much was stored."""
         _say(self._options, messages, "")
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Say what stays: a stream takes nothing back."""
+        """Log how much stays stored: a stream can't undo it."""
         _say(self._options, messages, "the write failed; ")
 
 
 class JetStreamStreamWriter(DataSourceStreamArrowWriter):
-    """Micro-batches. Their message ids begin with `writeId`, by default the query's own, and the micro-batch's number.
+    """Micro-batches. Their message ids begin with `writeId`, by default the query's id, and the micro-batch's number.
 
     Both are the same after a restart from the checkpoint.
     """
@@ -92,7 +92,7 @@ class JetStreamStreamWriter(DataSourceStreamArrowWriter):
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
-        """Publish a partition of a micro-batch. SparkError if Spark does not say which one it is."""
+        """Publish a partition of a micro-batch. SparkError if Spark does not name the micro-batch."""
         context = TaskContext.get()
         assert context is not None
         query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
@@ -101,11 +101,11 @@ class JetStreamStreamWriter(DataSourceStreamArrowWriter):
         return publish(self._options, f"{self._options.write_id or query}-{batch}", iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Say what was stored."""
+        """Log how much was stored."""
         _say(self._options, messages, f"micro-batch {batchId}: ")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Say what stays: a stream takes nothing back."""
+        """Log how much stays stored: a stream can't undo it."""
         _say(self._options, messages, f"micro-batch {batchId} failed; ")
 
 
