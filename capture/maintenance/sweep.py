@@ -190,8 +190,7 @@ def _known_paths(manifest: Manifest) -> set[str]:
 
 
 def _is_kept(one: Retired, table: Table | None, listed: set[str], before: float) -> bool:
-    """Return whether a retired object stays in the manifest: until its grace is over and it is deleted *with its
-    entry*.
+    """Return whether a retired object stays in the manifest: until its grace is over, and it is gone *with its entry*.
 
     An entry that outlived this record would look new, and its rows would be adopted a second time. Table files that
     format 1 retired stay until a table has taken them over.

@@ -96,8 +96,7 @@ def encoded(rows: pa.Table) -> bytes:
 
 
 def varints(numbers: pa.Array) -> list[pa.Array]:
-    """Return unsigned 64-bit numbers as varints, in columns to be joined side by side: each holds two bytes of a
-    varint.
+    """Return unsigned 64-bit numbers as varints, in columns to be joined side by side: two bytes of each per column.
 
     A byte holds seven bits, the lowest first. The eighth bit is set in all bytes except the last. Null stands for no
     bytes.

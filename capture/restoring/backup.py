@@ -52,9 +52,7 @@ WRITTEN = DATA[1]
 
 @dataclass(frozen=True, kw_only=True)
 class Moved:
-    """The result of an import or export. `not_kept` has a sentence for each thing that a restore of it can't restore as
-    it was.
-    """
+    """The result of an import or export. `not_kept` has a sentence for each thing that a restore of it will change."""
 
     stream: str
     messages: int

@@ -226,8 +226,7 @@ def _consumers(
 
 
 def _consumer_state(one: Consumer, place: Position, wanted: Sequences, last: int, exact: bool) -> dict[str, Any]:
-    """Return the state of a consumer that continues after a position, with its single acknowledgements if they are
-    recorded.
+    """Return the state of a consumer that continues after a position, with its recorded single acknowledgements.
 
     The server refuses a state with unacknowledged messages outside of the range between ack floor and last delivery.
     """

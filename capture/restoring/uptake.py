@@ -269,8 +269,7 @@ async def consumers_there(natty: Natty, stream: str, wanted: Mapping[str, Mappin
 
 
 async def stream_there(natty: Natty, stream: str, last: int, within: float, *, replicas: int = 1) -> None:
-    """Wait until the server reports that a stream is filled up to `last`, and has a leader for its replicas.
-    RestoreError.
+    """Wait until the server reports that a stream is filled up to `last`, and which replica leads it. RestoreError.
 
     Right after its update another replica may lead it, and answer before it has all messages. Until a leader is
     elected, no server answers publishers.

@@ -103,9 +103,7 @@ class _Run:
         return int(self.rows.column("sequence")[-1].as_py())
 
     def take(self, upto: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows up to this sequence, which is at most `last`; copies of its message may follow in a later
-        call.
-        """
+        """Yield the rows up to this sequence, which is at most `last`; copies of its message may follow later."""
         while self.rows is not None:
             sequences = self.rows.column("sequence")
             place = bisect_right(range(len(sequences)), upto, key=lambda at: sequences[at].as_py())
