@@ -153,7 +153,7 @@ async def _replicate_consumers(natty: Natty, plan: Plan) -> AsyncGenerator[str, 
 async def _pieces(
     plan: Plan, store: Store, keys: Keys | None, count: Callable[[int], None]
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the archive's bytes. RestoreError if the objects hold fewer messages than their records name."""
+    """Yield the archive's bytes. RestoreError unless the objects hold the messages that their records name."""
     writer, seen = ArchiveWriter(now_ns=time.time_ns()), 0
     yield writer.begin(plan.state(), [_on_one_server(consumer) for consumer in plan.consumers])
     with ThreadPoolExecutor(1) as thread:

