@@ -104,7 +104,7 @@ class SparkDriver:
             await child.kill()
 
     async def close(self) -> None:
-        """End the child regularly."""
+        """End the child in an orderly way."""
         child, self._child = self._child, None
         if child is not None:
             await child.close()
