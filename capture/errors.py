@@ -1,4 +1,4 @@
-"""The errors of capture, and what is wrong with a setting in our words: msgspec speaks of types and of paths."""
+"""The errors of capture, and sentences for invalid settings: msgspec's messages name types and paths."""
 
 from __future__ import annotations
 
@@ -142,9 +142,9 @@ class DataLossError(CaptureError):
 
 
 def mistake(error: msgspec.ValidationError, among: Sequence[str] = ()) -> str:
-    """Return a sentence about the setting that a value does not fit; it shows no value, which may be a secret.
+    """Return a sentence about the setting whose value is invalid. It shows no value, since that may be a secret.
 
-    `among` are its values where it has only so many.
+    `among` are the allowed values, if the setting has a fixed set.
     """
     parts = _AT.fullmatch(str(error))
     what, place = (parts["what"], parts["place"] or "") if parts else (str(error), "")
@@ -164,7 +164,7 @@ def mistake(error: msgspec.ValidationError, among: Sequence[str] = ()) -> str:
 
 
 def choices(struct: type[msgspec.Struct], place: Sequence[str]) -> tuple[str, ...]:
-    """Return the values of a setting that has only so many, by its tables and its name; () of others."""
+    """Return the allowed values of a setting, found by its tables and its name; () if it has no fixed set."""
     kind: Any = struct
     for name in place:
         is_struct = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
@@ -174,7 +174,7 @@ def choices(struct: type[msgspec.Struct], place: Sequence[str]) -> tuple[str, ..
 
 
 def _of_table(kind: Any) -> Any:
-    """Return what a table of free names holds; None of other kinds."""
+    """Return the type of the values in a table of free names; None for other types."""
     tables = [one for one in (kind, *get_args(kind)) if get_origin(one) is dict]
     return get_args(tables[0])[1] if tables else None
 

@@ -1,3 +1,5 @@
+"""Doubles in memory for tests: the head pointer, and the engine that merges."""
+
 from __future__ import annotations
 
 import time
@@ -17,20 +19,20 @@ from capture.stores import Store, open_store
 
 @dataclass
 class HeadState:
-    """What several MemoryHeads share, as several nodes share one key-value entry."""
+    """The state that several MemoryHeads share, as several nodes share one key-value entry."""
 
     head: Head | None = None
     highest_token: int = 0
 
     async def read(self) -> Head | None:
-        """Return the committed head, or None: what a reader sees."""
+        """Return the committed head, or None, as a reader sees it."""
         return self.head
 
 
 class MemoryHead:
     """The head pointer in memory, with the fencing of the real one: one instance is one leader's term.
 
-    As in NATS, a term takes over by its first read or commit: from then on earlier ones are refused.
+    As in NATS, a term takes over with its first read or commit: from then on earlier terms are refused.
     """
 
     def __init__(self, token: int = 1, state: HeadState | None = None, signer: Signer | None = None) -> None:
@@ -39,18 +41,18 @@ class MemoryHead:
         self.state = HeadState() if state is None else state
 
     def check(self) -> None:
-        """Fenced if a later term has begun: in memory everybody knows."""
+        """Raise Fenced if a later term has begun: in memory every term sees it."""
         if self.token < self.state.highest_token:
             raise Fenced(f"term {self.token} is over, term {self.state.highest_token} has begun; nothing was committed")
         self.state.highest_token = self.token
 
     async def read(self) -> Head | None:
-        """Return the committed head, or None, and take it over. Fenced by a higher token."""
+        """Return the committed head, or None, and take it over. Raises Fenced if a later term has begun."""
         self.check()
         return self.state.head
 
     async def commit(self, head: Head) -> None:
-        """Commit the head. Fenced by a higher token."""
+        """Commit the head. Raises Fenced if a later term has begun."""
         self.check()
         self.state.head = head
 
@@ -61,7 +63,7 @@ class MemoryHead:
 class ArrowEngine:
     """Merges groups with pyarrow in this process: the in-memory double of the Spark driver, with the same contract.
 
-    For tests, and to check Spark's results against. `keys` open encrypted inputs.
+    Use it in tests, and to check Spark's results. `keys` open encrypted inputs.
     """
 
     def __init__(self, keys: Keys | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The command line `capture`. It needs the extra `capture`; without it, it says so."""
+"""The command line `capture`. It needs the extra `capture`, and prints that if it is missing."""
 
 import sys
 

@@ -1,3 +1,5 @@
+"""`capture sweep`, `compact` and `ls`: run a leader's task once, list the archive."""
+
 from __future__ import annotations
 
 import asyncio
@@ -110,13 +112,13 @@ def _compact(natty: Natty, config: CaptureConfig, *, all_blocks: bool) -> Work:
         options, key_file = config.spark.options(), config.key_file
         async with SparkDriver(options, run=term.run_process, key_file=key_file) as engine:
             done = last = await duty.compact_once(head, engine)
-            while all_blocks and last.groups:  # a run takes its groups, and leaves others
+            while all_blocks and last.groups:  # one run compacts some groups, and leaves others
                 try:
                     last = await duty.compact_once(head, engine)
                 except CompactionError:
                     if not done.failed:
                         raise
-                    break  # what failed before is all that is left
+                    break  # only the groups that failed before are left
                 done = done.followed_by(last)
             return done
 
@@ -125,7 +127,7 @@ def _compact(natty: Natty, config: CaptureConfig, *, all_blocks: bool) -> Work:
 
 @contextlib.asynccontextmanager
 async def _claimed(config: CaptureConfig) -> AsyncIterator[Natty]:
-    """Connect, and make sure that the store is this archive's; only nodes make one."""
+    """Connect, and check that the store is this archive's. Only nodes create an archive."""
     store = open_store(config.store)
     async with Natty(**config.nats) as natty:
         stream = await stream_info(natty, config.stream)
@@ -137,7 +139,7 @@ async def _claimed(config: CaptureConfig) -> AsyncIterator[Natty]:
 async def _once_elected(
     natty: Natty, config: CaptureConfig, office: Office, lease: float, wait: float, work: Work
 ) -> Any:
-    """Campaign, do the work once as the leader, and leave office."""
+    """Campaign, do the work once as the leader, and resign."""
     began = asyncio.Event()
 
     async def duty(term: Term) -> Any:
@@ -187,7 +189,7 @@ def ls(
 
 
 async def _listed(store: Store, config: CaptureConfig) -> Picture:
-    """Return what the store holds last, if it can be trusted. CaptureError."""
+    """Return the newest state in the store, if it can be trusted. Raises CaptureError."""
     await require_archive(store)
     trust = config.trust(await archive_name(store))
     picture = await read_trusted(store, None, None, trust)

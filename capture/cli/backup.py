@@ -1,4 +1,4 @@
-"""`capture import` and `capture export`: backups of the `nats` tool."""
+"""`capture import` and `capture export`: convert backups of the `nats` tool to archives, and back."""
 
 from __future__ import annotations
 

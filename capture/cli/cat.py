@@ -1,4 +1,4 @@
-"""`capture cat`."""
+"""`capture cat`: prints the messages of a stream from its archive."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from natty.config.units import parse_time, show_time
 
 
 class Form(StrEnum):
-    """What is printed of a message."""
+    """The parts of a message that are printed."""
 
     JSON = "json"
     PAYLOAD = "payload"
@@ -59,7 +59,7 @@ def _payloads(batch: pa.RecordBatch) -> list[bytes]:
 
 
 def moment(text: str) -> str:
-    """Return a time with its zone, or that of so long ago (90s, 1h30m, 7d), as RFC 3339 has it, to the nanosecond."""
+    """Return a time with its zone, or a duration before now (90s, 1h30m, 7d), as RFC 3339 to the nanosecond."""
     try:
         with contextlib.suppress(typer.BadParameter):
             return show_time(time.time_ns() - round(seconds(text) * 1e9))
@@ -120,7 +120,7 @@ def cat(
     )
     try:
         run_async(_print(wanted, options, _FORMS[form], live or follow, follow))
-    except BrokenPipeError:  # whoever reads has had enough
+    except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

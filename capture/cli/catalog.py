@@ -1,4 +1,4 @@
-"""`capture catalog`: the table for readers that speak Iceberg's REST protocol."""
+"""`capture catalog`: serves the table to readers that speak Iceberg's REST protocol."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def serve(
 
 @contextlib.asynccontextmanager
 async def _heads(wanted: list[CaptureConfig], offline: bool) -> AsyncIterator[list[HeadReader]]:
-    """Yield what reads the head of each archive's table."""
+    """Yield the head reader of each archive's table."""
     if offline:
         yield [partial(latest_offline, open_store(one.store), Table) for one in wanted]
         return

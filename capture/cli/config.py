@@ -1,6 +1,6 @@
-"""`capture config`: where each setting comes from, and whether a node could start with it.
+"""`capture config`: shows where each setting comes from, and checks whether a node could start with it.
 
-`capture permissions`: the least that a role needs, as a block for the server's configuration.
+`capture permissions`: the least permissions that a role needs, as a block for the server's configuration.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from natty.errors import NattyError
 from natty.names import check_name
 
 HIDDEN = "***"
-WIDEST = 40  # characters: longer values push their origin to the right
+WIDEST = 40  # characters: longer values move their origin to the right
 
 _FLAGS = {
     "stream": "stream",
@@ -61,15 +61,15 @@ _FLAGS = {
 """Option of `capture run` → its setting."""
 
 _NATS = {field.name: field.repr for field in dataclasses.fields(Config)} | {"context": True}
-"""The settings of `[nats]`, and whether each may be shown; an unknown one may be a secret."""
+"""The settings of `[nats]`, and whether each may be shown. Unknown settings are not shown: they may be secret."""
 _SECRET = re.compile(r"-----BEGIN|\bS[A-Z][A-Z2-7]{54}|:[A-Za-z0-9+/]{43}=")
-"""A key itself where its file belongs: PEM, a seed of NATS, one of `CAPTURE_KEYS`."""
+"""A key in place of the path of its file: PEM, a seed of NATS, a key of `CAPTURE_KEYS`."""
 
 app = typer.Typer(help="The configuration.", no_args_is_help=True)
 
 
 def _with_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the settings' options of `capture run`; it gets them as `flags`, by their settings."""
+    """Add the options of `capture run` for settings to a command; it gets them as `flags`, by setting."""
 
     @functools.wraps(command)
     def with_options(**given: Any) -> None:
@@ -137,9 +137,9 @@ def permissions(
 
 
 def problems(given: Given) -> list[str]:
-    """Return a sentence for each reason why a node could not start with these settings; it connects nowhere.
+    """Return a sentence for each reason why a node could not start with these settings. Does not connect.
 
-    What depends on a setting that can't be used is not tried.
+    Checks that depend on an invalid setting are skipped.
     """
     config, faults = read(given)
     faulty = {place[0] for place in faults}
@@ -152,7 +152,7 @@ def problems(given: Given) -> list[str]:
             return attempt(*arguments, **options)
         except (CaptureError, NattyError) as error:
             found.append(given.blame(str(error), *of))
-        except Exception as error:  # a module of the user's may raise anything
+        except Exception as error:  # a module of the user may raise anything
             found.append(given.blame(f"{' or '.join(of)} can't be used: {type(error).__name__}: {error}", *of))
         return None
 
@@ -197,20 +197,20 @@ def _unknown_of_nats(given: Given) -> list[str]:
 
 
 def _try_connection(nats: Mapping[str, Any]) -> None:
-    """Read what a connection is made with. NattyError."""
+    """Load the files and settings of a connection. Raises NattyError."""
     wanted = resolve({name: value for name, value in nats.items() if name != "context"}, context=nats.get("context"))
     client_context(ca=wanted.tls_ca or None, cert=wanted.tls_cert or None, key=wanted.tls_key or None)
 
 
 def _each(setting: Place, value: Any) -> list[tuple[Place, Any]]:
-    """Return the names of a table of free names, each with its value; of anything else itself."""
+    """Return the names of a table of free names, each with its value; for anything else, the setting itself."""
     if isinstance(value, dict) and value:
         return [((*setting, name), msgspec.to_builtins(one)) for name, one in value.items()]
     return [(setting, msgspec.to_builtins(value))]
 
 
 def shown(place: Place, value: Any) -> Any:
-    """Return the value without what may be a secret."""
+    """Return the value without parts that may be secret."""
     match place:
         case ("store",):
             return _shown_store(value)

@@ -1,4 +1,4 @@
-"""`capture doctor`: what Spark would run on here, and whether the archive's store and stream can be reached."""
+"""`capture doctor`: checks the Java and Spark of this machine, and the archive's store and stream."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def _spark(config: CaptureConfig) -> list[Finding]:
 
 def _driver_memory(config: CaptureConfig) -> str:
     spark, named = config.spark, {}
-    with contextlib.suppress(SparkError):  # that file is told of with the master
+    with contextlib.suppress(SparkError):  # an error in that file is reported with the master
         named = read_properties(spark.properties_file) if spark.properties_file else {}
     return {**named, **spark.properties}.get("spark.driver.memory", spark.driver_memory)
 
 
 def _master(config: CaptureConfig) -> Finding:
-    """Say where Spark runs, and what says so. The file's settings win over `master`, and `properties` over both."""
+    """Report where Spark runs, and the origin of that setting. The file wins over `master`, `properties` over both."""
     spark, named = config.spark, {}
     if spark.properties_file:
         try:
@@ -96,7 +96,7 @@ def _class_data(config: CaptureConfig) -> list[Finding]:
     try:
         java = choose(config.spark.java)
     except SparkError:
-        return []  # there is no Java, which was said
+        return []  # there is no Java, which was reported
     if _version("pyspark") is None:
         return []
     archive: tuple[Path, int | None] | str
@@ -138,23 +138,23 @@ async def _streams(config: CaptureConfig) -> list[Finding]:
 
 
 async def _moved(natty: Natty, config: CaptureConfig) -> Finding | None:
-    """Say whether the archive that NATS knows is in another store: a node would refuse to start."""
+    """Report if the archive that NATS knows is in another store: a node would refuse to start."""
     try:
         await check_not_moved(natty, open_store(config.store), config)
     except OtherStoreError as error:
         return Finding("archive", Status.FAIL, str(error))
     except StoreError:
-        return None  # said already
+        return None  # already reported
     return None
 
 
 async def _server(natty: Natty, streams: list[dict[str, Any]]) -> list[Finding]:
-    """Say which known faults the server has, and what of these streams and of the elections it may lose."""
+    """Report the server's known faults, and messages of these streams and the elections that it may lose."""
     consumers, buckets = list[ConsumerInfo](), list[dict[str, Any]]()
     with contextlib.suppress(NattyError):  # an account with a node's permissions may not list consumers
         for info in streams:
             consumers += (await all_consumers(natty.jetstream, info["config"]["name"])).found
-    with contextlib.suppress(NattyError):  # nobody was elected yet, or it is not for this account
+    with contextlib.suppress(NattyError):  # no election was held yet, or this account may not see it
         buckets.append(await natty.jetstream.request(f"STREAM.INFO.KV_{ElectionOptions.bucket}"))
     clustered = bool(natty.connection.server_info.get("cluster"))
     return [
@@ -177,7 +177,7 @@ def _version(package: str) -> str | None:
 
 
 def _free_bytes() -> int | None:
-    """Return the memory that is free, here or by the limit of our container; None where the system does not say."""
+    """Return the free memory of the machine or of our container's limit; None if the system does not report it."""
     try:
         lines = dict(line.split(":", 1) for line in MEMORY.read_text().splitlines())
         free = int(lines["MemAvailable"].split()[0]) * 1024

@@ -1,4 +1,4 @@
-"""`capture sweep --dry-run`: which objects of an archive would go, and why."""
+"""`capture sweep --dry-run`: shows which objects of an archive would be removed, and why."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from natty.cli.tables import PlainConsole, print_document, print_table
 
 
 async def going(config: CaptureConfig) -> list[dict[str, Any]]:
-    """Return what a sweep and a compaction would let go of or delete now: path, reason, and size where it is known."""
+    """Return the objects that a sweep and a compaction would remove now: path, reason, and size if it is known."""
     store = open_store(config.store)
     await require_archive(store)
     async with Natty(**config.nats) as natty:
@@ -49,7 +49,7 @@ def _why(path: str, was_let_go: bool) -> str:
 
 
 def show_going(found: list[dict[str, Any]], as_json: bool) -> None:
-    """Print it."""
+    """Print the objects."""
     if as_json:
         print_document(found)
         return

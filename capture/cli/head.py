@@ -1,3 +1,5 @@
+"""`capture head`: prints the archive's heads."""
+
 from __future__ import annotations
 
 import json
@@ -42,7 +44,7 @@ def head(
 
     found = [one for one in run_async(read()) if one is not None]
     if not found:
-        run_async(require_archive(open_store(wanted.store)))  # or the store is mistyped
+        run_async(require_archive(open_store(wanted.store)))  # raises if the store is mistyped
         raise CaptureError(f"the archive {wanted.name} has no head yet: the first sweep makes one")
     for one in found:
         print(json.dumps(msgspec.to_builtins(one)))

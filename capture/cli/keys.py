@@ -1,4 +1,4 @@
-"""`capture keys`: new keys, to encrypt or to sign with, and the public ones that others verify with."""
+"""`capture keys`: creates keys for encrypting or signing, and prints the public keys that others verify with."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def new(name: Annotated[str, typer.Argument(help="The key's name: no colon, no s
 
 
 def _exposed_output() -> str:
-    """Return the mode of standard output if that is a file that others may read, else ""."""
+    """Return the mode of standard output if it is a file that others may read; otherwise ""."""
     try:
         facts = os.fstat(sys.stdout.fileno())
-    except (OSError, ValueError):  # it is none of the system's
+    except (OSError, ValueError):  # it has no file descriptor
         return ""
     mode = stat.S_IMODE(facts.st_mode)
     return f"{mode:04o}" if os.name != "nt" and stat.S_ISREG(facts.st_mode) and mode & 0o077 else ""

@@ -1,3 +1,5 @@
+"""`capture run`: captures streams until it is stopped."""
+
 from __future__ import annotations
 
 import gc
@@ -25,11 +27,11 @@ from natty.cli.run import EXIT_ERROR, LogFormat, LogLevel, complaint, configure_
 from natty.metrics.pages import Guard, guard_of
 
 COLLECT_AFTER = 500_000, 50, 100
-"""When the collector of cycles runs (`gc.set_threshold`): messages are many, in no cycle, and it looks at them all."""
+"""When the collector of cycles runs (`gc.set_threshold`): it visits all messages, which are many and in no cycle."""
 
-THREADS_END_WITHIN = 5.0  # seconds that a thread may go on, when the node has ended
+THREADS_END_WITHIN = 5.0  # seconds that threads may run after the node has ended
 
-_leveled: set[str] = set()  # names of loggers that have a level by the configuration
+_leveled: set[str] = set()  # names of loggers whose level the configuration has set
 
 
 @connect.options
@@ -119,17 +121,17 @@ def run(
 
 
 def _log_flags(invoked: typer.Context) -> dict[str, Any]:
-    """Return the flags before the command as settings."""
+    """Return the flags before the command, as settings."""
     given = invoked.find_root().params
     return {"logging.level": given["log_level"], "logging.format": given["log_format"]}
 
 
 def _configure_log(wanted: Logging) -> None:
-    """Log like this from now on."""
+    """Apply these log settings."""
     for name in _leveled:
         logging.getLogger(name).setLevel(logging.NOTSET)
     configure_logging(LogLevel(wanted.level), LogFormat(wanted.format))
-    life.setLevel(logging.NOTSET if wanted.level == "error" else logging.INFO)  # two lines of a node's life
+    life.setLevel(logging.NOTSET if wanted.level == "error" else logging.INFO)  # two lines for each run of a node
     for name, level in wanted.loggers.items():
         logging.getLogger(name).setLevel(level.upper())
     _leveled.clear()
@@ -137,7 +139,7 @@ def _configure_log(wanted: Logging) -> None:
 
 
 class _LastResort:
-    """Ends the process where a thread that hangs in the store would keep it: nothing else ends such a thread."""
+    """Ends the process if a thread that hangs in the store keeps it alive: nothing else ends such a thread."""
 
     def __init__(self) -> None:
         self._status, self._said = 0, ""
@@ -145,7 +147,7 @@ class _LastResort:
         self._timer.daemon = True
 
     async def after(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do the work; from its end on the process has THREADS_END_WITHIN seconds until `cancel`, or until a signal."""
+        """Do the work. After it the process has THREADS_END_WITHIN seconds until `cancel`, or until a signal."""
         try:
             await work
         except BaseException as error:
@@ -159,7 +161,7 @@ class _LastResort:
             self._timer.start()
 
     def cancel(self) -> None:
-        """Let the process end by itself."""
+        """Let the process end normally."""
         self._timer.cancel()
 
     def _end(self) -> None:

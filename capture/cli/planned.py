@@ -1,4 +1,4 @@
-"""`capture compact --dry-run`: what a compaction would merge now, and into how many files."""
+"""`capture compact --dry-run`: shows what a compaction would merge now, and into how many files."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _described(group: Group, now: float) -> dict[str, Any]:
 
 
 def show_planned(found: dict[str, Any], as_json: bool) -> None:
-    """Print it."""
+    """Print the groups."""
     if as_json:
         print_document(found)
         return

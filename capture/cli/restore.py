@@ -1,4 +1,4 @@
-"""`capture restore`."""
+"""`capture restore`: makes a stream from its archive."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SHOWN = 5  # runs of gaps
 
 @dataclass(frozen=True, kw_only=True)
 class _Wanted:
-    """What the command line asks for; `prefix` and `pace` of a replay."""
+    """The options of the command line; `prefix` and `pace` are for a replay."""
 
     config: CaptureConfig
     options: Options
@@ -46,7 +46,7 @@ class _Wanted:
 
 
 def _time(text: str) -> int:
-    """Return the Unix nanoseconds of a time with its zone. Usage error if it is not one."""
+    """Return the Unix nanoseconds of a time with its zone. Raises a usage error if it is not one."""
     try:
         return parse_time(text)
     except ValueError:
@@ -56,14 +56,16 @@ def _time(text: str) -> int:
 
 
 def _start(text: str) -> dict[str, int]:
-    """Return where a window starts: at a sequence, or at a time with its zone. Usage error if it is neither."""
+    """Return where a window starts: at a sequence, or at a time with its zone. Raises a usage error if it is
+    neither."""
     if text.isdecimal() and int(text):
         return {"start": int(text)}
     return {"start_ns": _time(text)}
 
 
 def _speed(text: str) -> float:
-    """Return how many times as fast as it was: 1 for "original", 0 for "max". Usage error if it is none."""
+    """Return the factor to the original speed: 1 for "original", 0 for "max". Raises a usage error if it is not
+    valid."""
     try:
         speed = {"original": 1.0, "max": 0.0}[text] if text in ("original", "max") else float(text)
     except ValueError:
@@ -163,7 +165,7 @@ def restore(
 
 
 async def _restored(wanted: _Wanted, *, say: bool) -> tuple[Plan, Restored | None]:
-    """Make the plan, say it, and carry it out unless it is only to be said."""
+    """Make the plan, print it, and carry it out unless this is a dry run."""
     store = open_store(wanted.config.store)
     config = msgspec.structs.replace(wanted.config, stream=wanted.config.stream or await only_stream(store))
     async with Natty(**config.nats) as natty:
@@ -186,7 +188,7 @@ async def _restored(wanted: _Wanted, *, say: bool) -> tuple[Plan, Restored | Non
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[int, int], None]]:
-    """Show on standard error, on a terminal only, how many messages were sent."""
+    """Show the number of sent messages on standard error, only on a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -195,7 +197,7 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
 
 
 def _described(plan: Plan, wanted: _Wanted) -> str:
-    """Return the plan for people."""
+    """Return the plan as text."""
     lines = [
         f"{plan.messages:,} messages of {plan.stream}, about {plan.bytes:,} bytes, sequences {plan.first:,} to"
         f" {plan.last:,}, {f'published below {wanted.prefix}' if wanted.prefix else f'into stream {plan.name}'}",

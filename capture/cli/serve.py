@@ -1,4 +1,4 @@
-"""`capture serve`: the status page."""
+"""`capture serve`: serves the status page."""
 
 from __future__ import annotations
 

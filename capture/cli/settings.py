@@ -1,4 +1,4 @@
-"""The options that several commands share: where the streams are, where the archive is."""
+"""The options that several commands share: the streams, the archive, the checks."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def archive(
     *,
     needs: tuple[str, ...] = ("stream", "store"),
 ) -> CaptureConfig:
-    """Return the configuration of a command: its flags win over the environment and the file. ConfigError.
+    """Return the configuration of a command: its flags win over the environment and the file. Raises ConfigError.
 
-    Where there are several streams, it is that of the one that is named. A command that needs nothing gets it as it is.
+    With several streams, it is that of the named one. A command that needs nothing gets the configuration unchanged.
     """
     found = _loaded(config, flags, nats, needs)
     return only(found) if needs else found
 
 
 def checks(public_key: Path | None, encrypted_only: bool) -> dict[str, Any]:
-    """Return the flags that say what is checked of an archive."""
+    """Return the flags for the checks of an archive."""
     return {"public_key_file": public_key and str(public_key), "encrypted_only": encrypted_only or None}
 
 
 def archives(config: Path | None, flags: dict[str, Any], nats: dict[str, Any]) -> list[CaptureConfig]:
-    """Return the configuration of each stream that is to be captured. ConfigError."""
+    """Return the configuration of each stream to capture. Raises ConfigError."""
     return each(_loaded(config, flags, nats, ("stream", "store")))
 
 
@@ -57,7 +57,7 @@ def _loaded(config: Path | None, flags: dict[str, Any], nats: dict[str, Any], ne
 
 
 def tokens(path: Path) -> list[str]:
-    """Return the tokens in a file, a line each. ConfigError if it can't be read, others may read it, or it has none."""
+    """Return the tokens in a file, one per line. Raises ConfigError if it is unreadable, open to others, or empty."""
     try:
         check_private(path, "the token file")
         found = lines(path.read_text())
@@ -69,5 +69,5 @@ def tokens(path: Path) -> list[str]:
 
 
 def lines(text: str) -> list[str]:
-    """Return the lines of a text that are not blank, without what is blank around them."""
+    """Return the lines of a text that are not blank, stripped."""
     return [line.strip() for line in text.splitlines() if line.strip()]

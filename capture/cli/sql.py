@@ -1,4 +1,4 @@
-"""`capture sql`."""
+"""`capture sql`: runs a query over the archive's messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOT_INSTALLED = 'DuckDB is not installed here; run: pip install "natty-nats[sql]
 
 
 class Engine(StrEnum):
-    """Who answers."""
+    """The engine that answers queries."""
 
     DUCKDB = "duckdb"
     SPARK = "spark"
@@ -59,7 +59,7 @@ def sql(
 
 
 def best_engine() -> Engine:
-    """Return DuckDB, unless only Spark is installed: where neither is, DuckDB is what to install."""
+    """Return DuckDB, unless only Spark is installed: if neither is, the user should install DuckDB."""
     return Engine.SPARK if find_spec("pyspark") and not find_spec("duckdb") else Engine.DUCKDB
 
 
@@ -69,13 +69,13 @@ async def _asked(config: CaptureConfig, query: str, schema: str | None, engine: 
     trust = config.trust(await archive_name(store))
     objects = await make_look(store, config.stream, trust=trust)()
     contents = None
-    if trust.public_keys is not None:  # both engines read plain Parquet where it is, without its SHA-256
+    if trust.public_keys is not None:  # both engines read plain Parquet directly, without checking its SHA-256
         contents = await check_contents(store, [one for one in objects if is_open(one.format)])
     if engine is Engine.SPARK:
         return await _by_spark(config, objects, query, schema, checked=contents is not None)
     if not find_spec("duckdb"):
         raise ConfigError(NOT_INSTALLED)
-    from capture.reading import duck  # here, so that the command line starts without it
+    from capture.reading import duck  # imported here, so that the command line starts without it
 
     return await duck.query(store, objects, query, payload_schema=schema, keys=config.keys(), contents=contents)
 

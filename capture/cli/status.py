@@ -1,4 +1,4 @@
-"""`capture status`: what an archive's nodes say of it, and whether that is well."""
+"""`capture status`: shows what an archive's nodes publish, and what is wrong."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def _once(config: CaptureConfig) -> list[Status]:
 
 
 async def _watch(config: CaptureConfig, *, as_json: bool) -> None:
-    """Show it until interrupted: in place on a terminal, else whenever it has changed."""
+    """Show the status until interrupted: in place on a terminal, otherwise whenever it has changed."""
     async with Natty(**config.nats) as natty:
         if as_json:
             await _look_on(natty, config, _changes(lambda found: print(json.dumps(_data(found)), flush=True)))
@@ -71,7 +71,7 @@ async def _watch(config: CaptureConfig, *, as_json: bool) -> None:
 
 
 async def _look_on(natty: Natty, config: CaptureConfig, show: Callable[[list[Status]], None]) -> NoReturn:
-    """Show it every second. Where the server does not answer, say so and go on."""
+    """Show the status every second. If the server does not answer, print that and continue."""
     while True:
         try:
             show(await look(natty, each(config)))
@@ -81,7 +81,7 @@ async def _look_on(natty: Natty, config: CaptureConfig, show: Callable[[list[Sta
 
 
 def _changes(show: Callable[[list[Status]], None]) -> Callable[[list[Status]], None]:
-    """Return what shows it if something besides ages has changed."""
+    """Return a function that calls `show` if anything besides ages has changed."""
     shown: list[Any] = []
 
     def show_changed(found: list[Status]) -> None:
@@ -113,7 +113,7 @@ def pages(found: list[Status]) -> RenderableType:
 
 
 def page(status: Status) -> RenderableType:
-    """Return an archive's state as text and tables, what is wrong last."""
+    """Return an archive's state as text and tables, with the problems at the end."""
     parts: list[RenderableType] = [Text(printable(f"archive {status.archive}"), style="bold")]
     if status.view.state is not None:
         parts.append(_archive(status, status.view.state))
@@ -191,7 +191,7 @@ def _nodes(nodes: list[Heard]) -> Rows:
 
 
 def _going(table: TableState) -> str:
-    """Return when a snapshot goes next, for people; what is due goes with the compaction's next look."""
+    """Return a sentence for when the next snapshot expires. A due one is removed at the compaction's next check."""
     if table.expires is None:
         return "none expires"
     left = table.expires - time.time()
@@ -203,7 +203,7 @@ def _time(at: float) -> str:
 
 
 def _age(seconds: float) -> str:
-    """Return seconds for people: "0.4 s", "12 s", "3 min", "5 h", "2 d"."""
+    """Return seconds in readable form: "0.4 s", "12 s", "3 min", "5 h", "2 d"."""
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
@@ -211,7 +211,7 @@ def _age(seconds: float) -> str:
 
 
 def _size(count: int) -> str:
-    """Return bytes for people: "512 B", "1.2 MB"."""
+    """Return bytes in readable form: "512 B", "1.2 MB"."""
     size = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:

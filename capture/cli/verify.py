@@ -1,4 +1,4 @@
-"""`capture verify` and `capture purge --captured`."""
+"""`capture verify` and `capture purge --captured`: compare archive and stream; delete what is proven to be archived."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def verify(
 
 @contextlib.contextmanager
 def _failure_published(file: Path | None, stream: str) -> Iterator[None]:
-    """Tell Prometheus if nothing could be checked."""
+    """Publish the failure for Prometheus if nothing could be checked."""
     try:
         yield
     except (CaptureError, NattyError):
@@ -108,7 +108,7 @@ def _check_outputs(*to_standard_output: bool) -> None:
 
 
 def _tell(checked: Check, as_json: bool, as_nagios: bool, prometheus_file: Path | None) -> int:
-    """Print what was wanted, and return the exit status."""
+    """Print the selected outputs, and return the exit status."""
     if prometheus_file is not None:
         _publish(prometheus_file, prometheus(checked))
     if as_nagios:
@@ -141,7 +141,7 @@ def _heads(noted: Path | None) -> list[Head]:
 
 
 async def _verified(config: CaptureConfig, deep: bool, offline: bool, noted: list[Head]) -> Check:
-    """Check with the server; without it, if that can't be reached, what can be checked then."""
+    """Check with the server. If it can't be reached, check what can be checked without it."""
     store = open_store(config.store)
     with _progress() as on_progress:
         if not offline:
@@ -160,7 +160,7 @@ async def _verified(config: CaptureConfig, deep: bool, offline: bool, noted: lis
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[int, int], None]]:
-    """Show on standard error, on a terminal only, how many objects were looked at."""
+    """Show the number of checked objects on standard error, only on a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -173,7 +173,7 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Wanted:
-    """What the command line asks for."""
+    """The options of the command line."""
 
     config: CaptureConfig
     margin: Margin
@@ -229,13 +229,13 @@ async def _planned(wanted: _Wanted) -> tuple[Check, Plan]:
     with _progress() as on_progress:
         async with Natty(**config.nats) as natty:
             await require_archive(store)
-            await purgeable(natty, config, store)  # what refuses does so before everything is read
+            await purgeable(natty, config, store)  # anything that refuses does so before everything is read
             checked = await check(natty, config, store, on_progress=on_progress)
             return checked, plan_purge(await _stock(natty, wanted), checked.held.proven, wanted.margin.messages)
 
 
 async def _purged(wanted: _Wanted, proven: Sequences, plan: Plan) -> int:
-    """Purge what was agreed to, or less, if by now more is needed: somebody may have thought about it for an hour."""
+    """Purge what was confirmed, or less if more is needed by now: the confirmation may have taken an hour."""
     config = wanted.config
     async with Natty(**config.nats) as natty:
         stock = await _stock(natty, wanted)

@@ -1,1 +1,1 @@
-"""What a capture is told: `capture.toml`, environment and flags, of one stream or of several."""
+"""The configuration of a capture: `capture.toml`, environment and flags, for one stream or several."""

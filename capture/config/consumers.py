@@ -1,9 +1,9 @@
-"""Which durable consumers a node reads: its own one, or those of the members of a static group.
+"""Which durable consumers a node reads: its own, or those of the members of a static group.
 
-Members of pcgroups' elastic groups read a work queue, where the server takes explicit acknowledgements alone (10098);
+Members of pcgroups' elastic groups read a work queue, where the server takes only explicit acknowledgements (10098);
 every message would be stored twice there, under a sequence that is not the stream's. A static group's members read the
-stream itself, and pcgroups leaves their acknowledgements to the user: capture makes them with `ack_policy: all`, and
-nobody who handles messages one by one may read beside it.
+stream itself, and pcgroups leaves their acknowledgements to the user: capture creates their consumers with `ack_policy:
+all`, and no client that handles messages one by one may read beside it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from natty.groups import StaticRecord, list_groups
 
 
 async def consumers(natty: Natty, config: CaptureConfig) -> list[Durable]:
-    """Return the consumers that the configuration names, this node's or all nodes' of a group.
+    """Return the consumers that the configuration names: this node's, or those of all nodes of a group.
 
-    GroupNotFoundError, BadGroupError; ConfigError for an elastic group, or a member that is not listed.
+    Raises GroupNotFoundError, BadGroupError; ConfigError for an elastic group, or a member that is not listed.
     """
     if not config.group:
         return [config.consumer()]
@@ -60,7 +60,7 @@ async def consumers(natty: Natty, config: CaptureConfig) -> list[Durable]:
 async def consumer_names(natty: Natty, config: CaptureConfig) -> list[str]:
     """Return the names of all consumers through which the stream is captured, whichever nodes read them.
 
-    Without the group's record, none. BadGroupError.
+    Returns none if the group has no record. Raises BadGroupError.
     """
     if not config.group:
         return [config.durable]
@@ -73,10 +73,10 @@ async def consumer_names(natty: Natty, config: CaptureConfig) -> list[str]:
 
 @dataclass(frozen=True)
 class Position:
-    """How far some consumers are, taken together: what was given and what is settled, by the stream's sequences.
+    """The progress of some consumers together, in sequences of the stream.
 
-    All up to `floor` that they were to get is acknowledged, all up to `delivered` was given to somebody. `pending`
-    messages were not delivered yet, `unacked` ones were.
+    All their messages up to `floor` are acknowledged, all up to `delivered` were delivered. `pending` messages were not
+    delivered yet, `unacked` ones were.
     """
 
     floor: int
@@ -86,10 +86,10 @@ class Position:
 
     @classmethod
     def of(cls, states: Sequence[Mapping[str, Any]]) -> Position:
-        """Return it for what the server says of these consumers, one at least. Who lacks nothing holds up nobody.
+        """Return the position for the server's information about these consumers, at least one.
 
-        A consumer that has nothing pending may still say 0 as its ack floor, after a purge: what it has delivered is
-        settled then.
+        A consumer without outstanding messages does not limit the position. After a purge, a consumer that has nothing
+        pending may still report 0 as its ack floor; its delivered messages are settled then.
         """
 
         def furthest(where: str, *behind: str) -> int:
@@ -105,7 +105,7 @@ class Position:
 
 
 async def consumer_states(natty: Natty, config: CaptureConfig, stream: str = "") -> list[dict[str, Any]]:
-    """Return what the server says of the consumers of `consumer_names`, without those that are not there."""
+    """Return the server's information about the consumers of `consumer_names`, without those that do not exist."""
     config = msgspec.structs.replace(config, stream=stream or config.stream)
     states = []
     for name in await consumer_names(natty, config):
@@ -115,13 +115,13 @@ async def consumer_states(natty: Natty, config: CaptureConfig, stream: str = "")
 
 
 def consumers_of(record: StreamRecord, config: CaptureConfig, asked: Iterable[Asked]) -> dict[str, Consumer]:
-    """Return capture's consumers among those that were recorded of a stream, by their names."""
+    """Return capture's consumers among the recorded ones of a stream, by their names."""
     wanted = {one.durable for one in asked} if config.group else {config.durable}
     return {name: record.consumers[name] for name in sorted(wanted & record.consumers.keys())}
 
 
 async def recorded_consumers(config: CaptureConfig, store: Store, recording: Recording) -> dict[str, Consumer]:
-    """Return capture's consumers as they were recorded; none if that can't be read: the audit names it."""
+    """Return capture's consumers as they were recorded; none if the records can't be read: the audit reports that."""
     record = recording.streams.get(config.stream)
     try:
         return consumers_of(record, config, await read_records(store, config.stream)) if record else {}

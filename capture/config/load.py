@@ -1,4 +1,4 @@
-"""The configuration: flags, variables and the file together, and what is wrong with them."""
+"""Loads the configuration from flags, variables and the file, and reports errors in it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from capture.config.streams import each
 from capture.errors import ConfigError, choices, mistake
 from capture.stores import Address, store_url
 
-CONFIG_VARIABLE = "CAPTURE_CONFIG"  # the file itself
-TOKEN_VARIABLE = "CAPTURE_CATALOG_TOKEN"  # what clients of `capture catalog serve` show
-NEEDED = ("stream", "store")  # what has no default
-RELATED = ("limits", "ack_wait", "max_ack_pending")  # what may contradict one another
+CONFIG_VARIABLE = "CAPTURE_CONFIG"  # the path of the file
+TOKEN_VARIABLE = "CAPTURE_CATALOG_TOKEN"  # the token that clients of `capture catalog serve` present
+NEEDED = ("stream", "store")  # settings without a default
+RELATED = ("limits", "ack_wait", "max_ack_pending")  # settings that may contradict each other
 STORE: Place = ("store",)
 
 
@@ -35,8 +35,9 @@ def load(
 ) -> CaptureConfig:
     """Return the configuration: flags, then `CAPTURE_…` variables, then the file, then defaults.
 
-    Flags and variables name settings of the top level, or of a table by a dot (`limits.max_age`,
-    `CAPTURE_LIMITS__MAX_AGE`). ConfigError says which setting is wrong, and which file, variable or flag gave it.
+    Flags and variables name settings of the top level, or of a table with a dot (`limits.max_age`,
+    `CAPTURE_LIMITS__MAX_AGE`). Raises ConfigError, which names the wrong setting and the file, variable or flag that
+    gave it.
     """
     given = given_settings(path, flags, environment=environment)
     check_exposure(path, given)
@@ -49,19 +50,19 @@ def load(
 def given_settings(
     path: Path | None, flags: Mapping[str, Any] | None = None, *, environment: Mapping[str, str] = os.environ
 ) -> Given:
-    """Return what `load` starts from: each setting with its origin. ConfigError if the file can't be read."""
+    """Return the input of `load`: each setting with its origin. Raises ConfigError if the file can't be read."""
     return gather(
         path, flags or {}, environment, reserved={CONFIG_VARIABLE, VARIABLE, SIGNING_VARIABLE, TOKEN_VARIABLE}
     )
 
 
 def read(given: Given) -> tuple[CaptureConfig, dict[Place, str]]:
-    """Return the configuration, and a sentence for each setting that can't be used; that one is at its default."""
+    """Return the configuration, and a sentence for each invalid setting, which keeps its default."""
     faults = dict(given.refused)
     values = {place: setting.value for place, setting in given.settings.items()}
     if values.get(STORE, {}) == {} and (parts := given.below(STORE)):
         values = {place: value for place, value in values.items() if place not in parts}
-        try:  # [store]: from here on one URL, which other processes can be given
+        try:  # convert [store] to one URL, which can be passed to other processes
             values[STORE] = store_url(tree((place, part.value) for place, part in parts.items())["store"])
         except ConfigError as error:
             blamed = next((place for place in parts if f"{place[-1]}`" in str(error)), min(parts))
@@ -86,7 +87,7 @@ def lacking(config: CaptureConfig, needs: tuple[str, ...] = NEEDED) -> list[str]
 
 
 def contradictions(config: CaptureConfig, given: Given) -> list[str]:
-    """Return a sentence if the limits contradict one another, the consumer's settings, or a schedule can't be read."""
+    """Return a sentence if the limits contradict each other or the consumer's settings, or a schedule can't be read."""
     try:
         config.limits.limits().check_consumer(ack_wait=config.ack_wait, max_ack_pending=config.max_ack_pending)
     except ConfigError as error:
@@ -115,7 +116,7 @@ def _misgrouped(config: CaptureConfig) -> list[str]:
 
 
 def settings(config: msgspec.Struct, table: Place = ()) -> Iterator[tuple[Place, Any]]:
-    """Yield the place and the value of every setting, defaults too."""
+    """Yield the place and the value of every setting, including defaults."""
     for name in config.__struct_fields__:
         place, value = (*table, name), getattr(config, name)
         if isinstance(value, msgspec.Struct):
@@ -134,7 +135,7 @@ def _known() -> list[Place]:
 
 
 def _unknown(place: Place) -> Place:
-    """Return what of the place there is no setting or table of, down to the first such name; () if it is known."""
+    """Return the place up to the first name that is not a setting or table; () if the place is known."""
     known = _known()
     for end in range(1, len(place) + 1):
         if place[: end - 1] in known:  # a table of free names
@@ -145,7 +146,7 @@ def _unknown(place: Place) -> Place:
 
 
 def _hint(unknown: Place, origin: Origin) -> str:
-    """Return the end of a sentence that names the setting which may have been meant."""
+    """Return the end of a sentence: the setting that the user may have meant."""
     if not unknown:
         return ""
     *table, name = unknown

@@ -1,6 +1,6 @@
-"""What the members of an archive's fleet may publish and subscribe to: the least that each one's work needs.
+"""The NATS permissions of the members of an archive's fleet: the least that each one's work needs.
 
-A test runs each role with an account that may do nothing else.
+A test runs each role with an account that may do nothing more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from natty.jetstream import OWN_API
 
 
 class Role(StrEnum):
-    """What a process does for an archive."""
+    """The work of a process for an archive."""
 
     NODE = "node"
     LEADER = "leader"
@@ -28,12 +28,12 @@ class Role(StrEnum):
 
 
 def permissions(role: Role, config: CaptureConfig, *, setup: bool = False) -> Permissions:
-    """Return what a role needs for the configuration's stream and archive.
+    """Return the permissions of a role for the configuration's stream and archive.
 
-    A `node` captures, and cannot be elected. A `leader` is a node that can be elected to sweep and to compact: what
-    `capture run` needs on at least one machine. `compaction` is for `capture compact` and `capture sweep`. A `reader`
-    looks at the archive and verifies it. `purge` and `restore` are for the commands of that name. `setup`: the role
-    also makes the buckets that are missing.
+    A `node` captures, and cannot be elected. A `leader` is a node that can be elected to sweep and to compact: at least
+    one machine must run `capture run` with this role. `compaction` is for `capture compact` and `capture sweep`. A
+    `reader` reads the archive and verifies it. `purge` and `restore` are for the commands of that name. With `setup`
+    the role also creates missing buckets.
     """
     made = _api(f"STREAM.CREATE.KV_{STATE}", f"STREAM.CREATE.KV_{ELECTIONS}") if setup else ()
     return _ROLES[role](config) + Permissions(made)
@@ -80,7 +80,7 @@ def _restore(config: CaptureConfig) -> Permissions:
     upload = (
         f"$JS.SNAPSHOT.RESTORE.{stream}.*",
         "_capture.restore.>",
-    )  # before 2.15 the latter
+    )  # servers before 2.15 use the latter
     return _HEADS + Permissions((*whole, *consumers, *upload), own_inbox_only=False)
 
 
@@ -89,7 +89,7 @@ def _api(*requests: str) -> tuple[str, ...]:
 
 
 _HEADS = Permissions(_api(f"STREAM.INFO.KV_{ELECTIONS}", f"STREAM.MSG.GET.KV_{ELECTIONS}"))
-"""To read the archive's heads: which store is the archive's, and what was committed."""
+"""For reading the archive's heads: which store holds the archive, and what was committed."""
 
 _ROLES = {
     Role.NODE: _node,

@@ -1,3 +1,5 @@
+"""Where each setting comes from: collects the file, variables and flags, with the origin of each value."""
+
 from __future__ import annotations
 
 import re
@@ -10,7 +12,7 @@ import msgspec
 
 from capture.errors import ConfigError
 
-ENVIRONMENT = "CAPTURE_"  # CAPTURE_STREAM, CAPTURE_LIMITS__MAX_AGE: settings; two underscores are the dot
+ENVIRONMENT = "CAPTURE_"  # CAPTURE_STREAM, CAPTURE_LIMITS__MAX_AGE: settings; two underscores stand for the dot
 DEFAULT = "default"
 _FLAGS = {
     ("node",): "--node-name",
@@ -18,7 +20,7 @@ _FLAGS = {
     ("logging", "level"): "--log-level",
     ("logging", "format"): "--log-format",
 }
-"""The flags that are not named like their setting."""
+"""The flags whose name differs from their setting's."""
 
 Place = tuple[str, ...]
 """A setting's tables and its name: ("limits", "max_age")."""
@@ -26,7 +28,7 @@ Place = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value was given: a flag, a variable, or the file with the line that the setting begins in."""
+    """The origin of a value: a flag, a variable, or the file with the line in which the setting begins."""
 
     kind: str
     name: str
@@ -36,14 +38,14 @@ class Origin:
         return f"{self.kind} {self.name}" + (f", line {self.line}" if self.line else "")
 
     def complaint(self, sentence: str, hint: str = "") -> str:
-        """Return a sentence about the value with where it is, and an end that comes after that."""
+        """Return a sentence about the value with its origin, and then `hint`."""
         where = self.name if self.kind == "file" else f"{self.kind} {self.name}"
         return f"{where}: {sentence}" + (f" in line {self.line}" if self.line else "") + hint
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A value, and where it was given."""
+    """A value and its origin."""
 
     value: Any = field(repr=False)  # it may be a secret
     origin: Origin
@@ -53,14 +55,14 @@ class Setting:
 class Given:
     """The settings that were given, each with its origin, in the order file, variables, flags: a later one wins.
 
-    `refused` holds a sentence for each that could not be taken, because another gives a value to its table.
+    `refused` holds a sentence for each setting that was not accepted because another one gives a value to its table.
     """
 
     settings: dict[Place, Setting] = field(default_factory=dict)
     refused: dict[Place, str] = field(default_factory=dict)
 
     def put(self, place: Place, value: Any, origin: Origin) -> None:
-        """Take a setting, or a whole table, in the place of what was there."""
+        """Add a setting, or a whole table; it replaces what was given there."""
         for end in range(1, len(place)):
             table = self.settings.get(place[:end])
             if table and table.value != {}:
@@ -73,19 +75,20 @@ class Given:
         self.settings |= {inside: Setting(leaf, origin) for inside, leaf in _leaves(value, place)}
 
     def below(self, place: Place) -> dict[Place, Setting]:
-        """Return what is given at this place or in the table of this name."""
+        """Return the settings at this place or in the table of this name."""
         return {one: setting for one, setting in self.settings.items() if one[: len(place)] == place}
 
     def source(self, place: Place) -> str:
-        """Return where the setting is from, "default" where it was not given."""
+        """Return the origin of the setting; "default" if it was not given."""
         origins = {(one.origin.kind, one.origin.name): one.origin for one in reversed(self.below(place).values())}
         return ", ".join(map(str, reversed(origins.values()))) or DEFAULT
 
     def blame(self, sentence: str, *names: str) -> str:
         """Return the sentence with the origins of the settings at fault.
 
-        These are the given ones among `names` and in such tables whose name is in the sentence, or else whose value is,
-        or else all; but those of `[nats]` never for want of others, because that has variables and contexts of its own.
+        These are the given settings, among `names` and in tables of these names, whose name is in the sentence; if
+        there are none, those whose value is in the sentence; if there are none, all of them except those of `[nats]`,
+        which has its own variables and contexts.
         """
         given = {place: setting for name in names for place, setting in self.below((name,)).items()}
         words = set(re.findall(r"\w+", sentence))
@@ -97,9 +100,10 @@ class Given:
 
 
 def gather(path: Path | None, flags: Mapping[str, Any], environment: Mapping[str, str], reserved: set[str]) -> Given:
-    """Return what the file, then the variables but the `reserved` ones, then the flags say; None and "" say nothing.
+    """Return the settings of the file, then of the variables except the `reserved` ones, then of the flags.
 
-    Flags are named by the dotted setting. ConfigError if the file can't be read or is no TOML.
+    None and "" count as not given. Flags are named by the dotted setting. Raises ConfigError if the file can't be read
+    or is not valid TOML.
     """
     given = Given()
     if path:
@@ -118,7 +122,7 @@ def gather(path: Path | None, flags: Mapping[str, Any], environment: Mapping[str
 
 
 def variable(place: Place) -> str:
-    """Return the name of the variable that gives this setting."""
+    """Return the name of the variable for this setting."""
     return ENVIRONMENT + "__".join(place).upper()
 
 
@@ -136,8 +140,8 @@ def tree(values: Iterable[tuple[Place, Any]]) -> dict[str, Any]:
 def lines_of(text: str) -> dict[Place, int]:
     """Return the line in which each setting, and each table, of a valid TOML text begins.
 
-    Each statement is decoded by itself below its table's header; one that goes on over several lines can't be decoded
-    before its last one.
+    It decodes each statement separately, below its table's header. A statement of several lines can't be decoded before
+    its last line.
     """
     found: dict[Place, int] = {}
     header, statement, began = "", "", 1
@@ -172,7 +176,7 @@ def _is_quoted(value: Any, sentence: str) -> bool:
 
 
 def _leaves(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
-    """Yield each value that is no table, and each empty table."""
+    """Yield each value that is not a table, and each empty table."""
     if isinstance(value, dict) and value:
         for name, inner in value.items():
             yield from _leaves(inner, (*place, name))

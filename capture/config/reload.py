@@ -1,4 +1,4 @@
-"""What may change in a node that runs, and what needs a restart."""
+"""Which settings may change in a running node, and which need a restart."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ LIVE = {
     *(("table", name) for name in ("keep_snapshots", "keep_for")),
     *(("logging", name) for name in ("level", "format", "loggers", "summary_every")),
 }
-"""The settings that a running node takes up. Each is read whenever it is needed, and by nobody else's work."""
+"""The settings that a running node applies. Each is read when it is needed, and only by this node's own work."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """The configuration to go on with, which settings `changed` to what, which were `kept` for want of a restart."""
+    """The new configuration, the settings that `changed` and their values, and those `kept` because they need a
+    restart."""
 
     config: CaptureConfig
     changed: list[str]
@@ -40,10 +41,11 @@ class Change:
 
 
 def plan_reload(running: CaptureConfig, wanted: CaptureConfig) -> Change:
-    """Return what becomes of a running configuration where another one is wanted; ConfigError if that makes no sense.
+    """Return the change from a running configuration to another one. Raises ConfigError if the result is invalid.
 
-    A shorter `sweep.grace` is kept: other nodes still take up to half of the longer one from a block to its entry, and
-    what has no entry within the grace is deleted. For the same reason nobody takes longer after it has grown.
+    A shorter `sweep.grace` is not applied: other nodes may still take up to half of the longer grace from a block to
+    its entry, and blocks without an entry within the grace are deleted. For the same reason no node takes longer after
+    the grace has grown.
     """
     before, after = dict(settings(running)), dict(settings(wanted))
     differing = [place for place, value in after.items() if value != before[place]]

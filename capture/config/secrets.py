@@ -1,4 +1,4 @@
-"""What of a configuration is secret: it is shown nowhere, and the file that holds it is nobody's to read but ours."""
+"""Which settings are secret: no output shows them, and only the owner may read the file that holds them."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from natty.config.secret_files import exposure
 
 HIDDEN = "***"
 
-_PASSWORD = re.compile("//[^/@]*@")  # of a URL: a user with a password, or a token
+_PASSWORD = re.compile("//[^/@]*@")  # in a URL: a user with a password, or a token
 
 
 def shown(struct: msgspec.Struct, instead: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return the names and values of a struct's fields, some of them others, as `repr` shows them."""
+    """Return the names and values of a struct's fields for `repr`, with the values of `instead` in place of the
+    fields'."""
     return [(name, instead.get(name, getattr(struct, name))) for name in struct.__struct_fields__]
 
 
 def said(struct: msgspec.Struct, instead: Mapping[str, Any]) -> str:
-    """Return the same as one text."""
+    """Return the names and values of `shown` as one text."""
     return ", ".join(f"{name}={value!r}" for name, value in shown(struct, instead))
 
 
 def check_exposure(path: Path | None, given: Given) -> None:
-    """Raise ConfigError if the file holds secrets, and others may read it."""
+    """Raise ConfigError if the file holds secrets and others may read it."""
     secrets = [".".join(place) for place in given.settings if _is_secret(place, given.settings[place])]
     if path and secrets and (exposed := exposure(path)):
         raise ConfigError(f"{path} holds secrets ({', '.join(sorted(secrets))}), and {exposed}")
 
 
 def _is_secret(place: Place, setting: Setting) -> bool:
-    """Tell whether the file gives a secret here: a password or token of NATS, a property of Spark's that is one."""
+    """Return whether this is a secret in the file: a password or token of NATS, or a secret property of Spark."""
     if setting.origin.kind != "file":
         return False
     match place:

@@ -1,6 +1,6 @@
-"""The settings of capture.toml: their types, their defaults, and what the rest of capture is given of them.
+"""The settings of capture.toml: their types, their defaults, and the objects that the rest of capture gets from them.
 
-A setting that reaches an option takes its default from there.
+The default of a setting that sets an option is the option's default.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from capture.spark.options import SparkOptions
 
 _SPARK = SparkOptions()
 
-LARGEST = (1 << 63) - 1  # what a server, a file and Arrow can count
+LARGEST = (1 << 63) - 1  # the largest count of a server, a file and Arrow
 SHORTEST_LEASE = 0.3  # seconds, as in natty.leader
 
-Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]  # neither infinite nor "not a number"
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]  # neither infinite nor NaN
 Lease = Annotated[float, msgspec.Meta(ge=SHORTEST_LEASE, le=1e9)]
-Duration = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # seconds, or none
+Duration = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # seconds, or 0
 Count = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 Level = Literal["error", "warning", "info", "debug"]
 
 
 class Own(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a stream has of its own: `[streams.NAME]` in the file. The rest is as for all."""
+    """The settings of one stream: `[streams.NAME]` in the file. All others apply to all streams."""
 
     durable: str | None = None
     archive: str | None = None
@@ -77,19 +77,19 @@ class Sealing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     interval: Seconds = INTERVAL
 
     def limits(self) -> Limits:
-        """Return them checked against one another."""
+        """Return the limits. Raises ConfigError if they contradict each other."""
         return Limits(**msgspec.structs.asdict(self))
 
 
 class Buffers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the content of blocks is until they are stored: `[buffers]` in the file."""
+    """Where the content of blocks is kept until they are stored: `[buffers]` in the file."""
 
     kind: Literal["memory", "disk"] = "memory"
-    folder: str = ""  # on a local disk; the system's for temporary files by default
+    folder: str = ""  # on a local disk; default: the system's for temporary files
     max_disk_bytes: Annotated[int, msgspec.Meta(ge=1 << 20, le=LARGEST)] = MAX_DISK_BYTES
 
     def spill(self) -> Spill | None:
-        """Return the buffers on disk; None if they are in memory. SpillError if the folder can't be written."""
+        """Return the buffers on disk; None if they are in memory. Raises SpillError if the folder can't be written."""
         return Spill(self.folder, self.max_disk_bytes) if self.kind == "disk" else None
 
 
@@ -97,27 +97,27 @@ class Sweeping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The sweep: `[sweep]` in the file. Seconds."""
 
     every: Seconds = 10.0
-    grace: Seconds = GRACE  # how long leftovers and replaced files stay: longer than any reader reads
+    grace: Seconds = GRACE  # how long leftovers and replaced files stay: longer than any read takes
 
 
 class Compacting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The compaction: `[compaction]` in the file."""
 
     lease: Lease = 15.0  # seconds, of its leader: a term survives the crash of the NATS server that leads the stream
-    every: Seconds = Schedule.every  # seconds between two looks at what is due
-    cron: str = Schedule.cron  # when to look instead, in UTC: minute hour day month weekday
-    waiting_files: Number = Schedule.waiting_files  # so many blocks that wait begin a look of their own; 0: none do
+    every: Seconds = Schedule.every  # seconds between two checks for due work
+    cron: str = Schedule.cron  # times of the checks instead, in UTC: minute hour day month weekday
+    waiting_files: Number = Schedule.waiting_files  # this number of waiting blocks starts a check, too; 0: never
     waiting_bytes: Number = Schedule.waiting_bytes
     min_files: Count = Policy.min_files  # blocks of a key and interval that make it due
-    max_wait: Duration = Policy.max_wait  # then any number of blocks is due
+    max_wait: Duration = Policy.max_wait  # after it, any number of blocks is due
     target_bytes: Count = Policy.target_bytes
-    max_groups: Count = Policy.max_groups  # of a run
+    max_groups: Count = Policy.max_groups  # per run
     max_bytes: Count = Policy.max_bytes
-    distinct: Distinct = Policy.distinct  # or "message_id": of messages with one id the first is kept
+    distinct: Distinct = Policy.distinct  # or "message_id": keeps the first of messages with the same id
     decrypt: bool = Policy.decrypt  # write the table of encrypted blocks in plain Parquet, for other engines
 
     def schedule(self) -> Schedule:
-        """Return when to look. ConfigError."""
+        """Return when to check for due work. Raises ConfigError."""
         given = {name: getattr(self, name) for name in ("every", "cron", "waiting_files", "waiting_bytes")}
         return Schedule(**given)
 
@@ -129,8 +129,8 @@ class Spark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     driver_memory: str = _SPARK.driver_memory
     java: str | None = _SPARK.java
     properties: dict[str, str] = {}
-    properties_file: str = _SPARK.properties_file  # of Spark's own settings, as for spark-submit, perhaps with secrets
-    environment: list[str] = []  # variables that Spark's processes get besides those that they need
+    properties_file: str = _SPARK.properties_file  # with Spark's own settings, as for spark-submit; may hold secrets
+    environment: list[str] = []  # variables that Spark's processes get in addition to those that they need
     class_data: bool = _SPARK.class_data  # keep an archive of Spark's classes, so that sessions start faster
 
     def __repr__(self) -> str:
@@ -140,7 +140,7 @@ class Spark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return shown(self, {"properties": dict.fromkeys(self.properties, HIDDEN)})
 
     def options(self, *, queries: bool = False) -> SparkOptions:
-        """Return them for a driver that merges, or answers queries."""
+        """Return the options for a driver that merges, or answers queries."""
         return SparkOptions(**msgspec.structs.asdict(self), queries=queries)
 
 
@@ -149,46 +149,46 @@ class Logging(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     level: Level = "warning"
     format: Literal["text", "json"] = "text"
-    loggers: dict[str, Level] = {}  # by name, for instance "natty.connection"; those below it follow
+    loggers: dict[str, Level] = {}  # by name, for instance "natty.connection"; applies to the loggers below it, too
     summary_every: Duration = 60.0  # seconds between two lines of figures, level info, while there is work; 0: none
 
 
 class CaptureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `capture.toml` holds. Only `stream` and `store` have no default."""
+    """The settings in `capture.toml`. Only `stream` and `store` have no default."""
 
     stream: str = ""
-    store: str = ""  # a folder or URL; `[store]` in the file, with `url` and capture.stores.Address's other settings
+    store: str = ""  # a folder or URL; `[store]` in the file, with `url` and other settings of capture.stores.Address
     durable: str = "capture"
-    archive: str = ""  # the name of its elections; the stream's by default
+    archive: str = ""  # the name of its elections; default: the stream's
     node: str = ""
     decoder: str = "raw"
     partition: str = "time"
     layout: str = "hive"  # of the blocks' folders; "dated" or "module:function"
     format: str = PARQUET.name
-    compression: str = ""  # none, gzip, snappy or zstd; Parquet's is zstd by default, that of the others none
-    flatten: str = ""  # "module:function" makes rows of a value, for csv
-    encrypt: bool | None = None  # blocks, with the first of the keys; say false where keys are to read with alone
-    encrypted_only: bool = Policy.encrypted_only  # refuse what is not encrypted: it takes no key to write that
-    key_file: str = ""  # lines of NAME:BASE64; the variable CAPTURE_KEYS if there is none
-    signing_key_file: str = ""  # the same, to sign manifests with; the variable CAPTURE_SIGNING_KEYS if there is none
-    public_key_file: str = ""  # the public ones, to verify with
-    ack_wait: Seconds = 120.0  # the durable is made with it
+    compression: str = ""  # none, gzip, snappy or zstd; default: zstd for Parquet, none for the others
+    flatten: str = ""  # "module:function" that makes rows of a value, for csv
+    encrypt: bool | None = None  # encrypt blocks, with the first key; set it to false if the keys are only for reading
+    encrypted_only: bool = Policy.encrypted_only  # refuse objects that are not encrypted: writing those needs no key
+    key_file: str = ""  # lines of NAME:BASE64; default: the variable CAPTURE_KEYS
+    signing_key_file: str = ""  # the same, to sign manifests; default: the variable CAPTURE_SIGNING_KEYS
+    public_key_file: str = ""  # the public keys, to verify signatures
+    ack_wait: Seconds = 120.0  # of the durable, when it is created
     max_ack_pending: Annotated[int, msgspec.Meta(ge=-1, le=LARGEST)] = 250_000
-    slots: Count = SLOTS  # blocks that are stored at once
+    slots: Count = SLOTS  # blocks that are stored concurrently
     filter_subjects: list[str] = []
-    start: int | str = Durable.start  # of a durable that is made now: "all", "new", a sequence, or a time
-    ack: Literal["explicit", "all"] = EXPLICIT  # "all": one acknowledgement for all before it, by one node alone
-    group: str = ""  # of the stream, a static one: nodes share its members' consumers, and read no `durable`
-    member: str = ""  # of it: this node waits for the partitions of this one alone
+    start: int | str = Durable.start  # of a new durable: "all", "new", a sequence, or a time
+    ack: Literal["explicit", "all"] = EXPLICIT  # "all": one acknowledgement for all messages before it; one reader
+    group: str = ""  # a static group of the stream: nodes share its members' consumers, and do not read `durable`
+    member: str = ""  # of the group: this node waits only for this member's partitions
     streams: list[str] | dict[str, Own] = []  # several, each an archive below the store; names, or [streams.NAME]
-    keep_going: bool = False  # when one of several streams fails
+    keep_going: bool = False  # if one of several streams fails
     lease: Lease = 2.0  # seconds, of the sweep's leader
-    log: str = ""  # a folder for Spark's log; none by default
-    start_timeout: Duration = START_TIMEOUT  # that a node waits for a server or a store that is away as it starts
-    drain: Seconds = 30.0  # that a stop leaves to the stores under way
-    store_attempts: Count = ATTEMPTS  # to put an object; then the messages of its block are handed back
-    redeliver_after: tuple[Duration, ...] = REDELIVER_AFTER  # seconds, by how often they were delivered; [] is at once
-    on_store_failure: Literal["go_on", "stop"] = "go_on"  # when messages were handed back; a stop has exit status 1
+    log: str = ""  # a folder for Spark's log; default: none
+    start_timeout: Duration = START_TIMEOUT  # seconds that a starting node waits for a server or a store
+    drain: Seconds = 30.0  # seconds that a stop leaves to stores that are running
+    store_attempts: Count = ATTEMPTS  # to store an object; then the messages of its block are handed back
+    redeliver_after: tuple[Duration, ...] = REDELIVER_AFTER  # seconds, by the number of deliveries so far; []: at once
+    on_store_failure: Literal["go_on", "stop"] = "go_on"  # after messages were handed back; a stop has exit status 1
     on_store_complete: str = ""  # "module:function", called after each attempt to store a block
     nats: dict[str, Any] = {}
     limits: Sealing = Sealing()
@@ -196,7 +196,7 @@ class CaptureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     sweep: Sweeping = Sweeping()
     compaction: Compacting = Compacting()
     table: Expiry = Expiry()
-    retention: list[Rule] = []  # what may go, by age or by size; the first rule that matches decides
+    retention: list[Rule] = []  # what may be deleted, by age or by size; the first rule that matches decides
     spark: Spark = Spark()
     logging: Logging = Logging()
 
@@ -212,13 +212,13 @@ class CaptureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return self.archive or self.stream
 
     def block_limits(self) -> Limits:
-        """Return when blocks are sealed. ConfigError. Where acks go in order, no block may hold them back for long."""
+        """Return when blocks are sealed. If acks go in order, no block may delay them for long. Raises ConfigError."""
         limits = self.limits.limits()
         in_order = self.ack == TOGETHER or self.group
         return replace(limits, max_behind=int(NEARLY_FULL * limits.max_pending)) if in_order else limits
 
     def consumer(self) -> Durable:
-        """Return the durable consumer that a node reads. ConfigError."""
+        """Return the durable consumer that a node reads. Raises ConfigError."""
         return Durable(
             stream=self.stream,
             name=self.durable,
@@ -230,14 +230,14 @@ class CaptureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         )
 
     def keys(self) -> Keys | None:
-        """Return the envelope keys that are given, to read with; the first one encrypts. ConfigError."""
+        """Return the given envelope keys, for reading; the first one encrypts. Raises ConfigError."""
         keys = Keys.load(self.key_file)
         if self.encrypt and keys is None:
             raise ConfigError(f"encrypt is on and there is no key: name a key_file, or set {VARIABLE}")
         return keys
 
     def block_keys(self) -> Keys | None:
-        """Return the keys that blocks are encrypted with; None if they are not to be. ConfigError."""
+        """Return the keys for encrypting blocks; None if blocks are not encrypted. Raises ConfigError."""
         keys = self.keys()
         if self.encrypt is None and self.key_file:
             raise ConfigError(
@@ -249,17 +249,18 @@ class CaptureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return keys if self.encrypt else None
 
     def trust(self, archive: str = "") -> Trust:
-        """Return what is checked of the archive before it is believed. ConfigError.
+        """Return what to check of the archive before it is trusted. Raises ConfigError.
 
-        `archive` is what it calls itself, for a configuration that does not say it.
+        `archive` is the name that the archive has in its documents; it is used if the configuration does not name the
+        archive.
         """
         name = self.archive or archive or self.name
         return Trust(archive=name, public_keys=self.public_keys(), encrypted_only=self.encrypted_only)
 
     def signer(self) -> Signer | None:
-        """Return what signs the archive's documents, if a key is given. ConfigError."""
+        """Return the signer of the archive's documents; None if no key is given. Raises ConfigError."""
         return load_signer(self.name, self.signing_key_file)
 
     def public_keys(self) -> PublicKeys | None:
-        """Return the keys whose signatures are trusted, if they are given. ConfigError."""
+        """Return the keys whose signatures are trusted; None if none are given. Raises ConfigError."""
         return PublicKeys.load(self.public_key_file) if self.public_key_file else None

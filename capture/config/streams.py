@@ -1,4 +1,4 @@
-"""Several streams in one node: each is an archive of its own, in a folder below the store."""
+"""Several streams in one node: each has its own archive, in a folder below the store."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from capture.stores.address import SCHEMES
 
 
 def each(config: CaptureConfig) -> list[CaptureConfig]:
-    """Return the configuration of each archive: this one, or one for each of `streams`, or for the one that is named.
+    """Return the configuration of each archive: this one, or one for each of `streams`, or only that of `stream`.
 
-    The archive of a stream lies at `<store>/<stream>`, and is called like the stream, or `<archive>-<stream>`.
-    ConfigError if `stream` is none of `streams`.
+    The archive of a stream is stored in `<store>/<stream>`, and has the stream's name, or `<archive>-<stream>`. Raises
+    ConfigError if `stream` is not one of `streams`.
     """
     tables = config.streams if isinstance(config.streams, dict) else {name: Own() for name in config.streams}
     if not tables:
@@ -25,7 +25,7 @@ def each(config: CaptureConfig) -> list[CaptureConfig]:
 
 
 def only(config: CaptureConfig) -> CaptureConfig:
-    """Return the configuration of the one archive that a command works on. ConfigError if there are several."""
+    """Return the configuration of the one archive that a command works on. Raises ConfigError if there are several."""
     configs = each(config)
     if len(configs) > 1:
         raise ConfigError(
@@ -35,7 +35,7 @@ def only(config: CaptureConfig) -> CaptureConfig:
 
 
 def below(store: str, stream: str) -> str:
-    """Return the store of a stream's archive: a folder below this one."""
+    """Return the store of a stream's archive: a folder below this store."""
     plain, mark, query = store.partition("?") if store.partition("://")[0] in SCHEMES else (store, "", "")
     return f"{plain.rstrip('/')}/{quote_key(stream)}{mark}{query}"
 

@@ -37,7 +37,7 @@ from capture.maintenance.compaction_plan import new_name
 from capture.stores.contract import Store
 
 AT_ONCE = 16
-"""Objects that are read at once."""
+"""Objects that are read concurrently."""
 
 log = logging.getLogger("capture.iceberg.exposer")
 
@@ -104,7 +104,7 @@ class Exposer:
         return table
 
     async def announce(self, store: Store, table: Table) -> None:
-        """Write for readers without a catalog: a copy of the metadata by its number, then the number."""
+        """Write two objects for readers without a catalog: a copy of the metadata under its number, then the number."""
         for stream, one in table.iceberg.items():
             hint = str(one.number).encode()
             if await _content(store, hint_path(stream)) != hint:
@@ -118,7 +118,7 @@ class Exposer:
         return location.removeprefix(f"{self._base}/")
 
     async def _exposed(self, store: Store, change: _Change, stream: str, wanted: list[Stored]) -> Table:
-        """Return the table with this stream's new pointer; objects that are not needed any more are retired."""
+        """Return the table with this stream's new pointer; retire objects that are not needed any more."""
         before = change.table.iceberg.get(stream)
         opened = await self._open(store, before) if before and before.location == self._place(stream) else None
         files = MemoryFiles()
@@ -140,7 +140,7 @@ class Exposer:
     async def _open(self, store: Store, exposed: Iceberg) -> _State | None:
         """Return the Iceberg table as it was committed. None, with a log line, if its files are missing or changed.
 
-        The archive's own documents are the authority: Iceberg's are then made again from them.
+        The archive's own documents are the authority: Iceberg's documents are then made again from them.
         """
         files, digests = MemoryFiles(), exposed.objects()
 
@@ -198,7 +198,8 @@ class Exposer:
     def _snapshots(
         self, before: _State, added: Added, gone: frozenset[str], files: MemoryFiles, now: float
     ) -> list[Snapshot]:
-        """Return the snapshots with the new one and its objects; the one before it gets the objects that it dropped."""
+        """Return the snapshots with the new one and its objects; the previous one gets the objects that the new one
+        dropped."""
         objects = {self._path(one): sha256(files.content[one]).hexdigest() for one in files.written}
         new = Snapshot(id=added.snapshot_id, made=now, objects=objects)
         current = before.metadata.current_snapshot()
@@ -235,7 +236,7 @@ def _with_pointer(change: _Change, stream: str, exposed: Iceberg, let_go: Iterab
 
 
 async def _unchanged(store: Store, path: str, digests: Mapping[str, str]) -> bytes:
-    """Return an object whose SHA-256 is recorded. NotStored; ManifestError if its SHA-256 differs."""
+    """Return an object with a recorded SHA-256. Raises NotStored; ManifestError if the SHA-256 differs."""
     data = await store.get(path)
     if sha256(data).hexdigest() != digests.get(path):
         raise ManifestError(f"{path} was changed: its SHA-256 is not the one that the table names")

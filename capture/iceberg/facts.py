@@ -48,7 +48,7 @@ _BOUNDED = (
 
 
 async def read_footer(store: Store, one: Stored) -> pq.FileMetaData:
-    """Return the footer of a table file. CompactionError if it has none, or not the recorded number of rows."""
+    """Return the footer of a table file. Raises CompactionError if it has none, or not the recorded number of rows."""
     tail = await store.get_range(one.path, max(0, one.bytes - TAIL), TAIL)
     length = int.from_bytes(tail[-8:-4], "little") + 8
     if tail[-4:] != MAGIC or length > one.bytes:
@@ -89,7 +89,8 @@ def data_file(location: str, one: Stored, footer: pq.FileMetaData, schema: Schem
 
 
 class _Columns:
-    """The statistics of columns over all row groups, by field id. `unknown`: some row group has none of the column."""
+    """The statistics of columns over all row groups, by field id. `unknown`: a row group has no statistics of the
+    column."""
 
     def __init__(self, fields: dict[str, NestedField]) -> None:
         self._fields = fields

@@ -1,4 +1,4 @@
-"""Files in memory for pyiceberg: those that were fetched, and those that will be stored."""
+"""Files in memory for pyiceberg: fetched files, and files that will be stored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pyiceberg.io import FileIO, InputFile, OutputFile
 
 
 class MemoryFiles(FileIO):
-    """Files by their location, in memory only. `written` are the locations of the new ones."""
+    """Files by their location, only in memory. `written` are the locations of the new files."""
 
     def __init__(self, content: dict[str, bytes] | None = None) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class MemoryFiles(FileIO):
         return _Output(location, self)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
-        """NotImplementedError: `maintenance.compaction` deletes files, after a grace time."""
+        """Raises NotImplementedError: `maintenance.compaction` deletes files, after a grace time."""
         raise NotImplementedError
 
     def write(self, location: str, data: bytes) -> None:

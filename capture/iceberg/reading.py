@@ -31,9 +31,9 @@ Answer = TypeVar("Answer")
 class ArchiveCatalog(NoopCatalog):
     """A read-only catalog: each archive is a namespace, and each of its streams a table.
 
-    It is made on a running event loop, and is called from other threads:
-    `await asyncio.to_thread(catalog.load_table, ("orders", "ORDERS"))`. Files are read through the archive's store,
-    with its credentials. Methods that write raise NotImplementedError.
+    Create it on a running event loop, and call it from other threads: `await asyncio.to_thread(catalog.load_table,
+    ("orders", "ORDERS"))`. Files are read through the archive's store, with its credentials. Methods that write raise
+    NotImplementedError.
     """
 
     def __init__(self, archives: Mapping[str, tuple[Store, HeadReader]]) -> None:
@@ -50,12 +50,13 @@ class ArchiveCatalog(NoopCatalog):
         return [] if namespace else [(name,) for name in self._archives]
 
     def list_tables(self, namespace: str | Identifier) -> list[Identifier]:
-        """Return the streams that have a table. NoSuchNamespaceError."""
+        """Return the streams that have a table. Raises NoSuchNamespaceError."""
         (name,) = Catalog.identifier_to_tuple(namespace)
         return [(name, stream) for stream in sorted(self._committed(name).iceberg)]
 
     def load_table(self, identifier: str | Identifier) -> Table:
-        """Return the table as committed now. NoSuchNamespaceError, NoSuchTableError, CaptureError, NattyError."""
+        """Return the table as committed now. Raises NoSuchNamespaceError, NoSuchTableError, CaptureError,
+        NattyError."""
         name, stream = Catalog.identifier_to_tuple(identifier)
         exposed = self._committed(name).iceberg.get(stream)
         if exposed is None:
@@ -98,11 +99,11 @@ class StoreFiles(FileIO):
         return _StoredFile(location, self._store, location.removeprefix(self._base), self._loop)
 
     def new_output(self, location: str) -> OutputFile:
-        """NotImplementedError: the catalog is read-only."""
+        """Raises NotImplementedError: the catalog is read-only."""
         raise NotImplementedError("an archive's leader alone writes")
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
-        """NotImplementedError: the catalog is read-only."""
+        """Raises NotImplementedError: the catalog is read-only."""
         raise NotImplementedError("an archive's leader alone deletes")
 
 

@@ -1,4 +1,4 @@
-"""A new snapshot of an Iceberg table: the files that came and went, in one step. Decides and encodes; reads nothing.
+"""A new snapshot of an Iceberg table: adds and removes files in one step. Decides and encodes; reads nothing.
 
 Manifests are merged as they are written, so that their number grows with the table's size and not with its age.
 """
@@ -70,7 +70,7 @@ def add_snapshot(
 ) -> Added:
     """Return the table with a new current snapshot. Its manifests and their list are added to `files`.
 
-    `read` are the manifests of the snapshot before it. The files `gone` are removed, the files `came` are added. `said`
+    `read` are the manifests of the previous snapshot. The files `gone` are removed, the files `came` are added. `said`
     is the snapshot's summary.
     """
     number, before = metadata.new_snapshot_id(), metadata.current_snapshot()
@@ -115,7 +115,7 @@ def without_snapshots(metadata: TableMetadata, numbers: list[int]) -> TableMetad
 
 
 def _sorted_out(read: Read, gone: frozenset[str]) -> tuple[list[ManifestFile], list[ManifestEntry]]:
-    """Return the manifests that are kept, and the entries of those that are written again."""
+    """Return the manifests that are kept, and the entries of the manifests that are written again."""
     touched = [any(_path(one) in gone for one in entries) for _, entries in read]
     small = sum(not hit and len(entries) < SMALL for hit, (_, entries) in zip(touched, read, strict=True))
     kept: list[ManifestFile] = []

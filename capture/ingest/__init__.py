@@ -1,1 +1,1 @@
-"""A stream's messages into blocks, blocks into the store, then the acknowledgement."""
+"""Collects a stream's messages in blocks, stores the blocks, then acknowledges the messages."""

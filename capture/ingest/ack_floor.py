@@ -1,4 +1,4 @@
-"""The ack floor: up to which message everything that was delivered is stored, so that one ack may cover it."""
+"""The ack floor: the message up to which every delivered message is stored, so that one ack may cover all of them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class DeliveryGap(Exception):
 
 
 class Floor:
-    """The acknowledgements of a consumer whose messages all arrive here, in order, from its first one on.
+    """Tracks acknowledgements of a consumer whose messages all arrive here, in order, from its first delivery.
 
-    The server forgets all pending messages up to the acknowledged one, whichever client has them. So only a sequence up
-    to which everything delivered is stored may be acknowledged, and a gap in the consumer's numbers is an error. It
+    The server forgets all pending messages up to the acknowledged one, whichever client has them. So this acknowledges
+    only a sequence up to which every delivered message is stored, and a gap in the consumer's numbers is an error. It
     costs a few operations on bitmaps for each batch and for each block.
     """
 
@@ -34,11 +34,11 @@ class Floor:
         self._last = 0
         self._unstored = Sequences()
         self._fresh: list[int] = []  # read since the last call of `note_stored`
-        self._reads: deque[tuple[int, bytes]] = deque()  # (highest sequence so far, its reply), one a batch
+        self._reads: deque[tuple[int, bytes]] = deque()  # (highest sequence so far, its reply), one for each batch
         self._highest: list[bytes] = []  # the reply that acknowledges the most, once something is stored
 
     def note_delivery(self, replies: list[bytes]) -> None:
-        """Add messages that arrived, in the order of the consumer's numbers. DeliveryGap if one is missing."""
+        """Add arrived messages, in the order of the consumer's numbers. Raises DeliveryGap if one is missing."""
         first, last = (int(ack_tokens(reply)[6]) for reply in (replies[0], replies[-1]))
         if (first, last) != (self._next, self._next + len(replies) - 1):
             raise DeliveryGap(f"after delivery {self._next - 1} came {len(replies)}, numbered {first} to {last}")
@@ -49,14 +49,15 @@ class Floor:
         sequences = batch.sequences
         self._fresh += sequences
         highest = max(sequences)
-        if highest > self._last:  # not what is delivered once more
+        if highest > self._last:  # not a message that is delivered again
             self._last = highest
             self._reads.append((highest, batch.replies[sequences.index(highest)]))
 
     def note_stored(self, replies: list[bytes]) -> list[bytes]:
         """Add stored messages; return the one reply that acknowledges as much as possible, or none.
 
-        If nothing new can be acknowledged, it is the last reply again: the first acknowledgement may have got lost.
+        If nothing new can be acknowledged, it returns the last reply again: the first acknowledgement may have been
+        lost.
         """
         self._unstored |= Sequences.from_iterable(self._fresh)
         self._fresh = []

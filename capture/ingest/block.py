@@ -1,4 +1,4 @@
-"""Blocks: the messages of one key and interval that become one object. When they are sealed is decided here."""
+"""Blocks: the messages of one key and interval that become one object. Decides when a block is sealed."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from capture.errors import ConfigError
 from capture.ingest.record import Records
 from capture.ingest.spill import Spill, Spilled
 
-MAX_MESSAGES = 50_000  # messages of a block
+MAX_MESSAGES = 50_000  # messages in a block
 MAX_BYTES = 16 << 20  # bytes of a block: subjects, headers and payloads
-MAX_AGE = 30.0  # seconds from a block's first message to its sealing
+MAX_AGE = 30.0  # seconds from the first message of a block until it is sealed
 MAX_OPEN = 10_000  # open blocks
 MAX_OPEN_BYTES = 256 << 20  # memory of all blocks together, both open and in flight
 MAX_PENDING = 200_000  # messages in open blocks, none of them acknowledged yet
 INTERVAL = 3600.0  # seconds of message time that one block may cover
-NEARLY_FULL = 0.75  # of max_pending: the rest is for the blocks in flight
-OPEN_SHARE = 0.5  # of max_open_bytes and of the disk: the rest is for the blocks in flight
-LARGEST_BLOCK = 1 << 30  # bytes; Arrow's columns of text and binary end at 2 GiB
-RECORD_MEMORY = 500  # bytes that Python needs for a message beside its content: eight list entries, the ack subject
-SPILLED_MEMORY = 200  # bytes for a message on disk: its place there, and its ack subject, which the source keeps
-BLOCK_MEMORY = 1200  # bytes for an open block beside its messages
+NEARLY_FULL = 0.75  # of max_pending: the rest is for blocks in flight
+OPEN_SHARE = 0.5  # of max_open_bytes and of the disk: the rest is for blocks in flight
+LARGEST_BLOCK = 1 << 30  # bytes; the limit of Arrow's columns of text and binary is 2 GiB
+RECORD_MEMORY = 500  # bytes that Python needs for a message besides its content: eight list entries, the ack subject
+SPILLED_MEMORY = 200  # bytes for a message on disk: its position there, and its ack subject, which the source keeps
+BLOCK_MEMORY = 1200  # bytes for an open block besides its messages
 DAY = 86_400  # seconds
 
 AGE, MESSAGES, BYTES, STOP = "age", "messages", "bytes", "stop"
@@ -37,7 +37,7 @@ Groups = list[tuple[str, int, Records[Any]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """When a block is sealed. ConfigError where the limits contradict one another."""
+    """When a block is sealed. Raises ConfigError if the limits contradict each other."""
 
     max_messages: int = MAX_MESSAGES
     max_bytes: int = MAX_BYTES
@@ -60,7 +60,8 @@ class Limits:
             raise ConfigError(f"interval {self.interval} s must be whole minutes, and a day a multiple of it")
 
     def check_consumer(self, *, ack_wait: float, max_ack_pending: int) -> None:
-        """Raise ConfigError if a consumer of these settings would redeliver, or stall on, messages of an open block."""
+        """Raise ConfigError if a consumer with these settings would redeliver messages of an open block, or stall on
+        them."""
         if self.max_age >= ack_wait:
             raise ConfigError(
                 f"max_age {self.max_age} s must be below the consumer's ack_wait {ack_wait} s: "
@@ -100,7 +101,7 @@ class SealedBlock:
 
     @property
     def records(self) -> Records[Any]:
-        """The messages. The first use reads those that are on disk: do that in a thread. SpillError."""
+        """The messages. The first use reads messages that are on disk, so do that in a thread. Raises SpillError."""
         if isinstance(self._content, Spilled):
             self._content = _sort(self._content.load())
         return self._content
@@ -122,7 +123,7 @@ class SealedBlock:
 
     @property
     def memory(self) -> int:
-        """The bytes of memory that the block takes while it is stored, estimated, without those of its object."""
+        """The estimated bytes of memory that the block takes while it is stored, without those of its object."""
         return self.content_bytes + RECORD_MEMORY * self.count
 
     def __repr__(self) -> str:
@@ -131,13 +132,13 @@ class SealedBlock:
 
 
 class _OpenBlock:
-    """A block that still grows."""
+    """A block that takes more messages."""
 
     __slots__ = ("bytes", "content", "count", "memory", "opened", "preceded")
 
     def __init__(self, opened: float, preceded: int, content: Records[Any] | Spilled) -> None:
         self.opened = opened
-        self.preceded = preceded  # the number of messages, of all blocks, that were added before
+        self.preceded = preceded  # the number of messages, in all blocks, that were added before
         self.content = content
         self.count = 0
         self.bytes = 0
@@ -150,16 +151,16 @@ Where = tuple[str, str, int]  # stream, key, interval
 class OpenBlocks:
     """The blocks that are being filled. It decides which are sealed, and returns them; the caller stores them.
 
-    With a `spill` the content of the blocks is on disk: the caller writes it before it stores a block. The limits may
-    change: blocks that are open then are sealed, so that each block was filled under one set of limits.
+    With a `spill` the content of the blocks is on disk: the caller writes it before it stores a block. If the limits
+    change, all open blocks are sealed, so that each block was filled under one set of limits.
     """
 
     def __init__(self, limits: Limits | None = None, spill: Spill | None = None) -> None:
         self.limits = limits or Limits()
         self._spill = spill
-        self._open: dict[Where, _OpenBlock] = {}  # a new block is added at the end: the oldest is the first
-        self._used: OrderedDict[Where, None] = OrderedDict()  # the same blocks, the least recently used one first
-        self._sealed: list[SealedBlock] = []  # by `seal`, and not returned yet
+        self._open: dict[Where, _OpenBlock] = {}  # a new block is added at the end: the first is the oldest
+        self._used: OrderedDict[Where, None] = OrderedDict()  # the same blocks, the least recently used first
+        self._sealed: list[SealedBlock] = []  # by `seal`, not returned yet
         self._added = 0
         self._pending = 0
         self._memory = 0
@@ -177,20 +178,22 @@ class OpenBlocks:
 
     @property
     def memory(self) -> int:
-        """The bytes of memory that open blocks take, estimated."""
+        """The estimated bytes of memory that open blocks take."""
         return self._memory
 
     @property
     def spill(self) -> Spill | None:
-        """Where the blocks' content is; None: in memory. Write what was added before you read a block."""
+        """The log with the blocks' content; None: the content is in memory. Write what was added before you read a
+        block."""
         return self._spill
 
     def add(self, groups: Groups, *, now: float) -> list[SealedBlock]:
         """Put each group into the block of its key and interval; return the blocks that are full.
 
-        A group that does not fit is cut: no block exceeds `max_messages`, nor `max_bytes` unless a single message does.
-        When open blocks together come near `max_pending` or `max_open_bytes`, the largest ones are sealed; when there
-        are more than `max_open`, the least recently used ones; when they take too much of the disk, the oldest ones.
+        A group that does not fit is split. A block does not exceed `max_messages`, and exceeds `max_bytes` only if a
+        single message does. If open blocks together come near `max_pending` or `max_open_bytes`, the largest ones are
+        sealed; if there are more than `max_open`, the least recently used ones; if they take too much of the disk, the
+        oldest ones.
         """
         sealed = self._take_sealed()
         max_messages, max_bytes = self.limits.max_messages, self.limits.max_bytes
@@ -216,13 +219,13 @@ class OpenBlocks:
         return self._take_sealed() + [self._seal(where, AGE) for where in old]
 
     def next_due(self, now: float) -> float | None:
-        """Return in how many seconds from `now` the next block is `max_age` old; None if none is open."""
+        """Return the seconds from `now` until the next block is `max_age` old; None if no block is open."""
         for block in self._open.values():
             return max(0.0, block.opened + self.limits.max_age - now)
         return None
 
     def seal_all(self) -> list[SealedBlock]:
-        """Seal every open block and return it: capture stops."""
+        """Seal every open block and return it, when capture stops."""
         self.seal()
         return self._take_sealed()
 
@@ -241,11 +244,11 @@ class OpenBlocks:
         return sealed
 
     def _fill(self, where: Where, records: Records[Any], now: float) -> Iterator[SealedBlock]:
-        """Append the records to the block, and to new ones where it is full; yield the full ones."""
+        """Append the records to the block, and to new blocks when it is full; yield the full ones."""
         while len(records):
             block = self._open.get(where) or self._begin(where, now)
             fits, reason = self._fit(block, records)
-            if fits:  # else the block is full without any of them
+            if fits:  # otherwise the block is full without any of them
                 part = records.select(range(fits))
                 self._take(where, block, part, _size(part))
                 records = records.select(range(fits, len(records)))
@@ -273,7 +276,7 @@ class OpenBlocks:
         self._used.move_to_end(where)
 
     def _fit(self, block: _OpenBlock, records: Records[Any]) -> tuple[int, str]:
-        """Return how many of the first records fit into the block, and why it is full with them, or ""."""
+        """Return how many of the first records fit into the block, and why it is full with them ("" if it is not)."""
         fits, reason = len(records), ""
         if block.count + fits >= self.limits.max_messages:
             fits, reason = self.limits.max_messages - block.count, MESSAGES
@@ -282,7 +285,7 @@ class OpenBlocks:
             return fits, reason
         within = bisect_right(list(accumulate(_sizes(records))), room)
         if not block.count:
-            within = max(within, 1)  # a message larger than a block has one to itself
+            within = max(within, 1)  # a message larger than a block gets its own block
         return (within, BYTES) if within <= fits else (fits, reason)
 
     def _relieve(self) -> list[SealedBlock]:
@@ -306,7 +309,7 @@ class OpenBlocks:
         return sealed
 
     def _seal_spread(self) -> list[SealedBlock]:
-        """Seal the oldest blocks until the open ones take no more of the disk than their share."""
+        """Seal the oldest blocks until the open ones take at most their share of the disk."""
         sealed: list[SealedBlock] = []
         while self._spill and self._open:
             where, block = next(iter(self._open.items()))
@@ -316,7 +319,7 @@ class OpenBlocks:
         return sealed
 
     def _seal_overtaken(self) -> list[SealedBlock]:
-        """Seal the oldest blocks if more than `max_behind` messages came since their first one: they delay all acks."""
+        """Seal the oldest blocks that more than `max_behind` messages followed: they delay all acks."""
         behind, sealed = self.limits.max_behind, []
         while behind and self._open:
             where, block = next(iter(self._open.items()))
@@ -360,13 +363,13 @@ def _sort(records: Records[Any]) -> Records[Any]:
 
 
 class Writer(Protocol):
-    """Turns a sealed block into the bytes of one object. It runs in a thread, several at a time."""
+    """Turns a sealed block into the bytes of one object. It runs in threads, several at a time."""
 
     @property
     def format(self) -> str:
-        """The name that the manifest keeps. The object's name ends in it, behind a dot."""
+        """The name in the manifest. The object's name ends in a dot and this name."""
         ...
 
     def write(self, block: SealedBlock) -> bytes:
-        """Return the object's bytes; any message can be written."""
+        """Return the object's bytes. Every message can be written."""
         ...

@@ -1,4 +1,4 @@
-"""The state that an archive's nodes publish in NATS: for `capture status`, the status page, and whoever watches."""
+"""The state that an archive's nodes publish in NATS, for `capture status`, the status page, and other monitoring."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from natty.wire.repeated import ONCE, Repeated
 BUCKET = "capture_state"
 DESCRIPTION = "what capture's nodes say of themselves"
 FORMAT = 1
-NODE_TTL = 3600.0  # seconds that the last word of a node that died is kept
-GOODBYE = 2.0  # seconds that a node which stops has to take its entry away
+NODE_TTL = 3600.0  # seconds that the last state of a dead node is kept
+GOODBYE = 2.0  # seconds that a stopping node has to delete its entry
 MOST_NODES = 1000  # entries of nodes that are read
-MOST_SAID = 20  # sentences of a kind
+MOST_SAID = 20  # sentences of each kind
 MOST_BYTES = 1024 * 1024  # of an entry
-AHEAD = 86_400_000  # by so much at most a later leader's term is beyond ours, or beyond the Unix time in milliseconds
-LATE = 3.0  # times that something is said in: then it is late
-ALLOWANCE = 5.0  # seconds that it may be late besides
+AHEAD = 86_400_000  # largest lead of a later leader's term over ours, or over the Unix time in milliseconds
+LATE = 3.0  # intervals after which a state is late
+ALLOWANCE = 5.0  # seconds that are added to them
 
 log = logging.getLogger("capture.state")
 
 T = TypeVar("T")
-Sequence = Annotated[int, msgspec.Meta(ge=0)]  # of a stream, which may begin anywhere
+Sequence = Annotated[int, msgspec.Meta(ge=0)]  # of a stream, which may begin at any sequence
 
 _unreadable = Repeated(log, every=ONCE)
 
@@ -46,15 +46,17 @@ _unreadable = Repeated(log, every=ONCE)
 class StreamState(msgspec.Struct, frozen=True, kw_only=True):
     """How far a stream is captured.
 
-    `first` and `last` are the stream's sequences, all up to `acked` is acknowledged; `pending` messages are not
-    delivered yet, `unacked` ones are; the oldest of both was stored in the stream `lag` seconds ago (None: there is
-    none). `held` messages are in the archive, `overlaps` of them in several objects, and `removed` were, until
-    retention let them go. `gaps` are sequences up to `acked` that are not (see docs/sweep.md). Of these the stream has
-    the `awaited` and the `missing` ones (None: that can't be told this time). Nodes may still store what is awaited
-    (`awaited_set` is `Sequences.to_text`, "" if that is too long); what no node has stored after `ack_wait` seconds the
-    sweep stores, as `healed` messages since its leader began; `remedy` says why some are still missing. `gone` ones
-    left the stream before anybody could store them, as far as that leader has seen; `gone_because` says what removes
-    messages there.
+    `first` and `last` are the stream's sequences; all messages up to `acked` are acknowledged. `pending` messages are
+    not delivered yet, `unacked` ones are; the oldest of both was stored in the stream `lag` seconds ago (None: there is
+    none). `held` messages are in the archive, `overlaps` of them in several objects; retention has removed `removed`
+    messages.
+
+    `gaps` are sequences up to `acked` that are not in the archive (see docs/sweep.md). Of these the stream has the
+    `awaited` and the `missing` ones (None: unknown this time). Nodes may still store the awaited ones (`awaited_set` is
+    `Sequences.to_text`, "" if that is too long). After `ack_wait` seconds the sweep stores those that no node has
+    stored: `healed` messages since its leader began. `remedy` says why some are still missing. `gone` messages left the
+    stream before a node could store them, as far as that leader has seen; `gone_because` says what removes messages
+    there.
     """
 
     stream: str
@@ -82,14 +84,14 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
     gone_because: str = ""
 
     def missing_sentence(self) -> str:
-        """Return what is missing, and what becomes of it, for people; "" if nothing is."""
+        """Return a sentence that says which messages are missing, and what happens to them; "" if none is."""
         if not self.missing:
             return ""
         found = f"{self.missing:,} acknowledged messages of {self.stream} are MISSING ({self.missing_are})"
         return f"{found}; the stream has them, and the next sweep tries again to store them: {self.remedy}"
 
     def awaited_sentence(self) -> str:
-        """Return what is acknowledged and not stored yet, for people; "" if nothing is."""
+        """Return a sentence that says which messages are acknowledged and not stored yet; "" if none is."""
         if not self.awaited:
             return ""
         return (
@@ -98,14 +100,15 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def gone_sentence(self) -> str:
-        """Return which messages left the stream before anybody could store them, for people; "" if none did."""
+        """Return a sentence that says which messages left the stream before a node could store them; "" if none did."""
         if not self.gone:
             return ""
         which = f"{self.gone:,} messages of {self.stream} left it before a node stored them ({self.gone_are})"
         return f"{which}: {self.gone_because}"
 
     def gaps_sentence(self) -> str:
-        """Return how many sequences are not in the archive, and why, and how many are there more than once; or ""."""
+        """Return a sentence with the sequences that are not in the archive, why, and how many are there more than once;
+        or ""."""
         gone, told = self.gaps - (self.missing or 0) - self.awaited, "were deleted in the stream, or expired there"
         if self.missing is None:
             told += ", or have subjects that are not captured"
@@ -116,14 +119,15 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArchiveState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the sweep's leader says of an archive after each sweep. Times are Unix seconds, sizes bytes.
+    """The state that the sweep's leader publishes of an archive after each sweep. Times are Unix seconds, sizes bytes.
 
-    `leader` leads since `since` under `token`; `term` is the term's number, which decides whose word is newer. It has
-    swept at `swept`, in `seconds`, and does so every `every` seconds. `blocks` wait for the compaction. The last
-    sweep has `adopted` new ones, could not adopt `unadopted`, let go of `let_go` and of `expired` by retention, and
-    deleted `deleted` objects. `dangling` entries have no block, `unreadable` ones can't be read. The table is that of
-    `compacted`, by `compactor`; `tables` are the Iceberg tables of it. `removed_objects` and `removed_bytes` are what
-    retention has removed so far. `store` is the URL of the store that was swept ("" of versions that did not say it).
+    `leader` leads since `since` under `token`; `term` is the term's number, which decides which state is newer. The
+    leader swept at `swept`, in `seconds`, and sweeps every `every` seconds. `blocks` wait for the compaction. The last
+    sweep has `adopted` new ones, could not adopt `unadopted`, removed `let_go` from the manifest and `expired` by
+    retention, and deleted `deleted` objects. `dangling` entries have no block, `unreadable` ones can't be read.
+    `compactor` made the table at `compacted`; `tables` are its Iceberg tables. `removed_objects` and `removed_bytes`
+    count what retention has removed so far. `store` is the URL of the store that was swept ("" from versions that did
+    not publish it).
     """
 
     archive: Text
@@ -160,11 +164,11 @@ class ArchiveState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node says of itself, every `every` seconds: since when it runs (Unix seconds), and what it has stored.
+    """The state that a node publishes every `every` seconds: since when it runs (Unix seconds), and what it has stored.
 
     `stored` counts messages, blocks, bytes. `pending` messages are in open blocks, the oldest of which is open for
-    `oldest` seconds (None: there is none). `location` is the archive's URL as it would write it into the table's
-    metadata; "" if it can't lead the compaction. `troubles` are sentences about what fails in the node at the moment.
+    `oldest` seconds (None: there is none). `location` is the archive's URL as the node would write it into the table's
+    metadata; "" if it can't lead the compaction. `troubles` are sentences about failures in the node at the moment.
     """
 
     node: Text
@@ -181,22 +185,22 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Heard:
-    """A node's last word, and how many seconds ago it was published, by the server's clock."""
+    """A node's last state, and how many seconds ago it was published, by the server's clock."""
 
     node: NodeState
     ago: float
 
     @property
     def is_late(self) -> bool:
-        """Whether the node should have been heard again by now: it died, hangs, or has no connection."""
+        """Whether the node should have published again by now: it died, hangs, or has no connection."""
         return self.ago > LATE * self.node.every + ALLOWANCE
 
 
 @dataclass(frozen=True)
 class View:
-    """What is published of an archive: its state (None: nobody has swept it yet) and how old that is; its nodes.
+    """The published state of an archive (None: it was never swept), its age, and the archive's nodes.
 
-    `unreadable` has a sentence for each key that can't be read, and is left out.
+    `unreadable` has a sentence for each key that can't be read and is left out.
     """
 
     state: ArchiveState | None
@@ -206,21 +210,22 @@ class View:
 
     @property
     def is_late(self) -> bool:
-        """Whether the last sweep is longer ago than a few sweeps take: what it found may be wrong by now."""
+        """Whether the last sweep is longer ago than a few intervals: its results may be outdated."""
         return self.state is None or self.ago > LATE * self.state.every + ALLOWANCE
 
     @property
     def locations(self) -> Mapping[str, str]:
-        """Where the archive lies according to each node that runs and can lead the compaction."""
+        """The archive's URL according to each running node that can lead the compaction."""
         return {one.node.node: one.node.location for one in self.nodes if one.node.location and not one.is_late}
 
     @property
     def held_for(self) -> float:
-        """For how many seconds a node that runs may have held a message that it has not stored."""
+        """For how many seconds a running node may have held a message that it has not stored."""
         return max(((one.node.oldest or 0.0) + one.ago for one in self.nodes if not one.is_late), default=0.0)
 
     def troubles(self, *, leader: str) -> list[str]:
-        """Return a sentence for each thing that is wrong; `leader` leads the sweep as far as the election tells."""
+        """Return a sentence for each problem. `leader` leads the sweep, as far as the election shows; "" if no node
+        does."""
         found = [] if leader else ["nobody leads the sweep: what is stored is not adopted"]
         found += few(self.unreadable)
         if self.state is None:
@@ -242,13 +247,13 @@ class View:
 
 
 def few(sentences: list[str]) -> list[str]:
-    """Return the first MOST_SAID of sentences of a kind, and one with the number of the others."""
+    """Return the first MOST_SAID sentences, and one with the number of the others."""
     more = len(sentences) - MOST_SAID
     return [*sentences[:MOST_SAID], f"and {more:,} more like these"] if more > 0 else sentences
 
 
 def disagreement(locations: Mapping[str, str]) -> str:
-    """Return the sentence for nodes, by name, that know the archive by different URLs; "" if they agree."""
+    """Return a sentence about nodes that know the archive by different URLs; "" if they agree."""
     by_location = {location: node for node, location in sorted(locations.items(), reverse=True)}
     if len(by_location) < 2:
         return ""
@@ -257,9 +262,9 @@ def disagreement(locations: Mapping[str, str]) -> str:
 
 
 class Board:
-    """Where an archive's state is published: keys of a bucket that all archives of an account share.
+    """Publishes and reads an archive's state: keys of a bucket that all archives of an account share.
 
-    Raises NattyError where the server does not answer, or lets this user make or write no bucket.
+    Raises NattyError if the server does not answer, or does not allow this user to create or write the bucket.
     """
 
     def __init__(self, natty: Natty, archive: str) -> None:
@@ -270,9 +275,9 @@ class Board:
         return f"Board({BUCKET!r}, {self._archive!r})"
 
     async def publish(self, state: ArchiveState) -> bool:
-        """Publish the archive's state; False, and it stays as it is, if a later term's is there.
+        """Publish the archive's state; return False, and change nothing, if a later term has published its state.
 
-        What can't be read, or is of a term that no leader can have by now, is overwritten.
+        It overwrites a state that can't be read, or whose term is higher than any leader's can be by now.
         """
         data, latest = msgspec.json.encode(state), max(state.term, time.time() * 1000) + AHEAD
 
@@ -283,17 +288,18 @@ class Board:
         return entry is not None and entry.value == data
 
     async def announce(self, node: NodeState) -> None:
-        """Publish what a node says of itself, kept for an hour."""
+        """Publish a node's state, kept for an hour."""
         await self._write(lambda: self._bucket.put(self._key(node.node), msgspec.json.encode(node), ttl=NODE_TTL))
 
     async def withdraw(self, node: str) -> None:
-        """Take a node's entry away: it stops."""
+        """Delete the entry of a node that stops."""
         await self._bucket.delete(self._key(node))
 
     async def read(self) -> View:
-        """Return what is published. Empty if nobody ever published anything.
+        """Return the published state. It is empty if nothing was ever published.
 
-        A key that can't be read is left out, named in the view, and logged once. So are nodes beyond a thousand.
+        A key that can't be read is left out, named in the view, and logged once. Only the first thousand nodes are
+        read; the view says so.
         """
         unreadable: list[str] = []
         try:
@@ -318,7 +324,8 @@ class Board:
         return f"node.{self._archive}.{quoted}"
 
     async def _read(self, key: str, kind: type[T], unreadable: list[str]) -> tuple[T, float] | None:
-        """Return what is published under a key, and when (Unix seconds, the server's clock); None if nothing is."""
+        """Return the value of a key, and when it was published (Unix seconds, the server's clock); None if there is
+        none."""
         try:
             entry = await self._bucket.get(key)
             read: T = decode(entry.value, kind, most_bytes=MOST_BYTES)
@@ -341,7 +348,7 @@ class Board:
 
 
 def software_version() -> str:
-    """Return this software's version; "" where it runs from a folder that is not installed."""
+    """Return this software's version; "" if it runs from a folder and is not installed."""
     try:
         return version("natty-nats")
     except PackageNotFoundError:
@@ -349,7 +356,7 @@ def software_version() -> str:
 
 
 def _term_of(value: bytes | None) -> int:
-    """Return the term of the leader that published this; 0 for what can't be read."""
+    """Return the term of the leader that published this; 0 if it can't be read."""
     try:
         state: ArchiveState = decode(value or b"", ArchiveState, most_bytes=MOST_BYTES)
     except BadRecordError:
@@ -363,9 +370,9 @@ def server_time(info: dict[str, Any]) -> float:
 
 
 async def announcing(board: Board, state: Callable[[], NodeState]) -> None:
-    """Publish what a node says of itself, again and again, until cancelled.
+    """Publish a node's state again and again, until cancelled.
 
-    A server that can't be reached, or does not let us, is logged once. What `state` raises is raised.
+    If the server can't be reached or does not allow it, that is logged once. Errors of `state` are raised.
     """
     failed = False
     while True:
@@ -382,7 +389,7 @@ async def announcing(board: Board, state: Callable[[], NodeState]) -> None:
 
 @contextlib.asynccontextmanager
 async def announced(board: Board, node: str, state: Callable[[], NodeState]) -> AsyncIterator[None]:
-    """Meanwhile, publish what a node says of itself; at the end withdraw it, also where publishing has just failed."""
+    """While the body runs, publish a node's state; at the end withdraw it, even if publishing has just failed."""
     task = asyncio.create_task(keep_up(f"the announcement of {node}", lambda: announcing(board, state)))
     try:
         yield

@@ -1,4 +1,4 @@
-"""The commit of a block: durable, then visible, then acknowledged. Nothing else in capture acknowledges."""
+"""The commit of a block: durable, then visible, then acknowledged. No other code in capture acknowledges."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from natty.wire.repeated import Repeated
 if TYPE_CHECKING:
     from capture.ingest.block import Writer
 
-ATTEMPTS = 5  # to put one object
-BACKOFF = 0.5  # seconds before the second attempt; doubled with every further one
+ATTEMPTS = 5  # to store one object
+BACKOFF = 0.5  # seconds before the second attempt; doubled for each further one
 MAX_BACKOFF = 15.0  # seconds
 GIVE_UP = GRACE / 2
-"""Seconds from a block to its durable entry, at most: half of the sweep's grace.
+"""Maximum seconds from a block to its durable entry: half of the sweep's grace.
 
 The sweep deletes a block without an entry that is older than its grace: its writer is dead.
 """
@@ -42,14 +42,14 @@ log = logging.getLogger("capture.commit")
 
 
 class Acknowledger(Protocol):
-    """What settles messages: a source, or a list in a test."""
+    """Settles messages: a source, or a list in a test."""
 
     def ack(self, replies: list[bytes]) -> None:
-        """Tell the server that these messages are done."""
+        """Acknowledge these messages."""
         ...
 
     def nak(self, replies: list[bytes], delay: float = 0.0) -> None:
-        """Ask for these messages again, after `delay` seconds."""
+        """Request these messages again, after `delay` seconds."""
         ...
 
 
@@ -57,10 +57,10 @@ class Acknowledger(Protocol):
 class CommitOptions:
     """How blocks are stored. `node` is written into entries, `interval` is the length of the blocks' intervals.
 
-    An object is tried `attempts` times, with pauses that grow from `backoff` to `max_backoff` seconds; an entry must be
-    durable `give_up` seconds after its block. Messages that could not be stored are delivered again after
-    `redeliver_after` seconds: the first number is for those that were delivered once, the next one for those that were
-    delivered twice, and so on; the last one is for all others. Without any number, at once.
+    Storing an object is tried `attempts` times, with pauses that grow from `backoff` to `max_backoff` seconds; an entry
+    must be durable `give_up` seconds after its block. Messages that could not be stored are delivered again after
+    `redeliver_after` seconds: the first number is for messages that were delivered once, the second for those that were
+    delivered twice, and so on; the last one is for all others. Without any number they are delivered again at once.
     """
 
     node: str = ""
@@ -111,12 +111,13 @@ class Committer:
         return f"Committer({self._store.url}, {self._writer.format}, node={self.options.node!r})"
 
     async def commit(self, block: SealedBlock) -> Stored:
-        """Store the block, make it visible by its entry, acknowledge its messages; return what was stored.
+        """Store the block, make it visible with its entry, acknowledge its messages; return what was stored.
 
-        Each call uses names of its own, so a block or entry that exists already was written by an earlier attempt of
-        this call. StoreError if the store failed `attempts` times, or was so slow that the sweep may delete the block;
-        the messages are then handed back to the server. Nothing is acknowledged before block and entry are durable,
-        also if the call is cancelled.
+        Each call uses its own names, so a block or entry that already exists was written by an earlier attempt of this
+        call. Nothing is acknowledged before block and entry are durable, even if the call is cancelled.
+
+        Raises StoreError if the store failed `attempts` times, or was so slow that the sweep may delete the block; the
+        messages are then handed back to the server.
         """
         began, stored, failure = time.monotonic(), None, None
         try:
@@ -142,7 +143,7 @@ class Committer:
         log.debug("stored %s", stored.path, extra={"action": "stored", "count": stored.count, "reason": block.reason})
 
     def _hand_back(self, block: SealedBlock) -> None:
-        """Ask for the block's messages again, each after a delay that grows with its deliveries."""
+        """Request the block's messages again, each after a delay that grows with its deliveries."""
         ladder = self.options.redeliver_after or (0.0,)
         by_delay: dict[float, list[bytes]] = defaultdict(list)
         for reply, deliveries in zip(block.records.replies, block.records.deliveries, strict=True):
@@ -151,7 +152,7 @@ class Committer:
             self._acknowledger.nak(replies, delay)
 
     def _serialise(self, block: SealedBlock) -> tuple[bytes, Stored]:
-        sized = getattr(self._writer, "sized", None)  # of a writer that compresses or encrypts
+        sized = getattr(self._writer, "sized", None)  # only writers that compress or encrypt have it
         data, plain_bytes = sized(block) if sized else (self._writer.write(block), 0)
         digest = sha256(data).hexdigest()
         partition = Partition(block.stream, block.key, block.interval, int(self.options.interval))
@@ -185,14 +186,14 @@ class Committer:
         )
 
     async def _put_block(self, path: str, data: bytes) -> float:
-        """Store the block, and return the earliest time at which it can have been there."""
+        """Store the block, and return the earliest time at which it can have existed."""
         began = self._clock()
         if not await self._put(path, data) and all(one.path != path for one in await self._store.list(path)):
             raise StoreError("the sweep took the block for a leftover and removed it before its entry was written")
         return began
 
     async def _put_entry(self, stored: Stored, since: float) -> None:
-        """Make the block visible. Delete the entry if it came too late: the sweep may have deleted the block."""
+        """Make the block visible. Delete the entry if it was too late: the sweep may have deleted the block."""
         path = entry_path(stored.path)
         await self._put(path, encode(stored))
         try:
@@ -209,7 +210,7 @@ class Committer:
             )
 
     async def _put(self, path: str, data: bytes) -> bool:
-        """Store an object; False if it was there already."""
+        """Store an object; return False if it already exists."""
         for attempt in range(1, self.options.attempts + 1):
             try:
                 await self._store.put(path, data, if_absent=True)
@@ -227,7 +228,8 @@ class Committer:
         raise AssertionError("the last attempt returns or raises")
 
     def _pause(self, attempt: int) -> float:
-        """Return the seconds to wait after this attempt, with jitter: not all nodes try again at the same time."""
+        """Return the seconds to wait after this attempt, with jitter, so that nodes do not all try again at the same
+        time."""
         longest = min(self.options.backoff * 2.0 ** (attempt - 1), self.options.max_backoff)
         return longest * random.uniform(0.5, 1.0)
 

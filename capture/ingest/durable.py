@@ -28,10 +28,11 @@ _FILTERS = {10093, 10136, 10138}
 
 @dataclass(frozen=True, kw_only=True)
 class Durable:
-    """A durable consumer as a node wants it. ConfigError if `start` or `ack` is not valid.
+    """A durable consumer as configured. Raises ConfigError if `start` or `ack` is not valid.
 
-    `start` is "all", "new", a sequence or a time (RFC 3339): what is delivered first. `ack` is "explicit": each message
-    for itself, by any number of nodes; or "all": an acknowledgement counts for all before it, by one node. Seconds.
+    `start` is the first message to deliver: "all", "new", a sequence or a time (RFC 3339). `ack` is "explicit": each
+    message is acknowledged, any number of nodes may read; or "all": an acknowledgement counts for all messages before
+    it, one node reads. Times are seconds.
     """
 
     stream: str
@@ -41,7 +42,7 @@ class Durable:
     start: int | str = ALL
     ack: str = EXPLICIT
     filter_subjects: tuple[str, ...] = ()
-    pinned: float = 0.0  # seconds after which a silent reader of a group's member is replaced; 0: of no group
+    pinned: float = 0.0  # seconds after which a silent reader of a group's member is replaced; 0: not in a group
 
     def __post_init__(self) -> None:
         if self.ack not in (EXPLICIT, TOGETHER):
@@ -49,7 +50,7 @@ class Durable:
         delivery(self.start)
 
     def settings(self) -> dict[str, Any]:
-        """Return it for natty's `ensure_consumer`."""
+        """Return the settings for natty's `ensure_consumer`."""
         return {
             "ack_wait": self.ack_wait,
             "max_ack_pending": self.max_ack_pending,
@@ -61,14 +62,14 @@ class Durable:
 
 
 def delivery(start: int | str) -> dict[str, Any]:
-    """Return the server's settings for where deliveries begin. ConfigError."""
+    """Return the server's settings for the start of deliveries. Raises ConfigError."""
     if start in (ALL, NEW):
         return {"deliver_policy": start}
     text = str(start)
     if re.fullmatch("[0-9]+", text, re.ASCII) and int(text) > 0:
         return {"deliver_policy": "by_start_sequence", "opt_start_seq": int(text)}
     try:
-        time = show_time(parse_time(text))  # as the server writes it: the two are compared as text
+        time = show_time(parse_time(text))  # in the server's spelling: the two are compared as text
     except ValueError:
         raise ConfigError(f"{STARTS}, not {start!r}") from None
     return {"deliver_policy": "by_start_time", "opt_start_time": time}
@@ -77,8 +78,8 @@ def delivery(start: int | str) -> dict[str, Any]:
 async def prepare(natty: Natty, store: Store, wanted: Durable) -> None:
     """Create the durable if it does not exist, and record its scope in the archive before anything is read.
 
-    ConsumerExistsError with the difference if it exists with another start or other acks; ConfigError if the stream
-    does not allow such a consumer, or if the first sequence of the durable is not known any more.
+    Raises ConsumerExistsError with the difference if it exists with another start or other acks; ConfigError if the
+    stream does not allow such a consumer, or if the first sequence of the durable is not known any more.
     """
     if wanted.ack == TOGETHER:
         natty.jetstream.require(f'ack = "{TOGETHER}"')
@@ -113,9 +114,10 @@ async def _record(natty: Natty, store: Store, wanted: Durable) -> None:
 
 
 def _start(info: ConsumerInfo) -> int:
-    """Return the first sequence that the durable was made to deliver; 0 if that can't be seen any more.
+    """Return the first sequence that the durable was created to deliver; 0 if that is not known any more.
 
-    Where the server looked it up itself, a consumer that has delivered nothing says so: it stands right before it.
+    If the server looked up the sequence, a consumer that has delivered nothing shows it: its position is right before
+    it.
     """
     match info["config"]["deliver_policy"]:
         case "all":
@@ -126,7 +128,7 @@ def _start(info: ConsumerInfo) -> int:
 
 
 async def _explain(natty: Natty, wanted: Durable, error: JetStreamError) -> ConfigError | None:
-    """Return an error that says what a work-queue stream, or a filter, allows; None if the error has another reason."""
+    """Return an error that says what a work-queue stream, or a filter, allows; None if `error` has another cause."""
     what = f"stream {wanted.stream} is a work queue"
     if error.err_code in _WORK_QUEUE_ACK:
         way_out = "Leave group out" if wanted.pinned else 'Use ack = "explicit"'

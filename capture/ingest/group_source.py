@@ -1,4 +1,4 @@
-"""The source of a node of a group: its share of the consumers of the group's members."""
+"""The source of a node in a group: reads the node's share of the consumers of the group's members."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from natty.wire.ack import Acks
 
 log = logging.getLogger("capture.grouped")
 
-TTL = 5.0  # seconds after which a node that sends no sign of life counts as gone
-TOGETHER = 0.05  # seconds in which nodes that come or go make one change
+TTL = 5.0  # seconds after which a node without a sign of life counts as dead
+TOGETHER = 0.05  # seconds in which all nodes that come or go cause only one change
 LEAST_READ_AHEAD = 1024  # messages
 
 
 class GroupSource:
-    """The messages of a group's consumers, batch by batch, and what settles them. Use it with `async with`.
+    """Yields the messages of a group's consumers, batch by batch, and settles them. Use it with `async with`.
 
     The nodes of a group share its consumers evenly: each node registers in a bucket for some seconds at a time, and
     computes the same division from the registered nodes. The division decides which node waits for a consumer; the
@@ -81,7 +81,7 @@ class GroupSource:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give up all consumers: other nodes get what is not acknowledged."""
+        """Give up all consumers: other nodes get the messages that are not acknowledged."""
         self.stop()
         for task in self._tasks:
             task.cancel()
@@ -96,7 +96,7 @@ class GroupSource:
     async def __aiter__(self) -> AsyncIterator[Batch]:
         """Yield batches until `stop`, an empty one at least every `TICK` seconds.
 
-        ConsumerNotFoundError if one of the consumers is deleted.
+        Raises ConsumerNotFoundError if one of the consumers is deleted.
         """
         while not self._stopping:
             self._raise_failure()
@@ -119,13 +119,13 @@ class GroupSource:
             reader.stop()
 
     def ack(self, replies: list[bytes]) -> None:
-        """Tell the server that these messages are done. Called by `commit.py` alone."""
+        """Acknowledge these messages. Only `commit.py` calls this."""
         for consumer, some in by_consumer(replies).items():
             if reader := self._readers.get(consumer):
                 reader.ack(some)
 
     def nak(self, replies: list[bytes], delay: float = 0.0) -> None:
-        """Ask for these messages again."""
+        """Request these messages again."""
         for consumer, some in by_consumer(replies).items():
             if reader := self._readers.get(consumer):
                 reader.nak(some, delay)
@@ -134,7 +134,7 @@ class GroupSource:
         return sum(len(reader.arrived) for reader in self._readers.values())
 
     async def _arrival(self) -> None:
-        """Return when a message has arrived, at a tick, or when a task has ended."""
+        """Wait until a message has arrived, a tick has passed, or a task has ended."""
         self._wake.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TICK):
@@ -149,7 +149,7 @@ class GroupSource:
             raise failure
 
     async def _divide(self) -> None:
-        """Take up and give up consumers, whenever a node comes or goes."""
+        """Take up and give up consumers whenever a node comes or goes."""
         while True:
             await self._changed.wait()
             await asyncio.sleep(TOGETHER)
@@ -158,7 +158,7 @@ class GroupSource:
             self._share({self._consumers[place] for place in places})
 
     def _share(self, wanted: Set[str]) -> None:
-        """Wait for these consumers, and for no others."""
+        """Wait for these consumers, and give up all others."""
         if self._stopping:
             return
         if wanted != self._wanted:
@@ -179,7 +179,7 @@ class GroupSource:
     async def _release(self, consumer: str) -> None:
         await self._readers[consumer].release(self._drain, self._seal)
         del self._readers[consumer], self._leaving[consumer]
-        self._changed.set()  # it may be ours again
+        self._changed.set()  # it may be in our share again
 
 
 def roster_key(stream: str, group: str) -> str:
@@ -188,7 +188,7 @@ def roster_key(stream: str, group: str) -> str:
 
 
 def by_consumer(replies: list[bytes]) -> dict[str, list[bytes]]:
-    """Return ack subjects by the consumer that they are of."""
+    """Return the ack subjects of each consumer."""
     found: dict[str, list[bytes]] = defaultdict(list)
     for name, reply in zip(Acks(replies).column(3), replies, strict=True):
         found[name.decode()].append(reply)

@@ -1,4 +1,4 @@
-"""The user's own functions: how they are loaded, and the hook that is called after each attempt to store a block."""
+"""The user's own functions: loads them, and calls a hook after each attempt to store a block."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, Self
 from capture.errors import ConfigError
 
 LONGEST_QUEUE = 10_000  # completions that wait for a slow hook; beyond it the oldest ones are dropped, and counted
-END_WITHIN = 5.0  # seconds that a hook has for the completions that wait when capture ends
+END_WITHIN = 5.0  # seconds that a hook has for the waiting completions when capture ends
 
 _TOO_SLOW = {"action": "hook_too_slow"}
 
@@ -28,7 +28,7 @@ class Completion:
 
     `first`, `last` and `count` are the messages' sequences and number, `duration` is in seconds. `path` and `bytes` are
     those of the object; "" and 0 if the attempt failed before there was one. An `error` of CancelledError says that
-    capture was stopped before the store was done. With any error, no message of the block was acknowledged.
+    capture was stopped before the block was stored. With any error, no message of the block was acknowledged.
     """
 
     stream: str
@@ -46,7 +46,7 @@ class Hook:
     """Calls a function with each completion, one after the other, in the background. Use it with `async with`.
 
     A plain function runs in a thread, an `async def` in this event loop. An exception that it raises is logged. When
-    capture ends, the function has END_WITHIN seconds for the completions that wait.
+    capture ends, the function has END_WITHIN seconds for the waiting completions.
     """
 
     def __init__(self, function: Callable[[Completion], Any]) -> None:
@@ -62,7 +62,7 @@ class Hook:
         return f"Hook({self._function!r}, {len(self._waiting)} waiting, {self.dropped} dropped)"
 
     def __call__(self, completion: Completion) -> None:
-        """Take a completion; never waits."""
+        """Queue a completion; never waits."""
         if len(self._waiting) == LONGEST_QUEUE:
             self._waiting.popleft()
             self.dropped += 1
@@ -108,14 +108,15 @@ class Hook:
         except asyncio.CancelledError:
             if asyncio.current_task().cancelling():  # type: ignore[union-attr] # we are in one
                 raise
-            self._log_failure(completion)  # a cancellation of its own
+            self._log_failure(completion)  # the function itself was cancelled, not this task
 
     def _log_failure(self, completion: Completion) -> None:
         log.exception("the hook %r failed", self._function, extra={"action": "hook_failed", "path": completion.path})
 
 
 def hook(spec: str) -> Callable[[Completion], Any] | None:
-    """Return the function that "module:function" names; None for "". ConfigError if there is no such function."""
+    """Return the function that "module:function" names; None for "". Raises ConfigError if there is no such
+    function."""
     return load_function(spec, "on_store_complete", ()) if spec else None
 
 
@@ -130,7 +131,7 @@ def load_function(spec: str, what: str, known: Iterable[str]) -> Callable[..., A
         raise ConfigError(f"there is no {what} {spec!r}; the known ones are {choices}")
     try:
         found = getattr(import_module(module_name), attribute)
-    except Exception as error:  # the user's module: its import may raise anything
+    except Exception as error:  # importing the user's module may raise anything
         raise ConfigError(f"the {what} {spec!r} can't be loaded: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise ConfigError(f"the {what} {spec!r} is not a function but {type(found).__name__}")

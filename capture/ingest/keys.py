@@ -1,4 +1,4 @@
-"""Keys as text. Entries and manifests hold the text as it is, paths hold it quoted."""
+"""Keys as text. Entries and manifests contain the text itself, paths contain it quoted."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ from capture.archive.manifest import FIELDS, quote_key
 
 LONGEST_KEY = 200  # bytes of UTF-8: every entry and manifest repeats it
 RESERVED = {"stream", "key", "date", "hour", "minute", "second"}
-"""Names that paths use already. A field of a key with such a name gets a "_" behind."""
+"""Names that paths already use. A field of a key with such a name gets a trailing "_"."""
 
 
 class Reserved(Enum):
-    """Keys that only capture assigns, by their texts. No user's key equals one, even if its text is the same."""
+    """Keys that only capture assigns, with their texts. No user's key equals one, even if its text is the same."""
 
-    NONE = "_none"  # of a record that has no key
+    NONE = "_none"  # of a record without a key
     SHORT = "_short"  # of a subject that ends before the token
     UNDECODABLE = "_undecodable"  # of every record that could not be decoded
 
 
 NONE = Reserved.NONE
 UNDECODABLE = Reserved.UNDECODABLE.value
-"""The text of the key of every record that could not be decoded, whatever the partitioner. No other record has it."""
+"""The text of the key of every record that could not be decoded, with any partitioner. No other record has it."""
 
 _LIKE_RESERVED = re.compile(rf"_*({'|'.join(one.value for one in Reserved)})")
 
 
 @lru_cache(maxsize=4096, typed=True)
 def key_text(key: Hashable) -> str:
-    """Return the key as text that can be written anywhere: never empty, UTF-8; if too long, cut and ended by a hash.
+    """Return the key as text that can be written anywhere: never empty, UTF-8; if too long, cut, with a hash at the
+    end.
 
-    None and "" are "_none"; true and false are as in JSON. A text like that of a reserved key gets another "_" in
-    front, so that the two differ. A dataclass, Struct or named tuple is "/a=…/b=…", each part quoted as in a path; a
-    text that begins with "/" gets another one in front, so that the two differ.
+    None and "" become "_none"; true and false are written as in JSON. A text like that of a reserved key gets another
+    leading "_", so that the two differ. A dataclass, Struct or named tuple becomes "/a=…/b=…", each part quoted as in a
+    path; a text that begins with "/" gets another leading "/", so that the two differ.
     """
     named = _fields(key)
     if named:

@@ -1,4 +1,4 @@
-"""The folder of a block below `blocks/`. Nothing is read from a path: what a block holds is in its entry."""
+"""The folder of a block below `blocks/`. Readers get a block's contents from its entry, never from its path."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from capture.ingest.hooks import load_function
 from capture.stores.contract import checked_path
 
 LONGEST_FOLDER = 600
-"""Bytes of a folder: object stores take 1024 for a whole path, of which the block's name needs a part."""
+"""Bytes of a folder: object stores allow 1024 for a whole path, which includes the block's name."""
 LONGEST_PART = 255
-"""Bytes of a part of it, which is what file systems take."""
+"""Bytes of one part of it: the limit of file systems."""
 
 log = logging.getLogger("capture.layout")
 
@@ -23,7 +23,7 @@ Layout = Callable[[Partition], str]
 
 
 def dated(partition: Partition) -> str:
-    """Return "eu/2026/11/21/03/00", as Intelecy's jet-capture lays out blocks below the folder of their key."""
+    """Return "eu/2026/11/21/03/00": Intelecy's jet-capture lays out blocks like this, below the folder of their key."""
     return f"{partition.folder}/{partition.dated}"
 
 
@@ -31,16 +31,16 @@ LAYOUTS: dict[str, Layout] = {"hive": Partition.hive, "dated": dated}
 
 
 def layout(spec: str) -> Layout:
-    """Return the layout "hive" or "dated", or your own as "module:function"; ConfigError if there is none.
+    """Return the layout "hive" or "dated", or your own, "module:function". Raises ConfigError if there is none.
 
-    Your own takes a `Partition` and returns a folder: relative, "/" between its parts. If it raises, or returns
-    something else than a folder, the reason is logged and the block is stored where "hive" puts it.
+    Your own takes a `Partition` and returns a folder: relative, with "/" between its parts. If it raises, or returns
+    something that is not a folder, the reason is logged and the block is stored where "hive" would store it.
     """
     return LAYOUTS[spec] if spec in LAYOUTS else resolved_by(load_function(spec, "layout", LAYOUTS))
 
 
 def resolved_by(resolve: Callable[[Partition], str]) -> Layout:
-    """Return the layout that calls a function of the user's."""
+    """Return a layout that calls a function of the user."""
 
     def place(partition: Partition) -> str:
         try:

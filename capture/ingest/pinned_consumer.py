@@ -23,7 +23,7 @@ from natty.wire.repeated import Repeated
 
 log = logging.getLogger("capture.pinned")
 
-PIN_TTL = 5.0  # seconds after which another node replaces one that sends no sign of life
+PIN_TTL = 5.0  # seconds after which another node replaces a node without a sign of life
 KEEP_EVERY = 1.0  # seconds between two signs of life
 
 
@@ -31,10 +31,10 @@ class PinnedReader:
     """One consumer of a group. Of the nodes that wait for it, the one that the server has pinned reads it.
 
     An acknowledgement counts for all messages before it. So when the reader begins, the server delivers to it in order
-    everything that is not acknowledged, and the reader acknowledges what is stored without a gap (`Floor`). A node that
-    waits for the pin reads nothing. If the pin is lost, the next reader stores the same messages again, and this one
-    acknowledges none of them: neither after it knows that another node is pinned, nor after the time for which the
-    server has promised that no other node is.
+    all messages that are not acknowledged, and the reader acknowledges only messages that are stored without a gap
+    (`Floor`). A node that waits for the pin reads nothing. If the pin is lost, the next reader stores the same messages
+    again, and this one acknowledges none of them: neither after it knows that another node is pinned, nor after the
+    time for which the server has promised that no other node is.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class PinnedReader:
         self._unsettled = Unsettled()
         self._pin = self._new_pin()
         self._pull: Pull | None = None
-        self._until = 0.0  # no other node is pinned before, by `leader.clock`
-        self._withheld: list[bytes] = []  # an acknowledgement that came after that
+        self._until = 0.0  # until then no other node is pinned, by `leader.clock`
+        self._withheld: list[bytes] = []  # an acknowledgement that was due after that
         self._stopping = False
         self._settled = asyncio.Event()
         name = f"{stream}/{consumer}"
@@ -68,12 +68,12 @@ class PinnedReader:
 
     @property
     def pinned(self) -> bool:
-        """Whether the server has us pinned, as far as we know."""
+        """Whether the server has this node pinned, as far as we know."""
         return bool(self._pin.id)
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended the reading."""
+        """The error that ended the reading, if one did."""
         reading = self._tasks[0]
         return reading.exception() if reading.done() and not reading.cancelled() else None
 
@@ -94,7 +94,7 @@ class PinnedReader:
             self._settled.set()
 
     def nak(self, replies: list[bytes], delay: float) -> None:
-        """Ask again for messages that could not be stored, if they are still ours."""
+        """Request messages again that could not be stored, if this node still has the pin."""
         self._unsettled.remove(replies)
         if self._pull is not None and self._pin.id and clock() < self._until:
             self._say(lambda pull: pull.nak(replies, delay))
@@ -102,7 +102,7 @@ class PinnedReader:
             self._settled.set()
 
     def stop(self) -> None:
-        """Stop reading, and drop the messages that were not taken; keep the pin. Idempotent."""
+        """Stop reading, and drop messages that were not taken; keep the pin. Idempotent."""
         self._stopping = True
         if self._pull is not None:
             self._pull.stop()
@@ -110,7 +110,8 @@ class PinnedReader:
         self.arrived = []
 
     async def release(self, within: float, seal: Callable[[], None]) -> None:
-        """Stop, let what was read be stored, and give up the pin when it is acknowledged, or after `within` seconds.
+        """Stop, wait until all read messages are stored and acknowledged or `within` seconds have passed, give up the
+        pin.
 
         `seal` seals the open blocks, so that they are stored.
         """
@@ -126,7 +127,8 @@ class PinnedReader:
         await self.close()
 
     async def close(self) -> None:
-        """Stop, acknowledge nothing more, and give up the pin: the next reader gets what is not acknowledged."""
+        """Stop, acknowledge nothing more, and give up the pin: the next reader gets the messages that are not
+        acknowledged."""
         self.stop()
         self._floor.begin()
         await asyncio.wait(self._tasks[:1], timeout=FLUSH_TIMEOUT)
@@ -139,7 +141,8 @@ class PinnedReader:
                 await self._natty.jetstream.request(self._api("UNPIN"), {"group": PRIORITY_GROUP})
 
     async def _run(self) -> None:
-        """Read whenever we are pinned. ConsumerNotFoundError, StreamNotFoundError: the consumer was deleted."""
+        """Read whenever this node is pinned. Raises ConsumerNotFoundError, StreamNotFoundError if the consumer was
+        deleted."""
         while not self._stopping:
             self._pin = self._new_pin()
             await self._pull_until(1, self._await_pin)
@@ -153,7 +156,7 @@ class PinnedReader:
         return Pin(PRIORITY_GROUP, self._note_pin, self._begin_anew, self._begin_anew)
 
     async def _pull_until(self, credit: int, read: Callable[[Batch], bool]) -> None:
-        """Pull until `read` has had enough, or something happens to consumer, pin or connection."""
+        """Pull until `read` returns False, or the consumer, the pin or the connection changes."""
         options = PullOptions(max_messages=credit, expires=PIN_TTL / 2, heartbeat=PIN_TTL / 4)
         pull = self._pull = Pull(self._natty.jetstream, self._stream, self.consumer, options, pin=self._pin)
         if self._stopping:
@@ -168,7 +171,7 @@ class PinnedReader:
             await asyncio.sleep(TICK)
 
     def _await_pin(self, batch: Batch) -> bool:
-        """The message that pins us comes again when we begin."""
+        """Return False: the server delivers the message that came with the pin again when we begin."""
         return False
 
     def _read(self, batch: Batch) -> bool:
@@ -182,7 +185,8 @@ class PinnedReader:
         return True
 
     async def _begin(self) -> bool:
-        """Have everything that is not acknowledged delivered to us, in order; False if that is not sure."""
+        """Have the server deliver everything that is not acknowledged to us, in order; return False if that is not
+        certain."""
         try:
             if not await self._keep_pin():
                 return False
@@ -198,7 +202,7 @@ class PinnedReader:
         return self.pinned
 
     async def _look(self) -> None:
-        """See whether there still is a consumer, and give a server time that has no leader or can't be reached."""
+        """Check that the consumer still exists, and wait a moment if the server has no leader or can't be reached."""
         try:
             await self._natty.jetstream.request(self._api("INFO"))
         except ConnectionClosedError:
@@ -224,7 +228,7 @@ class PinnedReader:
             self._pull.stop()
 
     def _forget(self) -> None:
-        """What was read until now is not ours to acknowledge."""
+        """Forget the messages that were read until now: this node may not acknowledge them."""
         self._floor.begin()
         self._withheld = []
         self.arrived = []
@@ -238,13 +242,14 @@ class PinnedReader:
                 await (self._keep_pin() if self._pin.id else self._rouse())
 
     async def _rouse(self) -> None:
-        """Have what nobody acknowledged delivered again if nobody is pinned any more: not only after `ack_wait`."""
+        """If no node is pinned any more, have the server deliver unacknowledged messages again now, not after
+        `ack_wait`."""
         state = await self._natty.jetstream.request(self._api("INFO"))
         if state["num_ack_pending"] and not seen(state).pinned and not self._stopping:
             await self._natty.jetstream.request(self._api("RESET"))
 
     async def _keep_pin(self) -> bool:
-        """Send a sign of life; return whether the server still has us pinned."""
+        """Send a sign of life; return whether the server still has this node pinned."""
         pin = self._pin
         kept = await keep_pin(self._natty.jetstream, self._stream, self.consumer, pin, PIN_TTL)
         if pin is not self._pin or not pin.id:

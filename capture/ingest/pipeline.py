@@ -16,8 +16,8 @@ from capture.ingest.spill import CHUNK_BYTES
 from natty.wire.message import Batch
 from natty.wire.repeated import Repeated
 
-SLOTS = 4  # blocks that are stored at once
-WRITING = 7  # memory that a writer needs beside a block, as a multiple of its content; measured: 1 (raw) to 7 (csv)
+SLOTS = 4  # blocks that are stored concurrently
+WRITING = 7  # memory that a writer needs besides a block, as a multiple of its content; measured: 1 (raw) to 7 (csv)
 CALM = 0.5  # of max_pending: below it, the warning about late acknowledgements may be logged again
 NANOSECONDS = 1_000_000_000
 
@@ -27,7 +27,7 @@ failures = logging.getLogger("capture.commit")
 K = TypeVar("K", bound=Hashable)
 
 Commit = Callable[[SealedBlock], Coroutine[Any, Any, object]]
-"""Stores a block and acknowledges its messages. StoreError if it can't; its messages are then handed back."""
+"""Stores a block and acknowledges its messages. Raises StoreError if it can't; its messages are then handed back."""
 
 
 async def capture(
@@ -42,23 +42,23 @@ async def capture(
 ) -> None:
     """Store every message of `source`, then acknowledge it. `partition` returns the key of each record.
 
-    The end of `source` is the graceful stop: all open blocks are sealed, and every commit is waited for. A quiet source
-    must yield an empty batch now and then, so that blocks are sealed when they reach `max_age`. A commit that fails
-    ends the pipeline with its error, unless `in_flight` says otherwise. A cancellation ends it at once: the server
-    delivers again what was not acknowledged by then.
+    The end of `source` is the graceful stop: all open blocks are sealed, and all commits finish. A quiet source must
+    yield an empty batch now and then, so that blocks are sealed when they reach `max_age`. A commit that fails ends the
+    pipeline with its error, unless `in_flight` says otherwise. A cancellation ends it at once: the server delivers
+    messages again that were not acknowledged by then.
     """
     in_flight = in_flight or InFlight(blocks)
 
     async def store(sealed: list[SealedBlock]) -> None:
         if blocks.spill and blocks.spill.unwritten_bytes >= (1 if sealed else CHUNK_BYTES):
             await asyncio.to_thread(blocks.spill.write)
-        while sealed:  # a slow store holds back reading, and does not fill memory
+        while sealed:  # a slow store delays reading, and does not fill memory
             await in_flight.start(sealed.pop(0), commit, commits)
 
     try:
         async with asyncio.TaskGroup() as commits:
             async for batch in source:
-                records = decode(batch)  # what can't be decoded is kept raw under its own key
+                records = decode(batch)  # undecodable messages are kept raw under their own key
                 groups = group(records, partition(records), blocks.limits.interval)
                 await store(blocks.add(groups, now=clock()))
                 await store(blocks.due(clock()))
@@ -70,8 +70,8 @@ async def capture(
 def group(records: Records[V], keys: Sequence[Hashable], interval: float) -> Groups:
     """Return the records by key and by interval of their time: `keys` has one for each, `interval` is in seconds.
 
-    Records that could not be decoded have a key of their own. Groups are in order of their first record, and the
-    records of a group stay in order.
+    Records that could not be decoded have their own key. Groups are in order of their first record, and the records of
+    a group stay in order.
     """
     whole = int(interval)
     if records.errors:
@@ -88,7 +88,7 @@ def group(records: Records[V], keys: Sequence[Hashable], interval: float) -> Gro
 
 
 def _common_start(times_ns: list[int], interval: int) -> int | None:
-    """Return the start of the interval that all of these times are in; None if they are in several, or in none."""
+    """Return the start of the interval that contains all of these times; None if they are in several, or in none."""
     if not times_ns:
         return None
     width = interval * NANOSECONDS
@@ -97,7 +97,7 @@ def _common_start(times_ns: list[int], interval: int) -> int | None:
 
 
 def _members(keys: Iterable[K]) -> dict[K, list[int]]:
-    """Return the indices of each key, in order of the first ones."""
+    """Return the indices of each key; keys are in order of their first index."""
     members: dict[K, list[int]] = {}
     for index, key in enumerate(keys):
         if key in members:
@@ -119,9 +119,9 @@ def _by_text(members: dict[tuple[Hashable, int], list[int]]) -> dict[tuple[str, 
 class InFlight:
     """The commits that run at the moment.
 
-    One half of `max_open_bytes` is for open blocks and for those that wait for a slot, the other half is for those that
-    are being stored; a block that is larger than that is stored alone. Nothing is read while a block waits, so both
-    together are bounded however slow the store is. The disk of the buffers is divided in the same way.
+    One half of `max_open_bytes` is for open blocks and blocks that wait for a slot, the other half is for blocks that
+    are being stored; a larger block is stored alone. Nothing is read while a block waits, so both together are bounded
+    however slow the store is. The disk of the buffers is divided in the same way.
 
     A commit that fails ends the pipeline. Without `stop_on_failure`, a StoreError is logged and the pipeline continues.
     """
@@ -153,7 +153,7 @@ class InFlight:
 
     @property
     def memory(self) -> int:
-        """The bytes of memory that these blocks and their writers take, estimated."""
+        """The estimated bytes of memory that these blocks and their writers take."""
         return sum(map(_memory, self._started))
 
     @property
@@ -191,7 +191,7 @@ class InFlight:
         return len(self._started) < self._slots and self.memory + _memory(block) <= limit and not disk_is_full
 
     def _warn_if_late(self, block: SealedBlock) -> None:
-        """Warn, once until it is over, when so many messages wait for their ack that the server may stop delivering."""
+        """Warn that so many messages wait for their ack that the server may stop delivering; once until it is over."""
         unacknowledged = self._blocks.pending + self.messages + block.count
         limit = self._blocks.limits.max_pending
         if unacknowledged < CALM * limit:

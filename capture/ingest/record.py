@@ -1,4 +1,4 @@
-"""Messages after decoding: a batch of them as parallel columns, and one of them alone."""
+"""Messages after decoding: a batch of them as parallel columns, or a single one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ V = TypeVar("V")
 
 
 class Record(NamedTuple, Generic[V]):
-    """One message after decoding, for those who work message by message."""
+    """One message after decoding, for code that works message by message."""
 
     stream: str
     sequence: int
@@ -33,7 +33,7 @@ class Record(NamedTuple, Generic[V]):
 
 @dataclass(slots=True)
 class Records(Generic[V]):
-    """Messages of one stream after decoding, as parallel columns: one entry a message in every list.
+    """Messages of one stream after decoding, as parallel columns: every list has one entry for each message.
 
     The columns of the envelope (`capture.archive.envelope_columns`) are made from these fields.
     """
@@ -46,13 +46,13 @@ class Records(Generic[V]):
     payloads: list[bytes] = field(default_factory=list)
     deliveries: list[int] = field(default_factory=list)
     replies: list[bytes] = field(default_factory=list)
-    """Where each message is acknowledged."""
+    """The subject that acknowledges each message."""
     values: list[Any] = field(default_factory=list)
-    """What the decoder made of each payload; None for raw ones."""
+    """The decoder's value for each payload; None for raw ones."""
     errors: dict[int, str] = field(default_factory=dict)
     """Index → why that message could not be decoded."""
     keys: list[Any] | None = None
-    """The key that the decoder gave each message; None if it gives none."""
+    """The decoder's key for each message; None if it returns none."""
 
     @classmethod
     def of(
@@ -62,7 +62,7 @@ class Records(Generic[V]):
         errors: dict[int, str] | None = None,
         keys: list[Any] | None = None,
     ) -> Records[V]:
-        """Return the batch as columns. All of its messages come from one stream; an empty batch gives no record."""
+        """Return the batch as columns. All of its messages are from one stream; an empty batch has no records."""
         return cls(
             stream=ack_tokens(batch.replies[0])[2].decode() if batch.raw else "",
             sequences=batch.sequences,
@@ -95,7 +95,7 @@ class Records(Generic[V]):
         )
 
     def raw(self) -> list[RawMessage]:
-        """Return the messages as they were delivered, to be decoded once more."""
+        """Return the messages as they were delivered, to decode them again."""
         return list(zip(self.subjects, self.replies, self.header_blocks, self.payloads, strict=True))
 
     def select(self, indices: Sequence[int]) -> Records[V]:
@@ -123,7 +123,7 @@ class Records(Generic[V]):
         )
 
     def _alone(self, index: int) -> Records[V]:
-        """Return the records of one message: where there are thousands of keys, most have one of a batch."""
+        """Return the records of one message: with thousands of keys, most keys have one message in a batch."""
         return _records(
             self.stream,
             *[[column[index]] for column in _lists(self)],
@@ -132,7 +132,7 @@ class Records(Generic[V]):
         )
 
     def extend(self, other: Records[V]) -> None:
-        """Append the records of `other`, which stays as it is. An empty one takes over the other's stream."""
+        """Append the records of `other`, which does not change. An empty one takes over the other's stream."""
         offset = len(self)
         if self.keys is not None or other.keys is not None:
             self.keys = (self.keys or [None] * offset) + (other.keys or [None] * len(other))
@@ -141,7 +141,7 @@ class Records(Generic[V]):
         self.take(other)
 
     def take(self, other: Records[Any]) -> None:
-        """Append the messages of `other` without what a decoder made of them: for records that have no values yet."""
+        """Append the messages of `other` without decoded values and keys: for records that have no values yet."""
         if other.errors:
             offset = len(self)
             self.errors.update((offset + index, reason) for index, reason in other.errors.items())
@@ -150,16 +150,16 @@ class Records(Generic[V]):
 
 
 LISTS = tuple(one.name for one in fields(Records) if one.default_factory is list)
-"""The fields of `Records` that have an entry for each message, in their order."""
+"""The fields of `Records` that have an entry for each message, in order."""
 TAKEN = tuple(name for name in LISTS if name != "values")
-"""Those that `take` appends, and that a spill keeps."""
+"""The fields that `take` appends, and that a spill keeps."""
 
 _records: Callable[..., Records[Any]] = Records  # takes the lists by position
 _lists: Callable[[Records[Any]], tuple[Any, ...]] = attrgetter(*LISTS)
 
 
 def text_or_none(data: bytes) -> str | None:
-    """Return the text that these bytes are in UTF-8; None if they are none."""
+    """Return these bytes as text; None if they are not UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -167,7 +167,7 @@ def text_or_none(data: bytes) -> str | None:
 
 
 def header_texts(block: bytes) -> dict[str, list[str]]:
-    """Return the headers of a raw block as text that can be written anywhere: what is not UTF-8 is replaced."""
+    """Return the headers of a raw block as text that can be written anywhere: bytes that are not UTF-8 are replaced."""
     headers = parse_headers(block)
     if text_or_none(block) is None:
         return {_replaced(name): list(map(_replaced, values)) for name, values in headers.items()}
@@ -177,8 +177,8 @@ def header_texts(block: bytes) -> dict[str, list[str]]:
 def origin_of(block: bytes) -> tuple[str, int] | None:
     """Return the stream that a message was sourced from, and its sequence there; None if it was published here.
 
-    The server adds a header with both to what a stream takes from its `sources`; messages of a mirror keep their
-    sequence.
+    The server adds a header with both to messages that a stream takes from its `sources`; messages of a mirror keep
+    their sequence.
     """
     if ORIGIN.encode() not in block:
         return None
@@ -191,4 +191,4 @@ def _replaced(text: str) -> str:
 
 
 Decoder = Callable[[Batch], Records[V]]
-"""Columns in, columns out. It never raises: a message that it cannot decode is an entry of `errors`, stored raw."""
+"""Columns in, columns out. It never raises: a message that it can't decode is an entry of `errors`, stored raw."""

@@ -22,17 +22,17 @@ from natty.wire.repeated import Repeated
 log = logging.getLogger("capture.source")
 
 TICK = 0.25  # seconds between two batches of a quiet stream, so that blocks are sealed when they reach `max_age`
-ENOUGH = 1000  # messages that are a batch at once
+ENOUGH = 1000  # messages that form a batch at once
 GATHER = 0.01  # seconds that fewer messages wait for more
 READ_AHEAD = 32_768  # messages that are requested and not yet in a block; with a quarter of it the node waits for more
-END_TIMEOUT = 2.0  # seconds after a stop until the reader is cancelled
-ALONE_WITHIN = 20.0  # seconds that another reader has to leave: the requests of one that was killed live for 10 s
-UNAVAILABLE = 503  # the status while the server's leaders are being elected
+END_TIMEOUT = 2.0  # seconds from a stop until the reader is cancelled
+ALONE_WITHIN = 20.0  # seconds that another reader has to leave: the requests of a killed reader live for 10 s
+UNAVAILABLE = 503  # the status during an election of the server's leaders
 BEATS = 3  # in an `ack_wait`; messages are kept alive from their second beat on: after two thirds of it at the latest
 
 
 async def stream_info(natty: Natty, stream: str) -> dict[str, Any]:
-    """Return the server's information about the stream. StreamNotFoundError, BadNameError."""
+    """Return the server's information about the stream. Raises StreamNotFoundError, BadNameError."""
     try:
         return await natty.jetstream.request(f"STREAM.INFO.{check_name('stream', stream)}")
     except StreamNotFoundError as error:
@@ -70,7 +70,7 @@ class Unsettled:
             self._old.difference_update(replies)
 
     def beat(self) -> list[bytes]:
-        """Return the messages that were here at the last beat already: their `ack_wait` must be restarted."""
+        """Return the messages that were already here at the last beat: their `ack_wait` must be restarted."""
         due = list(self._old)
         self._old |= self._new
         self._new = set()
@@ -84,15 +84,16 @@ class Unsettled:
 
 
 class Source:
-    """The messages of a durable consumer, batch by batch, and what settles them. Use it with `async with`.
+    """Yields the messages of a durable consumer, batch by batch, and settles them. Use it with `async with`.
 
-    While it is open, it reads ahead and keeps unsettled messages alive: however slow the store is, the server delivers
-    nothing again after `ack_wait`. It yields an empty batch at least every `TICK` seconds. A lost connection loses no
-    message: the server delivers again what could not be acknowledged, and its sequence tells that it is a repetition.
+    While it is open, it reads ahead and keeps unsettled messages alive, so the server does not deliver them again after
+    `ack_wait`, however slow the store is. It yields an empty batch at least every `TICK` seconds. A lost connection
+    loses no message: the server delivers messages again that could not be acknowledged, and their sequences identify
+    them as repetitions.
 
     With `together` an acknowledgement counts for all messages before it (`ack_policy: all`), and a message is
-    acknowledged only when everything up to it is stored. No other reader may use the consumer then: NotAlone if one
-    does, before any of its messages is acknowledged.
+    acknowledged only when everything up to it is stored. Then no other reader may use the consumer: raises NotAlone if
+    one does, before any of its messages is acknowledged.
     """
 
     def __init__(self, natty: Natty, stream: str, durable: str, *, ack_wait: float, together: bool = False) -> None:
@@ -130,7 +131,7 @@ class Source:
         self.nak(self._unsettled.take())
 
     async def __aiter__(self) -> AsyncIterator[Batch]:
-        """Yield batches until `stop`. ConsumerNotFoundError if the consumer is deleted."""
+        """Yield batches until `stop`. Raises ConsumerNotFoundError if the consumer is deleted."""
         reader = self._tasks[0]
         while not reader.done():
             if not self._arrived:
@@ -142,18 +143,19 @@ class Source:
             if self._floor is not None and batch.raw:
                 self._floor.note_batch(batch)
             yield batch
-            self._pull.finished(len(batch))  # its messages are in blocks, which have limits of their own
-        await reader  # raises what ended it
+            self._pull.finished(len(batch))  # its messages are in blocks, which have their own limits
+        await reader  # raises the error that ended it
 
     async def _arrival(self) -> None:
-        """Return when a message has arrived, at a tick, or when the reading has ended."""
+        """Wait until a message has arrived, a tick has passed, or the reading has ended."""
         self._wake.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TICK):  # not wait_for: before Python 3.12 it may swallow a cancellation
                 await self._wake.wait()
 
     async def _read_ahead(self) -> None:
-        """Read as far ahead as the credit allows, also while the pipeline waits; then hand back what it did not take.
+        """Read as far ahead as the credit allows, even while the pipeline waits; then hand back the messages it did not
+        take.
 
         Messages that wait here are kept alive, too.
         """
@@ -184,7 +186,8 @@ class Source:
             self._pull = self._new_pull()
 
     async def _begin(self, floor: Floor) -> bool:
-        """Let the server deliver all that is not acknowledged to us alone, in order; False if stopped. NotAlone."""
+        """Have the server deliver all unacknowledged messages to us alone, in order; False if stopped. Raises
+        NotAlone."""
         deadline = asyncio.get_running_loop().time() + ALONE_WITHIN
         where = f"{self._stream}.{self._durable}"
         while not self._stopping:
@@ -234,13 +237,13 @@ class Source:
         self._pull.stop()
 
     def ack(self, replies: list[bytes]) -> None:
-        """Tell the server that these messages are done. Called by `commit.py` alone."""
+        """Acknowledge these messages. Only `commit.py` calls this."""
         self._unsettled.remove(replies)
         last = replies if self._floor is None else self._floor.note_stored(replies)
         self._send(self._pull.ack, last, "stored messages were not acked")
 
     def nak(self, replies: list[bytes], delay: float = 0.0) -> None:
-        """Ask for these messages again."""
+        """Request these messages again."""
         self._unsettled.remove(replies)
         self._send(lambda given: self._pull.nak(given, delay), replies, "messages were not handed back")
 

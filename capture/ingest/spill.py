@@ -1,4 +1,4 @@
-"""Buffers on disk: what open blocks hold is in a file, memory keeps only where."""
+"""Buffers on disk: the content of open blocks is in files, memory holds only its positions."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import msgspec
 from capture.errors import SpillError
 from capture.ingest.record import TAKEN, Records
 
-MAX_DISK_BYTES = 4 << 30  # of all segments that a block is in, open or being stored
+MAX_DISK_BYTES = 4 << 30  # of all segments with messages of a block that is open or being stored
 SEGMENT_BYTES = 64 << 20  # of a file
-SEGMENTS = 8  # at least, of `max_bytes`: a segment is freed as a whole
+SEGMENTS = 8  # at least this many in `max_bytes`: a segment is freed as a whole
 CHUNK_BYTES = 1 << 20  # of one write, unless a part is larger
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -33,11 +33,12 @@ _decoder = msgspec.msgpack.Decoder(_Columns)
 
 
 class Spill:
-    """A log on disk, in segments: the messages of all open blocks, in the order in which they came.
+    """A log on disk, in segments: the messages of all open blocks, in order of arrival.
 
-    A segment is a file without a name. The system frees it when no block is in it any more, or when the process ends,
-    however that happens: there is nothing to clean up, and nobody else can open it. Nothing is ever recovered from it:
-    what was not stored was not acknowledged, so it comes again. SpillError if no file can be made in the folder.
+    A segment is a file without a name. The system frees it when it holds no block any more, or when the process ends,
+    however that happens: nothing needs cleaning up, and no other process can open it. Nothing is ever recovered from
+    it: messages that were not stored were not acknowledged, so the server delivers them again. Raises SpillError if no
+    file can be created in the folder.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Spill:
         """The bytes that were ever appended."""
         self._written = 0
         self._segment_bytes = min(segment_bytes, max_bytes // SEGMENTS)
-        self._segments: list[ReferenceType[_Segment]] = []  # alive as long as a block is in them
+        self._segments: list[ReferenceType[_Segment]] = []  # alive as long as they hold a block
         self._last: _Segment | None = None
         self._unwritten: list[_Segment] = []
         try:
@@ -68,11 +69,11 @@ class Spill:
 
     @property
     def unwritten_bytes(self) -> int:
-        """The bytes that were appended and are in memory alone."""
+        """The bytes that were appended and are only in memory."""
         return self.end - self._written
 
     def append(self, data: bytes) -> tuple[_Segment, int]:
-        """Return the segment and the offset in it where the data will be; it is kept in memory until `write`."""
+        """Return the segment and the offset in it where the data will be; the data stays in memory until `write`."""
         segment = self._last
         if segment is None or segment.size >= self._segment_bytes:
             segment = self._last = _Segment(self.end)
@@ -86,7 +87,7 @@ class Spill:
         return segment, offset
 
     def write(self) -> None:
-        """Write what was appended. It blocks: call it in a thread. SpillError, after which the log can't be used."""
+        """Write what was appended. It blocks: call it in a thread. After a SpillError the log can't be used."""
         try:
             for segment in self._unwritten:
                 segment.write(self._make_file)
@@ -117,7 +118,7 @@ class Spilled:
         self._stream = stream
         self._spill = spill
         self._count = 0
-        self.first, self.last = 0, 0  # the lowest sequence, the highest
+        self.first, self.last = 0, 0  # the lowest and the highest sequence
         self._places: list[tuple[_Segment, array[int]]] = []  # offset, length, offset, length … in each segment
 
     def __len__(self) -> int:
@@ -128,11 +129,11 @@ class Spilled:
 
     @property
     def span(self) -> int:
-        """The bytes of the log from the segment of its first message on: what is not freed while it is open."""
+        """The bytes of the log from the segment of its first message up: they are not freed while it is open."""
         return self._spill.end - self._places[0][0].start if self._places else 0
 
     def take(self, records: Records[Any]) -> None:
-        """Append the messages, without what a decoder made of them; values and keys are not kept."""
+        """Append the messages, without decoded values and keys."""
         data = _encoder.encode(_columns(records))
         segment, offset = self._spill.append(data)
         if not self._places or self._places[-1][0] is not segment:
@@ -143,7 +144,7 @@ class Spilled:
         self._count += len(records)
 
     def load(self) -> Records[Any]:
-        """Return the messages as they were taken. It blocks. SpillError if the disk does not give them back."""
+        """Return the messages as they were taken. It blocks. Raises SpillError if the disk does not return them."""
         records: Records[Any] = Records(self._stream)
         for segment, places in self._places:
             for at in range(0, len(places), 2):
@@ -161,7 +162,7 @@ class _Segment:
         self._file: IO[bytes] | None = None
 
     def write(self, make_file: Callable[[], IO[bytes]]) -> None:
-        """Write what is unwritten. OSError."""
+        """Write what is unwritten. Raises OSError."""
         if self._file is None:
             self._file = make_file()
             finalize(self, self._file.close)
@@ -172,7 +173,7 @@ class _Segment:
         self.unwritten = []
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return these bytes. SpillError."""
+        """Return these bytes. Raises SpillError."""
         assert self._file is not None, "written before it is read"
         try:
             data = os.pread(self._file.fileno(), length, offset)
@@ -184,7 +185,7 @@ class _Segment:
 
 
 def _chunks(parts: list[bytes]) -> Iterator[bytes]:
-    """Yield the parts in pieces that are worth a system call; a large one by itself, since joining copies."""
+    """Yield the parts in pieces that are worth a system call; a large part alone, since joining copies."""
     joined: list[bytes] = []
     size = 0
     for part in parts:

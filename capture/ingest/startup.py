@@ -1,4 +1,4 @@
-"""The start of a node while a server or the store is away: it waits until both are there, and logs that rarely."""
+"""The start of a node: waits until the server and the store can be reached, and logs that rarely."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from natty.errors import (
 )
 
 START_TIMEOUT = 86_400.0  # seconds that a start waits
-FIRST_PAUSE = 0.25  # seconds before the second try; doubled with every further one
+FIRST_PAUSE = 0.25  # seconds before the second attempt; doubled for each further one
 LONGEST_PAUSE = 5.0
 LOG_AGAIN = 300.0  # seconds until the same reason is logged again
-CLOSED_TRIES = 3  # connections in a row that end without a reason as TLS comes up: an ending server closes one or two
+CLOSED_TRIES = 3  # consecutive TLS handshakes that end without a reason: a stopping server closes one or two
 
 _MAY_PASS = (ConnectError, NotConnectedError, RequestTimeoutError, NoRespondersError, PublishError, StoreError)
 _STAY = (AuthorizationError, ConnectionClosedError, StoreUnreadableError, StoreUnfitError)
@@ -37,9 +37,9 @@ T = TypeVar("T")
 
 
 def may_pass(error: Exception) -> bool:
-    """Tell whether waiting may help: the server or the store is away, overloaded, full, or without a leader.
+    """Return whether waiting may help: the server or the store is not reachable, overloaded, full, or without a leader.
 
-    It does not help where a person must change something: credentials, certificates, permissions, a missing bucket or
+    It does not help if a person must change something: credentials, certificates, permissions, a missing bucket or
     stream, an archive of another stream, or any other fault of the configuration.
     """
     if isinstance(error, JetStreamError):
@@ -50,7 +50,8 @@ def may_pass(error: Exception) -> bool:
 
 
 def pauses() -> Iterator[float]:
-    """Yield the seconds between tries: about twice as many each time, up to LONGEST_PAUSE, other ones for each node."""
+    """Yield the seconds between attempts: about twice as many each time, up to LONGEST_PAUSE, different for each
+    node."""
     pause = FIRST_PAUSE
     while True:
         yield pause * random.uniform(0.5, 1.0)
@@ -58,9 +59,9 @@ def pauses() -> Iterator[float]:
 
 
 class Start:
-    """The start of a node, which waits up to `timeout` seconds in all; 0: it does not.
+    """The start of a node: waits up to `timeout` seconds in total; with 0 it does not wait.
 
-    `lacks` is a sentence that says what it waits for; "" for nothing. The caller sets `over` at the end of the start.
+    `lacks` is a sentence that says what it waits for, or "". The caller sets `over` at the end of the start.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Start:
         self.lacks = ""
         self.over = False
         self._timeout, self._clock, self._sleep = timeout, clock, sleep
-        self._deadline: float | None = None  # from the first failure on
+        self._deadline: float | None = None  # set at the first failure
         self._logged: dict[type[Exception], float] = {}
 
     def __repr__(self) -> str:
@@ -100,12 +101,12 @@ class Start:
 
     @asynccontextmanager
     async def enter(self, make: Callable[[], AbstractAsyncContextManager[T]]) -> AsyncIterator[T]:
-        """Enter what `make` returns, a new one for each try; it raises as `step`."""
+        """Enter the context that `make` returns, a new one for each attempt. Raises the errors of `step`."""
         async with AsyncExitStack() as stack:
             yield await self.step(lambda: stack.enter_async_context(make()))
 
     def _seconds_left(self, error: Exception) -> float:
-        """Return the seconds that are left to wait, NotStarted if there are none."""
+        """Return the seconds that are left to wait. Raises NotStarted if there are none."""
         now = self._clock()
         if self._deadline is None:
             self._deadline = now + self._timeout
@@ -114,7 +115,7 @@ class Start:
         return self._deadline - now
 
     def _note(self, error: Exception) -> None:
-        """Log an error once, and again after LOG_AGAIN seconds; each kind of error has a time of its own."""
+        """Log an error once, and again after LOG_AGAIN seconds; each kind of error has its own time."""
         self.lacks = str(error)
         last, now = self._logged.get(type(error)), self._clock()
         if last is None or now >= last + LOG_AGAIN:

@@ -1,1 +1,1 @@
-"""One process of the fleet: streams' nodes, the leader's tasks, reload, shutdown."""
+"""One process of the fleet: a node for each stream, the leader's tasks, reload, shutdown."""

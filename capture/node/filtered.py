@@ -1,4 +1,4 @@
-"""Finds acknowledged messages that are not stored where only some subjects are captured: by counting, not reading."""
+"""Finds acknowledged messages that are not stored, if only some subjects are captured: counts, and reads few."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from capture.status.progress import Progress
 from natty import Natty, NattyError
 from natty.names import covers
 
-PROBES = 200  # requests of one search, at most; the next search continues
-SPAN = 64  # sequences that are looked at one by one
-MOST = 5000  # messages that one search looks at
+PROBES = 200  # requests for each search, at most; the next search continues
+SPAN = 64  # ranges of at most this many sequences are read one by one
+MOST = 5000  # messages that one search reads, at most
 AT_ONCE = 32
 INACTIVE = 10 * 10**9  # nanoseconds after which the server deletes a consumer that could not be deleted
 
 Count = Callable[[int], Awaitable[int]]
-"""Returns how many messages of the captured subjects a stream has from a sequence on."""
+"""Returns how many messages of the captured subjects a stream has from this sequence up."""
 
 
 class Search:
@@ -36,10 +36,10 @@ class Search:
         return f"Search({dict(self._unasked)})"
 
     async def unstored(self, progress: Progress, found: Coverage, present: Sequences) -> Sequences | None:
-        """Return such messages up to the last acknowledged one, a portion of them.
+        """Return such messages up to the last acknowledged one, a portion at a time.
 
-        None if it is not known: the server does not answer, or other subjects were captured before. `present` is
-        what the stream has up to there.
+        Returns None if the answer is unknown: the server does not answer, or other subjects were captured before.
+        `present` are the sequences that the stream has up to there.
         """
         filters = set(progress.backlog.filters)
         if any({*one.filter_subjects} - filters or not one.filter_subjects for one in progress.asked):
@@ -48,7 +48,7 @@ class Search:
         known = present & (found.held | found.removed)
         doubted = (present & progress.gaps(found)) - self._unasked[progress.stream]
         try:
-            if not progress.work_queue:  # it takes no second consumer, and has hardly anything below the last ack
+            if not progress.work_queue:  # it takes no second consumer, and has few messages below the ack floor
                 count = _count_from(self._natty, progress.stream, sorted(filters))
                 doubted = await narrow(doubted, known, count)
             return await self._read_doubted(progress, list(islice(doubted, MOST)))
@@ -67,15 +67,15 @@ class Search:
 
 
 def is_wanted(progress: Progress, sequence: int, subject: str) -> bool:
-    """Tell whether a message was to be captured, and is of the subjects that are captured now."""
+    """Return whether a message should be captured and has one of the subjects that are captured now."""
     filters = progress.backlog.filters
     return progress.is_asked(sequence, subject) and (">" in filters or covers(filters, subject))
 
 
 async def narrow(doubted: Sequences, known: Sequences, count: Count) -> Sequences:
-    """Return the doubted sequences of ranges in which the stream has more messages than are known.
+    """Return the doubted sequences in ranges in which the stream has more messages than `known`.
 
-    It halves ranges until `SPAN` sequences are left; it makes at most `PROBES` requests.
+    It halves ranges until `SPAN` sequences are left, and makes at most `PROBES` requests.
     """
     counts: dict[int, int] = {}
 

@@ -1,8 +1,8 @@
 """Stores messages that the server counts as acknowledged and that no node has stored: the sweep's leader reads them.
 
 When a purge by subject or a rollup removes a message that was delivered and not acknowledged, nats-server may move the
-consumer's ack floor past other messages that were delivered and not acknowledged. It never delivers these again. The
-stream still has them, and the archive knows exactly which ones they are.
+consumer's ack floor past other messages that were delivered and not acknowledged. The server never delivers these
+again. The stream still has them, and the archive records exactly which sequences it holds.
 """
 
 from __future__ import annotations
@@ -32,20 +32,21 @@ from natty.streams.listing import all_consumers
 from natty.wire.ack import ACK
 from natty.wire.message import RawMessage
 
-PORTION = 5000  # messages that one sweep stores
-PORTION_BYTES = 32 << 20  # after so many bytes of them it leaves the rest to the next one
-AT_ONCE = 32  # messages that are read at once
-DELIVERED = 0  # how often the consumer has delivered a healed message to the node that stores it
-REPLACED = "\ufffd"  # what the server writes for bytes of a subject that are not UTF-8
+PORTION = 5000  # messages that one sweep stores, at most
+PORTION_BYTES = 32 << 20  # a sweep stops after this many bytes and leaves the rest to the next sweep
+AT_ONCE = 32  # messages that are read concurrently
+DELIVERED = 0  # delivery count of a healed message: the consumer has not delivered it to the node that stores it
+REPLACED = "\ufffd"  # the server's replacement for bytes of a subject that are not UTF-8
 
 log = logging.getLogger("capture.heal")
 
 StoreMessages = Callable[[AsyncIterable[Batch], Acknowledger], Awaitable[None]]
-"""Stores messages as a node stores what it reads, and settles them after that; StoreError."""
+"""Stores messages as a node stores delivered ones, and then settles them. Raises StoreError."""
 
 
 class Unstored:
-    """Which acknowledged messages of a stream are not stored, and since when; pure: times are arguments, in seconds."""
+    """Tracks which acknowledged messages of a stream are not stored, and since when. Pure: times are arguments, in
+    seconds."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[float, Sequences]] = []
@@ -55,29 +56,30 @@ class Unstored:
 
     @property
     def all(self) -> Sequences:
-        """All of them."""
+        """All unstored sequences."""
         return Sequences.union_of(some for _, some in self._seen)
 
     def update(self, found: Sequences, now: float) -> None:
-        """Take note of what is not stored at `now`: what was not found any more is forgotten."""
+        """Record the sequences that are unstored at `now`, and forget those that are not in `found` any more."""
         kept = [(since, some & found) for since, some in self._seen]
         kept.append((now, found - Sequences.union_of(some for _, some in kept)))
         self._seen = [(since, some) for since, some in kept if some]
 
     def due(self, now: float, wait: float, held_since: float) -> Sequences:
-        """Return those that no node is going to store: seen for `wait` seconds, and before `held_since`.
+        """Return the sequences that no node is going to store: seen for `wait` seconds, and before `held_since`.
 
         `held_since` is the time since which some node holds its oldest unstored message. A message that the server
-        counts as acknowledged was delivered before it was first seen here: a node that may have it held messages then.
+        counts as acknowledged was delivered before it was first seen here, so a node that may have it already held
+        messages then.
         """
         return Sequences.union_of(some for since, some in self._seen if since <= now - wait and since < held_since)
 
 
 class Healer:
-    """Tends the streams of an archive for as long as one leader's term lasts; `check` raises when it is over.
+    """Heals the streams of an archive during one leader's term; `check` raises when the term is over.
 
     `held_since` returns since when, by `elapsed`, nodes may have held messages that they have not stored; -inf if that
-    can't be told.
+    is unknown.
     """
 
     def __init__(
@@ -94,9 +96,9 @@ class Healer:
         self._check, self._held_since, self._elapsed = check, held_since, elapsed
         self._unstored: dict[str, Unstored] = defaultdict(Unstored)
         self._stranded: dict[str, Unstored] = defaultdict(Unstored)
-        self._left: dict[str, Unstored] = defaultdict(Unstored)  # the stream, unstored
+        self._left: dict[str, Unstored] = defaultdict(Unstored)  # messages that left the stream unstored
         self._gone: dict[str, Sequences] = defaultdict(Sequences)
-        self._acknowledged: dict[str, Sequences] = defaultdict(Sequences)  # again, in interest streams
+        self._acknowledged: dict[str, Sequences] = defaultdict(Sequences)  # acknowledged again, in interest streams
         self._acks = config.ack == EXPLICIT and not config.group
         self._healed: Counter[str] = Counter()
         self._search = Search(natty)
@@ -105,7 +107,8 @@ class Healer:
         return f"Healer({dict(self._unstored)}, {dict(self._healed)})"
 
     async def state(self, progress: Progress, found: Coverage) -> StreamState:
-        """Return how far a stream is captured, having stored what no node has stored; `found` is what is held of it."""
+        """Store the messages that no node has stored, and return how far a stream is captured. `found` is what objects
+        hold."""
         gaps, missing = progress.gaps(found), None
         present: Sequences | None = Sequences()
         if gaps or progress.work_queue or progress.interest:
@@ -124,7 +127,8 @@ class Healer:
         return progress.state(found, missing, self._gone[progress.stream])
 
     async def tend(self, progress: Progress, unstored: Sequences) -> Missing:
-        """Store what no node is going to store, a portion of it; `unstored` is what the stream has and no object."""
+        """Store a portion of the messages that no node is going to store. `unstored` is in the stream and in no
+        object."""
         due = await self._due(self._unstored[progress.stream], unstored, progress.backlog.ack_wait)
         if not due:
             return Missing(awaited=unstored, healed=self._healed[progress.stream])
@@ -138,9 +142,9 @@ class Healer:
         )
 
     async def _account_gone(self, progress: Progress, found: Coverage, present: Sequences) -> None:
-        """Take note of messages that were seen unstored, that the stream has no more, and that no node is to store."""
+        """Count the messages that were seen unstored, have left the stream, and that no node is going to store."""
         stream = progress.stream
-        self._gone[stream] -= found.held  # a node stood still, and stored some after all
+        self._gone[stream] -= found.held  # a node that was stopped for a while has stored some of them after all
         left = self._unstored[stream].all | self._left[stream].all
         left -= present | found.held | found.removed | self._gone[stream]
         gone = await self._due(self._left[stream], left, progress.backlog.ack_wait)
@@ -151,7 +155,8 @@ class Healer:
             log.error(text, len(gone), stream, gone.describe(), progress.removal, extra=extra)
 
     async def release(self, progress: Progress, stranded: Sequences) -> None:
-        """Delete from a work queue what committed objects hold and the consumer has forgotten, as an ack would have."""
+        """Delete from a work queue the messages that committed objects hold and the consumer has forgotten, as an ack
+        would."""
         due = await self._due(self._stranded[progress.stream], stranded, progress.backlog.ack_wait)
         if not due:
             return
@@ -175,9 +180,9 @@ class Healer:
             )
 
     async def _acknowledge(self, progress: Progress, kept: Sequences) -> None:
-        """Acknowledge again, once, what an interest stream keeps although all its consumers are beyond it.
+        """Acknowledge again, once, the messages that an interest stream keeps although all its consumers are past them.
 
-        Committed objects hold these messages: the node that stored them died before it acknowledged them, and the
+        Committed objects hold these messages. The node that stored them died before it acknowledged them, and the
         server has forgotten that it delivered them.
         """
         stream = progress.stream
@@ -215,7 +220,7 @@ class Healer:
         await self._natty.jetstream.request(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence, "no_erase": True})
 
     async def _heal(self, progress: Progress, due: Sequences) -> tuple[Reading, str]:
-        """Store a portion; return what became of it, and why not all is settled."""
+        """Store a portion; return the reading, and why some messages are not settled."""
         reading = Reading(self._natty, self._config, progress, due, self._check)
         if self._store is None:
             return reading, "this node stores nothing"
@@ -240,10 +245,10 @@ class Healer:
 
 
 class Reading:
-    """Messages of a stream by their sequences, as batches to be stored; and where they are settled after that.
+    """Messages of a stream by sequence, as batches to be stored; settles them after that.
 
-    Each is acknowledged as if it had been delivered: a work queue deletes it then, also one that the consumer has
-    forgotten. Where an acknowledgement counts for several messages, none is sent.
+    It acknowledges each message as if it had been delivered. A work queue then deletes the message, even if the
+    consumer has forgotten it. If an acknowledgement would count for several messages, it sends none.
     """
 
     def __init__(
@@ -258,7 +263,8 @@ class Reading:
         return f"Reading({self._progress.stream}, {len(self._wanted)} wanted, {len(self.stored)} stored)"
 
     async def __aiter__(self) -> AsyncIterator[Batch]:
-        """Yield a portion of them, in order. What the stream has no more, or was not to be captured, is settled."""
+        """Yield a portion of the messages, in order. Settle those that have left the stream or should not be
+        captured."""
         size = 0
         for some in _portion(self._wanted):
             self._check()
@@ -270,11 +276,11 @@ class Reading:
                 return
 
     def ack(self, replies: list[bytes]) -> None:
-        """Take note of stored messages, and acknowledge them. Called by `commit.py` alone."""
+        """Record stored messages, and acknowledge them. Only `commit.py` calls this."""
         done = Sequences.from_iterable(Batch([(b"", reply, b"", b"") for reply in replies]).sequences)
         self.stored |= done
         self.settled |= done
-        with contextlib.suppress(NotConnectedError):  # in a work queue it is deleted later: see `Healer.release`
+        with contextlib.suppress(NotConnectedError):  # a work queue deletes it later: see `Healer.release`
             for reply in replies if self._acks else ():
                 self._natty.connection.send(reply, ACK)
 
@@ -294,7 +300,7 @@ class Reading:
         return subject, reply.encode(), message.header_block, message.data
 
     async def _subject(self, message: StoredMessage) -> bytes | None:
-        """Return the subject's bytes: in the server's JSON those that are not UTF-8 are replaced."""
+        """Return the subject's bytes. In its JSON the server replaces bytes that are not UTF-8."""
         if REPLACED not in message.subject:
             return message.subject.encode()
         api = f"{self._natty.jetstream.prefix}.DIRECT.GET.{self._progress.stream}"
@@ -315,10 +321,8 @@ class Reading:
 
 
 async def held_since(board: Board, elapsed: Callable[[], float]) -> float:
-    """Return since when, by `elapsed`, nodes that run may have held messages that they have not stored.
-
-    -inf if that is not known.
-    """
+    """Return since when, by `elapsed`, running nodes may have held messages that they have not stored; -inf if
+    unknown."""
     try:
         return elapsed() - (await board.read()).held_for
     except (CaptureError, NattyError) as error:
@@ -327,13 +331,13 @@ async def held_since(board: Board, elapsed: Callable[[], float]) -> float:
 
 
 async def _all_are_beyond(natty: Natty, stream: str) -> int:
-    """Return up to which sequence all consumers of a stream have acknowledged what they were to get. NattyError."""
+    """Return the sequence up to which all consumers of a stream have acknowledged their messages. Raises NattyError."""
     consumers = await all_consumers(natty.jetstream, stream)
     return min((Position.of([one]).floor for one in consumers.found), default=0) if not consumers.missing else 0
 
 
 def _portion(sequences: Sequences) -> Iterator[list[int]]:
-    """Yield the first of them, as many as one sweep takes, some at a time."""
+    """Yield the first sequences, as many as one sweep stores, in parts."""
     portion = islice(sequences, PORTION)
     while some := list(islice(portion, AT_ONCE)):
         yield some

@@ -41,11 +41,11 @@ Result = TypeVar("Result")
 
 log = logging.getLogger("capture.lead")
 
-RETRY = 300.0  # seconds after which a compaction that failed is tried again, if the next slot does not begin before
-SWEPT_WITHIN = 1.0  # seconds between two looks whether the sweep's leader has made a manifest
+RETRY = 300.0  # seconds after which a failed compaction is tried again, unless the next slot begins earlier
+SWEPT_WITHIN = 1.0  # seconds between two checks whether the sweep's leader has made a manifest
 SWEEPING, RECORDS, COMPACTS = "sweep", "recording of what a restore needs", "compaction"
-"""The tasks, as they are named where one fails."""
-SHOWN = 20  # paths that are published of each kind; the rest is counted
+"""The names of the tasks in messages about failures."""
+SHOWN = 20  # paths of each kind that are published; the others are only counted
 
 
 def policy(config: CaptureConfig) -> Policy:
@@ -66,9 +66,9 @@ def policy(config: CaptureConfig) -> Policy:
 
 @dataclass
 class LoadedExposure:
-    """Publishes the table for other engines, as an Iceberg table. The code for it is loaded with the first file.
+    """Publishes the table for other engines, as an Iceberg table; loads the code for it with the first file.
 
-    It takes a second of imports and 65 MiB, and most leaders of a compaction do not need it.
+    That takes a second of imports and 65 MiB, and most leaders of a compaction do not need it.
     """
 
     store: Store
@@ -77,11 +77,11 @@ class LoadedExposure:
     _loaded: Exposure | None = None
 
     def is_due(self, table: Table, now: float) -> bool:
-        """Tell whether the published table must change. A table that has files was announced before."""
+        """Return whether the published table must change. A table that has files was announced before."""
         return self._loaded is not None and self._loaded.is_due(table, now)
 
     async def expose(self, store: Store, table: Table, *, token: int, now: float) -> Table:
-        """Write the metadata of the table that is about to be committed; return the table with pointers to them."""
+        """Write the metadata of the table that will be committed next; return the table with pointers to them."""
         loaded = await self._for(table)
         return await loaded.expose(store, table, token=token, now=now) if loaded else table
 
@@ -103,7 +103,7 @@ def _exposer(store: Store, rule: Expiry, node: str) -> Exposure:
 
 
 def retention(config: CaptureConfig) -> Retention:
-    """Return the rules of what may be deleted."""
+    """Return the retention rules."""
     return Retention(config.retention, config.limits.interval)
 
 
@@ -111,7 +111,7 @@ def retention(config: CaptureConfig) -> Retention:
 class Duty:
     """The leaders' tasks on one archive. A task that fails is logged and tried again in the next round.
 
-    `failing` has a sentence for each task that failed the last time, while this node leads it.
+    `failing` has a sentence for each task whose last run failed, while this node leads it.
     """
 
     natty: Natty
@@ -122,16 +122,16 @@ class Duty:
     spark_log: Path | None = None
     can_compact: bool = False
     failing: dict[str, str] = field(default_factory=dict)
-    store_messages: StoreMessages | None = None  # as this node stores what it reads
+    store_messages: StoreMessages | None = None  # stores messages as this node stores delivered ones
     elapsed: Callable[[], float] = time.monotonic
 
     @property
     def location(self) -> str:
-        """The archive's URL as this node would write it into the table's metadata."""
+        """The archive's URL as this node writes it into the table's metadata."""
         return archive_location(self.store, self.config.table.location)
 
     async def sweep(self, term: Term) -> None:
-        """Sweep for as long as the term lasts; LeadershipLostError when it ends."""
+        """Sweep until the term ends. Raises LeadershipLostError at its end."""
         sweeps, recording = Sweeps(self, term), TermHead(term, RECORDING, self.config.signer())
         async with self._forget_failures_of(SWEEPING, RECORDS):
             while True:
@@ -141,7 +141,7 @@ class Duty:
                 await asyncio.sleep(self.config.sweep.every)
 
     async def compact(self, term: Term) -> None:
-        """Compact in every slot for as long as the term lasts; LeadershipLostError when it ends.
+        """Compact in every slot until the term ends. Raises LeadershipLostError at its end.
 
         Spark runs under the term: no process of it outlives the deadline, and none is left when this returns.
         """
@@ -157,7 +157,7 @@ class Duty:
                 except NotSwept:
                     await asyncio.sleep(SWEPT_WITHIN)
                     continue
-                if done is None or not done.groups:  # else the slot may have more
+                if done is None or not done.groups:  # otherwise the slot may have more
                     now = self.clock()
                     pause = slots.next(now) - now
                     await asyncio.sleep(min(pause, RETRY) if done is None else pause)
@@ -181,7 +181,7 @@ class Duty:
             raise
         except (CaptureError, NattyError) as error:
             failed = f"the {what} failed: {error}"
-            if self.failing.get(what) != failed:  # logged once while it lasts; capture status shows it
+            if self.failing.get(what) != failed:  # log it once while it lasts; capture status shows it
                 log.error("%s", failed, extra={"action": "duty_failed"})
             self.failing[what] = failed
             return None
@@ -189,7 +189,7 @@ class Duty:
         return done
 
     async def write_recording(self, head: TermHead) -> None:
-        """Record what a restore needs besides messages. Fenced, CaptureError, NattyError."""
+        """Record what a restore needs besides messages. Raises Fenced, CaptureError, NattyError."""
         manifest = await SWEEP.reader(self.natty, self.config.name)()
         await record(
             self.store,
@@ -203,7 +203,7 @@ class Duty:
         )
 
     async def compact_once(self, head: TermHead, engine: Engine, slots: Schedule = AT_ONCE) -> CompactReport:
-        """Compact what is due. Fenced, NotSwept, CaptureError, NattyError."""
+        """Compact what is due. Raises Fenced, NotSwept, CaptureError, NattyError."""
         done = await compact(
             self.store,
             head,
@@ -244,7 +244,7 @@ class Duty:
         return msgspec.structs.replace(self.config.table, location=base_location(table.iceberg) or self.location)
 
     async def _find_difference(self) -> str:
-        """Return how nodes differ in the archive's location, or why that is not known; "" if they agree."""
+        """Return how the nodes differ in the archive's location, or why that is unknown; "" if they agree."""
         try:
             said = (await Board(self.natty, self.config.name).read()).locations
         except (CaptureError, NattyError) as error:
@@ -252,13 +252,14 @@ class Duty:
         return disagreement({**said, self.node: self.location})
 
     async def _earlier_time(self) -> float:
-        """Return the earlier of our time and the server's: nothing expires too early because one of them is ahead."""
+        """Return the earlier of our time and the server's, so that nothing expires too early because one of them is
+        ahead."""
         info = await self.natty.jetstream.request(f"STREAM.INFO.{self.config.stream}")
         return min(self.clock(), server_time(info))
 
 
 class Sweeps:
-    """The sweeps of one term, and what is remembered from one to the next."""
+    """The sweeps of one term, and the state that one sweep leaves to the next."""
 
     def __init__(self, duty: Duty, term: Term) -> None:
         self._duty = duty
@@ -282,9 +283,10 @@ class Sweeps:
         return f"Sweeps({self._term!r})"
 
     async def run(self) -> SweepReport:
-        """Sweep once and publish the archive's state. The progress of streams is read first: see `Progress`.
+        """Sweep once and publish the archive's state. It reads the progress of streams first: see `Progress`.
 
-        Fenced or LeadershipLostError if the term is over; CaptureError. A state that can't be published is logged.
+        Raises Fenced or LeadershipLostError if the term is over, and CaptureError. A state that can't be published is
+        logged.
         """
         duty, config, elapsed = self._duty, self._duty.config, asyncio.get_running_loop().time
         began = elapsed()
@@ -299,7 +301,7 @@ class Sweeps:
             now=now,
             grace=config.sweep.grace,
             node=duty.node,
-            retention=retention(config) if progress else EVERYTHING,  # nothing expires by one clock alone
+            retention=retention(config) if progress else EVERYTHING,  # one clock alone expires nothing
             begins={one.stream: one.first for one in progress},
             trust=config.trust(),
         )
@@ -310,7 +312,8 @@ class Sweeps:
         return report
 
     async def _read_streams(self, report: SweepReport, progress: list[Progress]) -> list[StreamState]:
-        """Return how far each stream is captured, where the server said so. Store what no node has stored."""
+        """Return how far each stream is captured, if the server reports it. Store the messages that no node has
+        stored."""
         picture = picture_of(report)
         if picture.manifest.of_table > picture.table.number:  # the sweep has read an older table
             return [one.state(None, None) for one in progress]
@@ -367,7 +370,7 @@ class Sweeps:
         )
 
     def _log(self, report: SweepReport, streams: list[StreamState], unpublished: list[str]) -> None:
-        """Log what was done; log once what is wrong."""
+        """Log what was done; log each problem once."""
         adopted, expired = report.adopted, report.expired
         if adopted or expired:
             text = "%s swept: %d blocks adopted, %d removed by retention"

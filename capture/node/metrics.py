@@ -18,13 +18,13 @@ from natty.metrics.pages import Guard
 
 
 class NodeCollector(Collector):
-    """Reads the figures of a process's nodes at each scrape: the hot path counts nothing for it."""
+    """Reads the figures of a process's nodes at each scrape, so the hot path counts nothing for it."""
 
     def __init__(self, running: Node | Several) -> None:
         self._running = running
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what a scrape gets: the figures by stream, then those of the client. No label is a subject."""
+        """Yield the figures for each stream, then those of the client. No label is a subject."""
         nodes = _nodes(self._running)
         for what, text in (
             ("messages", "Messages stored and acknowledged."),
@@ -51,7 +51,7 @@ class NodeCollector(Collector):
 def serve(running: Node | Several, address: str, guard: Guard | None = None) -> AbstractAsyncContextManager[int]:
     """While the body runs, serve `/metrics`, `/livez` and `/readyz` on "host:port" (":9100" is every address).
 
-    natty's ConfigError if the address is malformed, or can't be served on.
+    Raises natty's ConfigError if the address is malformed or can't be bound.
     """
     return serve_pages(address, telemetry.pages(lambda: _not_ready(running), NodeCollector(running)), guard)
 
@@ -65,7 +65,7 @@ def _client(nodes: list[Node]) -> Natty | None:
 
 
 def _not_ready(running: Node | Several) -> list[str]:
-    """Return why not every stream is captured now."""
+    """Return for each stream that is not captured now why it is not."""
     nodes = _nodes(running)
     natty = _client(nodes)
     if natty is None:

@@ -1,4 +1,4 @@
-"""Checks, before a node starts, that the store holds the archive's history: compares it with what NATS knows."""
+"""Checks before a node starts that the store holds the archive's history: compares the store with the state in NATS."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ WAYS_ON = (
 
 
 async def check_not_moved(natty: Natty, store: Store, config: CaptureConfig) -> None:
-    """Make sure that the archive's history, if it has one, is in this store. OtherStoreError; it changes nothing.
+    """Check that the archive's history, if it has one, is in this store. Changes nothing. Raises OtherStoreError.
 
-    NATS is read first, the store after it, so that the store has what another node does in between. Stores
-    are compared by what they hold, not by their URLs: a copy is the archive, and so is another spelling.
-
+    It reads NATS first and then the store, so that the store has the changes that another node makes in between. It
+    compares stores by their contents, not by their URLs: a copy is the archive, and so is another spelling of the URL.
     A store that has lost only its newest manifest is damaged, and still the archive's: sweeps report it, nodes run.
     """
     head = await SWEEP.reader(natty, config.name)()
@@ -46,9 +45,10 @@ async def check_not_moved(natty: Natty, store: Store, config: CaptureConfig) -> 
 
 
 async def _has(natty: Natty, store: Store, config: CaptureConfig, head: Head) -> bool:
-    """Tell whether the store holds the chain that the head is of: this manifest, or later ones.
+    """Return whether the store holds the chain of this head: its manifest, or later ones.
 
-    A head that went back, with NATS' disk, names a manifest that was deleted; the next leader takes the newest one.
+    A head that went back, with NATS' disk, names a manifest that was deleted; the next leader takes the newest
+    manifest.
     """
     found = {
         one.path: parts[0] for one in await store.list(Manifest.FOLDER) if (parts := document_parts(Manifest, one.path))
@@ -67,7 +67,7 @@ async def _is_captured(store: Store, stream: str) -> bool:
 
 
 async def _known_store(natty: Natty, config: CaptureConfig) -> str:
-    """Return the URL at which the archive was swept last; "" if that is not published."""
+    """Return the store's URL in the published state of the last sweep; "" if there is none."""
     try:
         state = (await Board(natty, config.name).read()).state
     except (CaptureError, NattyError):

@@ -43,18 +43,18 @@ from natty.errors import ConsumerNotFoundError, StreamNotFoundError
 from natty.names import check_name
 from natty.wire.background import keep_up
 
-LONGEST_TROUBLE = 1000  # characters of a sentence about a failure in the state that the node publishes
+LONGEST_TROUBLE = 1000  # characters of a failure's sentence in the state that the node publishes
 
 log = logging.getLogger("capture.node")
 life = logging.getLogger("capture.run")
-"""Says that a node captures, and what it did: the command line shows both at any level but `error`."""
+"""Logs when a node captures, and what it did: the command line shows both at any level but `error`."""
 
-RETRY_DUTY = 5.0  # seconds before a leader's failed duty is taken up again
+RETRY_DUTY = 5.0  # seconds before a candidate whose task or campaign failed campaigns again
 RELOAD = {"action": "reload"}
 
 
 class Node:
-    """A process of the fleet. It always captures; it sweeps or compacts while it is the elected leader of that."""
+    """A process of the fleet. It always captures; it sweeps or compacts while it is the elected leader for that."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Node:
         load: Callable[[], CaptureConfig] | None = None,
         on_reload: Callable[[CaptureConfig], None] | None = None,
     ) -> None:
-        """`on_store_complete` is called instead of the configured hook, as `capture.ingest.hooks.Hook` says.
+        """`on_store_complete` replaces the configured hook; see `capture.ingest.hooks.Hook`.
 
         `load` reads the configuration again at SIGHUP; without it, SIGHUP keeps its usual meaning. `on_reload` is
         called with the new configuration.
@@ -73,7 +73,7 @@ class Node:
         self.name = config.node or default_node_name()
         self.store: Store = open_store(config.store)
         self.stored: Counter[str] = Counter()
-        self.natty: Natty | None = None  # from when it is connected
+        self.natty: Natty | None = None  # set once it is connected
         self.start = Start(config.start_timeout)
         self._load, self._on_reload = load, on_reload
         self._stopping = Stopping()
@@ -83,7 +83,7 @@ class Node:
         self._duty: Duty | None = None
         self._completions: Hook | None = None  # calls the user's hook
         self._settled = 0  # messages that were stored, or handed back before the stop
-        self._unstored = 0  # the other messages that were read before the stop
+        self._unstored = 0  # messages that were read before the stop and are neither stored nor handed back
         self._in_flight = InFlight(self._blocks, config.slots, stop_on_failure=config.on_store_failure == "stop")
         self._since = time.time()
         self._decode = decoder(config.decoder)
@@ -103,10 +103,12 @@ class Node:
     async def run(self) -> None:
         """Run until SIGTERM or SIGINT; then store and acknowledge what was read, and resign from elections.
 
-        At the start it waits for a server or a store that is away, as `Start` says. A second signal ends the process at
-        once. NattyError if the stream is missing or the server refuses access; StoreError if the store refuses access,
-        or if a block could not be stored and the configuration says to stop; NotStarted if the server or the store did
-        not come in time; NotDrained if messages that were read before the stop could not be stored in time.
+        At the start it waits for a server or a store that is not reachable; see `Start`. A second signal ends the
+        process at once.
+
+        Raises NattyError if the stream is missing or the server refuses access; StoreError if the store refuses access,
+        or if a block could not be stored and the configuration says to stop; NotStarted if the server or the store was
+        not reachable in time; NotDrained if messages that were read before the stop could not be stored in time.
         """
         settings = {"name": f"capture {self.name}", **self.config.nats}
         with reloading(self.reload) if self._load else contextlib.nullcontext():
@@ -115,7 +117,7 @@ class Node:
         self._conclude()
 
     async def run_beside(self, natty: Natty) -> None:
-        """Run until `stop` over a connection that this process shares with other nodes. Raises as `run` does."""
+        """Run until `stop` over a connection that this process shares with other nodes. Raises the errors of `run`."""
         if not self._stopping.requested:
             async with self._stopping.scope(()):
                 await self._work(natty)
@@ -206,7 +208,7 @@ class Node:
                 self._unstored = source.read - self._settled if self._stopping.requested else 0
 
     def _committer(self, acknowledger: Acknowledger, completed: Callable[[Completion], None]) -> Committer:
-        """Return what stores blocks as configured. It calls `completed`, and then the user's hook."""
+        """Return the committer that stores blocks as configured. It calls `completed`, and then the user's hook."""
         config = self.config
         options = CommitOptions(
             node=self.name,
@@ -224,7 +226,7 @@ class Node:
         return Committer(self.store, self.writer, acknowledger, options, layout=self._layout, on_complete=on_complete)
 
     async def _store_messages(self, messages: AsyncIterable[Batch], acknowledger: Acknowledger) -> None:
-        """Store messages that the sweep's leader has read, in the same way as delivered ones. StoreError."""
+        """Store messages that the sweep's leader has read, in the same way as delivered ones. Raises StoreError."""
 
         def completed(completion: Completion) -> None:
             self._count(completion)
@@ -269,7 +271,7 @@ class Node:
             self._settled += completion.count
 
     def reload(self) -> None:
-        """Apply the settings that may change in a running node. A configuration that can't be used changes nothing."""
+        """Apply the settings that may change in a running node. An invalid configuration changes nothing."""
         assert self._load is not None
         try:
             change = plan_reload(self.config, self._load())
@@ -296,7 +298,7 @@ class Node:
         )
 
     async def _campaigns(self, natty: Natty) -> list[asyncio.Task[None]]:
-        """Be a candidate for both leaders' tasks, or for the sweep alone where Spark can't run."""
+        """Start as a candidate for both leaders' tasks, or only for the sweep if Spark can't run."""
         config = self.config
         spark_log = Path(config.log) / f"spark-{self.name}.log" if config.log else None
         duty = self._duty = Duty(natty, self.store, config, self.name, spark_log=spark_log)
@@ -318,7 +320,7 @@ class Node:
         ]
 
     async def _campaign(self, election: Election, work: Callable[[Term], Awaitable[None]]) -> None:
-        """Be a candidate for as long as the node runs. A task that fails is logged, and the election starts again."""
+        """Be a candidate for as long as the node runs. A failing task is logged, and the campaign starts again."""
         name, failure = election.options.name, ""
 
         async def serve(term: Term) -> None:
@@ -333,7 +335,7 @@ class Node:
                 log.error("this node is not a candidate for %s: %s", name, error, extra={"action": "no_leader"})
                 return
             except NattyError as error:
-                if str(error) != failure:  # logged once while it lasts, as a missing permission does
+                if str(error) != failure:  # log it once while it lasts, for example a missing permission
                     log.error("the campaign for %s failed: %s", name, error, extra={"action": "campaign_failed"})
                 failure = str(error)
             except Exception:
@@ -342,7 +344,7 @@ class Node:
 
 
 def _explain_end(error: JetStreamError, config: CaptureConfig) -> str:
-    """Return what to do where the stream or the consumer was deleted while the node read it."""
+    """Return what to do after the stream or the consumer was deleted while the node read it."""
     if isinstance(error, StreamNotFoundError):
         return (
             f"stream {config.stream} was deleted while this node captured it. The captured messages are in the archive:"
@@ -356,7 +358,8 @@ def _explain_end(error: JetStreamError, config: CaptureConfig) -> str:
 
 
 def _check(config: CaptureConfig) -> None:
-    """Check the settings that a node uses only once it has connected, or leads. ConfigError, BadNameError."""
+    """Check the settings that a node uses only after it has connected or been elected. Raises ConfigError,
+    BadNameError."""
     for kind in ("stream", "durable", "group", "member"):
         if name := getattr(config, kind):
             check_name(kind, name)

@@ -17,14 +17,14 @@ from natty import Natty, NattyError
 log = logging.getLogger("capture.several")
 
 RETRY_STREAM = 10.0  # seconds until a stream that failed is tried again
-LEAVE_WITHIN = 10.0  # seconds that nodes have to end after their own time to drain
+LEAVE_WITHIN = 10.0  # seconds that nodes have to end after the deadline of their drain
 
 
 class Several:
     """The nodes of one process. Without `keep_going` the first stream that fails stops all of them, as a signal does.
 
     With `keep_going` the others continue, and a stream that failed, or does not exist yet, is tried again every
-    RETRY_STREAM seconds until the process stops. `failing` says why each of these does not run at the moment.
+    RETRY_STREAM seconds until the process stops. `failing` says for each of these streams why it does not run now.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Several:
         load: Callable[[], Sequence[CaptureConfig]] | None = None,
         on_reload: Callable[[CaptureConfig], None] | None = None,
     ) -> None:
-        """`load` and `on_reload` are as for `Node`: at SIGHUP every node applies what has changed for its stream."""
+        """`load` and `on_reload` are as for `Node`: at SIGHUP every node applies the changes for its stream."""
         self._load, self._on_reload = load, on_reload
         self.nodes = [self._node(config) for config in configs]
         self.failing: dict[str, str] = {}
@@ -47,7 +47,7 @@ class Several:
         return f"Several({self.nodes}, {len(self.failing)} failing)"
 
     async def run(self) -> None:
-        """Run until SIGTERM or SIGINT, as `Node.run` does. Raises the first node's error once all nodes have ended."""
+        """Run until SIGTERM or SIGINT, like `Node.run`. Raises the first node's error once all nodes have ended."""
         first = self.nodes[0]
         settings = {"name": f"capture {first.name}", **first.config.nats}
         with reloading(self.reload) if self._load else contextlib.nullcontext():
@@ -64,7 +64,7 @@ class Several:
         self._stopping.request()
 
     async def _run(self, index: int, natty: Natty) -> None:
-        """Run a node; if it fails and the others continue, replace it by a new one."""
+        """Run a node; if it fails and the others continue, replace it with a new one."""
         while not await self._run_once(self.nodes[index], natty):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RETRY_STREAM):
@@ -77,7 +77,7 @@ class Several:
             del self.failing[node.config.stream]
 
     async def _run_once(self, node: Node, natty: Natty) -> bool:
-        """Run a node until it ends; False if it failed and must be started again."""
+        """Run a node until it ends; return False if it failed and must be started again."""
         try:
             await node.run_beside(natty)
         except (CaptureError, NattyError) as error:
@@ -107,6 +107,6 @@ class Several:
         return max(node.config.drain for node in self.nodes) + LEAVE_WITHIN
 
     def reload(self) -> None:
-        """Let every node apply what has changed for its stream."""
+        """Make every node apply the changes for its stream."""
         for node in self.nodes:
             node.reload()

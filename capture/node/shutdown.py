@@ -8,11 +8,11 @@ import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 
 STOPS = (signal.SIGTERM, signal.SIGINT)
-RELOADS = getattr(signal, "SIGHUP", None)  # Windows has none
+RELOADS = getattr(signal, "SIGHUP", None)  # Windows does not have SIGHUP
 
 
 class Stopping:
-    """The stop of one process; `requested` says whether it shall stop.
+    """The stop of one process; `requested` says whether a stop was requested.
 
     Run the whole process in `async with scope():`, and the part that gets time to end in `with draining(…):`.
     """
@@ -28,7 +28,7 @@ class Stopping:
 
     @contextlib.asynccontextmanager
     async def scope(self, signals: tuple[signal.Signals, ...] = STOPS) -> AsyncIterator[None]:
-        """Run the body until its end or its deadline. At the deadline it is cancelled, and this ends without an error.
+        """Run the body until its end or its deadline. The deadline cancels the body, and this returns without an error.
 
         The signals, by default SIGTERM and SIGINT, request a stop. A second signal ends the process at once, as if
         there were no handler.
@@ -76,12 +76,12 @@ def reloading(reload: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         loop.remove_signal_handler(RELOADS)
-        signal.signal(RELOADS, before)  # nohup had it ignored
+        signal.signal(RELOADS, before)  # nohup had set it to be ignored
 
 
 @contextlib.contextmanager
 def _handling(numbers: tuple[signal.Signals, ...], call: Callable[[], None]) -> Iterator[None]:
-    """While the body runs, the first of these signals calls `call`; from then on they end the process."""
+    """While the body runs, the first of these signals calls `call`; after that they end the process."""
     loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in numbers}
 

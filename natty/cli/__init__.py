@@ -1,4 +1,4 @@
-"""The command line `natty`. It needs the extra `cli`; without it, it says so."""
+"""The command line `natty`. It needs the extra `cli`, and prints that if it is missing."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`natty account`."""
+"""`natty account`: shows the connection and the account's use of JetStream."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _connection(account: Account) -> list[tuple[str, Any]]:
 
 
 def _permission(rule: dict[str, Any] | None) -> str:
-    """Return a rule in words; "" where everything is allowed."""
+    """Return a rule in words; "" if everything is allowed."""
     parts = [("", (rule or {}).get("allow")), ("not ", (rule or {}).get("deny"))]
     return "; ".join(f"{word}{', '.join(sorted(subjects))}" for word, subjects in parts if subjects)
 

@@ -1,3 +1,5 @@
+"""The commands of `natty`, and the options before them."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -13,7 +15,7 @@ from natty_start import command_of
 
 
 class Commands(LateGroup):
-    """The commands of `natty`, with the first sentence of the help of each."""
+    """The commands of `natty`, each with the first sentence of its help."""
 
     places: ClassVar = {
         "doctor": Place(
@@ -51,14 +53,14 @@ class Commands(LateGroup):
 
 
 def make_app() -> typer.Typer:
-    """Return the command line, whose commands are imported when they are used."""
+    """Return the command line. Its commands are imported when they are used."""
     app = typer.Typer(
         cls=Commands,
         help="JetStream from the command line.",
         no_args_is_help=True,
         add_completion=True,
         rich_markup_mode=None,
-        pretty_exceptions_show_locals=False,  # settings have passwords
+        pretty_exceptions_show_locals=False,  # settings contain passwords
     )
     app.callback()(options)
     return app
@@ -81,7 +83,7 @@ def options(
 
 
 def prepare(arguments: Sequence[str]) -> Callable[[], None]:
-    """Import what these arguments call, and return the function that runs it."""
+    """Import the command that these arguments call, and return the function that runs it."""
     if place := Commands.places.get(command_of(arguments)):
         place.load()
     return main_of(make_app(), "natty", NattyError)

@@ -1,4 +1,4 @@
-"""What several commands ask and read: a yes before destruction, what is missing, durations, sizes, headers, lines."""
+"""Input of several commands: confirmations, missing values, durations, sizes, headers, lines."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ T = TypeVar("T")
 Force = Annotated[bool, typer.Option("--force", "-f", help="Do not ask.")]
 
 _READ_BYTES = 64 * 1024
-_AHEAD = 4  # reads that wait to be published
+_AHEAD = 4  # reads that may wait until they are published
 
 
 class MissingFlagError(typer.BadParameter):
-    """What is needed was not given; exit status 2."""
+    """A required value was not given; exit status 2."""
 
     def format_message(self) -> str:
-        """Return the sentence as it is: it names the flag."""
+        """Return the sentence unchanged: it names the flag."""
         return self.message
 
 
 def confirm(question: str, *, force: bool) -> None:
-    """Return if the answer is yes, or with `force`. Aborts on no; ConfigError where there is no terminal to ask on."""
+    """Return if the answer is yes, or with `force`. Aborts on no; raises ConfigError if there is no terminal to ask
+    on."""
     if force:
         return
     if not sys.stdin.isatty():
@@ -40,12 +41,12 @@ def confirm(question: str, *, force: bool) -> None:
 
 
 def on_terminal() -> bool:
-    """Whether there is somebody to ask."""
+    """Return whether standard input is a terminal, so that questions can be asked."""
     return sys.stdin.isatty()
 
 
 def needed(given: T | None, flag: str, question: str, parse: Callable[[str], T]) -> T:
-    """Return what was given, else ask for it. Usage error that names the flag where there is no terminal to ask on."""
+    """Return the given value, or ask for it. Without a terminal, raises a usage error that names the flag."""
     if given is not None:
         return given
     if not on_terminal():
@@ -54,9 +55,9 @@ def needed(given: T | None, flag: str, question: str, parse: Callable[[str], T])
 
 
 def ask(question: str, parse: Callable[[str], T], *, default: str = "", choices: Sequence[str] = ()) -> T:
-    """Ask on the terminal until `parse` takes the answer; the question goes to standard error, output stays clean.
+    """Ask on the terminal until `parse` accepts the answer. The question is written to standard error.
 
-    An empty answer is the default. Of choices, shown with numbers, the number is an answer too. Abort at the end of
+    An empty answer is the default. Choices are shown with numbers; the number is an answer, too. Aborts at the end of
     input.
     """
     for place, choice in enumerate(choices, start=1):
@@ -76,7 +77,7 @@ def ask(question: str, parse: Callable[[str], T], *, default: str = "", choices:
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
-    """Return a parser that takes these words and no other, in either case."""
+    """Return a parser that accepts only these words, in either case."""
 
     def parse(text: str) -> str:
         if text.lower() not in choices:
@@ -87,7 +88,7 @@ def one_of(*choices: str) -> Callable[[str], str]:
 
 
 def number(text: str) -> int:
-    """Return a whole number above zero. Usage error if it is none."""
+    """Return a whole number above zero. Raises a usage error if it is not one."""
     if not (text.isascii() and text.isdecimal() and int(text)):
         raise typer.BadParameter(f"{text!r} is no number from 1 on")
     return int(text)
@@ -102,7 +103,7 @@ def _chosen(answer: str, choices: Sequence[str]) -> str:
 
 
 def seconds(text: str) -> float:
-    """Return the seconds of a duration as people write it: 500ms, 30s, 1h30m, 7d. Usage error if it is none."""
+    """Return the seconds of a duration such as 500ms, 30s, 1h30m, 7d. Raises a usage error if it is not one."""
     try:
         return parse_duration(text)
     except ValueError as error:
@@ -110,7 +111,7 @@ def seconds(text: str) -> float:
 
 
 def size(text: str) -> int:
-    """Return the bytes of a size as people write it: 512, 64KB, 1GiB; powers of 1024. Usage error if it is none."""
+    """Return the bytes of a size such as 512, 64KB, 1GiB; powers of 1024. Raises a usage error if it is not one."""
     try:
         return parse_size(text)
     except ValueError as error:
@@ -118,7 +119,8 @@ def size(text: str) -> int:
 
 
 def headers_of(given: list[str]) -> dict[str, str | list[str]]:
-    """Return headers given as `Name: value`; a repeated name keeps every value. Usage error if one is none."""
+    """Return headers given as `Name: value`; a repeated name keeps every value. Raises a usage error if one is not
+    valid."""
     headers: dict[str, list[str]] = {}
     for one in given:
         name, colon, value = one.partition(":")
@@ -135,9 +137,9 @@ def headers_of(given: list[str]) -> dict[str, str | list[str]]:
 
 
 async def lines_of_stdin() -> AsyncIterator[bytes]:
-    """Yield the lines of standard input without their ends, as they come.
+    """Yield the lines of standard input without their ends, as they arrive.
 
-    Read by a thread that nobody waits for: a command that is interrupted must end, whatever the other side does.
+    A thread reads them that is never joined: an interrupted command must end, whatever the other side does.
     """
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[bytes] = asyncio.Queue(_AHEAD)

@@ -1,4 +1,4 @@
-"""`natty bench`."""
+"""`natty bench`: measures publishing and consuming."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def _bench(settings: dict[str, Any], count: int, size: int, stream_setting
 
 
 def _end_as_interrupted() -> None:
-    """Have SIGTERM end it as Ctrl-C does: the stream must not stay."""
+    """Make SIGTERM end the command as Ctrl-C does, so that the stream is deleted."""
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
 
 
@@ -100,7 +100,7 @@ async def _publish(natty: Natty, stream: str, subject: str, body: bytes, count: 
 
 
 async def _consume(natty: Natty, stream: str, policy: str, count: int) -> None:
-    """Take and acknowledge them all; the time ends when the server has every ack."""
+    """Take and acknowledge all messages; the time ends when the server has every ack."""
     pull, taken = natty.pull(stream, policy), 0
     async with aclosing(pull.__aiter__()) as batches:
         async for batch in batches:

@@ -1,4 +1,4 @@
-"""What `natty doctor` thinks of what it found. Pure: facts in, findings out."""
+"""Evaluates what `natty doctor` found. Pure: facts in, findings out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from natty.config.units import NANOSECONDS
 from natty.wire.servers import NEEDS, text_of
 
 SKEW_WARN, SKEW_FAIL = 1.0, 30.0  # seconds between two clocks
-SILENT = 5.0  # seconds without a word from a replica; its leader hears from it every second
+SILENT = 5.0  # seconds without a sign of life from a replica; its leader hears from it every second
 NEARLY_FULL = 0.8  # of a limit
 CERTIFICATE_WARN = 7.0  # days before it ends
 ACK_WAIT_SHORT, ACK_WAIT_LONG = 2.0, 3600.0  # seconds
@@ -35,7 +35,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     check: str
     status: Status
@@ -43,7 +43,7 @@ class Finding:
 
 
 def check_version(version: tuple[int, ...]) -> Finding:
-    """Say what this server is too old for."""
+    """Report the features that this server is too old for."""
     text = text_of(version)
     if missing := [f"{name} ({need})" for name, need in NEEDS.items() if not need.met_by(version)]:
         return Finding("version", Status.WARN, f"{text} is too old for {', '.join(missing)}")
@@ -51,7 +51,7 @@ def check_version(version: tuple[int, ...]) -> Finding:
 
 
 def check_limits(account: Mapping[str, Any]) -> list[Finding]:
-    """Compare what the account uses with what it may."""
+    """Compare what the account uses with its limits."""
     findings = []
     for tier, used in (account.get("tiers") or {"": account}).items():
         for name, limit_name in _LIMITS.items():
@@ -64,7 +64,7 @@ def check_limits(account: Mapping[str, Any]) -> list[Finding]:
 
 
 def check_streams(streams: Iterable[Mapping[str, Any]], missing: Iterable[str] = ()) -> list[Finding]:
-    """Look for replicas that are lost or late, and for streams that will soon refuse messages."""
+    """Find replicas that are lost or late, and streams that will soon refuse messages."""
     findings = [Finding("replicas", Status.FAIL, f"nobody answers for stream {name}") for name in missing]
     looked_at = list(streams)
     for one in looked_at:
@@ -76,7 +76,7 @@ def check_streams(streams: Iterable[Mapping[str, Any]], missing: Iterable[str] =
 
 
 def check_consumers(consumers: Iterable[Mapping[str, Any]], missing: Iterable[str] = ()) -> list[Finding]:
-    """Look for lost replicas, and for settings and positions that stall or repeat messages."""
+    """Find lost replicas, and settings and positions that delay or repeat messages."""
     findings = [Finding("replicas", Status.FAIL, f"nobody answers for consumer {name}") for name in missing]
     looked_at = list(consumers)
     for one in looked_at:
@@ -87,7 +87,7 @@ def check_consumers(consumers: Iterable[Mapping[str, Any]], missing: Iterable[st
 
 
 def check_clock(skews: Mapping[str, tuple[float, float]]) -> list[Finding]:
-    """Compare clocks: server → (its time minus ours, how far that may be wrong), seconds."""
+    """Compare clocks: server → (its time minus ours, the possible error), in seconds."""
     if not skews:
         return [Finding("clock", Status.OK, "not compared: there is no stream to ask")]
     findings = []
@@ -101,7 +101,7 @@ def check_clock(skews: Mapping[str, tuple[float, float]]) -> list[Finding]:
 
 
 def check_certificate(whose: str, ends: datetime, now: datetime) -> Finding:
-    """Say how long a certificate is still valid."""
+    """Report how long a certificate is still valid."""
     days = (ends - now).total_seconds() / 86400
     if days < 0:
         return Finding("certificate", Status.FAIL, f"{whose} ended on {ends:%Y-%m-%d %H:%M} UTC: renew it")
@@ -120,7 +120,7 @@ def _replicas(name: str, one: Mapping[str, Any]) -> list[Finding]:
         findings.append(Finding("replicas", Status.FAIL, f"{name} has no leader"))
     for replica in cluster.get("replicas") or []:
         silent = replica.get("active", 0) / NANOSECONDS
-        if replica.get("offline") or silent > SILENT:  # a killed server is only silent: nobody calls it offline
+        if replica.get("offline") or silent > SILENT:  # a killed server is only silent, not offline
             text = f"{name} has lost its replica on {replica['name']}, silent for {silent:.0f} s"
             findings.append(Finding("replicas", Status.FAIL, text))
         elif not replica.get("current", True):

@@ -1,4 +1,4 @@
-"""Which stream a command is about: the name that was given, else one of those that there are."""
+"""Which stream or consumer a command is for: the given name, or one that the user chooses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ StreamName = Annotated[
 
 
 def stream_of(nats: dict[str, Any], given: str | None) -> str:
-    """Return the stream's name, checked; where none was given, ask which one. Usage error without a terminal."""
+    """Return the stream's name, checked; if none was given, ask for one. Raises a usage error without a terminal."""
     if given is None and on_terminal():
         given = _choose(
             "Stream", run_async(_stream_names(nats)), "there is no stream yet; make one with `natty stream add`"
@@ -29,7 +29,7 @@ def stream_of(nats: dict[str, Any], given: str | None) -> str:
 
 
 def consumer_of(nats: dict[str, Any], stream: str, given: str | None) -> str:
-    """Return the consumer's name, checked; where none was given, ask which one. Usage error without a terminal."""
+    """Return the consumer's name, checked; if none was given, ask for one. Raises a usage error without a terminal."""
     if given is None and on_terminal():
         names = run_async(_consumer_names(nats, stream))
         given = _choose("Consumer", names, f"stream {stream} has no consumer; make one with `natty consumer add`")

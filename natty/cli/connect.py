@@ -1,4 +1,4 @@
-"""Options that many commands share: the connection's, the same everywhere and named as in the `nats` tool."""
+"""Options that many commands share: those of the connection, with the same names as in the `nats` tool."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ _OPTIONS: dict[str, Any] = {
 
 
 def options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the connection's options; it gets those that were given as `nats`, keywords of `Natty`."""
+    """Add the connection's options to a command; it gets the given ones as `nats`, keywords of `Natty`."""
     return injected("nats", _OPTIONS)(command)
 
 
 def injected(keyword: str, table: Mapping[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of a table, name → annotation; it gets those that were given as one dictionary."""
+    """Add the options of a table, name → annotation, to a command; it gets the given ones as one dictionary."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)

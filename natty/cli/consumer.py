@@ -1,4 +1,4 @@
-"""`natty consumer`."""
+"""`natty consumer`: lists, shows, deletes and pauses consumers."""
 
 from __future__ import annotations
 

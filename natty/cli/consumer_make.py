@@ -1,4 +1,4 @@
-"""`natty consumer add` and `natty consumer edit`."""
+"""`natty consumer add` and `natty consumer edit`: create and change durable pull consumers."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _refuse_others(*, ephemeral: bool, target: str | None) -> None:
 
 @dataclass(frozen=True)
 class _Question:
-    """A question for an option that was not given: its text, its parser, and the answer that Enter stands for."""
+    """A question for an option that was not given: its text, its parser, and the default answer."""
 
     option: str
     text: str
@@ -167,7 +167,7 @@ async def _add(settings: dict[str, Any], stream: str, consumer: str, wanted: Con
 
 
 async def _plan(settings: dict[str, Any], stream: str, consumer: str, wanted: ConsumerConfig) -> Plan:
-    """Return what would change. ConfigError for a contradiction, ConsumerExistsError for a fixed setting."""
+    """Return what would change. Raises ConfigError for a contradiction, ConsumerExistsError for a fixed setting."""
     async with Natty(**settings) as natty, naming_nearest(natty.jetstream, stream, consumer):
         of_stream = (await stream_info(natty.jetstream, stream))["config"]
         config = (await consumer_info(natty.jetstream, stream, consumer))["config"]
@@ -181,7 +181,7 @@ async def _plan(settings: dict[str, Any], stream: str, consumer: str, wanted: Co
 
 
 def _kept(config: ServerConsumerConfig) -> ConsumerConfig:
-    """Return the settings of a consumer that new ones could contradict; durations in seconds."""
+    """Return the settings of a consumer that new ones may contradict; durations in seconds."""
     if config["ack_policy"] == "none":
         return {"ack_policy": "none"}
     waits: list[float | str] = [one / NANOSECONDS for one in config.get("backoff") or []]

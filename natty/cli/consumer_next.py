@@ -1,4 +1,4 @@
-"""`natty consumer next`."""
+"""`natty consumer next`: takes, prints and answers messages."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Answer = Callable[[Message], object]
 
 @dataclass(frozen=True, kw_only=True)
 class _Wish:
-    """Which messages to take, and how to answer each of them."""
+    """Which messages to take, and how to answer them."""
 
     stream: str
     consumer: str
     count: int
     timeout: float
     answer: Answer | None
-    wait: float  # seconds at most between printing and answering
+    wait: float  # maximum seconds between printing and answering
     form: Form
 
 
@@ -93,7 +93,7 @@ def next_messages(
 def _answer(
     *, ack: bool | None, nak: bool, delay: float | None, term: bool, reason: str, in_progress: bool
 ) -> Answer | None:
-    """Return the answer to each message. Usage error for two answers, or for half of one."""
+    """Return the answer to each message. Raises a usage error for two answers, or for an incomplete one."""
     given = {"--ack": ack, "--nak": nak, "--term": term, "--in-progress": in_progress}
     if len(named := [name for name, wanted in given.items() if wanted]) > 1:
         raise typer.BadParameter(f"{' and '.join(named)} contradict each other: give one of them")

@@ -1,4 +1,4 @@
-"""Rows and facts about consumers, made from the server's answers. Pure."""
+"""Formats the server's answers about consumers as rows and facts. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def list_rows(listing: Listing[ConsumerInfo], now: datetime) -> Rows:
 
 
 def report_rows(listing: Listing[ConsumerInfo], stored: int, *, raw: bool) -> Rows:
-    """Return the columns and rows of `report`, of a stream with so many messages; `raw` numbers are bare."""
+    """Return the columns and rows of `report`, for a stream with `stored` messages; `raw` numbers are not formatted."""
     rows: list[tuple[Any, ...]] = []
     for one in listing.found:
         config, waiting = one["config"], one["num_pending"]
@@ -42,20 +42,20 @@ def report_rows(listing: Listing[ConsumerInfo], stored: int, *, raw: bool) -> Ro
 
 
 def kind_of(config: Mapping[str, Any]) -> str:
-    """Return what kind of consumer it is: durable pull, or one of another client."""
+    """Return the kind of a consumer: durable pull, or one of another client."""
     lasting = "durable" if config.get("durable_name") else "ephemeral"
     return f"{lasting} {'push' if config.get('deliver_subject') else 'pull'}"
 
 
 def since(moment: str | None, now: datetime) -> str:
-    """Return how long ago a moment was, as the server writes it; "never" if there was none."""
+    """Return how long ago a time in the server's format was; "never" if there is none."""
     if not moment:
         return "never"
     return f"{show_duration(max(0, round((nanoseconds_of(now) - parse_time(moment)) / 1e9)))} ago"
 
 
 def facts_of(told: Mapping[str, Any], now: datetime) -> list[tuple[str, Any]]:
-    """Return the facts of a consumer, names and values."""
+    """Return the facts about a consumer, as names and values."""
     return [*_settings(told["config"]), *_state(told, now)]
 
 
@@ -129,7 +129,7 @@ def _limit(config: Mapping[str, Any], name: str) -> str:
 
 
 def _cluster(one: Mapping[str, Any]) -> str:
-    """Return the leader with a star, then the replicas; a mark for one that is behind or offline."""
+    """Return the leader with a star, then the replicas, with a mark for each that is behind or offline."""
     cluster = one.get("cluster") or {}
     names = [f"{cluster['leader']}*"] if cluster.get("leader") else []
     for replica in cluster.get("replicas") or []:

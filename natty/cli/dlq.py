@@ -1,4 +1,4 @@
-"""`natty dlq`: look at dead letters, retry them, remove them."""
+"""`natty dlq`: lists and shows dead letters, retries them, removes them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from natty.consuming.dead_letters import LETTERS, Retried
 
 app = typer.Typer(help="Dead letters.", no_args_is_help=True)
 
-LISTED = 50  # letters that `ls` shows unless told otherwise
-SHOWN_CHARACTERS = 4096  # of a payload, to people; `--json` has all of it
+LISTED = 50  # letters that `ls` shows by default
+SHOWN_CHARACTERS = 4096  # of a payload as text; `--json` prints all of it
 SHOWN_REFUSALS = 5
 COLUMNS = ("letter", "buried", "stream", "sequence", "consumer", "subject", "bytes", "reason")
 NUMBERS = ("letter", "sequence", "bytes")
@@ -164,7 +164,7 @@ async def _purge(
 
 
 def facts_of(letter: Letter) -> dict[str, Any]:
-    """Return what a list shows of a letter: everything but the traceback, the headers and the payload."""
+    """Return the fields that a list shows of a letter: everything but the traceback, the headers and the payload."""
     return {
         "letter": letter.sequence,
         "buried": letter.buried,
@@ -183,7 +183,7 @@ def facts_of(letter: Letter) -> dict[str, Any]:
 
 
 def payload_of(data: bytes) -> dict[str, str]:
-    """Return `{"payload": text}`, or `{"payload_hex": digits}` for what is no UTF-8."""
+    """Return `{"payload": text}`, or `{"payload_hex": digits}` if it is not UTF-8."""
     try:
         return {"payload": data.decode()}
     except UnicodeDecodeError:
@@ -191,7 +191,7 @@ def payload_of(data: bytes) -> dict[str, str]:
 
 
 def shown(data: bytes) -> str:
-    """Return the beginning of a payload for people's eyes: as text if it is UTF-8, else as hexadecimal digits."""
+    """Return the beginning of a payload for display: as text if it is UTF-8, otherwise as hexadecimal digits."""
     payload = payload_of(data)
     if "payload" in payload:
         text, size = printable(payload["payload"][:SHOWN_CHARACTERS], also="\n\t"), len(payload["payload"])
@@ -219,7 +219,7 @@ def _cell(value: Any) -> Text:
 
 def _print_letter(letter: Letter) -> None:
     console = PlainConsole()
-    console.soft_wrap = True  # a payload is as it is
+    console.soft_wrap = True  # a payload is printed unchanged
     facts = Table(show_header=False, box=None, pad_edge=False)
     for name, value in facts_of(letter).items():
         if value not in ("", None):

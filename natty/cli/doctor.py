@@ -1,3 +1,5 @@
+"""`natty doctor`: checks the connection, the server, streams, consumers, clocks and certificates."""
+
 from __future__ import annotations
 
 import asyncio
@@ -23,7 +25,7 @@ from natty.streams import ConsumerInfo, StreamInfo, stream_info
 from natty.streams.listing import all_consumers, all_streams
 from natty.streams.stranded import stranded
 
-LOOK_AGAIN = 2.0  # seconds between two looks at what seems stranded
+LOOK_AGAIN = 2.0  # seconds between two checks of messages that seem stranded
 _STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold red"}
 
 
@@ -38,7 +40,7 @@ def doctor(
 
 
 def tell(facts: dict[str, Any], findings: list[Finding], *, as_json: bool) -> None:
-    """Print facts and findings; exit status 1 if one of these says that something is wrong."""
+    """Print facts and findings; exit with status 1 if a finding is a failure."""
     if as_json:
         print_document(facts | {"checks": [asdict(one) for one in findings]})
     else:
@@ -48,7 +50,7 @@ def tell(facts: dict[str, Any], findings: list[Finding], *, as_json: bool) -> No
 
 
 def _show(facts: dict[str, Any], findings: list[Finding]) -> None:
-    """Print facts, then findings, each with its status before it."""
+    """Print facts, then findings, each with its status first."""
     console = Console(highlight=False)
     for name, value in facts.items():
         console.print(printable(f"      {name}: {value}"), markup=False, soft_wrap=True)
@@ -87,7 +89,7 @@ async def _jetstream(natty: Natty) -> list[Finding]:
             name = stream["config"]["name"]
             try:
                 listing = await all_consumers(natty.jetstream, name)
-            except StreamNotFoundError:  # deleted meanwhile
+            except StreamNotFoundError:  # deleted in the meantime
                 continue
             consumers += listing.found
             missing += [f"{consumer} of stream {name}" for consumer in listing.missing]
@@ -104,16 +106,16 @@ async def _jetstream(natty: Natty) -> list[Finding]:
 async def _stranded(
     natty: Natty, streams: list[StreamInfo], consumers: list[ConsumerInfo]
 ) -> tuple[dict[tuple[str, str], list[int]], dict[tuple[str, str], str]]:
-    """Look twice at the consumers of work queues: what a cluster is about to delete is gone at the second look.
+    """Check the consumers of work queues twice: messages that a cluster is about to delete are gone the second time.
 
-    Return what is stranded, and why others could not be looked at, each by (stream, consumer).
+    Return the stranded messages, and why others could not be checked, each by (stream, consumer).
     """
     unknown: dict[tuple[str, str], str] = {}
 
     async def look(key: tuple[str, str]) -> list[int]:
         try:
             return await stranded(natty.jetstream, *key)
-        except (ConsumerNotFoundError, StreamNotFoundError):  # deleted meanwhile
+        except (ConsumerNotFoundError, StreamNotFoundError):  # deleted in the meantime
             return []
         except NattyError as error:
             unknown[key] = str(error)
@@ -130,14 +132,14 @@ async def _stranded(
 
 
 async def _skews(natty: Natty, streams: list[StreamInfo]) -> dict[str, tuple[float, float]]:
-    """Ask each server that leads a stream for its time."""
+    """Request the time of each server that leads a stream."""
     asked = {(stream.get("cluster") or {}).get("leader", "the server"): stream["config"]["name"] for stream in streams}
     skews = {}
     for server, stream in asked.items():
         sent = time.time()
         try:
             answer = await stream_info(natty.jetstream, stream)
-        except StreamNotFoundError:  # deleted meanwhile
+        except StreamNotFoundError:  # deleted in the meantime
             continue
         received = time.time()
         told = parse_time(answer["ts"]) / 1e9

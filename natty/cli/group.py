@@ -1,4 +1,4 @@
-"""`natty group`: partitioned consumer groups, with the verbs and other names of synadia's `cg`."""
+"""`natty group`: partitioned consumer groups, with the verbs of synadia's `cg` and its other names for them."""
 
 from __future__ import annotations
 

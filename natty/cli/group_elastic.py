@@ -1,4 +1,4 @@
-"""What only `natty group elastic` has: making a group, and changing who is in it."""
+"""The commands that only `natty group elastic` has: create a group, and change its members."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ async def _change(
 
 
 def _show(change: Change, named: list[str], verb: str, otherwise: str, as_json: bool) -> None:
-    """Print who was added or dropped, and who of those named was not; then who is listed now."""
+    """Print the members that were added or dropped, the named ones that were not, and the current members."""
     done = change.added or change.dropped
     record = change.after
     if as_json:

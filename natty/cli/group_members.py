@@ -1,4 +1,4 @@
-"""`natty group … consume|prompt|auto|lag|watch`: taking part in a group, and looking at one at work."""
+"""`natty group … consume|prompt|auto|lag|watch`: read as a member, and watch a group."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _HELP = "the commands of `natty group`, without its first words; static, elastic
 
 
 def add_commands(apps: Mapping[Kind, typer.Typer]) -> None:
-    """Add what members do, and what shows them at work, to the commands of each kind of group."""
+    """Add to each kind of group the commands that read as a member, and those that show the members' progress."""
     for kind in apps:
         _add(kind, apps)
 
@@ -198,7 +198,7 @@ _COUNTS = ("instances", "unacked", "lag")
 
 
 def _prompt(apps: Mapping[Kind, typer.Typer], kind: Kind, nats: dict[str, Any], sleep: str) -> None:
-    """Run lines as commands of this kind of group. An error is told, and the prompt goes on."""
+    """Run lines as commands of this kind of group. After an error, print it and continue."""
     flags = [word for name, value in nats.items() for word in (_FLAGS[name], str(value))]
     while True:
         print(f"[{kind}]> ", end="", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What `natty group static` and `natty group elastic` have in common."""
+"""The commands that `natty group static` and `natty group elastic` share."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Force = Annotated[bool, typer.Option("--force", "-f", help="Do not ask.")]
 
 
 def named(app: typer.Typer, name: str, *aliases: str) -> Callable[[C], C]:
-    """Give a command its name, and the other names that `cg` knows it by, which help does not list."""
+    """Register a command under its name, and under its other names in `cg`, which the help does not list."""
 
     def register(command: C) -> C:
         app.command(name)(command)
@@ -48,7 +48,7 @@ def named(app: typer.Typer, name: str, *aliases: str) -> Callable[[C], C]:
 
 
 def add_shared(app: typer.Typer, kind: Kind) -> None:
-    """Add the commands that static and elastic groups have both."""
+    """Add the commands that static and elastic groups share."""
 
     @named(app, "ls", "list")
     @connect.options
@@ -107,12 +107,12 @@ def add_shared(app: typer.Typer, kind: Kind) -> None:
 
 
 def admin_of(natty: Natty, kind: Kind, stream: str, group: str) -> Admin:
-    """Return the administration of a group. BadGroupError for names that can't be."""
+    """Return the administration of a group. Raises BadGroupError for invalid names."""
     return ADMINS[kind](natty.jetstream, stream, group)
 
 
 def facts_of(record: Record) -> dict[str, Any]:
-    """Return a group's settings for JSON, its members left out."""
+    """Return a group's settings for JSON, without its members."""
     facts: dict[str, Any] = {"partitions": record.partitions, "filters": list(record.subjects)}
     if isinstance(record, ElasticRecord):
         keyed = record.partitioning_filters()
@@ -127,7 +127,7 @@ def fields_of(state: MemberState) -> dict[str, Any]:
 
 
 def show_record(kind: Kind, stream: str, group: str, record: Record, as_json: bool) -> None:
-    """Print a group that was just made."""
+    """Print a new group."""
     facts = {"stream": stream, "group": group, "kind": kind, **facts_of(record)}
     if as_json:
         print_document(facts | {"members": list(record.member_names)})
@@ -138,7 +138,8 @@ def show_record(kind: Kind, stream: str, group: str, record: Record, as_json: bo
 def partitioning_filter(text: str) -> PartitioningFilter:
     """Return a filter written as `SUBJECT` or `SUBJECT:1,2`, the numbers of the wildcards that are the key.
 
-    Usage error for what follows the last colon and is none. `SUBJECT:` is a subject with a colon in it.
+    Raises a usage error if the text after the last colon is not such numbers. `SUBJECT:` is a subject with a colon in
+    it.
     """
     subject, colon, numbers = text.rpartition(":")
     if not colon:
@@ -147,7 +148,7 @@ def partitioning_filter(text: str) -> PartitioningFilter:
 
 
 def mappings_of(texts: list[str]) -> dict[str, tuple[int, ...]]:
-    """Return mappings written as `MEMBER:0,1,2`. Usage error for one that isn't, or for a member named twice."""
+    """Return mappings written as `MEMBER:0,1,2`. Raises a usage error for an invalid one, or a member named twice."""
     found: dict[str, tuple[int, ...]] = {}
     for text in texts:
         member, colon, numbers = text.rpartition(":")
@@ -160,7 +161,7 @@ def mappings_of(texts: list[str]) -> dict[str, tuple[int, ...]]:
 
 
 def numbers_of(text: str, whole: str, form: str) -> tuple[int, ...]:
-    """Return numbers that are separated by commas. Usage error naming the form."""
+    """Return numbers that are separated by commas. Raises a usage error that names the form."""
     try:
         return tuple(int(one) for one in text.split(","))
     except ValueError:
@@ -224,7 +225,7 @@ async def _info(
 
 
 async def _doomed(settings: dict[str, Any], kind: Kind, stream: str, group: str) -> str:
-    """Return what would be deleted. GroupNotFoundError if there is nothing."""
+    """Return a description of what would be deleted. Raises GroupNotFoundError if there is nothing."""
     async with Natty(**settings) as natty:
         admin = admin_of(natty, kind, stream, group)
         buffered = await admin.buffered() if isinstance(admin, ElasticAdmin) else None

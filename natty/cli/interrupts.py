@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP end a command as Ctrl-C does: what it began is cleaned up, and its status names the signal."""
+"""SIGTERM and SIGHUP end a command as Ctrl-C does: it cleans up, and its exit status names the signal."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-SIGNALED = 128  # plus the signal's number: the exit status, as shells have it
+SIGNALED = 128  # plus the signal's number: the exit status, as in shells
 TAKEN = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 class Interrupts:
-    """The signals of one run of a command line; `number` is the one that ended it, SIGINT if none of ours did."""
+    """The signals of one run of a command line; `number` is the one that ended it, or SIGINT."""
 
     def __init__(self) -> None:
         self.number: int = signal.SIGINT
@@ -28,12 +28,12 @@ class Interrupts:
 
     @property
     def sentence(self) -> str:
-        """What is said of it."""
+        """The sentence that reports it."""
         return "interrupted" if self.number == signal.SIGINT else f"ended by {signal.Signals(self.number).name}"
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Meanwhile, SIGTERM and SIGHUP are as Ctrl-C, unless they are ignored, or somebody handles them."""
+        """While the body runs, SIGTERM and SIGHUP work as Ctrl-C, unless they are ignored or have another handler."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -49,7 +49,7 @@ class Interrupts:
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.number = number
         handler = signal.getsignal(signal.SIGINT)
-        if callable(handler):  # Python's own raises KeyboardInterrupt, that of asyncio cancels what runs
+        if callable(handler):  # Python's own handler raises KeyboardInterrupt, asyncio's cancels the running task
             handler(signal.SIGINT, frame)
-        else:  # ignored, as in the background of a shell
+        else:  # ignored, as for background jobs of a shell
             raise KeyboardInterrupt

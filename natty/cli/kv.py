@@ -28,7 +28,7 @@ app = typer.Typer(help="Key-value buckets.", no_args_is_help=True)
 
 
 class Storage(StrEnum):
-    """Where a bucket is kept."""
+    """Where a bucket is stored."""
 
     FILE = "file"
     MEMORY = "memory"

@@ -1,4 +1,4 @@
-"""A command line that imports a command when it is used: to import all of them takes longer than most of them run."""
+"""A command line that imports a command when it is used: importing all takes longer than most of them run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typer.main import get_command
 
 
 class Place(NamedTuple):
-    """Where a command is, and what a list of commands says about it."""
+    """Where a command is defined, and its summary in the list of commands."""
 
     at: str
     """`module:name` of a function, or of a `typer.Typer` with a group of commands."""
@@ -27,7 +27,7 @@ class Place(NamedTuple):
 
 
 class LateGroup(TyperGroup):
-    """The commands of `places`, by name. To list or complete their names imports none of them."""
+    """The commands of `places`, by name. Listing or completing their names imports none of them."""
 
     places: ClassVar[Mapping[str, Place]]
 
@@ -47,7 +47,7 @@ class LateGroup(TyperGroup):
 
     @contextmanager
     def _summaries(self) -> Iterator[None]:
-        """Meanwhile, have a summary in place of each command."""
+        """While the body runs, replace each command with its summary."""
         commands = self.commands
         self.commands = {name: TyperCommand(name, help=place.summary) for name, place in self.places.items()}
         try:
@@ -79,7 +79,7 @@ class _Commands(Mapping[str, Any]):
 
 
 def _click_command(name: str, found: Any) -> Any:
-    """Return click's command for a function or a group, made as a part of a larger command line."""
+    """Return click's command for a function or a group, created as part of a larger command line."""
     app = typer.Typer(rich_markup_mode=None)
     app.callback()(lambda: None)
     if isinstance(found, typer.Typer):

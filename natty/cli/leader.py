@@ -1,4 +1,4 @@
-"""`natty leader`: who leads, who led, handing over, and running a program while leader."""
+"""`natty leader`: shows who leads and who led, hands over, and runs a program while leader."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def _show(settings: dict[str, Any], name: str, bucket: str, terms: int) ->
 
 
 async def _check_known(natty: Natty, name: str, bucket: str) -> None:
-    """ConfigError, with the nearest names, if there was never an election of that name."""
+    """Raise ConfigError, with the nearest names, if there was never an election of that name."""
     known = await elections(natty.jetstream, bucket)
     if name not in known:
         raise ConfigError(f"bucket {bucket}: {missing_sentence('election', name, known)}")
@@ -196,13 +196,13 @@ async def _run(settings: dict[str, Any], options: dict[str, Any], command: list[
 
 
 class _Errand:
-    """The program and the signals on their way to it."""
+    """The program, and the signals for it."""
 
     def __init__(self, command: list[str]) -> None:
         self.elected = asyncio.Event()
         self.signal = 0
         self._command = command
-        self._early: list[signal.Signals] = []  # came when the program was about to start
+        self._early: list[signal.Signals] = []  # arrived just before the program started
         self._program: Program | None = None
 
     def listen(self, running: asyncio.Task[int]) -> None:
@@ -212,7 +212,7 @@ class _Errand:
     def _pass_on(self, number: signal.Signals, running: asyncio.Task[int]) -> None:
         if self._program is not None:
             self._program.send_signal(number)
-        elif number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):  # nothing runs yet
+        elif number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):  # no program runs yet
             self.signal = number
             running.cancel()
         else:

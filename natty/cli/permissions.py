@@ -1,4 +1,4 @@
-"""`natty permissions`: the least that a kind of client needs, as a block for the server's configuration."""
+"""`natty permissions`: the least permissions that a kind of client needs, as a block for the server's configuration."""
 
 from __future__ import annotations
 

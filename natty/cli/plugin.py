@@ -1,8 +1,8 @@
-"""natty as a plugin of the `nats` tool: `natty --fisk-introspect` prints the command tree as that tool reads it.
+"""natty as a plugin of the `nats` tool: `natty --fisk-introspect` prints the command tree in that tool's format.
 
-The form is the ApplicationModel of the library `nats` is made with (choria-io/fisk, model.go and app_plugin.go), which
-starts a plugin with what was given to it. Two of its habits shape the tree here: it hands arguments over in no
-particular order unless they are one repeated argument, and it knows no options before a command.
+The format is the ApplicationModel of the library behind `nats` (choria-io/fisk, model.go and app_plugin.go), which
+starts a plugin with the arguments that it got. Two of its properties shape the tree here: it passes arguments in no
+particular order unless they are one repeated argument, and it has no options before a command.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Model = dict[str, Any]
 
 
 def introspect(context: typer.Context, wanted: bool) -> None:
-    """Print the command tree as JSON and end; what the option `--fisk-introspect` calls."""
+    """Print the command tree as JSON and exit; the option `--fisk-introspect` calls this."""
     if wanted:
         print(json.dumps(model_of(context.find_root().command), ensure_ascii=False))
         raise typer.Exit
 
 
 def model_of(root: Any) -> Model:
-    """Return a command line, as click has it, as an ApplicationModel. The root's own options have no place in it."""
+    """Return a click command line as an ApplicationModel. The model has no place for the root's own options."""
     from importlib.metadata import PackageNotFoundError, version
 
     about = {"name": "natty", "help": root.help, "author": "natty-nats"}
@@ -48,7 +48,7 @@ def _command(command: Any) -> Model:
 
 
 def _flags(option: Any) -> Iterator[Model]:
-    """Yield an option's flags: one, or one a side for a pair like --cert/--plain that is no --x/--no-x."""
+    """Yield an option's flags: one, or one for each side of a pair like --cert/--plain that is not --x/--no-x."""
     name, short = _names(option.opts)
     model: Model = {"name": name, "help": option.help or "", "boolean": option.is_flag, "cumulative": option.multiple}
     model |= {"short": ord(short)} if short else {}
@@ -67,7 +67,7 @@ def _flags(option: Any) -> Iterator[Model]:
 
 
 def _arguments(arguments: Sequence[Any]) -> list[Model]:
-    """Return a command's arguments; several as one, which keeps their order."""
+    """Return a command's arguments; several become one, which keeps their order."""
     if len(arguments) < 2:
         return [_argument(one) for one in arguments]
     shown = " ".join(f"<{one.name}>" if one.required else f"[<{one.name}>]" for one in arguments)

@@ -1,3 +1,5 @@
+"""Prints the messages of a subject without delaying the event loop."""
+
 from __future__ import annotations
 
 import asyncio
@@ -16,18 +18,19 @@ from natty.cli.terminal import escaped
 from natty.wire.message import RawMessage
 
 BUFFER_BYTES = 32 * 1024 * 1024  # of messages that wait to be printed
-MESSAGE_BYTES = 512  # that a message takes in Python besides its own: 65 536 of them wait at most
-TELL_EVERY = 1.0  # seconds between two words about dropped messages
-FINISH_WITHIN = 0.5  # seconds that the output has for what waits when the command is interrupted
-_AT_ONCE = 64 * 1024  # bytes of messages that are written together, if so many wait
+MESSAGE_BYTES = 512  # that a message takes in Python besides its content: at most 65 536 of them wait
+TELL_EVERY = 1.0  # seconds between two reports of dropped messages
+FINISH_WITHIN = 0.5  # seconds that the output has for waiting messages when the command is interrupted
+_AT_ONCE = 64 * 1024  # bytes of messages that are written together, if that many wait
 
 
 class Printer:
-    """Prints messages of a subject, which can't be held back, in a thread: `async with Printer(form) as printer`.
+    """Prints messages of a subject, which has no flow control, in a thread: `async with Printer(form) as printer`.
 
-    So the event loop never waits for an output that is slow, or stands still. Of what waits it holds `BUFFER_BYTES`;
-    what comes then is dropped, and counted on standard error. Messages are numbered as they arrive: a gap shows.
-    Leaving the block gives the output `FINISH_WITHIN` seconds, and tells how many messages it did not take.
+    So the event loop never waits for an output that is slow or blocked. The printer holds up to `BUFFER_BYTES` of
+    waiting messages; it drops further ones, and reports their number on standard error. Messages are numbered as they
+    arrive, so a gap is visible. At the end of the block the output gets `FINISH_WITHIN` seconds, and the printer
+    reports how many messages were not printed.
     """
 
     def __init__(self, form: Form, count: int | None = None) -> None:
@@ -35,7 +38,7 @@ class Printer:
         self._form, self._terminal = form, sys.stdout.isatty()
         self._left = math.inf if count is None else count
         self._waiting: queue.SimpleQueue[tuple[int, RawMessage] | None] = queue.SimpleQueue()
-        self._bytes_in = self._bytes_out = 0  # counted by the event loop, and by the thread
+        self._bytes_in = self._bytes_out = 0  # written by the event loop, and by the thread
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._teller: threading.Thread | None = None
@@ -57,11 +60,12 @@ class Printer:
             print(self._lost(lost), file=sys.stderr, flush=True)
 
     async def ended(self) -> None:
-        """Return when `count` messages are printed. BrokenPipeError, as a rule, where nobody takes them any more."""
+        """Return when `count` messages are printed. Raises the output's error: BrokenPipeError if its reader is
+        gone."""
         await asyncio.shield(self._ended)
 
     def take(self, messages: list[RawMessage]) -> bool:
-        """Have messages printed, in order; return whether more are wanted. Never waits."""
+        """Queue messages to print, in order; return whether more are wanted. Never waits."""
         dropped = self.dropped
         for raw in messages:
             if not self._left:
@@ -84,7 +88,7 @@ class Printer:
         self._waiting.put(None)
 
     def _tell(self) -> None:
-        """Tell it now and then, in a thread: standard error may be the terminal that stands still."""
+        """Report it now and then, in a thread: standard error may be the terminal that is blocked."""
         now = time.monotonic()
         if now - self._told_at >= TELL_EVERY and not (self._teller and self._teller.is_alive()):
             self._told_at = now
@@ -100,13 +104,13 @@ class Printer:
         try:
             while self._print_some():
                 pass
-        except Exception as error:  # an output that is gone, as a rule
+        except Exception as error:  # usually the output was closed
             fault = error
-        with suppress(RuntimeError):  # the command has ended meanwhile
+        with suppress(RuntimeError):  # the command has ended in the meantime
             self._loop.call_soon_threadsafe(self._is_over, fault)
 
     def _print_some(self) -> bool:
-        """Write what waits, or what comes next; return False at the end."""
+        """Write the waiting messages, or the next one; return False at the end."""
         lines: list[bytes] = []
         size, more = 0, True
         while more and (not lines or (size < _AT_ONCE and not self._waiting.empty())):
@@ -127,7 +131,7 @@ class Printer:
             self._ended.set_result(None)
         else:
             self._ended.set_exception(fault)
-            self._ended.exception()  # seen: nobody may be waiting any more
+            self._ended.exception()  # mark it as retrieved: maybe nothing waits for it any more
 
 
 def _size(raw: RawMessage) -> int:
@@ -135,7 +139,7 @@ def _size(raw: RawMessage) -> int:
 
 
 def _write(descriptor: int, data: bytes) -> None:
-    """Write all of it past Python's own buffers, whose locks would keep the process from ending."""
+    """Write all data, bypassing Python's own buffers, whose locks would keep the process from ending."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]

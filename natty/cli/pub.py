@@ -1,4 +1,4 @@
-"""`natty pub` and `natty request`."""
+"""`natty pub` and `natty request`: publish messages, send requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from natty.errors import PublishError
 from natty.names import check_subject
 from natty.wire.message import Headers, encode_headers
 
-_WRITE_AHEAD = 256  # messages between two looks at the socket and the progress
+_WRITE_AHEAD = 256  # messages between two updates of the socket and the progress
 
 Subject = Annotated[str, typer.Argument(help="The subject.")]
 Header = Annotated[list[str] | None, typer.Option("--header", "-H", help="A header, 'Name: value'; may be repeated.")]
@@ -112,7 +112,7 @@ async def _store(
 
 
 async def _stream_of(natty: Natty, subject: str) -> str:
-    """Return the stream that stores what is published on a subject: a missing one is told at once."""
+    """Return the stream that stores messages on a subject, so that a missing one is reported at once."""
     streams: list[str] = (await natty.jetstream.request("STREAM.NAMES", {"subject": subject})).get("streams") or []
     if not streams:
         raise PublishError(f"no stream takes {subject!r}: create one whose subjects cover it", subject=subject)
@@ -125,7 +125,7 @@ async def _send(
     block, sent = encode_headers(headers) if headers else b"", 0
     async with Natty(**settings) as natty:
         connection = natty.connection
-        _, refused = connection.expect_answer(subject.encode())  # only a refusal by the server ends it
+        _, refused = connection.expect_answer(subject.encode())  # only a refusal by the server completes it
         try:
             with _progress() as progress:
                 task = progress.add_task("published", total=total)
@@ -155,7 +155,7 @@ async def _request(
 
 
 def _progress() -> Progress:
-    """Progress on standard error, on a terminal only."""
+    """Return a progress display on standard error, only on a terminal."""
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

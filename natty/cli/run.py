@@ -1,6 +1,6 @@
-"""How both command lines end: one clear sentence on standard error and an honest exit status, never a traceback.
+"""Runs both command lines: an error ends as one clear sentence on standard error and an exit status, not a traceback.
 
-What only some commands need is imported where they need it: this file is a part of every start.
+Modules that only some commands need are imported there: every start imports this file.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def run(app: typer.Typer, name: str, errors: tuple[type[Exception], ...]) -> int
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # no name that somebody chose makes `print` fail
+            stream.reconfigure(errors="backslashreplace")  # so that no name in the data makes `print` fail
     interrupts = Interrupts()
     try:
         with interrupts.taken():
             status = app(log_first(sys.argv[1:]), prog_name=name, standalone_mode=False)
     except errors as error:
         return _say(name, str(error))
-    except ExceptionGroup as group:  # what a task group of ours was ended by
+    except ExceptionGroup as group:  # raised by one of our task groups
         if group.split(errors)[1] is not None:
             raise
         return _say(name, "; ".join(dict.fromkeys(_sentences(group))))
@@ -59,7 +59,7 @@ def run(app: typer.Typer, name: str, errors: tuple[type[Exception], ...]) -> int
         logger.debug("the command ended by an error of the system", exc_info=error)
         return _say(name, _system_sentence(error))
     except Exception as error:
-        if show := getattr(error, "show", None):  # click's own: a usage error, shown as click shows it
+        if show := getattr(error, "show", None):  # click's own usage error, shown as click shows it
             status = int(getattr(error, "exit_code", 2))
             if any(isinstance(one.formatter, _JsonFormatter) for one in logging.getLogger().handlers):
                 return _say(name, getattr(error, "format_message", error.__str__)(), status)
@@ -72,7 +72,7 @@ def run(app: typer.Typer, name: str, errors: tuple[type[Exception], ...]) -> int
 
 
 def log_first(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with the options of the log before the command. What follows `--` is not ours."""
+    """Return the arguments with the log options before the command. Arguments after `--` stay in place."""
     ours: list[str] = []
     others: list[str] = []
     rest = iter(arguments)
@@ -89,7 +89,7 @@ def log_first(arguments: Sequence[str]) -> list[str]:
 
 
 def _system_sentence(error: OSError) -> str:
-    """Return what the system refused, and for which file: `/proc/foo: No such file or directory`."""
+    """Return the system's reason, and the file: `/proc/foo: No such file or directory`."""
     reason = error.strerror or str(error) or type(error).__name__
     return f"{error.filename}: {reason}" if error.filename else reason
 
@@ -101,7 +101,7 @@ def _sentences(error: Exception) -> list[str]:
 
 
 def run_async(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on uvloop where it is installed (the extra `fast`), else on asyncio's own loop."""
+    """Run a coroutine on uvloop if it is installed (the extra `fast`), otherwise on asyncio's loop."""
     import asyncio
 
     try:
@@ -118,7 +118,7 @@ def _say(name: str, text: str, status: int = EXIT_ERROR) -> int:
 
 
 def complaint(name: str, text: str) -> str:
-    """Return what is said on standard error of an error that ends a command: a sentence, or JSON where logs are."""
+    """Return the text for standard error when an error ends a command: a sentence, or JSON if the logs are JSON."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler.formatter, _JsonFormatter):
             return handler.format(logging.LogRecord(name, logging.ERROR, "", 0, "%s", (text,), None))
@@ -145,7 +145,7 @@ class _TextFormatter(logging.Formatter):
 
 
 class LogLevel(StrEnum):
-    """What is logged: this and what is worse."""
+    """Minimum level to log."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -154,14 +154,14 @@ class LogLevel(StrEnum):
 
 
 class LogFormat(StrEnum):
-    """How it is logged."""
+    """The format of log lines."""
 
     TEXT = "text"
     JSON = "json"
 
 
 def configure_logging(level: LogLevel = LogLevel.INFO, form: LogFormat = LogFormat.TEXT) -> None:
-    """Log to standard error, as lines of text or as one JSON object a line. Only the command line does this."""
+    """Log to standard error, as lines of text or with one JSON object per line. Only the command line calls this."""
     handler = logging.StreamHandler()
     text = _TextFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     handler.setFormatter(_JsonFormatter() if form == LogFormat.JSON else text)
@@ -171,7 +171,7 @@ def configure_logging(level: LogLevel = LogLevel.INFO, form: LogFormat = LogForm
 
 
 def version_of(name: str) -> Callable[[bool], None]:
-    """Return what the option `--version` of this command line calls."""
+    """Return the function that the option `--version` of this command line calls."""
 
     def show(wanted: bool) -> None:
         if not wanted:

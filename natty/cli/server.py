@@ -1,4 +1,4 @@
-"""`natty server`: a development server with TLS on the spot."""
+"""`natty server`: runs a development server with TLS and new certificates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from natty.errors import ConfigError, NattyError
 from natty.testing import NatsCluster, NatsServer, ServerOptions
 from natty.testing.server_options import connect_options
 
-_LOOK_EVERY = 0.2  # seconds between two looks at the servers
+_LOOK_EVERY = 0.2  # seconds between two checks of the servers
 _VARIABLES = {"servers": "NATS_URL", "tls_ca": "NATS_CA", "tls_cert": "NATS_CERT", "tls_key": "NATS_KEY"}
 _FLAGS = {"servers": "--server", "tls_ca": "--tlsca", "tls_cert": "--tlscert", "tls_key": "--tlskey"}
 
@@ -30,7 +30,7 @@ def server(
     cluster: Annotated[int, typer.Option(min=1, max=9, help="How many nodes.")] = 1,
 ) -> None:
     """Run a JetStream server for development, with TLS and certificates made on the spot, until interrupted."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: nothing stays behind
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # works as Ctrl-C: leaves nothing behind
     _check_free(range(port, port + cluster) if port else ())
     options = ServerOptions(port=port or None)
     running = NatsCluster(cluster, options, folder=store) if cluster > 1 else NatsServer(options, folder=store)
@@ -60,7 +60,7 @@ def _check_free(ports: range | tuple[int, ...]) -> None:
 
 
 def _greet(settings: dict[str, object]) -> None:
-    """Say how to reach it: lines for the shell, then a command that tries them."""
+    """Print how to connect: lines for the shell, then a command that tries them."""
     values = {
         name: ",".join(value) if isinstance(value, list) else str(value)
         for name, value in settings.items()

@@ -1,4 +1,4 @@
-"""What `natty doctor` and `capture doctor` say about the server: its known faults, and what it may lose. Pure."""
+"""What `natty doctor` and `capture doctor` report about the server: known faults, and possible message loss. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _EVERY_CALL = "persist_mode is async: the server acknowledges messages before it
 def check_faults(
     version: Version, streams: Iterable[Mapping[str, Any]] = (), consumers: Iterable[Mapping[str, Any]] = ()
 ) -> list[Finding]:
-    """Warn of each known fault of this version; fail where a stream loses messages by one, or a consumer can."""
+    """Warn of each known fault of this version, and of each consumer it may affect; fail if a stream loses messages by
+    it."""
     text, findings = text_of(version), list[Finding]()
     configs = {one["config"]["name"]: one["config"] for one in streams}
     for name, fault in faults_of(version):
@@ -37,7 +38,7 @@ def check_faults(
 
 
 def check_durability(streams: Iterable[Mapping[str, Any]], *, clustered: bool) -> list[Finding]:
-    """Warn of streams that lose acknowledged messages with one process, and of elections that do with one server."""
+    """Warn of streams that lose acknowledged messages with one process, and of elections that depend on one server."""
     findings = []
     for one in streams:
         config = one["config"]
@@ -57,9 +58,9 @@ def check_durability(streams: Iterable[Mapping[str, Any]], *, clustered: bool) -
 def check_stranded(
     found: Mapping[tuple[str, str], Sequence[int]], unknown: Mapping[tuple[str, str], str]
 ) -> list[Finding]:
-    """Fail for messages of work queues that no consumer is given again: (stream, consumer) → sequences.
+    """Fail for messages of work queues that their consumer does not deliver again: (stream, consumer) → sequences.
 
-    Warn of consumers that could not be looked at: (stream, consumer) → why.
+    Warn of consumers that could not be checked: (stream, consumer) → why.
     """
     fault = FAULTS["purge forgets deliveries"]
     unseen = [
@@ -82,7 +83,7 @@ def check_stranded(
 
 
 def _losing_queues(configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Name the streams that take part of a work queue that is here."""
+    """Describe the streams that source from part of a work queue on this server."""
     return [
         f"stream {name} takes part of work queue {origin['name']}"
         for name, config in configs.items()

@@ -1,6 +1,6 @@
 """The flags of streams' and consumers' settings, named as in the `nats` tool: made from the table in `streams.schema`.
 
-Here is only what a command line needs beside it: how a word, a limit, a duration or a list is written there.
+This file adds only how a command line writes a word, a limit, a duration or a list.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REPLAY_POLICIES = ("instant", "original")
 
 @dataclass(frozen=True)
 class Flag:
-    """The flag of a setting, without dashes, and the keys under which its value stands in a configuration.
+    """The flag of a setting, without dashes, and the path of its value in a configuration.
 
     A consumer's durations are seconds here; a stream's are nanoseconds, and 0 and -1 mean none.
     """
@@ -42,42 +42,42 @@ class Flag:
 
 
 def nanoseconds(text: str) -> int:
-    """Return a duration in nanoseconds; 0 and -1 mean none. Usage error if it is not a duration."""
+    """Return a duration in nanoseconds; 0 and -1 mean none. Raises a usage error if it is not a duration."""
     return 0 if text in ("0", "-1") else round(seconds(text) * NANOSECONDS)
 
 
 def limit(text: str) -> int:
-    """Return a limit of messages or consumers; 0 and -1 mean none. Usage error if it is not a number."""
+    """Return a limit of messages or consumers; 0 and -1 mean none. Raises a usage error if it is not a number."""
     if not re.fullmatch(r"-?[0-9]+", text):
         raise typer.BadParameter(f"{text!r} is not a number; write a limit, or -1 for none")
     return int(text) or UNLIMITED
 
 
 def size_limit(text: str) -> int:
-    """Return a limit in bytes: 512, 64KB, 1GiB; 0 and -1 mean none. Usage error if it is not a size."""
+    """Return a limit in bytes: 512, 64KB, 1GiB; 0 and -1 mean none. Raises a usage error if it is not a size."""
     return UNLIMITED if text in ("0", "-1") else size(text)
 
 
 def subjects_of(text: str) -> list[str]:
-    """Return subjects that are separated by commas or blanks. Usage error if there are none."""
+    """Return subjects that are separated by commas or blanks. Raises a usage error if there are none."""
     if not (found := [one for one in re.split(r"[,\s]+", text) if one]):
         raise typer.BadParameter(f"{text!r} holds no subject")
     return found
 
 
 def storage(text: str) -> str:
-    """Return file or memory; the first letter is enough. Usage error for another word."""
+    """Return file or memory; the first letter is enough. Raises a usage error for another word."""
     return {"f": "file", "m": "memory"}.get(text) or one_of("file", "memory")(text)
 
 
 def retention(text: str) -> str:
-    """Return limits, interest, or workqueue for work. Usage error for another word."""
+    """Return limits, interest, or workqueue for work. Raises a usage error for another word."""
     found = one_of("limits", "interest", "work", "workq", "workqueue")(text)
     return "workqueue" if found.startswith("work") else found
 
 
 def pair(text: str) -> tuple[str, str]:
-    """Return the name and value of `name=value`, or of `name:value` as the `nats` tool takes it too. Usage error."""
+    """Return the name and value of `name=value`, or of `name:value`, as in the `nats` tool. Raises a usage error."""
     name, mark, value = text.partition("=" if "=" in text else ":")
     if not (name and mark):
         raise typer.BadParameter(f"{text!r} is not metadata; write it as name=value", param_hint="--metadata")
@@ -85,12 +85,12 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def start(text: str) -> ConsumerConfig:
-    """Return the settings for where a consumer starts. Usage error if it is not a start."""
+    """Return the settings for where a consumer starts. Raises a usage error if it is not a start."""
     return _parsed(lambda: start_at(text, datetime.now(UTC)))
 
 
 def moment(text: str) -> datetime:
-    """Return a future time: a duration from now, or a time. Usage error if it is neither."""
+    """Return a future time: a duration from now, or a time. Raises a usage error if it is neither."""
     return _parsed(lambda: time_of(text, datetime.now(UTC)))
 
 
@@ -109,7 +109,7 @@ _ITS_OWN: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
     "sample_freq": (int, {"min": 0, "max": 100}),
     "backoff": (list[str], {"metavar": "TEXT"}),
 }
-"""Setting → the type and the options of its flag, where its type alone does not say them."""
+"""Setting → the type and the options of its flag, if its type alone does not define them."""
 _IN_WORDS: Mapping[str, str] = {
     "subjects": "Subjects to store, separated by commas; wildcards are allowed.",
     "filter_subjects": "Subjects to deliver, separated by commas; wildcards are allowed. Default: all.",
@@ -124,7 +124,7 @@ _IN_WORDS: Mapping[str, str] = {
     "deliver_policy": "Where to start: all, new, last, subject, a sequence, 1h, or a time. Default: all.",
     "pause_until": "Time until which it delivers nothing, or a duration such as 1h. Needs nats-server 2.11.",
 }
-"""Setting → the help text of its flag, where the flag is written otherwise than the setting."""
+"""Setting → the help text of its flag, if the flag is written differently from the setting."""
 
 
 def _flags(kind: Any, keys: tuple[str, ...] = (), *, in_seconds: bool) -> dict[str, Flag]:
@@ -141,7 +141,7 @@ def _flags(kind: Any, keys: tuple[str, ...] = (), *, in_seconds: bool) -> dict[s
 
 
 def _option(flag: Flag, *, defaults: bool) -> Any:
-    """Return what typer reads; with `defaults` the help text says what counts where the flag is not given."""
+    """Return the option for typer; with `defaults` the help text includes the default."""
     name, setting = flag.keys[-1], flag.setting
     kind, options = _ITS_OWN.get(name) or _by_type(flag.hint, setting, in_seconds=flag.in_seconds)
     text = _IN_WORDS.get(name) or re.sub(r" in (seconds|bytes) or as text", "", flag.text)
@@ -172,15 +172,15 @@ def _by_type(hint: Any, setting: Setting, *, in_seconds: bool) -> tuple[Any, Map
 
 _LENGTH: Mapping[str, Any] = {"parser": nanoseconds, "metavar": "DURATION"}
 STREAM = _flags(StreamConfig, in_seconds=False)
-"""Parameter of a command → flag, of each setting of a stream."""
+"""Parameter of a command → flag, for each setting of a stream."""
 CONSUMER = _flags(ConsumerConfig, in_seconds=True)
-"""The same of a consumer."""
+"""Parameter of a command → flag, for each setting of a consumer."""
 
 
 def stream_options(*, without: tuple[str, ...] = (), editing: bool = False, defaults: bool = False) -> dict[str, Any]:
-    """Return parameter → option of a stream's settings, except some; to edit one, of those that can be edited.
+    """Return parameter → option for a stream's settings, except some; with `editing` only for those that can be edited.
 
-    `defaults` shows the server's defaults, for a command that takes them where an option is not given.
+    `defaults` shows the server's defaults, for a command that uses them if an option is not given.
     """
     return {
         name: _option(flag, defaults=defaults)
@@ -190,7 +190,8 @@ def stream_options(*, without: tuple[str, ...] = (), editing: bool = False, defa
 
 
 def document_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given options as a stream's configuration, in the server's terms; what was not given is left out."""
+    """Return the given options as a stream's configuration, in the server's terms, without options that were not
+    given."""
     return _configuration(STREAM, given)
 
 
@@ -222,20 +223,20 @@ _GROUPS = {
 
 
 def consumer_options(*, editing: bool = False) -> dict[str, Any]:
-    """Return parameter → option of a consumer's settings; to edit one, of those that the server can change."""
+    """Return parameter → option for a consumer's settings; with `editing` only for those that the server can change."""
     chosen = {name: flag for name, flag in CONSUMER.items() if flag.setting.editable or not editing}
     own = {name: _option(flag, defaults=not editing) for name, flag in chosen.items()}
     return own | _OF_BACKOFF | ({} if editing else _GROUPS)
 
 
 def settings_of(given: Mapping[str, Any]) -> ConsumerConfig:
-    """Return the given options as a consumer's settings, durations in seconds. Usage error, ConfigError."""
+    """Return the given options as a consumer's settings, durations in seconds. Raises a usage error, ConfigError."""
     has = {name: value for name, value in given.items() if value not in (None, [])}
     apart = ("deliver", "backoff", "sample", "pause", "pinned_ttl")
     settings = _configuration(CONSUMER, {name: value for name, value in has.items() if name not in apart})
     settings |= has.get("deliver", {})
     if settings.get("deliver_policy") == "last_per_subject" and "filter" not in has:
-        settings["filter_subjects"] = [">"]  # the server wants one
+        settings["filter_subjects"] = [">"]  # the server requires one
     if "backoff" in has:
         settings["backoff"] = _backoff(",".join(has["backoff"]), has)
     if "sample" in has:
@@ -255,7 +256,7 @@ def _backoff(text: str, given: Mapping[str, Any]) -> list[float]:
 
 
 def _configuration(flags: Mapping[str, Flag], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of flags, each under its keys; options that are no settings of their own are left out."""
+    """Return the values of flags, each at its path; options that are not flags of a setting are left out."""
     wanted: dict[str, Any] = {}
     for name, value in given.items():
         if name in flags and value not in (None, []):
@@ -268,7 +269,7 @@ def _configuration(flags: Mapping[str, Flag], given: Mapping[str, Any]) -> dict[
 
 
 def _value(flag: Flag, value: Any) -> Any:
-    """Return a flag's value as a configuration has it."""
+    """Return a flag's value in the form of a configuration."""
     if flag.keys[-1] in ("subjects", "filter_subjects"):
         return subjects_of(",".join(value))
     if flag.hint == dict[str, str]:

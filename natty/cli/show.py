@@ -1,4 +1,4 @@
-"""How messages are printed: as text like the `nats` tool's, as JSON lines, or bare."""
+"""How messages are printed: as text like that of the `nats` tool, as JSON lines, or as bare payloads."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Form(StrEnum):
 
 
 def form_of(*, as_json: bool, raw: bool) -> Form:
-    """Return the form that the flags `--json` and `--raw` name; bare wins."""
+    """Return the form for the flags `--json` and `--raw`; `--raw` wins."""
     return Form.RAW if raw else Form.JSON if as_json else Form.TEXT
 
 
 def show_message(number: int, raw: RawMessage, form: Form, *, stored: bool = False) -> None:
-    """Print one message at once; with `stored`, say where in which stream it is."""
+    """Print one message at once; with `stored`, print its stream and sequence, too."""
     write(message_text(number, raw, form, stored=stored))
 
 
 def message_text(number: int, raw: RawMessage, form: Form, *, stored: bool = False) -> bytes:
-    """Return a message as it is printed, its end of line included."""
+    """Return a message as it is printed, including its end of line."""
     place = _place(Message(raw)) if stored else {}
     if form is Form.RAW:
         return raw[3] + b"\n"
@@ -42,18 +42,18 @@ def message_text(number: int, raw: RawMessage, form: Form, *, stored: bool = Fal
 
 
 def fields_of(raw: RawMessage) -> dict[str, Any]:
-    """Return a message for JSON: its data as text, or in base64 as `data_base64` if it is none."""
+    """Return a message for JSON: its data as text, or in base64 as `data_base64` if it is not text."""
     return {"subject": decode(raw[0])} | _content(raw[2], raw[3])
 
 
 def stored_fields(stream: str, message: StoredMessage) -> dict[str, Any]:
-    """Return a message that was read from a stream for JSON, as `fields_of`, with its place."""
+    """Return a message that was read from a stream for JSON, like `fields_of`, with its place."""
     place = {"stream": stream, "sequence": message.sequence, "time": message.time, "subject": message.subject}
     return place | _content(message.header_block, message.data)
 
 
 def stored_text(stream: str, message: StoredMessage) -> bytes:
-    """Return a message that was read from a stream for people: where it is, its headers, its payload as it is."""
+    """Return a message that was read from a stream as text: its place, its headers, its unchanged payload."""
     head = [f"{stream}#{message.sequence} on {message.subject}, {message.time}"]
     return _lines(head, message.header_block) + b"\n\n" + message.data + b"\n"
 

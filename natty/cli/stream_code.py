@@ -75,7 +75,7 @@ async def _apply(settings: dict[str, Any], streams: list[Declared], *, allow_des
 
 
 def _refuse(plans: list[Plan], *, allow_destructive: bool) -> None:
-    """Raise before anything is changed if a part cannot be done."""
+    """Raise before anything is changed if a part can't be done."""
     if lines := _beyond(plans, {Risk.SAFE, Risk.DESTRUCTIVE}):
         raise StreamExistsError(f"nothing was changed. {'; '.join(lines)}: make it anew under another name")
     if (lines := _beyond(plans, {Risk.SAFE})) and not allow_destructive:

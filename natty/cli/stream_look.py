@@ -1,4 +1,4 @@
-"""`natty stream ls`, `info` and `report`."""
+"""`natty stream ls`, `info` and `report`: show streams."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def report(
 
 
 async def read_info(nats: dict[str, Any], name: str) -> StreamInfo:
-    """Return what the server reports about a stream. StreamNotFoundError names the nearest ones."""
+    """Return the server's report about a stream. StreamNotFoundError names the nearest streams."""
     async with Natty(**nats) as natty, naming_nearest(natty.jetstream, name):
         return await stream_info(natty.jetstream, name)
 

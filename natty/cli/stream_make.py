@@ -1,4 +1,4 @@
-"""`natty stream add`, `edit`, `copy` and `rm`."""
+"""`natty stream add`, `edit`, `copy` and `rm`: create, change and delete streams."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _QUESTIONS: tuple[tuple[str, str, Any, str], ...] = (
     ("max_age", "How long to keep messages, as 7d", nanoseconds, "-1"),
     ("max_msg_size", "Largest message, as 64KB", size_limit, "-1"),
 )
-"""Setting, question, parser, default, in the `nats` tool's order: asked where something required is missing."""
+"""Setting, question, parser, default, in the `nats` tool's order: asked if a required value is missing."""
 
 NewName = Annotated[str | None, typer.Argument(metavar="STREAM", help="The new stream's name.")]
 Config = Annotated[
@@ -159,7 +159,7 @@ def rm(*, nats: dict[str, Any], name: StreamName = None, force: Force = False) -
 
 
 def show_made(name: str, made: bool, found: StreamInfo, *, as_json: bool) -> None:
-    """Print a stream that was just made, or that existed with the same configuration."""
+    """Print a stream that was just created, or that already existed with the same configuration."""
     if not as_json:
         say(f"stream {name} was made" if made else f"stream {name} exists already with this configuration")
     show_info(found, as_json=as_json)
@@ -173,7 +173,7 @@ def _write(path: Path, document: dict[str, Any]) -> None:
 
 
 def _completed(document: dict[str, Any], name: str | None, *, defaults: bool) -> dict[str, Any]:
-    """Ask for what is missing, and return the whole configuration."""
+    """Ask for missing values, and return the whole configuration."""
     takes_messages = any(document.get(one) for one in ("subjects", "mirror", "sources"))
     complete = name is not None and takes_messages
     document = document | {"name": needed(name, "STREAM", "Stream", lambda text: check_name("stream", text))}
@@ -189,7 +189,7 @@ def _completed(document: dict[str, Any], name: str | None, *, defaults: bool) ->
 
 
 async def _add(nats: dict[str, Any], document: dict[str, Any]) -> tuple[bool, StreamInfo]:
-    """Make the stream unless it exists with this configuration; return whether it was made, and its info."""
+    """Create the stream unless it exists with this configuration; return whether it was created, and its info."""
     name = document["name"]
     async with Natty(**nats) as natty, explaining_refusal(natty.jetstream, document):
         plan = await plan_document(natty.jetstream, document)
@@ -203,14 +203,15 @@ async def _add(nats: dict[str, Any], document: dict[str, Any]) -> tuple[bool, St
 
 
 async def _plan(nats: dict[str, Any], document: dict[str, Any]) -> Plan:
-    """Return what would change. StreamExistsError if the server never changes it; ConfigError if it is impossible."""
+    """Return what would change. Raises StreamExistsError if the server never changes it, ConfigError if it is
+    impossible."""
     name = document["name"]
     async with Natty(**nats) as natty, naming_nearest(natty.jetstream, name):
         actual = (await stream_info(natty.jetstream, name))["config"]
         plan = await plan_document(natty.jetstream, document)
     if refused := [str(one) for one in plan.changes if one.risk is Risk.FIXED]:
         raise StreamExistsError(f"nothing was changed. {plan.name}: {'; '.join(refused)}")
-    known = set(complaints(actual))  # a stream may have been made with what is not sensible: that stays its business
+    known = set(complaints(actual))  # a stream may already have settings that are not sensible: ignore those
     planned = {setting: value for setting, value in plan.applied_to(actual).items() if value is not None}
     if new := [one for one in complaints(planned) if one not in known]:
         raise StreamExistsError(f"nothing was changed. {plan.name}: {'; '.join(new)}")

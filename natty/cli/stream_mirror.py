@@ -1,4 +1,4 @@
-"""`natty stream mirror`: copies of streams, here or far away, and disaster recovery."""
+"""`natty stream mirror`: copies of streams on the same servers or elsewhere, and disaster recovery."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _NOT_OF_A_COPY = (
     "allow_rollup",
     "persist_mode",
 )
-"""Flags of settings that only a stream with subjects of its own can have."""
+"""Flags of settings that only a stream with its own subjects can have."""
 
 
 @app.command()

@@ -40,7 +40,7 @@ _OURS = (
     "allow_schedules",
     "persist_mode",
 )
-"""Flags of settings that its streams get from the template, or cannot have: they copy what the intake has stored."""
+"""Flags of settings that its streams get from the template, or can't have: they copy what the intake has stored."""
 
 
 @app.command()

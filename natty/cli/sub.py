@@ -1,4 +1,4 @@
-"""`natty sub`."""
+"""`natty sub`: prints the messages of a subject or a stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from natty.errors import BadSubjectError
 from natty.names import check_name
 from natty.wire.message import RawMessage
 
-_IDLE = 60.0  # seconds after which the server removes the reader of a stream, should we not be able to
+_IDLE = 60.0  # seconds after which the server deletes the consumer of a stream, if we could not delete it
 
 
 @connect.options
@@ -66,7 +66,7 @@ async def _read(
     async with Natty(**settings) as natty:
 
         async def create() -> None:
-            """Make a consumer of our own that goes on after what was shown: one that is lost is made again."""
+            """Create our consumer, which continues after the last printed message: a lost consumer is created again."""
             start: dict[str, Any] = {"deliver_policy": "new" if new else "all"}
             if position:
                 start = {"deliver_policy": "by_start_sequence", "opt_start_seq": position + 1}

@@ -1,6 +1,6 @@
-"""How facts are printed for people and for programs: tables, blocks of names and values, JSON.
+"""How facts are printed for people and programs: tables, blocks of names and values, JSON.
 
-Control characters in a cell are escaped, as others wrote most of them; no cell is markup.
+Control characters in a cell are escaped, since most cells contain foreign text; cells are never markup.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from natty.cli.terminal import json_text, printable, say
 
 Json = Annotated[bool, typer.Option("--json", "-j", help="Print JSON.")]
 
-SCREEN = 200  # rows that rich lays out for a terminal; it takes half a millisecond for each, and folds what is too wide
+SCREEN = 200  # rows that rich lays out on a terminal, in half a millisecond each; it folds wide ones
 COLOURED = 100_000  # characters of JSON that are coloured
 LEAST = 24  # characters to which a column of sentences may shrink
-PIPE = 1_000_000  # characters of a line where no terminal is
+PIPE = 1_000_000  # characters of a line without a terminal
 
 
 class PlainConsole(Console):
-    """A console whose texts are no markup, and hold nothing that a terminal could act on. `Text` is as it was made.
+    """A console that prints text without markup, and escapes everything that a terminal could interpret.
 
-    In a pipe no line is folded.
+    A `Text` is printed unchanged. Lines in a pipe are not folded.
     """
 
     def __init__(self) -> None:
@@ -36,12 +36,12 @@ class PlainConsole(Console):
             self.width = PIPE
 
     def render_str(self, text: str, **how: Any) -> Text:
-        """Return a text that is printed, or stands in a cell, with all that is not printable escaped."""
+        """Return a text, for printing or for a cell, with all characters escaped that are not printable."""
         return super().render_str(printable(text, also="\n\t"), **{**how, "markup": False, "emoji": False})
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, total: Sequence[Any] = ()) -> None:
-    """Print `Rows`. A list that is too long to be laid out is printed a line a row on a terminal, too."""
+    """Print `Rows`. A list that is too long for layout is printed with one line per row on a terminal, too."""
     table, console = Rows(columns, rows, total=total), PlainConsole()
     if console.is_terminal and len(table.rows) <= SCREEN:
         console.print(table, crop=False)
@@ -50,10 +50,10 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, total:
 
 
 class Rows:
-    """A table as rich prints it; a column whose name begins with `>` is put to the right.
+    """A table that rich prints; a column whose name begins with `>` is right-aligned.
 
-    In a pipe it is a line a row, as long as it is. On a terminal too narrow for that, cells are folded between words;
-    where this is not enough, each row is a block of names and values. `total` is a last row, under a line.
+    In a pipe each row is one line of any length. On a terminal that is too narrow, cells are folded between words; if
+    that is not enough, each row is a block of names and values. `total` is a last row, under a line.
     """
 
     def __init__(self, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, total: Sequence[Any] = ()) -> None:
@@ -72,14 +72,14 @@ class Rows:
             yield from (_unfolded(line) for line in self.lines())
 
     def lines(self) -> list[str]:
-        """Return the heading and the rows, a line each."""
+        """Return the heading and the rows, one line each."""
         widths = self._widths()
         return [
             " " + "  ".join(map(_padded, line, widths, self.right)).rstrip() for line in (self.columns, *self._cells())
         ]
 
     def records(self) -> list[str]:
-        """Return the rows as blocks of names and values, with an empty line between them; empty values are left out."""
+        """Return the rows as blocks of names and values, with an empty line between them and without empty values."""
         width = max(map(cell_len, self.columns), default=0)
         found = []
         for row in self._cells():
@@ -94,7 +94,7 @@ class Rows:
         return [max(map(cell_len, cells)) for cells in zip(self.columns, *self._cells(), strict=True)]
 
     def _widths_within(self, most: int) -> list[int] | None:
-        """Return widths of columns in which no word and no number is broken. None if there is no room for that."""
+        """Return column widths that break no word and no number; None if there is no room for that."""
         widths, columns = self._widths(), zip(self.columns, *self._cells(), strict=True)
         least = [
             width if right else max([min(width, LEAST), *(cell_len(word) for cell in cells for word in cell.split())])
@@ -128,12 +128,12 @@ def print_facts(title: str, facts: Iterable[tuple[str, Any]]) -> None:
 
 
 def cells(*values: Any) -> list[Text]:
-    """Return the cells of a row of rich's, in which nothing is markup and control characters are escaped."""
+    """Return the cells of a rich row, without markup and with control characters escaped."""
     return [Text(printable(str(value))) for value in values]
 
 
 def print_document(data: Any, *, default: Callable[[Any], Any] | None = None) -> None:
-    """Print JSON, in colours on a terminal if it is not too long; `default` makes of others what JSON can say."""
+    """Print JSON, in colours on a terminal if it is not too long; `default` converts other values for JSON."""
     text, console = json_text(data, indent=2, default=default), Console()
     if console.is_terminal and len(text) <= COLOURED:
         console.print_json(text, ensure_ascii=text.isascii())

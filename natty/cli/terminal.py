@@ -1,7 +1,7 @@
-r"""Standard output for what others wrote: subjects, keys, headers, reasons, payloads.
+r"""Standard output for foreign text: subjects, keys, headers, reasons, payloads.
 
-A terminal acts on the control characters in it (ESC and what follows, C1, carriage returns): they are escaped there.
-A pipe or a file gets every byte as it is. Both command lines print by this file, or by `natty.cli.tables`.
+A terminal interprets the control characters in it (ESC sequences, C1, carriage returns), so they are escaped there. A
+pipe or a file gets every byte unchanged. Both command lines print through this file, or through `natty.cli.tables`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def printable(text: str, also: str = "") -> str:
 
 
 def say(*lines: str) -> None:
-    """Print lines for people on standard output; a line break inside one of them is escaped at a terminal."""
+    """Print lines of text on standard output; on a terminal, a line break inside a line is escaped."""
     if not lines:
         return
     if sys.stdout.isatty():
@@ -33,7 +33,7 @@ def say(*lines: str) -> None:
 
 
 def write(data: bytes) -> None:
-    """Write bytes to standard output: as they are, but at a terminal as text that it can't act on."""
+    """Write bytes to standard output: unchanged, but on a terminal as text that it can't interpret."""
     if sys.stdout.isatty():
         print(escaped(data).decode(), end="", flush=True)
     else:
@@ -43,12 +43,12 @@ def write(data: bytes) -> None:
 
 
 def escaped(data: bytes) -> bytes:
-    """Return bytes as UTF-8 that a terminal can't act on; line breaks and tabs stay."""
+    """Return bytes as UTF-8 that a terminal can't interpret; line breaks and tabs stay."""
     return printable(decode(data), also="\n\t").encode()
 
 
 def json_text(data: Any, *, indent: int | None = None, default: Callable[[Any], Any] | None = None) -> str:
-    """Return JSON that any output takes: in ASCII where it would hold lone surrogates or control characters."""
+    """Return JSON that any output accepts: in ASCII if it would contain lone surrogates or control characters."""
     text = json.dumps(data, indent=indent, default=default, ensure_ascii=False)
     if text.replace("\n", "").isprintable():
         return text
@@ -58,7 +58,7 @@ def json_text(data: Any, *, indent: int | None = None, default: Callable[[Any], 
 def _bytes(line: str) -> bytes:
     try:
         return encode(line)
-    except UnicodeEncodeError:  # a surrogate that stands for no byte
+    except UnicodeEncodeError:  # a surrogate that does not stand for a byte
         return legible(line).encode()
 
 

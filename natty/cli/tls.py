@@ -1,4 +1,4 @@
-"""`natty tls`: certificates for development."""
+"""`natty tls`: creates certificates for development."""
 
 import shlex
 from pathlib import Path
@@ -11,8 +11,8 @@ from natty.config.tls import DEV_DAYS, DEV_HOSTS, DevCA, TLSFiles
 app = typer.Typer(help="Certificates for development and tests.", no_args_is_help=True)
 
 DEFAULT_FOLDER = Path("assets/tls")
-CONFIGURATION = "nats-server.conf"  # stands in assets/tls
-COMPOSE_HOSTS = ("nats-1", "nats-2", "nats-3", "s3")  # the services of docker-compose.yml that show a certificate
+CONFIGURATION = "nats-server.conf"  # in assets/tls
+COMPOSE_HOSTS = ("nats-1", "nats-2", "nats-3", "s3")  # the services of docker-compose.yml that present a certificate
 
 
 @app.callback()

@@ -1,1 +1,1 @@
-"""`capture demo`: flights, captured, compacted and asked for."""
+"""`capture demo`: captures, compacts and queries real flights."""

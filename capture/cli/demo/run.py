@@ -1,4 +1,4 @@
-"""The main job on real input: what a user would do with the public API and command line, one step after the other."""
+"""The main job on real input: the steps of a user with the public API and command line, one after the other."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from natty.testing import NatsCluster, ServerOptions
 from natty.testing.spawner import spawn
 
 NODES = ("node-1", "node-2")
-WITHIN = 300.0  # seconds that any one step may take
+WITHIN = 300.0  # seconds that a single step may take
 POLL = 0.1  # seconds
 REMOVE_WITHIN = 15.0  # seconds
 
@@ -76,7 +76,7 @@ tls_key = {key}
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions:
-    """What `capture demo` was asked for."""
+    """The options of `capture demo`."""
 
     rows: int | None = None
     keep: bool = False
@@ -86,7 +86,8 @@ class DemoOptions:
 
 
 async def run_demo(options: DemoOptions) -> bool:
-    """Run it all and show it; True if nothing is missing and Spark's answers are the CSV's. No process stays behind."""
+    """Run the demo and show it. True if nothing is missing and Spark's answers equal the CSV's. Leaves no process
+    behind."""
     flights.data_file()
     console = Console(stderr=options.as_json)
     folder = options.folder.resolve() if options.folder else Path(tempfile.mkdtemp(prefix="capture-demo-"))
@@ -121,7 +122,7 @@ class Demo:
         self.total = min(options.rows or flights.TOTAL, flights.TOTAL)
 
     async def run(self) -> Result:
-        """Cluster, nodes, publish, kill, wait, verify, ask."""
+        """Run the steps: cluster, nodes, publish, kill, wait, verify, query."""
         self.view.say("Making certificates and starting a three-node JetStream cluster over TLS")
         files = DevCA.create().write(self.folder / "tls")
         options = ServerOptions(port=self.options.port, name="demo")
@@ -138,7 +139,7 @@ class Demo:
         return self.result
 
     async def _job(self, natty: Natty, config: CaptureConfig) -> None:
-        await natty.election(SWEEP.election(flights.STREAM)).prepare()  # says so if the server is too old to elect
+        await natty.election(SWEEP.election(flights.STREAM)).prepare()  # raises if the server is too old for elections
         await natty.ensure_stream(
             flights.STREAM, subjects=[flights.SUBJECTS], num_replicas=3, allow_batched=True, duplicate_window=600.0
         )
@@ -157,7 +158,7 @@ class Demo:
         await self._ask(config, picture)
 
     def _configure(self, servers: list[str], files: TLSFiles) -> CaptureConfig:
-        """Write `capture.toml`: the nodes run with it, and so may the user afterwards."""
+        """Write `capture.toml`. The nodes run with it, and the user can use it afterwards."""
         text = {
             "stream": flights.STREAM,
             "store": json.dumps(str(self.folder / "archive")),
@@ -177,17 +178,17 @@ class Demo:
         command = [sys.executable, "-m", "capture", "--log-level", "info", "run"]
         command += ["--config", str(self.folder / "capture.toml"), "--node-name", name]
         environment = {n: value for n, value in os.environ.items() if not n.startswith(("CAPTURE_", "NATS_"))}
-        environment["TMPDIR"] = str(self.folder / "tmp")  # a node that is killed can't remove Spark's files
+        environment["TMPDIR"] = str(self.folder / "tmp")  # a killed node can't remove Spark's files
         with (self.folder / "logs" / f"{name}.log").open("ab") as output:
             self.nodes[name] = spawn(command, output=output, folder=self.folder, environ=environment)
 
     async def _leader(self, natty: Natty, *, other_than: str = "") -> str:
-        """Return who leads the sweep, once somebody (else) does."""
+        """Return the leader of the sweep, once there is one (other than `other_than`)."""
         name = SWEEP.election(flights.STREAM)
         async with self._within("a node is elected"):
             while True:
                 self._check_nodes()
-                with contextlib.suppress(NattyError):  # the elections' own stream may be without a leader for a moment
+                with contextlib.suppress(NattyError):  # the stream of the elections may have no leader for a moment
                     if (leader := await natty.get_leader(name)) and leader != other_than:
                         return leader
                 await asyncio.sleep(0.02)
@@ -206,7 +207,7 @@ class Demo:
         self.result.published_per_second = publisher.stored / (time.monotonic() - began)
 
     async def _kill_the_leader(self, natty: Natty) -> None:
-        """Kill the sweep's leader with SIGKILL when about half is captured, and time the other's election."""
+        """Kill the sweep's leader with SIGKILL when about half is captured, and time the election of its successor."""
         async with self._within("half of the flights are captured"):
             await self._until(natty, self.total / 2)
         killed = await self._leader(natty)
@@ -221,17 +222,17 @@ class Demo:
         )
 
     async def _captured(self, natty: Natty) -> int:
-        """Return how many messages are stored and acked up to here."""
+        """Return how many messages are stored and acked."""
         info = await natty.jetstream.request(f"CONSUMER.INFO.{flights.STREAM}.capture")
         waiting = info["num_pending"] + info["num_ack_pending"]
         stream = await natty.jetstream.request(f"STREAM.INFO.{flights.STREAM}")
         return int(stream["state"]["messages"] - waiting)
 
     async def _until(self, natty: Natty, enough: float) -> int:
-        """Wait until so many messages are stored and acked, and return how many are."""
+        """Wait until at least `enough` messages are stored and acked, and return how many are."""
         while True:
             self._check_nodes()
-            with contextlib.suppress(RequestTimeoutError):  # a busy server: ask again
+            with contextlib.suppress(RequestTimeoutError):  # the server is busy: try again
                 captured = await self._captured(natty)
                 self.view.advance("stored and acked", captured, self.total)
                 if captured >= enough:
@@ -242,7 +243,7 @@ class Demo:
     async def _progress(self, natty: Natty) -> AsyncIterator[None]:
         async def follow() -> None:
             while True:
-                with contextlib.suppress(Exception):  # a picture for people: the steps themselves report errors
+                with contextlib.suppress(Exception):  # only a display: the steps themselves report errors
                     self.view.advance("stored and acked", await self._captured(natty), self.total)
                 await asyncio.sleep(POLL)
 
@@ -284,7 +285,7 @@ class Demo:
         self.view.done(f"Verified: {self.result.verdict}", well=self.result.verified)
 
     async def _ask(self, config: CaptureConfig, picture: Picture) -> None:
-        """Ask Spark, and compare with the CSV read directly."""
+        """Query Spark, and compare the answers with the CSV read directly."""
         view = SparkView(objects=picture.files, payload_schema=flights.COLUMNS)
         expected = await asyncio.to_thread(flights.expected, self.options.rows)
         async with SparkDriver(config.spark.options(), log=self.folder / "logs" / "spark-questions.log") as spark:
@@ -326,7 +327,7 @@ class Demo:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder in which processes may still be about to end."""
+    """Remove a folder that ending processes may still use."""
     deadline = time.monotonic() + REMOVE_WITHIN
     while folder.exists() and time.monotonic() < deadline:
         shutil.rmtree(folder, ignore_errors=True)
@@ -334,7 +335,7 @@ def remove(folder: Path) -> None:
 
 
 async def plain_text_answer(port: int) -> str:
-    """Speak the protocol without TLS to a server, and return what it says before it closes the connection."""
+    """Speak the protocol without TLS to a server, and return its answer before it closes the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         await reader.readline()  # INFO

@@ -1,4 +1,4 @@
-"""What the demo found, and how it is shown."""
+"""The demo's result, and its display."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS_SHOWN = 5
 
 @dataclass
 class Result:
-    """What the demo found; the last table shows it."""
+    """The result of the demo; the last table shows it."""
 
     messages: int = 0
     published_per_second: float = 0.0
@@ -44,24 +44,24 @@ class Result:
 
     @property
     def answers_equal(self) -> bool:
-        """Whether every question was asked, and Spark's answers are the CSV's."""
+        """Whether every query was run, and Spark's answers equal the CSV's."""
         return self.questions_asked == len(QUESTIONS) and not self.differences
 
     @property
     def ok(self) -> bool:
-        """Whether everything was as promised."""
+        """Whether every check succeeded."""
         return self.verified and self.answers_equal
 
 
 def program() -> str:
-    """Return how this very command line is called from here."""
+    """Return how to call this command line from the current folder."""
     if shutil.which("capture") or Path(sys.argv[0]).name != "capture":
         return "capture"
     return shlex.quote(os.path.relpath(sys.argv[0]))
 
 
 class View:
-    """Progress bars while it works, lines for what happened, tables in the end."""
+    """Progress bars while the demo works, a line for each step, tables at the end."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -84,21 +84,21 @@ class View:
         self._progress.stop()
 
     def say(self, text: str) -> None:
-        """Say what begins."""
+        """Print a step that begins."""
         self._console.print(f"… {text}", highlight=False)
 
     def done(self, text: str, *, well: bool = True) -> None:
-        """Say what has happened, and whether it is well."""
+        """Print a step that has ended, and whether it succeeded."""
         self._console.print(f"{'[green]✓[/green]' if well else '[red]✗[/red]'} {text}", highlight=False)
 
     def advance(self, what: str, done: int, total: int) -> None:
-        """Move a bar."""
+        """Advance a bar."""
         if what not in self._bars:
             self._bars[what] = self._progress.add_task(what, total=total)
         self._progress.update(self._bars[what], completed=done)
 
     def answer(self, question: Question, rows: Answer, *, equal: bool) -> None:
-        """Show an answer and whether it is the CSV's."""
+        """Show an answer and whether it equals the CSV's."""
         mark = "[green]✓[/green]" if equal else "[red]✗[/red]"
         self._console.print(f"{mark} {question.title}: {'equal to' if equal else 'DIFFERENT from'} the CSV")
         table = Table()
@@ -111,7 +111,7 @@ class View:
         self._console.print(table)
 
     def summary(self, result: Result, folder: Path) -> None:
-        """Show what came out, and what to try next."""
+        """Show the result, and commands to try next."""
         table = Table(title="The main job", show_header=False, title_justify="left")
         table.add_column(justify="right")
         table.add_column()
