@@ -63,8 +63,7 @@ def check_java(candidates: Iterable[Candidate]) -> list[Finding]:
 
 
 def check_class_data(wanted: bool, archive: tuple[Path, int | None] | str) -> Finding:
-    """Report whether Spark starts from an archive of its classes: its path and size, or why there is no place for
-    it."""
+    """Report whether Spark starts from an archive of its classes: its path and size, or why it has no place."""
     if not wanted:
         return Finding(
             "class archive", Status.OK, "not wanted: class_data is false, and sessions start in twice the time"

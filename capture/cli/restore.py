@@ -56,16 +56,14 @@ def _time(text: str) -> int:
 
 
 def _start(text: str) -> dict[str, int]:
-    """Return where a window starts: at a sequence, or at a time with its zone. Raises a usage error if it is
-    neither."""
+    """Return where a window starts: a sequence, or a time with its zone. Raises a usage error if it is neither."""
     if text.isdecimal() and int(text):
         return {"start": int(text)}
     return {"start_ns": _time(text)}
 
 
 def _speed(text: str) -> float:
-    """Return the factor to the original speed: 1 for "original", 0 for "max". Raises a usage error if it is not
-    valid."""
+    """Return the factor to the original speed: 1 for "original", 0 for "max". Raises a usage error if it is invalid."""
     try:
         speed = {"original": 1.0, "max": 0.0}[text] if text in ("original", "max") else float(text)
     except ValueError:

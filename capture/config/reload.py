@@ -32,8 +32,7 @@ LIVE = {
 
 @dataclass(frozen=True)
 class Change:
-    """The new configuration, the settings that `changed` and their values, and those `kept` because they need a
-    restart."""
+    """The new configuration, the `changed` settings with their values, and those `kept` because they need a restart."""
 
     config: CaptureConfig
     changed: list[str]

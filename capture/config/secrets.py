@@ -20,8 +20,7 @@ _PASSWORD = re.compile("//[^/@]*@")  # in a URL: a user with a password, or a to
 
 
 def shown(struct: msgspec.Struct, instead: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return the names and values of a struct's fields for `repr`, with the values of `instead` in place of the
-    fields'."""
+    """Return the names and values of a struct's fields for `repr`; `instead` replaces some values."""
     return [(name, instead.get(name, getattr(struct, name))) for name in struct.__struct_fields__]
 
 

@@ -89,8 +89,7 @@ def data_file(location: str, one: Stored, footer: pq.FileMetaData, schema: Schem
 
 
 class _Columns:
-    """The statistics of columns over all row groups, by field id. `unknown`: a row group has no statistics of the
-    column."""
+    """The statistics of columns over all row groups, by field id. `unknown`: some row group has none of the column."""
 
     def __init__(self, fields: dict[str, NestedField]) -> None:
         self._fields = fields

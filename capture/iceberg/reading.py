@@ -55,8 +55,7 @@ class ArchiveCatalog(NoopCatalog):
         return [(name, stream) for stream in sorted(self._committed(name).iceberg)]
 
     def load_table(self, identifier: str | Identifier) -> Table:
-        """Return the table as committed now. Raises NoSuchNamespaceError, NoSuchTableError, CaptureError,
-        NattyError."""
+        """Return the committed table. Raises NoSuchNamespaceError, NoSuchTableError, CaptureError, NattyError."""
         name, stream = Catalog.identifier_to_tuple(identifier)
         exposed = self._committed(name).iceberg.get(stream)
         if exposed is None:

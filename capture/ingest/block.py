@@ -60,8 +60,7 @@ class Limits:
             raise ConfigError(f"interval {self.interval} s must be whole minutes, and a day a multiple of it")
 
     def check_consumer(self, *, ack_wait: float, max_ack_pending: int) -> None:
-        """Raise ConfigError if a consumer with these settings would redeliver messages of an open block, or stall on
-        them."""
+        """Raise ConfigError if a consumer with these settings would redeliver or stall on messages of an open block."""
         if self.max_age >= ack_wait:
             raise ConfigError(
                 f"max_age {self.max_age} s must be below the consumer's ack_wait {ack_wait} s: "
@@ -183,8 +182,7 @@ class OpenBlocks:
 
     @property
     def spill(self) -> Spill | None:
-        """The log with the blocks' content; None: the content is in memory. Write what was added before you read a
-        block."""
+        """The log with the blocks' content; None: it is in memory. Write what was added before you read a block."""
         return self._spill
 
     def add(self, groups: Groups, *, now: float) -> list[SealedBlock]:

@@ -107,8 +107,7 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
         return f"{which}: {self.gone_because}"
 
     def gaps_sentence(self) -> str:
-        """Return a sentence with the sequences that are not in the archive, why, and how many are there more than once;
-        or ""."""
+        """Return how many sequences are not in the archive, why, and how many are in it more than once, as text; or ""."""
         gone, told = self.gaps - (self.missing or 0) - self.awaited, "were deleted in the stream, or expired there"
         if self.missing is None:
             told += ", or have subjects that are not captured"
@@ -224,8 +223,7 @@ class View:
         return max(((one.node.oldest or 0.0) + one.ago for one in self.nodes if not one.is_late), default=0.0)
 
     def troubles(self, *, leader: str) -> list[str]:
-        """Return a sentence for each problem. `leader` leads the sweep, as far as the election shows; "" if no node
-        does."""
+        """Return a sentence for each problem. `leader` is the sweep's leader by the election, "" if there is none."""
         found = [] if leader else ["nobody leads the sweep: what is stored is not adopted"]
         found += few(self.unreadable)
         if self.state is None:
@@ -324,8 +322,7 @@ class Board:
         return f"node.{self._archive}.{quoted}"
 
     async def _read(self, key: str, kind: type[T], unreadable: list[str]) -> tuple[T, float] | None:
-        """Return the value of a key, and when it was published (Unix seconds, the server's clock); None if there is
-        none."""
+        """Return the value of a key, and when it was published (Unix seconds, server's clock); None if it was not."""
         try:
             entry = await self._bucket.get(key)
             read: T = decode(entry.value, kind, most_bytes=MOST_BYTES)

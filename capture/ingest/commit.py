@@ -228,8 +228,7 @@ class Committer:
         raise AssertionError("the last attempt returns or raises")
 
     def _pause(self, attempt: int) -> float:
-        """Return the seconds to wait after this attempt, with jitter, so that nodes do not all try again at the same
-        time."""
+        """Return the seconds to wait after this attempt, with jitter, so that not all nodes retry at the same time."""
         longest = min(self.options.backoff * 2.0 ** (attempt - 1), self.options.max_backoff)
         return longest * random.uniform(0.5, 1.0)
 

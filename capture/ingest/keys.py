@@ -36,8 +36,7 @@ _LIKE_RESERVED = re.compile(rf"_*({'|'.join(one.value for one in Reserved)})")
 
 @lru_cache(maxsize=4096, typed=True)
 def key_text(key: Hashable) -> str:
-    """Return the key as text that can be written anywhere: never empty, UTF-8; if too long, cut, with a hash at the
-    end.
+    """Return the key as text that can be written anywhere: never empty, UTF-8; if too long, cut and ended by a hash.
 
     None and "" become "_none"; true and false are written as in JSON. A text like that of a reserved key gets another
     leading "_", so that the two differ. A dataclass, Struct or named tuple becomes "/a=…/b=…", each part quoted as in a

@@ -110,8 +110,7 @@ class PinnedReader:
         self.arrived = []
 
     async def release(self, within: float, seal: Callable[[], None]) -> None:
-        """Stop, wait until all read messages are stored and acknowledged or `within` seconds have passed, give up the
-        pin.
+        """Stop, wait up to `within` seconds until all read messages are stored and acknowledged, then give up the pin.
 
         `seal` seals the open blocks, so that they are stored.
         """
@@ -127,8 +126,7 @@ class PinnedReader:
         await self.close()
 
     async def close(self) -> None:
-        """Stop, acknowledge nothing more, and give up the pin: the next reader gets the messages that are not
-        acknowledged."""
+        """Stop, acknowledge nothing more, give up the pin: the next reader gets the unacknowledged messages."""
         self.stop()
         self._floor.begin()
         await asyncio.wait(self._tasks[:1], timeout=FLUSH_TIMEOUT)
@@ -141,8 +139,7 @@ class PinnedReader:
                 await self._natty.jetstream.request(self._api("UNPIN"), {"group": PRIORITY_GROUP})
 
     async def _run(self) -> None:
-        """Read whenever this node is pinned. Raises ConsumerNotFoundError, StreamNotFoundError if the consumer was
-        deleted."""
+        """Read when pinned. Raises ConsumerNotFoundError, StreamNotFoundError if the consumer was deleted."""
         while not self._stopping:
             self._pin = self._new_pin()
             await self._pull_until(1, self._await_pin)
@@ -185,8 +182,7 @@ class PinnedReader:
         return True
 
     async def _begin(self) -> bool:
-        """Have the server deliver everything that is not acknowledged to us, in order; return False if that is not
-        certain."""
+        """Have the server deliver everything unacknowledged to us, in order; return False if that is not certain."""
         try:
             if not await self._keep_pin():
                 return False
@@ -242,8 +238,7 @@ class PinnedReader:
                 await (self._keep_pin() if self._pin.id else self._rouse())
 
     async def _rouse(self) -> None:
-        """If no node is pinned any more, have the server deliver unacknowledged messages again now, not after
-        `ack_wait`."""
+        """If no node is pinned, have the server redeliver unacknowledged messages now, not only after `ack_wait`."""
         state = await self._natty.jetstream.request(self._api("INFO"))
         if state["num_ack_pending"] and not seen(state).pinned and not self._stopping:
             await self._natty.jetstream.request(self._api("RESET"))

@@ -154,8 +154,7 @@ class Source:
                 await self._wake.wait()
 
     async def _read_ahead(self) -> None:
-        """Read as far ahead as the credit allows, even while the pipeline waits; then hand back the messages it did not
-        take.
+        """Read as far ahead as the credit allows, even while the pipeline waits; then hand back untaken messages.
 
         Messages that wait here are kept alive, too.
         """
@@ -186,8 +185,7 @@ class Source:
             self._pull = self._new_pull()
 
     async def _begin(self, floor: Floor) -> bool:
-        """Have the server deliver all unacknowledged messages to us alone, in order; False if stopped. Raises
-        NotAlone."""
+        """Have the server deliver all unacknowledged messages to us alone, in order; False if stopped. NotAlone."""
         deadline = asyncio.get_running_loop().time() + ALONE_WITHIN
         where = f"{self._stream}.{self._durable}"
         while not self._stopping:

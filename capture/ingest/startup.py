@@ -50,8 +50,7 @@ def may_pass(error: Exception) -> bool:
 
 
 def pauses() -> Iterator[float]:
-    """Yield the seconds between attempts: about twice as many each time, up to LONGEST_PAUSE, different for each
-    node."""
+    """Yield the seconds between attempts: about twice as many each time, up to LONGEST_PAUSE, random for each node."""
     pause = FIRST_PAUSE
     while True:
         yield pause * random.uniform(0.5, 1.0)

@@ -45,8 +45,7 @@ StoreMessages = Callable[[AsyncIterable[Batch], Acknowledger], Awaitable[None]]
 
 
 class Unstored:
-    """Tracks which acknowledged messages of a stream are not stored, and since when. Pure: times are arguments, in
-    seconds."""
+    """Tracks which acknowledged messages of a stream are not stored, and since when. Pure: times are arguments (s)."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[float, Sequences]] = []
@@ -107,8 +106,7 @@ class Healer:
         return f"Healer({dict(self._unstored)}, {dict(self._healed)})"
 
     async def state(self, progress: Progress, found: Coverage) -> StreamState:
-        """Store the messages that no node has stored, and return how far a stream is captured. `found` is what objects
-        hold."""
+        """Store messages that no node has stored; return how far a stream is captured. `found` is what objects hold."""
         gaps, missing = progress.gaps(found), None
         present: Sequences | None = Sequences()
         if gaps or progress.work_queue or progress.interest:
@@ -127,8 +125,7 @@ class Healer:
         return progress.state(found, missing, self._gone[progress.stream])
 
     async def tend(self, progress: Progress, unstored: Sequences) -> Missing:
-        """Store a portion of the messages that no node is going to store. `unstored` is in the stream and in no
-        object."""
+        """Store a portion of the messages that no node will store. `unstored` is in the stream and in no object."""
         due = await self._due(self._unstored[progress.stream], unstored, progress.backlog.ack_wait)
         if not due:
             return Missing(awaited=unstored, healed=self._healed[progress.stream])
@@ -155,8 +152,7 @@ class Healer:
             log.error(text, len(gone), stream, gone.describe(), progress.removal, extra=extra)
 
     async def release(self, progress: Progress, stranded: Sequences) -> None:
-        """Delete from a work queue the messages that committed objects hold and the consumer has forgotten, as an ack
-        would."""
+        """Delete from a work queue, as an ack would, messages that committed objects hold and the consumer forgot."""
         due = await self._due(self._stranded[progress.stream], stranded, progress.backlog.ack_wait)
         if not due:
             return
@@ -263,8 +259,7 @@ class Reading:
         return f"Reading({self._progress.stream}, {len(self._wanted)} wanted, {len(self.stored)} stored)"
 
     async def __aiter__(self) -> AsyncIterator[Batch]:
-        """Yield a portion of the messages, in order. Settle those that have left the stream or should not be
-        captured."""
+        """Yield a portion of the messages, in order. Settle those that left the stream or are not to be captured."""
         size = 0
         for some in _portion(self._wanted):
             self._check()
@@ -321,8 +316,7 @@ class Reading:
 
 
 async def held_since(board: Board, elapsed: Callable[[], float]) -> float:
-    """Return since when, by `elapsed`, running nodes may have held messages that they have not stored; -inf if
-    unknown."""
+    """Return since when, by `elapsed`, running nodes may hold messages that they have not stored; -inf if unknown."""
     try:
         return elapsed() - (await board.read()).held_for
     except (CaptureError, NattyError) as error:

@@ -252,8 +252,7 @@ class Duty:
         return disagreement({**said, self.node: self.location})
 
     async def _earlier_time(self) -> float:
-        """Return the earlier of our time and the server's, so that nothing expires too early because one of them is
-        ahead."""
+        """Return the earlier of our time and the server's, so that nothing expires early because one clock is ahead."""
         info = await self.natty.jetstream.request(f"STREAM.INFO.{self.config.stream}")
         return min(self.clock(), server_time(info))
 
@@ -312,8 +311,7 @@ class Sweeps:
         return report
 
     async def _read_streams(self, report: SweepReport, progress: list[Progress]) -> list[StreamState]:
-        """Return how far each stream is captured, if the server reports it. Store the messages that no node has
-        stored."""
+        """Return how far each stream is captured, if the server reports it. Store messages that no node has stored."""
         picture = picture_of(report)
         if picture.manifest.of_table > picture.table.number:  # the sweep has read an older table
             return [one.state(None, None) for one in progress]

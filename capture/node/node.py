@@ -358,8 +358,7 @@ def _explain_end(error: JetStreamError, config: CaptureConfig) -> str:
 
 
 def _check(config: CaptureConfig) -> None:
-    """Check the settings that a node uses only after it has connected or been elected. Raises ConfigError,
-    BadNameError."""
+    """Check settings that a node uses only after it has connected or been elected. Raises ConfigError, BadNameError."""
     for kind in ("stream", "durable", "group", "member"):
         if name := getattr(config, kind):
             check_name(kind, name)

@@ -31,8 +31,7 @@ class MissingFlagError(typer.BadParameter):
 
 
 def confirm(question: str, *, force: bool) -> None:
-    """Return if the answer is yes, or with `force`. Aborts on no; raises ConfigError if there is no terminal to ask
-    on."""
+    """Return if the answer is yes, or with `force`. Aborts on no; raises ConfigError without a terminal to ask on."""
     if force:
         return
     if not sys.stdin.isatty():
@@ -119,8 +118,7 @@ def size(text: str) -> int:
 
 
 def headers_of(given: list[str]) -> dict[str, str | list[str]]:
-    """Return headers given as `Name: value`; a repeated name keeps every value. Raises a usage error if one is not
-    valid."""
+    """Return headers given as `Name: value`; a repeated name keeps every value. Usage error if one is invalid."""
     headers: dict[str, list[str]] = {}
     for one in given:
         name, colon, value = one.partition(":")

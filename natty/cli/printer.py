@@ -60,8 +60,7 @@ class Printer:
             print(self._lost(lost), file=sys.stderr, flush=True)
 
     async def ended(self) -> None:
-        """Return when `count` messages are printed. Raises the output's error: BrokenPipeError if its reader is
-        gone."""
+        """Return when `count` messages are printed. Raises the output's error, such as BrokenPipeError."""
         await asyncio.shield(self._ended)
 
     def take(self, messages: list[RawMessage]) -> bool:

@@ -16,8 +16,7 @@ _EVERY_CALL = "persist_mode is async: the server acknowledges messages before it
 def check_faults(
     version: Version, streams: Iterable[Mapping[str, Any]] = (), consumers: Iterable[Mapping[str, Any]] = ()
 ) -> list[Finding]:
-    """Warn of each known fault of this version, and of each consumer it may affect; fail if a stream loses messages by
-    it."""
+    """Warn of each known fault of this version and each consumer it may affect; fail if a stream loses messages."""
     text, findings = text_of(version), list[Finding]()
     configs = {one["config"]["name"]: one["config"] for one in streams}
     for name, fault in faults_of(version):

@@ -190,8 +190,7 @@ def stream_options(*, without: tuple[str, ...] = (), editing: bool = False, defa
 
 
 def document_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given options as a stream's configuration, in the server's terms, without options that were not
-    given."""
+    """Return the given options as a stream's configuration, in the server's terms; omit those not given."""
     return _configuration(STREAM, given)
 
 

@@ -203,8 +203,7 @@ async def _add(nats: dict[str, Any], document: dict[str, Any]) -> tuple[bool, St
 
 
 async def _plan(nats: dict[str, Any], document: dict[str, Any]) -> Plan:
-    """Return what would change. Raises StreamExistsError if the server never changes it, ConfigError if it is
-    impossible."""
+    """Return what would change. StreamExistsError if the server never changes it; ConfigError if it is impossible."""
     name = document["name"]
     async with Natty(**nats) as natty, naming_nearest(natty.jetstream, name):
         actual = (await stream_info(natty.jetstream, name))["config"]

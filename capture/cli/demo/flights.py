@@ -43,8 +43,7 @@ Answer = list[tuple[int | str, ...]]
 
 
 class Question(NamedTuple):
-    """A query that the demo runs on Spark, and the columns it shows. Only whole numbers: they must be equal, not
-    near."""
+    """A query that the demo runs on Spark, and its columns. Only whole numbers: they must be equal, not near."""
 
     title: str
     columns: tuple[str, ...]

@@ -86,8 +86,7 @@ class DemoOptions:
 
 
 async def run_demo(options: DemoOptions) -> bool:
-    """Run the demo and show it. True if nothing is missing and Spark's answers equal the CSV's. Leaves no process
-    behind."""
+    """Run the demo and show it. True if nothing is missing and Spark's answers equal the CSV's. No process is left."""
     flights.data_file()
     console = Console(stderr=options.as_json)
     folder = options.folder.resolve() if options.folder else Path(tempfile.mkdtemp(prefix="capture-demo-"))
