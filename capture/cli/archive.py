@@ -53,8 +53,8 @@ def sweep(
         return
 
     async def once() -> Any:
-        async with _claimed(wanted) as natty:
-            return await _once_elected(natty, wanted, SWEEP, wanted.lease, wait, _sweep(natty, wanted))
+        async with _connect_claimed(wanted) as natty:
+            return await _run_elected(natty, wanted, SWEEP, wanted.lease, wait, _sweep(natty, wanted))
 
     _show(run_async(once()), as_json)
 
@@ -82,12 +82,12 @@ def compact(
         return
 
     async def once() -> Any:
-        async with _claimed(wanted) as natty:
+        async with _connect_claimed(wanted) as natty:
             if not await natty.get_leader(SWEEP.election(wanted.name)):
-                await _once_elected(natty, wanted, SWEEP, wanted.lease, wait, _sweep(natty, wanted))
+                await _run_elected(natty, wanted, SWEEP, wanted.lease, wait, _sweep(natty, wanted))
             lease = wanted.compaction.lease
             work = _compact(natty, wanted, all_blocks=all_blocks)
-            return await _once_elected(natty, wanted, COMPACTION, lease, wait, work)
+            return await _run_elected(natty, wanted, COMPACTION, lease, wait, work)
 
     done = run_async(once())
     _show(done, as_json)
@@ -126,7 +126,7 @@ def _compact(natty: Natty, config: CaptureConfig, *, all_blocks: bool) -> Work:
 
 
 @contextlib.asynccontextmanager
-async def _claimed(config: CaptureConfig) -> AsyncIterator[Natty]:
+async def _connect_claimed(config: CaptureConfig) -> AsyncIterator[Natty]:
     """Connect, and check that the store is this archive's. Only nodes create an archive."""
     store = open_store(config.store)
     async with Natty(**config.nats) as natty:
@@ -136,7 +136,7 @@ async def _claimed(config: CaptureConfig) -> AsyncIterator[Natty]:
         yield natty
 
 
-async def _once_elected(
+async def _run_elected(
     natty: Natty, config: CaptureConfig, office: Office, lease: float, wait: float, work: Work
 ) -> Any:
     """Campaign, do the work once as the leader, and resign."""
@@ -174,7 +174,7 @@ def ls(
     """List what the archive holds, from the newest manifest and table in the store. Needs no server."""
     flags = {"stream": stream, "store": store, **settings.checks(public_key, encrypted_only)}
     wanted = settings.archive(config, flags, {}, needs=("store",))
-    picture = run_async(_listed(open_store(wanted.store), wanted))
+    picture = run_async(_read_archive(open_store(wanted.store), wanted))
     if as_json:
         print_document(msgspec.to_builtins({"blocks": picture.blocks, "table": picture.files}))
         return
@@ -188,7 +188,7 @@ def ls(
     say(f"{numbers}: {len(picture.blocks)} blocks, {len(picture.files)} table files")
 
 
-async def _listed(store: Store, config: CaptureConfig) -> Picture:
+async def _read_archive(store: Store, config: CaptureConfig) -> Picture:
     """Return the newest state in the store, if it can be trusted. Raises CaptureError."""
     await require_archive(store)
     trust = config.trust(await archive_name(store))

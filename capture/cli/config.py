@@ -213,11 +213,11 @@ def shown(place: Place, value: Any) -> Any:
     """Return the value without parts that may be secret."""
     match place:
         case ("store",):
-            return _shown_store(value)
+            return _redact_store(value)
         case ("nats", "servers") if isinstance(value, list):
             return [shown(place, url) for url in value]
         case ("nats", "servers") if isinstance(value, str):
-            return _shown_servers(value)
+            return _redact_servers(value)
         case ("nats", name) if not _NATS.get(name) or isinstance(value, dict | list):
             return HIDDEN
         case ("spark", "properties", _):
@@ -225,12 +225,12 @@ def shown(place: Place, value: Any) -> Any:
     return HIDDEN if isinstance(value, str) and _SECRET.search(value) else value
 
 
-def _shown_servers(urls: str) -> str:
+def _redact_servers(urls: str) -> str:
     one_by_one = re.split(r",(?=\s*\w+://)", urls)  # a comma may be part of a password
     return ",".join(redact(url) if "//" in url else re.sub(".*@", f"{HIDDEN}@", url) for url in one_by_one)
 
 
-def _shown_store(url: str) -> str:
+def _redact_store(url: str) -> str:
     if "://" not in url or url.startswith("file://"):
         return url
     plain, mark, query = url.partition("?")

@@ -130,14 +130,14 @@ async def _streams(config: CaptureConfig) -> list[Finding]:
     try:
         async with Natty(**config.nats) as natty:
             found = [await stream_info(natty, one.stream) for one in each(config)]
-            moved = [one for one in [await _moved(natty, one) for one in each(config) if one.store] if one]
+            moved = [one for one in [await _check_moved(natty, one) for one in each(config) if one.store] if one]
             server = await _server(natty, found)
     except (NattyError, CaptureError) as error:
         return [Finding("stream", Status.FAIL, str(error))]
-    return [*(Finding("stream", Status.OK, _told(info)) for info in found), *moved, *server]
+    return [*(Finding("stream", Status.OK, _describe(info)) for info in found), *moved, *server]
 
 
-async def _moved(natty: Natty, config: CaptureConfig) -> Finding | None:
+async def _check_moved(natty: Natty, config: CaptureConfig) -> Finding | None:
     """Report if the archive that NATS knows is in another store: a node would refuse to start."""
     try:
         await check_not_moved(natty, open_store(config.store), config)
@@ -164,7 +164,7 @@ async def _server(natty: Natty, streams: list[dict[str, Any]]) -> list[Finding]:
     ]
 
 
-def _told(info: dict[str, Any]) -> str:
+def _describe(info: dict[str, Any]) -> str:
     by = "direct get" if info["config"].get("allow_direct") else "a consumer, since allow_direct is not set"
     return f"{info['config']['name']} holds {info['state']['messages']:,} messages; Spark reads it by {by}"
 

@@ -31,14 +31,14 @@ async def going(config: CaptureConfig) -> list[dict[str, Any]]:
             grace=config.sweep.grace,
             retention=retention(config),
         )
-    return [*map(_expired, [*seen.plan.expired, *seen.files]), *_deleted(seen)]
+    return [*map(_describe_expired, [*seen.plan.expired, *seen.files]), *_describe_deleted(seen)]
 
 
-def _expired(one: Expired) -> dict[str, Any]:
+def _describe_expired(one: Expired) -> dict[str, Any]:
     return {"path": one.object.path, "why": one.reason, "messages": one.object.count, "bytes": one.object.bytes}
 
 
-def _deleted(seen: Preview) -> list[dict[str, Any]]:
+def _describe_deleted(seen: Preview) -> list[dict[str, Any]]:
     return [{"path": path, "why": _why(path, path in seen.let_go)} for path in seen.plan.remove_objects]
 
 

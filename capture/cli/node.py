@@ -115,7 +115,7 @@ def run(
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)
     try:
-        run_async(last.after(_served(node, metrics, guard) if metrics else node.run()))
+        run_async(last.after(_serve_and_run(node, metrics, guard) if metrics else node.run()))
     finally:
         last.cancel()
 
@@ -170,7 +170,7 @@ class _LastResort:
         os._exit(self._status)
 
 
-async def _served(node: Node | Several, address: str, guard: Guard | None) -> None:
+async def _serve_and_run(node: Node | Several, address: str, guard: Guard | None) -> None:
     try:
         from capture.node.metrics import serve
     except ImportError as error:

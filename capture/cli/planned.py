@@ -30,13 +30,13 @@ async def planned(config: CaptureConfig) -> dict[str, Any]:
     taken = {one.path for group in groups for one in group.inputs}
     waiting = [one for one in picture.blocks if one.path not in taken]
     return {
-        "groups": [_described(group, now) for group in groups],
+        "groups": [_describe(group, now) for group in groups],
         "waiting_files": len(waiting),
         "waiting_bytes": sum(one.bytes for one in waiting),
     }
 
 
-def _described(group: Group, now: float) -> dict[str, Any]:
+def _describe(group: Group, now: float) -> dict[str, Any]:
     oldest = min(one.stored_ns for one in group.inputs) / 1e9
     return {
         "stream": group.stream,

@@ -155,21 +155,21 @@ def restore(
         prefix=replay_to or "",
         pace=Pace(speed=pace or 0.0),
     )
-    plan, done = run_async(_restored(wanted, say=not as_json))
+    plan, done = run_async(_restore(wanted, say=not as_json))
     if as_json:
         print_document(_as_dict(plan, done))
     elif done is not None:
         terminal.say(*_summary(done).splitlines())
 
 
-async def _restored(wanted: _Wanted, *, say: bool) -> tuple[Plan, Restored | None]:
+async def _restore(wanted: _Wanted, *, say: bool) -> tuple[Plan, Restored | None]:
     """Make the plan, print it, and carry it out unless this is a dry run."""
     store = open_store(wanted.config.store)
     config = msgspec.structs.replace(wanted.config, stream=wanted.config.stream or await only_stream(store))
     async with Natty(**config.nats) as natty:
         plan = await prepare(natty, config, store, wanted.options, offline=wanted.offline)
         if say:
-            terminal.say(*_described(plan, wanted).splitlines())
+            terminal.say(*_describe(plan, wanted).splitlines())
         if plan.obstacles:
             raise RestoreRefused("; ".join(plan.obstacles))
         if wanted.dry_run:
@@ -194,7 +194,7 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
-def _described(plan: Plan, wanted: _Wanted) -> str:
+def _describe(plan: Plan, wanted: _Wanted) -> str:
     """Return the plan as text."""
     lines = [
         f"{plan.messages:,} messages of {plan.stream}, about {plan.bytes:,} bytes, sequences {plan.first:,} to"

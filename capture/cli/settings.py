@@ -37,7 +37,7 @@ def archive(
 
     With several streams, it is that of the named one. A command that needs nothing gets the configuration unchanged.
     """
-    found = _loaded(config, flags, nats, needs)
+    found = _load(config, flags, nats, needs)
     return only(found) if needs else found
 
 
@@ -48,10 +48,10 @@ def checks(public_key: Path | None, encrypted_only: bool) -> dict[str, Any]:
 
 def archives(config: Path | None, flags: dict[str, Any], nats: dict[str, Any]) -> list[CaptureConfig]:
     """Return the configuration of each stream to capture. Raises ConfigError."""
-    return each(_loaded(config, flags, nats, ("stream", "store")))
+    return each(_load(config, flags, nats, ("stream", "store")))
 
 
-def _loaded(config: Path | None, flags: dict[str, Any], nats: dict[str, Any], needs: tuple[str, ...]) -> CaptureConfig:
+def _load(config: Path | None, flags: dict[str, Any], nats: dict[str, Any], needs: tuple[str, ...]) -> CaptureConfig:
     given = flags | {f"nats.{name}": value for name, value in nats.items()}
     return load(config, given, needs=needs)
 

@@ -49,7 +49,7 @@ def sql(
     """Ask about the archive, blocks and table as one: the view `messages`, one row a message. Needs no server."""
     flags = {"stream": stream, "store": store, **settings.checks(public_key, encrypted_only)}
     wanted = settings.archive(config, flags, {}, needs=("store",))
-    answer = run_async(_asked(wanted, query, schema, engine or best_engine()))
+    answer = run_async(_query(wanted, query, schema, engine or best_engine()))
     if as_json:
         print_document([dict(zip(answer.columns, row, strict=True)) for row in answer.rows])
     else:
@@ -63,7 +63,7 @@ def best_engine() -> Engine:
     return Engine.SPARK if find_spec("pyspark") and not find_spec("duckdb") else Engine.DUCKDB
 
 
-async def _asked(config: CaptureConfig, query: str, schema: str | None, engine: Engine) -> Any:
+async def _query(config: CaptureConfig, query: str, schema: str | None, engine: Engine) -> Any:
     store = open_store(config.store)
     await require_archive(store, config.stream)
     trust = config.trust(await archive_name(store))

@@ -77,11 +77,11 @@ def verify(
     """Compare archive and stream, sequence by sequence. Exit status 3: missing or damaged; 1: not all was checked."""
     _check_outputs(as_json, as_nagios, prometheus_file == STANDARD_OUTPUT)
     try:
-        with _failure_published(prometheus_file, stream or ""):
+        with _publish_failure(prometheus_file, stream or ""):
             flags = {"stream": stream, "store": store, **settings.checks(public_key, encrypted_only)}
             wanted = settings.archive(config, flags, nats)
-        with _failure_published(prometheus_file, wanted.stream):
-            checked = run_async(_verified(wanted, deep, offline, _heads(noted)))
+        with _publish_failure(prometheus_file, wanted.stream):
+            checked = run_async(_verify(wanted, deep, offline, _heads(noted)))
         status = _tell(checked, as_json, as_nagios, prometheus_file)
     except (CaptureError, NattyError) as error:
         if not as_nagios:
@@ -92,7 +92,7 @@ def verify(
 
 
 @contextlib.contextmanager
-def _failure_published(file: Path | None, stream: str) -> Iterator[None]:
+def _publish_failure(file: Path | None, stream: str) -> Iterator[None]:
     """Publish the failure for Prometheus if nothing could be checked."""
     try:
         yield
@@ -140,7 +140,7 @@ def _heads(noted: Path | None) -> list[Head]:
         raise ConfigError(f"{noted} is not what `capture head` prints: {error}; check --noted") from error
 
 
-async def _verified(config: CaptureConfig, deep: bool, offline: bool, noted: list[Head]) -> Check:
+async def _verify(config: CaptureConfig, deep: bool, offline: bool, noted: list[Head]) -> Check:
     """Check with the server. If it can't be reached, check what can be checked without it."""
     store = open_store(config.store)
     with _progress() as on_progress:
@@ -210,20 +210,20 @@ def purge(
         margin=Margin(messages=keep, seconds=keep_for or 0.0),
         ignore_others=ignore_consumers,
     )
-    checked, plan = run_async(_planned(wanted))
+    checked, plan = run_async(_plan(wanted))
     if not as_json:
         say(checked.sentence(), _sentence(wanted.config.stream, plan))
     purged = None
     if plan.messages and not dry_run:
         confirm(_question(wanted, plan), force=force)
-        purged = run_async(_purged(wanted, checked.held.proven, plan))
+        purged = run_async(_purge(wanted, checked.held.proven, plan))
     if as_json:
         print_document(_as_dict(checked, plan, purged, dry_run))
     elif purged is not None:
         print(f"{purged:,} messages deleted")
 
 
-async def _planned(wanted: _Wanted) -> tuple[Check, Plan]:
+async def _plan(wanted: _Wanted) -> tuple[Check, Plan]:
     config = wanted.config
     store = open_store(config.store)
     with _progress() as on_progress:
@@ -234,7 +234,7 @@ async def _planned(wanted: _Wanted) -> tuple[Check, Plan]:
             return checked, plan_purge(await _stock(natty, wanted), checked.held.proven, wanted.margin.messages)
 
 
-async def _purged(wanted: _Wanted, proven: Sequences, plan: Plan) -> int:
+async def _purge(wanted: _Wanted, proven: Sequences, plan: Plan) -> int:
     """Purge what was confirmed, or less if more is needed by now: the confirmation may have taken an hour."""
     config = wanted.config
     async with Natty(**config.nats) as natty:

@@ -103,10 +103,10 @@ def contradictions(config: CaptureConfig, given: Given) -> list[str]:
             one.consumer()
     except ConfigError as error:
         return [given.blame(str(error), "stream", "streams", "start")]
-    return [given.blame(fault, "streams", "group", "member", "filter_subjects") for fault in _misgrouped(config)]
+    return [given.blame(fault, "streams", "group", "member", "filter_subjects") for fault in _group_faults(config)]
 
 
-def _misgrouped(config: CaptureConfig) -> list[str]:
+def _group_faults(config: CaptureConfig) -> list[str]:
     for one in each(config):
         if one.member and not one.group:
             return [f"member {one.member} is one of a group: name the group, too"]

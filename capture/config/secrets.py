@@ -44,12 +44,12 @@ def _is_secret(place: Place, setting: Setting) -> bool:
         case ("nats", "password" | "token"):
             return True
         case ("nats", "servers"):
-            return any(_PASSWORD.search(str(url)) for url in (setting.value, *_listed(setting.value)))
+            return any(_PASSWORD.search(str(url)) for url in (setting.value, *_as_list(setting.value)))
         case ("spark", "properties", *names):
             name = ".".join(names)
             return bool(SECRET.search(name)) and not PLACE.search(name)
     return False
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []

@@ -100,14 +100,14 @@ class Exposer:
             if is_open(one.format):
                 wanted.setdefault(one.stream, []).append(one)
         for stream, files in wanted.items():
-            table = await self._exposed(store, _Change(table, token, now), stream, files)
+            table = await self._expose_stream(store, _Change(table, token, now), stream, files)
         return table
 
     async def announce(self, store: Store, table: Table) -> None:
         """Write two objects for readers without a catalog: a copy of the metadata under its number, then the number."""
         for stream, one in table.iceberg.items():
             hint = str(one.number).encode()
-            if await _content(store, hint_path(stream)) != hint:
+            if await _read_if_stored(store, hint_path(stream)) != hint:
                 await store.put(version_path(stream, one.number), await store.get(one.metadata), if_absent=False)
                 await store.put(hint_path(stream), hint, if_absent=False)
 
@@ -117,19 +117,19 @@ class Exposer:
     def _path(self, location: str) -> str:
         return location.removeprefix(f"{self._base}/")
 
-    async def _exposed(self, store: Store, change: _Change, stream: str, wanted: list[Stored]) -> Table:
+    async def _expose_stream(self, store: Store, change: _Change, stream: str, wanted: list[Stored]) -> Table:
         """Return the table with this stream's new pointer; retire objects that are not needed any more."""
         before = change.table.iceberg.get(stream)
         opened = await self._open(store, before) if before and before.location == self._place(stream) else None
         files = MemoryFiles()
         state = opened or _State(new_metadata(self._place(stream)), [], [])
-        state = await self._followed(store, change, state, wanted, files)
+        state = await self._apply_changes(store, change, state, wanted, files)
         expired = count_expired(state.snapshots, self._rule, change.now)
         if not expired and not files.written:
             return change.table
         snapshots, let_go = without_oldest(state.snapshots, expired)
         metadata = without_snapshots(state.metadata, [one.id for one in state.snapshots[:expired]])
-        exposed = self._written(change, stream, metadata, snapshots, files)
+        exposed = self._write_metadata(change, stream, metadata, snapshots, files)
         for location in files.written:
             await store.put(self._path(location), files.content[location])
         if before:
@@ -145,10 +145,10 @@ class Exposer:
         files, digests = MemoryFiles(), exposed.objects()
 
         async def fetch(location: str) -> None:
-            files.content[location] = await _unchanged(store, self._path(location), digests)
+            files.content[location] = await _read_unchanged(store, self._path(location), digests)
 
         try:
-            metadata = TableMetadataUtil.parse_raw((await _unchanged(store, exposed.metadata, digests)).decode())
+            metadata = TableMetadataUtil.parse_raw((await _read_unchanged(store, exposed.metadata, digests)).decode())
             current = metadata.current_snapshot()
             assert current is not None, exposed
             await fetch(current.manifest_list)
@@ -168,7 +168,7 @@ class Exposer:
 
         return _State(metadata, await asyncio.to_thread(read), exposed.snapshots)
 
-    async def _followed(
+    async def _apply_changes(
         self, store: Store, change: _Change, state: _State, wanted: list[Stored], files: MemoryFiles
     ) -> _State:
         """Return the table with a new snapshot if files were added or removed."""
@@ -184,13 +184,13 @@ class Exposer:
             facts = [
                 data_file(*of, footer, metadata.schema()) for of, footer in zip(came.items(), footers, strict=True)
             ]
-            said, now = self._said(change), change.now
+            said, now = self._summary(change), change.now
             return add_snapshot(metadata, state.read, facts, gone, files, now=now, unique=self._unique, said=said)
 
         added = await asyncio.to_thread(add)  # in a thread: it takes a second for thousands of files
         return _State(added.metadata, [], self._snapshots(state, added, gone, files, change.now))
 
-    def _said(self, change: _Change) -> dict[str, str]:
+    def _summary(self, change: _Change) -> dict[str, str]:
         """Return the summary of a snapshot."""
         number = str(change.table.number + 1)
         return {"capture.epoch": str(change.token), "capture.leader": self._node, "capture.table": number}
@@ -208,7 +208,7 @@ class Exposer:
         dropped = sorted(self._path(one) for one in (*gone, *unnamed, current.manifest_list))
         return [*before.snapshots[:-1], msgspec.structs.replace(before.snapshots[-1], dropped=dropped), new]
 
-    def _written(
+    def _write_metadata(
         self, change: _Change, stream: str, metadata: TableMetadata, snapshots: list[Snapshot], files: MemoryFiles
     ) -> Iceberg:
         """Add the metadata file to the files to store. Return the pointer to it."""
@@ -234,7 +234,7 @@ def _with_pointer(change: _Change, stream: str, exposed: Iceberg, let_go: Iterab
     )
 
 
-async def _unchanged(store: Store, path: str, digests: Mapping[str, str]) -> bytes:
+async def _read_unchanged(store: Store, path: str, digests: Mapping[str, str]) -> bytes:
     """Return an object with a recorded SHA-256. Raises NotStored; ManifestError if the SHA-256 differs."""
     data = await store.get(path)
     if sha256(data).hexdigest() != digests.get(path):
@@ -242,7 +242,7 @@ async def _unchanged(store: Store, path: str, digests: Mapping[str, str]) -> byt
     return data
 
 
-async def _content(store: Store, path: str) -> bytes | None:
+async def _read_if_stored(store: Store, path: str) -> bytes | None:
     try:
         return await store.get(path)
     except NotStored:

@@ -52,12 +52,12 @@ class ArchiveCatalog(NoopCatalog):
     def list_tables(self, namespace: str | Identifier) -> list[Identifier]:
         """Return the streams that have a table. Raises NoSuchNamespaceError."""
         (name,) = Catalog.identifier_to_tuple(namespace)
-        return [(name, stream) for stream in sorted(self._committed(name).iceberg)]
+        return [(name, stream) for stream in sorted(self._read_table(name).iceberg)]
 
     def load_table(self, identifier: str | Identifier) -> Table:
         """Return the committed table. Raises NoSuchNamespaceError, NoSuchTableError, CaptureError, NattyError."""
         name, stream = Catalog.identifier_to_tuple(identifier)
-        exposed = self._committed(name).iceberg.get(stream)
+        exposed = self._read_table(name).iceberg.get(stream)
         if exposed is None:
             raise NoSuchTableError(f"there is no table {stream} in {name}")
         base = exposed.location.removesuffix(folder(stream))
@@ -69,13 +69,13 @@ class ArchiveCatalog(NoopCatalog):
     def table_exists(self, identifier: str | Identifier) -> bool:
         """Return whether the table exists."""
         name, stream = Catalog.identifier_to_tuple(identifier)
-        return name in self._archives and stream in self._committed(name).iceberg
+        return name in self._archives and stream in self._read_table(name).iceberg
 
     def namespace_exists(self, namespace: str | Identifier) -> bool:
         """Return whether the archive exists."""
         return Catalog.identifier_to_tuple(namespace) in self.list_namespaces()
 
-    def _committed(self, name: str) -> Committed:
+    def _read_table(self, name: str) -> Committed:
         if name not in self._archives:
             raise NoSuchNamespaceError(f"there is no archive {name}")
         store, head = self._archives[name]
@@ -83,7 +83,7 @@ class ArchiveCatalog(NoopCatalog):
         async def read() -> Committed:
             return await chain.read(store, await head(), Committed)
 
-        return _answered(read(), self._loop)
+        return _run_on_loop(read(), self._loop)
 
 
 class StoreFiles(FileIO):
@@ -112,18 +112,18 @@ class _StoredFile(InputFile):
         self._store, self._path, self._loop = store, path, loop
 
     def __len__(self) -> int:
-        found = [one.bytes for one in _answered(self._store.list(self._path), self._loop) if one.path == self._path]
+        found = [one.bytes for one in _run_on_loop(self._store.list(self._path), self._loop) if one.path == self._path]
         if not found:
             raise FileNotFoundError(self.location)
         return found[0]
 
     def exists(self) -> bool:
-        return any(one.path == self._path for one in _answered(self._store.list(self._path), self._loop))
+        return any(one.path == self._path for one in _run_on_loop(self._store.list(self._path), self._loop))
 
     def open(self, seekable: bool = True) -> Any:
         return io.BufferedReader(StoredFile(self._store, self._path, len(self), self._loop), READ_AHEAD)
 
 
-def _answered(question: Coroutine[Any, Any, Answer], loop: asyncio.AbstractEventLoop) -> Answer:
+def _run_on_loop(question: Coroutine[Any, Any, Answer], loop: asyncio.AbstractEventLoop) -> Answer:
     """Run a coroutine on the loop from another thread. Return its result."""
     return asyncio.run_coroutine_threadsafe(question, loop).result()

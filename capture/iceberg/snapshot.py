@@ -75,13 +75,13 @@ def add_snapshot(
     """
     number, before = metadata.new_snapshot_id(), metadata.current_snapshot()
     parent = None if before is None else before.snapshot_id
-    kept, rewritten = _sorted_out(read, gone)
+    kept, rewritten = _sort_out(read, gone)
     entries = [
         *(_entry(ManifestEntryStatus.ADDED, number, one) for one in came),
         *(_entry(ManifestEntryStatus.DELETED, number, one.data_file, one) for one in rewritten if _path(one) in gone),
-        *_existing(one for one in rewritten if _path(one) not in gone),
+        *_list_existing(one for one in rewritten if _path(one) not in gone),
     ]
-    manifests = [*_written(metadata, entries, number, files, unique), *kept]
+    manifests = [*_write_manifests(metadata, entries, number, files, unique), *kept]
     manifest_list = f"{metadata.location}/metadata/snap-{number}-{unique()}.avro"
     with write_manifest_list(
         2, files.new_output(manifest_list), number, parent, metadata.next_sequence_number(), COMPRESSION
@@ -114,7 +114,7 @@ def without_snapshots(metadata: TableMetadata, numbers: list[int]) -> TableMetad
     return update_table_metadata(metadata, (RemoveSnapshotsUpdate.model_validate({"snapshot-ids": numbers}),))
 
 
-def _sorted_out(read: Read, gone: frozenset[str]) -> tuple[list[ManifestFile], list[ManifestEntry]]:
+def _sort_out(read: Read, gone: frozenset[str]) -> tuple[list[ManifestFile], list[ManifestEntry]]:
     """Return the manifests that are kept, and the entries of the manifests that are written again."""
     touched = [any(_path(one) in gone for one in entries) for _, entries in read]
     small = sum(not hit and len(entries) < SMALL for hit, (_, entries) in zip(touched, read, strict=True))
@@ -128,7 +128,7 @@ def _sorted_out(read: Read, gone: frozenset[str]) -> tuple[list[ManifestFile], l
     return kept, rewritten
 
 
-def _existing(entries: Iterable[ManifestEntry]) -> Iterator[ManifestEntry]:
+def _list_existing(entries: Iterable[ManifestEntry]) -> Iterator[ManifestEntry]:
     """Yield groups of entries, sorted by interval, so that a manifest covers a short span of time."""
     for one in sorted(entries, key=lambda one: (one.data_file.partition[1], one.data_file.partition[0])):
         assert one.snapshot_id is not None
@@ -147,7 +147,7 @@ def _entry(
     )
 
 
-def _written(
+def _write_manifests(
     metadata: TableMetadata,
     entries: list[ManifestEntry],
     snapshot_id: int,

@@ -170,7 +170,7 @@ def header_texts(block: bytes) -> dict[str, list[str]]:
     """Return the headers of a raw block as text that can be written anywhere: bytes that are not UTF-8 are replaced."""
     headers = parse_headers(block)
     if text_or_none(block) is None:
-        return {_replaced(name): list(map(_replaced, values)) for name, values in headers.items()}
+        return {_replace_invalid(name): list(map(_replace_invalid, values)) for name, values in headers.items()}
     return headers
 
 
@@ -186,7 +186,7 @@ def origin_of(block: bytes) -> tuple[str, int] | None:
     return None if stream is None or sequence is None else (stream, sequence)
 
 
-def _replaced(text: str) -> str:
+def _replace_invalid(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 

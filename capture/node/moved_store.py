@@ -30,7 +30,7 @@ async def check_not_moved(natty: Natty, store: Store, config: CaptureConfig) -> 
     states = await consumer_states(natty, config)
     if head is not None and not await _has(natty, store, config, head):
         raise OtherStoreError(
-            f"{_lives(config, await _known_store(natty, config), store)}: NATS knows manifest {head.number} of it as"
+            f"{_explain(config, await _known_store(natty, config), store)}: NATS knows manifest {head.number} of it as"
             f" the committed one ({head.path}), and that is not in {store.url}. "
             + _ways(await _known_store(natty, config), store)
         )
@@ -75,7 +75,7 @@ async def _known_store(natty: Natty, config: CaptureConfig) -> str:
     return state.store if state else ""
 
 
-def _lives(config: CaptureConfig, known: str, store: Store) -> str:
+def _explain(config: CaptureConfig, known: str, store: Store) -> str:
     if known == store.url:
         return f"the store {store.url} has lost the archive {config.name}"
     return f"the archive {config.name} is in {known or 'another store'}, not in {store.url}"

@@ -166,11 +166,11 @@ class Node:
             location=self._duty.location if self._duty and self._duty.can_compact else "",
             troubles=[
                 text[:LONGEST_TROUBLE]
-                for text in (*(self._duty.failing.values() if self._duty else ()), *self._refused())
+                for text in (*(self._duty.failing.values() if self._duty else ()), *self._describe_refusals())
             ],
         )
 
-    def _refused(self) -> list[str]:
+    def _describe_refusals(self) -> list[str]:
         """Return a sentence for each permission that the server refuses this node at the moment."""
         refused = self.natty.connection.refusals.recent() if self.natty else []
         return [f"the server refused: {one}: give the node's user that permission" for one in refused]

@@ -40,7 +40,13 @@ def info(
         return
     print_facts("JetStream", _jetstream(account.jetstream))
     rows = [
-        (tier or "all", name, _shown(name, used), "no limit" if limit < 0 else _shown(name, limit), _share(used, limit))
+        (
+            tier or "all",
+            name,
+            _show_value(name, used),
+            "no limit" if limit < 0 else _show_value(name, limit),
+            _share(used, limit),
+        )
         for tier, names in usage(account.jetstream).items()
         for name, (used, limit) in names.items()
     ]
@@ -100,7 +106,7 @@ def _sizes(of: dict[str, int]) -> list[str]:
     return [f"{show_size(one)} of {what}" for what, one in of.items() if one > 0]
 
 
-def _shown(name: str, value: int) -> str:
+def _show_value(name: str, value: int) -> str:
     return show_size(value) if name in _SIZES else f"{value:,}"
 
 

@@ -70,7 +70,7 @@ def ask(question: str, parse: Callable[[str], T], *, default: str = "", choices:
         if not (answer := line.strip() or default):
             continue
         try:
-            return parse(_chosen(answer, choices))
+            return parse(_resolve_choice(answer, choices))
         except (typer.BadParameter, NattyError, ValueError) as error:
             print(error, file=sys.stderr)
 
@@ -93,7 +93,7 @@ def number(text: str) -> int:
     return int(text)
 
 
-def _chosen(answer: str, choices: Sequence[str]) -> str:
+def _resolve_choice(answer: str, choices: Sequence[str]) -> str:
     if not choices or answer in choices:
         return answer
     if answer.isdecimal() and 1 <= int(answer) <= len(choices):

@@ -51,7 +51,7 @@ def bench(
 
 
 async def _bench(settings: dict[str, Any], count: int, size: int, stream_settings: dict[str, Any]) -> list[Row]:
-    _end_as_interrupted()
+    _handle_sigterm()
     name = f"NATTY_BENCH_{secrets.token_hex(4)}"
     subject, body, rows = f"natty.bench.{name}", b"x" * size, list[Row]()
     async with Natty(**settings) as natty:
@@ -64,24 +64,24 @@ async def _bench(settings: dict[str, Any], count: int, size: int, stream_setting
             paths: tuple[PublishPath, ...] = ("window", "fast") if fast else ("window",)
             for path in paths:
                 await natty.jetstream.request(f"STREAM.PURGE.{name}")
-                with _measured(rows, f"publish, {path}", count):
+                with _measure(rows, f"publish, {path}", count):
                     await _publish(natty, name, subject, body, count, path)
             for policy in ("explicit", "all"):
                 await natty.create_consumer(name, policy, ack_policy=policy, max_ack_pending=_MAX_ACK_PENDING)
-                with _measured(rows, f"consume, acks {policy}", count):
+                with _measure(rows, f"consume, acks {policy}", count):
                     await _consume(natty, name, policy, count)
         finally:
             await natty.delete_stream(name)
     return rows
 
 
-def _end_as_interrupted() -> None:
+def _handle_sigterm() -> None:
     """Make SIGTERM end the command as Ctrl-C does, so that the stream is deleted."""
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
 
 
 @contextmanager
-def _measured(rows: list[Row], step: str, count: int) -> Iterator[None]:
+def _measure(rows: list[Row], step: str, count: int) -> Iterator[None]:
     console = Console(stderr=True)
     wall, cpu = time.perf_counter(), time.process_time()
     if console.is_terminal:

@@ -131,10 +131,10 @@ def pause(
     stream = stream_of(nats, stream)
     consumer = consumer_of(nats, stream, consumer)
     until = needed(until, "UNTIL", "Pause for so long, or until a time", moment)
-    confirm(f"Pause consumer {consumer} of stream {stream} until {_shown(until)}?", force=force)
+    confirm(f"Pause consumer {consumer} of stream {stream} until {_show_time(until)}?", force=force)
     answer = run_async(_pause(nats, stream, consumer, until))
     left = show_duration(round(answer["pause_remaining"] / NANOSECONDS))
-    say(f"paused {consumer} of stream {stream} until {_shown(until)}, {left} from now")
+    say(f"paused {consumer} of stream {stream} until {_show_time(until)}, {left} from now")
 
 
 @app.command()
@@ -150,7 +150,7 @@ def resume(*, nats: dict[str, Any], stream: Stream = None, consumer: Consumer = 
     say(f"resumed {consumer} of stream {stream}")
 
 
-def _shown(when: datetime) -> str:
+def _show_time(when: datetime) -> str:
     return f"{when.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 

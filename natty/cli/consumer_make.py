@@ -173,14 +173,14 @@ async def _plan(settings: dict[str, Any], stream: str, consumer: str, wanted: Co
         config = (await consumer_info(natty.jetstream, stream, consumer))["config"]
         if config.get("deliver_subject") or not config.get("durable_name"):
             raise ConfigError(f"consumer {consumer} of stream {stream} is another kind: {ONLY_DURABLE}")
-        check_consumer({**_kept(config), **wanted}, of_stream)
+        check_consumer({**_current_settings(config), **wanted}, of_stream)
         plan = await plan_consumer(natty.jetstream, stream, consumer, wanted)
         if fixed := plan.beyond({Risk.SAFE, Risk.DESTRUCTIVE}):
             raise ConsumerExistsError(f"nothing was changed. {plan.name}: {'; '.join(map(str, fixed))}")
         return plan
 
 
-def _kept(config: ServerConsumerConfig) -> ConsumerConfig:
+def _current_settings(config: ServerConsumerConfig) -> ConsumerConfig:
     """Return the settings of a consumer that new ones may contradict; durations in seconds."""
     if config["ack_policy"] == "none":
         return {"ack_policy": "none"}

@@ -98,7 +98,7 @@ def retry(
     if as_json:
         print_document({"published": result.published, "refused": result.refused})
     else:
-        say(f"published again: {_counted(result.published)}")
+        say(f"published again: {_count(result.published)}")
     if result.refused:
         raise NattyError(_refusals(result))
 
@@ -127,13 +127,13 @@ def purge(
         if dry_run:
             _print_list(meant, as_json=as_json)
             return
-        typer.confirm(f"Remove {_counted(len(meant))} for good?", abort=True, err=True)
+        typer.confirm(f"Remove {_count(len(meant))} for good?", abort=True, err=True)
         up_to = meant[-1]["letter"] if meant else 0
     purged = run_async(_purge(nats, letters, wanted, limit, up_to))
     if as_json:
         print_document({"purged": purged})
     else:
-        say(f"removed: {_counted(purged)}")
+        say(f"removed: {_count(purged)}")
 
 
 async def _list(
@@ -233,7 +233,7 @@ def _print_letter(letter: Letter) -> None:
     console.print(Text("\n" + payload))
 
 
-def _counted(letters: int) -> str:
+def _count(letters: int) -> str:
     return f"{letters} dead letter{'' if letters == 1 else 's'}"
 
 
@@ -241,4 +241,4 @@ def _refusals(result: Retried) -> str:
     first = [f"{sequence}: {why}" for sequence, why in list(result.refused.items())[:SHOWN_REFUSALS]]
     more = len(result.refused) - len(first)
     rest = f"; and {more} more" if more else ""
-    return f"{_counted(len(result.refused))} could not be published and are kept: {'; '.join(first)}{rest}"
+    return f"{_count(len(result.refused))} could not be published and are kept: {'; '.join(first)}{rest}"

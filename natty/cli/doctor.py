@@ -98,12 +98,12 @@ async def _jetstream(natty: Natty) -> list[Finding]:
         *checks.check_consumers(consumers, missing),
         *server_checks.check_faults(natty.connection.server_version, streams.found, consumers),
         *server_checks.check_durability(streams.found, clustered=bool(natty.connection.server_info.get("cluster"))),
-        *server_checks.check_stranded(*await _stranded(natty, streams.found, consumers)),
+        *server_checks.check_stranded(*await _find_stranded(natty, streams.found, consumers)),
         *checks.check_clock(await _skews(natty, streams.found)),
     ]
 
 
-async def _stranded(
+async def _find_stranded(
     natty: Natty, streams: list[StreamInfo], consumers: list[ConsumerInfo]
 ) -> tuple[dict[tuple[str, str], list[int]], dict[tuple[str, str], str]]:
     """Check the consumers of work queues twice: messages that a cluster is about to delete are gone the second time.

@@ -85,7 +85,7 @@ def add_elastic(app: typer.Typer) -> None:
         """Give partitions to members by hand, each partition to one, in place of whatever is listed."""
         wanted = mappings_of(mappings)
         change = run_async(_change(nats, stream, group, lambda admin: admin.set_mappings(wanted)))
-        _show_mapped(change, as_json)
+        _show_mappings(change, as_json)
 
     @named(app, "delete-mapping", "deletemapping", "dm")
     @connect.options
@@ -93,7 +93,7 @@ def add_elastic(app: typer.Typer) -> None:
         """Take the mappings back; the group is idle then, until members are added."""
         change = run_async(_change(nats, stream, group, lambda admin: admin.delete_mappings()))
         if as_json:
-            _show_mapped(change, as_json)
+            _show_mappings(change, as_json)
         else:
             print("mappings deleted" if change.before.mappings else "there were no mappings")
 
@@ -134,7 +134,7 @@ def _show(change: Change, named: list[str], verb: str, otherwise: str, as_json: 
         say(f"without a partition, as there are only {record.partitions}: {', '.join(record.without_partition)}")
 
 
-def _show_mapped(change: Change, as_json: bool) -> None:
+def _show_mappings(change: Change, as_json: bool) -> None:
     mapped = {one.member: list(one.partitions or ()) for one in change.after.mappings}
     if as_json:
         print_document({"changed": change.after != change.before, "mappings": mapped})

@@ -79,7 +79,7 @@ def add_shared(app: typer.Typer, kind: Kind) -> None:
     @connect.options
     def rm(*, nats: dict[str, Any], stream: Stream, group: Group, force: Force = False) -> None:
         """Delete a group; its members end. What the stream holds stays."""
-        confirm(f"Delete {run_async(_doomed(nats, kind, stream, group))}?", force=force)
+        confirm(f"Delete {run_async(_describe_deletion(nats, kind, stream, group))}?", force=force)
         left = run_async(_delete(nats, kind, stream, group))
         say(f"deleted {group} of {stream}")
         for one in left:
@@ -224,7 +224,7 @@ async def _info(
         return record, await admin.members(), buffered
 
 
-async def _doomed(settings: dict[str, Any], kind: Kind, stream: str, group: str) -> str:
+async def _describe_deletion(settings: dict[str, Any], kind: Kind, stream: str, group: str) -> str:
     """Return a description of what would be deleted. Raises GroupNotFoundError if there is nothing."""
     async with Natty(**settings) as natty:
         admin = admin_of(natty, kind, stream, group)

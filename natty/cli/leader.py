@@ -83,10 +83,10 @@ def show(
         return
     say(f"{leader} leads {name}" if leader else f"nobody leads {name}")
     for note in notes:
-        say(_told(note))
+        say(_describe(note))
 
 
-def _told(note: TermNote) -> str:
+def _describe(note: TermNote) -> str:
     began = datetime.fromtimestamp(note.began, UTC).isoformat(timespec="seconds")
     if note.ended is None:
         return f"  {began}  {note.node}, token {note.token}: no end was noted"
@@ -223,13 +223,13 @@ class _Errand:
             async with election as term:
                 self.elected.set()
                 environment = os.environ | {"NATTY_TOKEN": str(term.token), "NATTY_TERM": str(term.number)}
-                status = await term.run_process(self._command, env=environment, on_start=self._started)
+                status = await term.run_process(self._command, env=environment, on_start=self._note_start)
         except LeadershipLostError as error:
             typer.echo(f"natty: {self._command[0]} was stopped: {error}", err=True)
             return EXIT_LOST
         return SIGNALED - status if status < 0 else status
 
-    def _started(self, program: Program) -> None:
+    def _note_start(self, program: Program) -> None:
         self._program = program
         for number in self._early:
             program.send_signal(number)

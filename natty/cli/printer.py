@@ -57,7 +57,7 @@ class Printer:
         self._end()
         await asyncio.wait({self._ended}, timeout=FINISH_WITHIN)
         if lost := self.dropped if self._ended.done() else self.arrived - self.printed:
-            print(self._lost(lost), file=sys.stderr, flush=True)
+            print(self._describe_loss(lost), file=sys.stderr, flush=True)
 
     async def ended(self) -> None:
         """Return when `count` messages are printed. Raises the output's error, such as BrokenPipeError."""
@@ -91,11 +91,11 @@ class Printer:
         now = time.monotonic()
         if now - self._told_at >= TELL_EVERY and not (self._teller and self._teller.is_alive()):
             self._told_at = now
-            line = self._lost(self.dropped) + "\n"
+            line = self._describe_loss(self.dropped) + "\n"
             self._teller = threading.Thread(target=_write, args=(sys.stderr.fileno(), line.encode()), daemon=True)
             self._teller.start()
 
-    def _lost(self, count: int) -> str:
+    def _describe_loss(self, count: int) -> str:
         return f"{count} of {self.arrived} messages were dropped, since the output is slower than the subject"
 
     def _print(self) -> None:
@@ -106,7 +106,7 @@ class Printer:
         except Exception as error:  # usually the output was closed
             fault = error
         with suppress(RuntimeError):  # the command has ended in the meantime
-            self._loop.call_soon_threadsafe(self._is_over, fault)
+            self._loop.call_soon_threadsafe(self._finish, fault)
 
     def _print_some(self) -> bool:
         """Write the waiting messages, or the next one; return False at the end."""
@@ -125,7 +125,7 @@ class Printer:
         self._bytes_out += size
         return more
 
-    def _is_over(self, fault: Exception | None) -> None:
+    def _finish(self, fault: Exception | None) -> None:
         if fault is None:
             self._ended.set_result(None)
         else:

@@ -53,7 +53,7 @@ def pub(
         raise typer.BadParameter("lines of standard input are published once", param_hint="--count")
     headers = headers_of(header or []) | ({"Nats-Msg-Id": msg_id} if msg_id else {})
     check_subject(subject)
-    bodies = lines_of_stdin() if from_stdin else _repeated(body.encode(), count)
+    bodies = lines_of_stdin() if from_stdin else _repeat(body.encode(), count)
     total = None if from_stdin else count
     stored = jetstream or bool(msg_id)
     if stored and total == 1:
@@ -83,7 +83,7 @@ def request(
         write(answer[0] + b"\n")
 
 
-async def _repeated(body: bytes, count: int) -> AsyncIterator[bytes]:
+async def _repeat(body: bytes, count: int) -> AsyncIterator[bytes]:
     for _ in range(count):
         yield body
 

@@ -86,15 +86,15 @@ def pair(text: str) -> tuple[str, str]:
 
 def start(text: str) -> ConsumerConfig:
     """Return the settings for where a consumer starts. Raises a usage error if it is not a start."""
-    return _parsed(lambda: start_at(text, datetime.now(UTC)))
+    return _parse(lambda: start_at(text, datetime.now(UTC)))
 
 
 def moment(text: str) -> datetime:
     """Return a future time: a duration from now, or a time. Raises a usage error if it is neither."""
-    return _parsed(lambda: time_of(text, datetime.now(UTC)))
+    return _parse(lambda: time_of(text, datetime.now(UTC)))
 
 
-def _parsed(parse: Callable[[], T]) -> T:
+def _parse(parse: Callable[[], T]) -> T:
     try:
         return parse()
     except ValueError as error:

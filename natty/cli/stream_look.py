@@ -45,7 +45,7 @@ def ls(
         print_document(listing.found)
     else:
         columns = ("stream", "subjects", ">messages", ">bytes", ">consumers", ">replicas")
-        print_table(columns, map(_listed, listing.found))
+        print_table(columns, map(_list_row, listing.found))
     _tell_missing(listing)
 
 
@@ -92,10 +92,10 @@ def report(
         print_document(found | {"missing": listing.missing})
         return
     columns = [f">{one.name}" if one.type == "int" else one.name.replace("_", " ") for one in fields(Row)]
-    print_table(columns, (_reported(row, raw) for row in rows), total=_reported(total(rows), raw))
+    print_table(columns, (_report_row(row, raw) for row in rows), total=_report_row(total(rows), raw))
     if copies:
         columns = [f">{one.name}" if one.type == "int" else one.name for one in fields(Replication)]
-        print_table(columns, (_replicated(one, raw) for one in copies))
+        print_table(columns, (_replication_row(one, raw) for one in copies))
     if leaders:
         print_table(("server", ">streams led"), leaders_of(listing.found))
     _tell_missing(listing)
@@ -131,21 +131,21 @@ async def _list(nats: dict[str, Any], subject: str, *, by_size: bool = False) ->
     return listing
 
 
-def _listed(one: StreamInfo) -> tuple[Any, ...]:
+def _list_row(one: StreamInfo) -> tuple[Any, ...]:
     config, state = one["config"], one["state"]
     subjects = ", ".join(config.get("subjects") or [])
     numbers = state["messages"], show_size(state["bytes"]), state["consumer_count"], config["num_replicas"]
     return (config["name"], subjects, *numbers)
 
 
-def _reported(row: Row, raw: bool) -> tuple[Any, ...]:
+def _report_row(row: Row, raw: bool) -> tuple[Any, ...]:
     if raw:
         return astuple(row)
     shown = {field.name: f"{getattr(row, field.name):,}" for field in fields(row) if field.type == "int"}
     return tuple((asdict(row) | shown | {"bytes": show_size(row.bytes)}).values())
 
 
-def _replicated(one: Replication, raw: bool) -> tuple[Any, ...]:
+def _replication_row(one: Replication, raw: bool) -> tuple[Any, ...]:
     heard = "never" if one.active < 0 else f"{show_duration(round(one.active / NANOSECONDS, 1))} ago"
     numbers = (one.active, one.lag) if raw else (heard, f"{one.lag:,}")
     return (one.stream, one.kind, one.source, one.domain, one.filters, *numbers, one.error)
@@ -165,8 +165,8 @@ def _configuration(document: StreamInfo) -> Iterator[tuple[str, Any]]:
     for label, setting in _PLAIN.items():
         yield label, config.get(setting)
     for label, setting in _LIMITS.items():
-        yield label, _limited(config.get(setting, -1), show_size if setting in _SIZES else "{:,}".format)
-    yield "Max age", _limited(config.get("max_age", 0), _span)
+        yield label, _show_limit(config.get(setting, -1), show_size if setting in _SIZES else "{:,}".format)
+    yield "Max age", _show_limit(config.get("max_age", 0), _span)
     yield "Duplicate window", _span(config.get("duplicate_window", 0))
     yield "Delete markers", _span(marked) if (marked := config.get("subject_delete_marker_ttl")) else ""
     yield (
@@ -227,7 +227,7 @@ _TABLES = {
 }
 
 
-def _limited(value: int, show: Callable[[int], str]) -> str:
+def _show_limit(value: int, show: Callable[[int], str]) -> str:
     return show(value) if value > 0 else "no limit"
 
 

@@ -73,7 +73,7 @@ def add(
 ) -> None:
     """Make a stream. On a terminal it asks for what is missing."""
     document = ({"allow_direct": True} if config is None else load_document(config)) | document_of(given)
-    document = _completed(document, name or document.get("name"), defaults=defaults)
+    document = _complete(document, name or document.get("name"), defaults=defaults)
     check(document)
     if output is not None:
         _write(output, document)
@@ -172,7 +172,7 @@ def _write(path: Path, document: dict[str, Any]) -> None:
         raise ConfigError(f"{path} can't be written: {error.strerror}; check --output") from error
 
 
-def _completed(document: dict[str, Any], name: str | None, *, defaults: bool) -> dict[str, Any]:
+def _complete(document: dict[str, Any], name: str | None, *, defaults: bool) -> dict[str, Any]:
     """Ask for missing values, and return the whole configuration."""
     takes_messages = any(document.get(one) for one in ("subjects", "mirror", "sources"))
     complete = name is not None and takes_messages

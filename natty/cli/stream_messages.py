@@ -59,7 +59,7 @@ def purge_messages(
     if as_json:
         print_document({"stream": name, "purged": purged})
     else:
-        say(f"purged {_counted(purged)} of stream {name}")
+        say(f"purged {_count(purged)} of stream {name}")
 
 
 @connect.options
@@ -119,11 +119,11 @@ def _question(name: str, state: StreamState, subject: str, seq: int, keep: int) 
     if seq:
         return f"Purge stream {name}: the messages{on} before sequence {seq}?"
     if keep:
-        return f"Purge stream {name}: {_counted(max(0, held - keep))}{on}, all but the newest {keep}?"
-    return f"Purge stream {name}: {_counted(held)}{on}, all there {'is' if held == 1 else 'are'}?"
+        return f"Purge stream {name}: {_count(max(0, held - keep))}{on}, all but the newest {keep}?"
+    return f"Purge stream {name}: {_count(held)}{on}, all there {'is' if held == 1 else 'are'}?"
 
 
-def _counted(messages: int) -> str:
+def _count(messages: int) -> str:
     return "1 message" if messages == 1 else f"{messages} messages"
 
 

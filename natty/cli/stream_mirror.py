@@ -84,7 +84,7 @@ def add(
         filter_subject=only,
         transforms=tuple(map(_transform, transform or [])),
     )
-    _made(run_async(_add(nats, name, found, document_of(given))), as_json)
+    _show_made(run_async(_add(nats, name, found, document_of(given))), as_json)
 
 
 @app.command()
@@ -104,7 +104,7 @@ def gather(
 ) -> None:
     """Make a stream that gathers the messages of several (`sources`): in order of each, under new sequences."""
     found = [Origin(stream=one, domain=origin_domain, api=api, deliver=deliver, filter_subject=only) for one in origins]
-    _made(run_async(_gather(nats, name, found, document_of(given))), as_json)
+    _show_made(run_async(_gather(nats, name, found, document_of(given))), as_json)
 
 
 @app.command()
@@ -201,7 +201,7 @@ async def _promote(nats: dict[str, Any], name: str, subjects: list[str], force: 
         return await promote(natty.jetstream, name, subjects, force=force)
 
 
-def _made(config: ServerStreamConfig, as_json: bool) -> None:
+def _show_made(config: ServerStreamConfig, as_json: bool) -> None:
     if as_json:
         print_document(config)
         return

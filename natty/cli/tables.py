@@ -65,17 +65,17 @@ class Rows:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         widths = self._widths_within(options.max_width) if console.is_terminal else self._widths()
         if widths is None:
-            yield from (_unfolded(line) for line in self.records())
+            yield from (_unfold(line) for line in self.records())
         elif console.is_terminal:
             yield self._table(widths)
         else:
-            yield from (_unfolded(line) for line in self.lines())
+            yield from (_unfold(line) for line in self.lines())
 
     def lines(self) -> list[str]:
         """Return the heading and the rows, one line each."""
         widths = self._widths()
         return [
-            " " + "  ".join(map(_padded, line, widths, self.right)).rstrip() for line in (self.columns, *self._cells())
+            " " + "  ".join(map(_pad, line, widths, self.right)).rstrip() for line in (self.columns, *self._cells())
         ]
 
     def records(self) -> list[str]:
@@ -84,7 +84,7 @@ class Rows:
         found = []
         for row in self._cells():
             named = zip(self.columns, row, strict=True)
-            found += [*(f" {_padded(name, width, False)}  {cell}" for name, cell in named if cell), ""]
+            found += [*(f" {_pad(name, width, False)}  {cell}" for name, cell in named if cell), ""]
         return found[:-1]
 
     def _cells(self) -> list[list[str]]:
@@ -122,7 +122,7 @@ class Rows:
 
 def print_facts(title: str, facts: Iterable[tuple[str, Any]]) -> None:
     """Print names and values below a title, as the `nats` tool does. Empty values are left out; 0 and False are not."""
-    shown = [(name, _shown(value)) for name, value in facts if value not in ("", None, [])]
+    shown = [(name, _show_value(value)) for name, value in facts if value not in ("", None, [])]
     width = max((len(name) for name, _ in shown), default=0)
     say(title, *(f"  {name:>{width}}: {printable(value)}" for name, value in shown))
 
@@ -141,16 +141,16 @@ def print_document(data: Any, *, default: Callable[[Any], Any] | None = None) ->
         print(text)
 
 
-def _unfolded(line: str) -> Text:
+def _unfold(line: str) -> Text:
     return Text(line, no_wrap=True, overflow="ignore")
 
 
-def _padded(cell: str, width: int, right: bool) -> str:
+def _pad(cell: str, width: int, right: bool) -> str:
     padding = " " * (width - cell_len(cell))
     return padding + cell if right else cell + padding
 
 
-def _shown(value: Any) -> str:
+def _show_value(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):

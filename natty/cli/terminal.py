@@ -19,7 +19,7 @@ def printable(text: str, also: str = "") -> str:
     r"""Return the text with every character that is not printable escaped (\x1b, \u202e), except those in `also`."""
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() or one in also else _escaped(one) for one in text)
+    return "".join(one if one.isprintable() or one in also else _escape(one) for one in text)
 
 
 def say(*lines: str) -> None:
@@ -62,6 +62,6 @@ def _bytes(line: str) -> bytes:
         return legible(line).encode()
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     shown = legible(character)
     return shown if shown != character else character.encode("unicode_escape").decode()

@@ -49,7 +49,7 @@ def _server_command(folder: Path, files: TLSFiles) -> str:
     if (folder / CONFIGURATION).exists():
         return f"cd {shlex.quote(str(folder))} && nats-server -c {CONFIGURATION}"
     flags = {"--tlscacert": files.ca, "--tlscert": files.server_cert, "--tlskey": files.server_key}
-    return f"nats-server -js --tlsverify {_joined(flags)}"
+    return f"nats-server -js --tlsverify {_join(flags)}"
 
 
 def _contents(files: TLSFiles) -> dict[Path, str]:
@@ -63,8 +63,8 @@ def _contents(files: TLSFiles) -> dict[Path, str]:
 
 
 def _client_flags(files: TLSFiles) -> str:
-    return _joined({"--tls-ca": files.ca, "--tls-cert": files.client_cert, "--tls-key": files.client_key})
+    return _join({"--tls-ca": files.ca, "--tls-cert": files.client_cert, "--tls-key": files.client_key})
 
 
-def _joined(flags: dict[str, Path]) -> str:
+def _join(flags: dict[str, Path]) -> str:
     return " ".join(f"{flag} {shlex.quote(str(path))}" for flag, path in flags.items())

@@ -149,9 +149,9 @@ class Demo:
         async with self._progress(natty), asyncio.TaskGroup() as tasks:
             tasks.create_task(self._publish(natty))
             tasks.create_task(self._kill_the_leader(natty))
-        await self._until_captured(natty, config, began)
+        await self._wait_captured(natty, config, began)
         store = open_store(config.store)
-        picture = await self._until_compacted(natty, config, store)
+        picture = await self._wait_compacted(natty, config, store)
         await self._stop_nodes()
         await self._verify(natty, config, store, picture)
         await self._ask(config, picture)
@@ -208,7 +208,7 @@ class Demo:
     async def _kill_the_leader(self, natty: Natty) -> None:
         """Kill the sweep's leader with SIGKILL when about half is captured, and time the election of its successor."""
         async with self._within("half of the flights are captured"):
-            await self._until(natty, self.total / 2)
+            await self._wait_until(natty, self.total / 2)
         killed = await self._leader(natty)
         self.nodes.pop(killed).kill()
         at = time.monotonic()
@@ -220,19 +220,19 @@ class Demo:
             f" after {self.result.failover_seconds:.2f} s"
         )
 
-    async def _captured(self, natty: Natty) -> int:
+    async def _count_captured(self, natty: Natty) -> int:
         """Return how many messages are stored and acked."""
         info = await natty.jetstream.request(f"CONSUMER.INFO.{flights.STREAM}.capture")
         waiting = info["num_pending"] + info["num_ack_pending"]
         stream = await natty.jetstream.request(f"STREAM.INFO.{flights.STREAM}")
         return int(stream["state"]["messages"] - waiting)
 
-    async def _until(self, natty: Natty, enough: float) -> int:
+    async def _wait_until(self, natty: Natty, enough: float) -> int:
         """Wait until at least `enough` messages are stored and acked, and return how many are."""
         while True:
             self._check_nodes()
             with contextlib.suppress(RequestTimeoutError):  # the server is busy: try again
-                captured = await self._captured(natty)
+                captured = await self._count_captured(natty)
                 self.view.advance("stored and acked", captured, self.total)
                 if captured >= enough:
                     return captured
@@ -243,7 +243,7 @@ class Demo:
         async def follow() -> None:
             while True:
                 with contextlib.suppress(Exception):  # only a display: the steps themselves report errors
-                    self.view.advance("stored and acked", await self._captured(natty), self.total)
+                    self.view.advance("stored and acked", await self._count_captured(natty), self.total)
                 await asyncio.sleep(POLL)
 
         task = asyncio.create_task(follow())
@@ -252,12 +252,12 @@ class Demo:
         finally:
             task.cancel()
 
-    async def _until_captured(self, natty: Natty, config: CaptureConfig, began: float) -> None:
+    async def _wait_captured(self, natty: Natty, config: CaptureConfig, began: float) -> None:
         async with self._within("every message is stored and acked"):
-            captured = await self._until(natty, self.result.messages)
+            captured = await self._wait_until(natty, self.result.messages)
         self.result.captured_per_second = captured / (time.monotonic() - began)
 
-    async def _until_compacted(self, natty: Natty, config: CaptureConfig, store: Store) -> Picture:
+    async def _wait_compacted(self, natty: Natty, config: CaptureConfig, store: Store) -> Picture:
         """Wait until the compaction's leader has compacted every block into the table."""
         seen: dict[str, int] = {}
         async with self._within("every block is compacted"):

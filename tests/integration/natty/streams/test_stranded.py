@@ -210,7 +210,7 @@ async def test_the_doctor_goes_on_where_a_consumer_is_deleted_between_its_two_lo
 
     monkeypatch.setattr(doctor, "LOOK_AGAIN", 0.0)
     monkeypatch.setattr(doctor, "stranded", once)
-    assert await doctor._stranded(natty, streams.found, consumers.found) == ({(name, "d"): []}, {})
+    assert await doctor._find_stranded(natty, streams.found, consumers.found) == ({(name, "d"): []}, {})
 
 
 async def test_the_doctor_warns_of_a_consumer_that_it_can_not_look_at(natty, natty_name, monkeypatch):
@@ -222,7 +222,7 @@ async def test_the_doctor_warns_of_a_consumer_that_it_can_not_look_at(natty, nat
         raise AuthorizationError("not permitted")
 
     monkeypatch.setattr(doctor, "stranded", denied)
-    (finding,) = check_stranded(*await doctor._stranded(natty, streams.found, consumers.found))
+    (finding,) = check_stranded(*await doctor._find_stranded(natty, streams.found, consumers.found))
     assert finding.status is Status.WARN
     assert finding.text == f"consumer d of work queue {name} could not be looked at: not permitted"
 
