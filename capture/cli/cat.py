@@ -116,7 +116,7 @@ def cat(
         until=until,
         subjects=subject or (),
         gaps="skip" if skip_gaps else "raise",
-        on_gap=_tell_gap,
+        on_gap=_report_gap,
     )
     try:
         run_async(_print(wanted, options, _FORMS[form], live or follow, follow))
@@ -135,5 +135,5 @@ async def _print(config: CaptureConfig, options: ReadSettings, printed: _Printed
                 await asyncio.to_thread(write, printed.of(batch))
 
 
-def _tell_gap(missing: Sequences) -> None:
+def _report_gap(missing: Sequences) -> None:
     print(f"capture: neither in the archive nor in the stream: {missing.describe()}", file=sys.stderr)

@@ -145,7 +145,7 @@ def problems(given: Given) -> list[str]:
     faulty = {place[0] for place in faults}
     found = [*faults.values(), *lacking(config, tuple(name for name in NEEDED if name not in faulty))]
 
-    def tried(attempt: Callable[..., Any], *arguments: Any, of: tuple[str, ...], **options: Any) -> Any:
+    def check_setting(attempt: Callable[..., Any], *arguments: Any, of: tuple[str, ...], **options: Any) -> Any:
         if not faulty.isdisjoint(of):
             return None
         try:
@@ -160,26 +160,26 @@ def problems(given: Given) -> list[str]:
         found += contradictions(config, given)
     for kind in ("stream", "durable", "group", "member"):
         if name := getattr(config, kind):
-            tried(check_name, kind, name, of=(kind,))
+            check_setting(check_name, kind, name, of=(kind,))
     for name in config.streams:
-        tried(check_name, "stream", name, of=("streams",))
+        check_setting(check_name, "stream", name, of=("streams",))
     if config.archive:
-        tried(SWEEP.election, config.archive, of=("archive",))
+        check_setting(SWEEP.election, config.archive, of=("archive",))
     if config.store:
-        tried(open_store, config.store, of=("store",))
-    decode = tried(decoder, config.decoder, of=("decoder",))
-    tried(partitioner, config.partition, of=("partition",))
-    tried(layout, config.layout, of=("layout",))
-    tried(hook, config.on_store_complete, of=("on_store_complete",))
+        check_setting(open_store, config.store, of=("store",))
+    decode = check_setting(decoder, config.decoder, of=("decoder",))
+    check_setting(partitioner, config.partition, of=("partition",))
+    check_setting(layout, config.layout, of=("layout",))
+    check_setting(hook, config.on_store_complete, of=("on_store_complete",))
     made_of = {"compression": config.compression, "flatten": config.flatten}
-    tried(writer, config.format, decode=decode, **made_of, of=("format", "compression", "flatten"))
-    tried(config.block_keys, of=("encrypt", "key_file", "encrypted_only"))
-    tried(config.signer, of=("signing_key_file",))
-    tried(config.public_keys, of=("public_key_file",))
+    check_setting(writer, config.format, decode=decode, **made_of, of=("format", "compression", "flatten"))
+    check_setting(config.block_keys, of=("encrypt", "key_file", "encrypted_only"))
+    check_setting(config.signer, of=("signing_key_file",))
+    check_setting(config.public_keys, of=("public_key_file",))
     unknown = _unknown_of_nats(given)
     found += unknown
     if not unknown:
-        tried(_try_connection, config.nats, of=("nats",))
+        check_setting(_try_connection, config.nats, of=("nats",))
     for key_file in filter(_SECRET.search, (config.key_file, config.signing_key_file)):
         found = [sentence.replace(key_file, HIDDEN) for sentence in found]
     return [" ".join(sentence.split()) for sentence in found]

@@ -142,7 +142,7 @@ class _LastResort:
     """Ends the process if a thread that hangs in the store keeps it alive: nothing else ends such a thread."""
 
     def __init__(self) -> None:
-        self._status, self._said = 0, ""
+        self._status, self._message = 0, ""
         self._timer = threading.Timer(THREADS_END_WITHIN, self._end)
         self._timer.daemon = True
 
@@ -153,7 +153,7 @@ class _LastResort:
         except BaseException as error:
             self._status = EXIT_ERROR
             if isinstance(error, CaptureError | NattyError):
-                self._said = complaint("capture", str(error)) + "\n"
+                self._message = complaint("capture", str(error)) + "\n"
             raise
         finally:
             for number in STOPS:
@@ -165,7 +165,7 @@ class _LastResort:
         self._timer.cancel()
 
     def _end(self) -> None:
-        sys.stderr.write(self._said)
+        sys.stderr.write(self._message)
         sys.stderr.flush()
         os._exit(self._status)
 

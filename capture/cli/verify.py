@@ -82,7 +82,7 @@ def verify(
             wanted = settings.archive(config, flags, nats)
         with _publish_failure(prometheus_file, wanted.stream):
             checked = run_async(_verify(wanted, deep, offline, _heads(noted)))
-        status = _tell(checked, as_json, as_nagios, prometheus_file)
+        status = _print_check(checked, as_json, as_nagios, prometheus_file)
     except (CaptureError, NattyError) as error:
         if not as_nagios:
             raise
@@ -107,7 +107,7 @@ def _check_outputs(*to_standard_output: bool) -> None:
         raise typer.BadParameter("choose one of --json, --nagios and --prometheus - for standard output")
 
 
-def _tell(checked: Check, as_json: bool, as_nagios: bool, prometheus_file: Path | None) -> int:
+def _print_check(checked: Check, as_json: bool, as_nagios: bool, prometheus_file: Path | None) -> int:
     """Print the selected outputs, and return the exit status."""
     if prometheus_file is not None:
         _publish(prometheus_file, prometheus(checked))

@@ -107,7 +107,7 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
         return f"{which}: {self.gone_because}"
 
     def gaps_sentence(self) -> str:
-        """Return how many sequences the archive does not hold, why, and how many messages it holds repeatedly; or ""."""
+        """Return how many sequences the archive does not hold, why, and how many messages it repeats; or ""."""
         gone, told = self.gaps - (self.missing or 0) - self.awaited, "were deleted in the stream, or expired there"
         if self.missing is None:
             told += ", or have subjects that are not captured"

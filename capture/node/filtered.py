@@ -30,10 +30,10 @@ class Search:
 
     def __init__(self, natty: Natty) -> None:
         self._natty = natty
-        self._unasked: dict[str, Sequences] = defaultdict(Sequences)
+        self._unwanted: dict[str, Sequences] = defaultdict(Sequences)
 
     def __repr__(self) -> str:
-        return f"Search({dict(self._unasked)})"
+        return f"Search({dict(self._unwanted)})"
 
     async def unstored(self, progress: Progress, found: Coverage, present: Sequences) -> Sequences | None:
         """Return such messages up to the last acknowledged one, a portion at a time.
@@ -44,9 +44,9 @@ class Search:
         filters = set(progress.backlog.filters)
         if any({*one.filter_subjects} - filters or not one.filter_subjects for one in progress.asked):
             return None
-        self._unasked[progress.stream] &= present
+        self._unwanted[progress.stream] &= present
         known = present & (found.held | found.removed)
-        doubted = (present & progress.gaps(found)) - self._unasked[progress.stream]
+        doubted = (present & progress.gaps(found)) - self._unwanted[progress.stream]
         try:
             if not progress.work_queue:  # it takes no second consumer, and has few messages below the ack floor
                 count = _count_from(self._natty, progress.stream, sorted(filters))
@@ -62,7 +62,7 @@ class Search:
             messages = [one for one in await asyncio.gather(*reads) if one]
             asked += [one.sequence for one in messages if is_wanted(progress, one.sequence, one.subject)]
             unasked = {one.sequence for one in messages} - {*asked}
-            self._unasked[progress.stream] |= Sequences.from_iterable(unasked)
+            self._unwanted[progress.stream] |= Sequences.from_iterable(unasked)
         return Sequences.from_iterable(asked)
 
 

@@ -45,7 +45,7 @@ StoreMessages = Callable[[AsyncIterable[Batch], Acknowledger], Awaitable[None]]
 
 
 class Unstored:
-    """Tracks which acknowledged messages of a stream are not stored, and since when. Pure: times are arguments (s)."""
+    """Tracks the acknowledged messages of a stream that are not stored. Pure: times are arguments, in seconds."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[float, Sequences]] = []
@@ -316,7 +316,7 @@ class Reading:
 
 
 async def held_since(board: Board, elapsed: Callable[[], float]) -> float:
-    """Return since when, by `elapsed`, running nodes may hold messages that they have not stored; -inf if unknown."""
+    """Return since when, by `elapsed`, running nodes may have held unstored messages; -inf if unknown."""
     try:
         return elapsed() - (await board.read()).held_for
     except (CaptureError, NattyError) as error:

@@ -65,7 +65,7 @@ def _client(nodes: list[Node]) -> Natty | None:
 
 
 def _not_ready(running: Node | Several) -> list[str]:
-    """Return for each stream that is not captured now why it is not."""
+    """Return the reasons why not every stream is captured now."""
     nodes = _nodes(running)
     natty = _client(nodes)
     if natty is None:

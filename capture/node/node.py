@@ -83,7 +83,7 @@ class Node:
         self._duty: Duty | None = None
         self._completions: Hook | None = None  # calls the user's hook
         self._settled = 0  # messages that were stored, or handed back before the stop
-        self._unstored = 0  # messages that were read before the stop and are neither stored nor handed back
+        self._unstored = 0  # the other messages that were read before the stop
         self._in_flight = InFlight(self._blocks, config.slots, stop_on_failure=config.on_store_failure == "stop")
         self._since = time.time()
         self._decode = decoder(config.decoder)

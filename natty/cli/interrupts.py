@@ -13,7 +13,7 @@ TAKEN = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr
 
 
 class Interrupts:
-    """The signals of one run of a command line; `number` is the one that ended it, or SIGINT."""
+    """The signals of one run of a command line; `number` is the one that ended it, by default SIGINT."""
 
     def __init__(self) -> None:
         self.number: int = signal.SIGINT

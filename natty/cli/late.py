@@ -61,12 +61,12 @@ class _Commands(Mapping[str, Any]):
 
     def __init__(self, places: Mapping[str, Place]) -> None:
         self._places = places
-        self._made: dict[str, Any] = {}
+        self._loaded: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._made:
-            self._made[name] = _click_command(name, self._places[name].load())
-        return self._made[name]
+        if name not in self._loaded:
+            self._loaded[name] = _click_command(name, self._places[name].load())
+        return self._loaded[name]
 
     def __contains__(self, name: object) -> bool:
         return name in self._places

@@ -41,8 +41,8 @@ class Printer:
         self._bytes_in = self._bytes_out = 0  # written by the event loop, and by the thread
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._teller: threading.Thread | None = None
-        self._told_at = -math.inf
+        self._reporter: threading.Thread | None = None
+        self._reported_at = -math.inf
 
     def __repr__(self) -> str:
         return f"Printer({self.arrived} arrived, {self.printed} printed, {self.dropped} dropped)"
@@ -79,21 +79,21 @@ class Printer:
             if not self._left:
                 self._end()
         if self.dropped > dropped:
-            self._tell()
+            self._report()
         return self._left > 0
 
     def _end(self) -> None:
         self._left = 0
         self._waiting.put(None)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         """Report it now and then, in a thread: standard error may be the terminal that is blocked."""
         now = time.monotonic()
-        if now - self._told_at >= TELL_EVERY and not (self._teller and self._teller.is_alive()):
-            self._told_at = now
+        if now - self._reported_at >= TELL_EVERY and not (self._reporter and self._reporter.is_alive()):
+            self._reported_at = now
             line = self._describe_loss(self.dropped) + "\n"
-            self._teller = threading.Thread(target=_write, args=(sys.stderr.fileno(), line.encode()), daemon=True)
-            self._teller.start()
+            self._reporter = threading.Thread(target=_write, args=(sys.stderr.fileno(), line.encode()), daemon=True)
+            self._reporter.start()
 
     def _describe_loss(self, count: int) -> str:
         return f"{count} of {self.arrived} messages were dropped, since the output is slower than the subject"

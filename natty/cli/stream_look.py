@@ -46,7 +46,7 @@ def ls(
     else:
         columns = ("stream", "subjects", ">messages", ">bytes", ">consumers", ">replicas")
         print_table(columns, map(_list_row, listing.found))
-    _tell_missing(listing)
+    _report_missing(listing)
 
 
 @connect.options
@@ -98,7 +98,7 @@ def report(
         print_table(columns, (_replication_row(one, raw) for one in copies))
     if leaders:
         print_table(("server", ">streams led"), leaders_of(listing.found))
-    _tell_missing(listing)
+    _report_missing(listing)
 
 
 async def read_info(nats: dict[str, Any], name: str) -> StreamInfo:
@@ -151,7 +151,7 @@ def _replication_row(one: Replication, raw: bool) -> tuple[Any, ...]:
     return (one.stream, one.kind, one.source, one.domain, one.filters, *numbers, one.error)
 
 
-def _tell_missing(listing: Listing[StreamInfo]) -> None:
+def _report_missing(listing: Listing[StreamInfo]) -> None:
     if listing.missing:
         print(f"no server answered for {', '.join(listing.missing)}", file=sys.stderr)
 

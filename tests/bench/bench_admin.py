@@ -1,8 +1,8 @@
 """Administration on a real server over mutual TLS: `python tests/bench/bench_admin.py [streams [consumers of each]]`.
 
-A thousand streams with five thousand consumers, and what `natty stream ls` and `natty stream report` take on them, as
-processes: from the shell's Enter to the last line. The same in this process, without Python's start, with the requests
-that it took.
+Measures `natty stream ls` and `natty stream report` on a thousand streams with five thousand consumers, as processes:
+from the shell's Enter to the last line. Then the same in this process, without Python's start, with the number of
+requests.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""CPU of a message on its way to a block's bytes: decode, partition, add, serialise. Run it; it prints figures.
+"""CPU of a message until it is in a block's bytes: decode, partition, add, serialise. Prints figures.
 
 python tests/bench/bench_blocks.py [messages]
 
-Behind the steps: what open blocks cost in memory and on disk, few keys and many; what each format and compression
-costs, and what encryption and typed columns add.
+After the steps: the memory and disk of open blocks, with few keys and many; the costs of each format and compression,
+and of encryption and typed columns.
 """
 
 from __future__ import annotations

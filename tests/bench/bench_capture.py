@@ -1,9 +1,9 @@
 """A capture node beside the bare consume loop: `python tests/bench/bench_capture.py [messages] [rounds]`.
 
-The node is `capture run` as a process of its own: explicit acks, after blocks and entries are synced to the disk. The
+The node is a separate process, `capture run`: explicit acks, after blocks and entries are synced to the disk. The
 bare loop is `natty.pull` with the same acks, in this process. Both read the same stream, over mutual TLS, from the
-first message delivered to the last one acked. "peak" is the node's resident memory at its highest (VmHWM). With 10 000
-keys each block holds some thirty messages: what is measured then is the store.
+first message delivered to the last one acked. "peak" is the highest resident memory of the node (VmHWM). With 10 000
+keys each block holds about thirty messages, so that figure measures the store.
 """
 
 from __future__ import annotations

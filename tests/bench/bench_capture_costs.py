@@ -1,7 +1,7 @@
-"""What capture costs in one setting or another: `python tests/bench/bench_capture_costs.py [messages]`.
+"""The costs of capture with different settings: `python tests/bench/bench_capture_costs.py [messages]`.
 
-One node as a process: with and without TLS, with decoders, with ten times the messages; and how long a message takes
-from its publishing to its ack, its block being durable then, at a steady rate.
+One node as a process: with and without TLS, with decoders, with ten times the messages. Then the time from publishing
+a message to its ack, when its block is durable, at a steady rate.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """natty beside nats-py and natsrpy on a real server, plain and TLS: `python tests/bench/bench_client.py [rounds]`.
 
 The stream is on disk and a message has 128 bytes. A round runs every path once, ours and theirs in turn; the figures
-are the medians of the rounds, the ratios are ours to theirs, and a goal is held against both: by messages a second the
-server counts too, which shares the processors with the client; by CPU the client alone. Busy machines distort CPU less.
-natsrpy (Rust under Python) has no settings for TLS, so it is measured without only, on asyncio as its users run it.
+are the medians of the rounds, the ratios are ours to theirs. A goal is checked by two measures: messages per second
+includes the server, which shares the processors with the client; CPU is that of the client alone. Busy machines distort
+CPU less. natsrpy (Rust under Python) has no settings for TLS, so it is measured only without TLS, on asyncio as its
+users run it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compaction on Spark beside the same in DuckDB: `python tests/bench/bench_compaction.py [parquet ndjson …]`.
 
-CPU seconds are the figure to compare: those of driver, JVM and workers on one side, of DuckDB's threads on the other.
-Both read the same blocks and write one sorted zstd Parquet file with each message once, and what each wrote is counted.
+Compare CPU seconds: those of driver, JVM and workers on one side, of DuckDB's threads on the other. Both read the same
+blocks and write one sorted zstd Parquet file with each message once, and the bench counts what each wrote.
 Further parts are `growth`, `keys`, `start` (to the first commit, by phases) and `memory` (inputs far larger than it).
 """
 

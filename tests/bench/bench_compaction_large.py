@@ -1,7 +1,7 @@
 """Far more input than memory: `python tests/bench/bench_compaction_large.py [GB [MiB of the driver]]`, 3 and 512.
 
-`capture compact` merges NDJSON blocks of that size in one run, and the peaks of all its processes are printed. Then it
-is counted what is in the table: each message once. The disk must hold a seventh more than that, and two groups.
+`capture compact` merges NDJSON blocks of that size in one run, and the bench prints the peaks of all its processes.
+Then it checks that the table holds each message once. The disk must hold a seventh more than that, and two groups.
 """
 
 import asyncio

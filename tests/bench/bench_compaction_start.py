@@ -1,6 +1,6 @@
 """From the start of a `capture compact` to its commit, by phases: `python tests/bench/bench_compaction.py start`.
 
-The phases are what can be seen from outside: processes that begin, and objects in the store.
+The phases are those that are visible from outside: processes that start, and objects in the store.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Handlers on a real server over mutual TLS: `python tests/bench/bench_consume.py [rounds] [backlog]`.
 
-First messages a second with a handler that does nothing, beside the bare pull and nats-py's `fetch(1000)`, all of them
-acking every message; figures are medians of the rounds. Then what a consumer at rest costs, and memory: a backlog
-(default: a million small messages) and a handler slow enough to leave nearly all of it in the stream. Busy machines
-distort messages a second more than CPU.
+First messages per second with a handler that does nothing, beside the bare pull and nats-py's `fetch(1000)`, all of
+them with an ack for every message; figures are medians of the rounds. Then the cost of an idle consumer, and memory: a
+backlog (default: a million small messages) and a handler so slow that nearly all of it stays in the stream. Busy
+machines distort messages per second more than CPU.
 """
 
 from __future__ import annotations

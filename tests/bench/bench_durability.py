@@ -1,11 +1,11 @@
-"""What a power cut takes from nats-server, and what `sync_interval: always` costs.
+"""Measures which messages nats-server loses in a power cut, and the cost of `sync_interval: always`.
 
 `python tests/bench/bench_durability.py`, three minutes.
 
-Power cuts need root on Linux. Each server's store is an ext4 file system of its own on a loop device. It is shut down
-as at a power cut (EXT4_IOC_SHUTDOWN without flushing its log), the server is killed, the file system is mounted again
-and the server started. What ext4 had not written to its device is gone. A disk that also loses what it has written
-unless it is told to flush loses more where nothing is synced.
+Power cuts need root on Linux. Each server's store is a separate ext4 file system on a loop device. The bench shuts it
+down as at a power cut (EXT4_IOC_SHUTDOWN without flushing its log), kills the server, mounts the file system again
+and starts the server. Data that ext4 had not written to its device is lost. A disk that also loses written data that
+was not flushed loses more where nothing is synced.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How long nobody leads: from the fault to the next leader's fencing token, and what an election costs.
+"""Measures the time without a leader, from the fault to the next leader's fencing token, and the cost of an election.
 
     python tests/bench/bench_election.py [--fast 1000] [--slow 200] [--svg docs/failover.svg] [--no-cluster]
 
-Leader and candidates are processes, servers real, mutual TLS. The times are of CLOCK_BOOTTIME, one for all processes.
-A process holds five elections, so that its death is five fail-overs. `--fast` is how many are measured with a lease of
-0.3 s and by release, `--slow` with the others.
+Leader and candidates are processes, servers real, with mutual TLS. Times are CLOCK_BOOTTIME, the same for all
+processes. A process holds five elections, so its death is five fail-overs. `--fast` is the number of measurements with
+a lease of 0.3 s and by release, `--slow` the number of the others.
 """
 
 import argparse

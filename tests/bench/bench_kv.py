@@ -1,8 +1,9 @@
 """Key-value on a real server over mutual TLS: `python tests/bench/bench_kv.py [buckets]`.
 
-A thousand buckets watched on one connection: how long until every picture is complete, what they cost at rest (CPU of
-this process and of the server, memory), how soon a write is seen, and how long it takes until all are live again after
-the server was killed. Then what single operations take. nats-py's watcher is measured beside ours, with fewer buckets.
+Watches a thousand buckets on one connection: the time until every picture is complete, the cost at rest (CPU of
+this process and of the server, memory), the time until a write is seen, and the time until all are live again after
+the server was killed. Then the duration of single operations. nats-py's watcher is measured beside ours, with fewer
+buckets.
 """
 
 from __future__ import annotations

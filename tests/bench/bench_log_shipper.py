@@ -1,9 +1,9 @@
 """The log shipper, from file to file over mutual TLS: `python tests/bench/bench_log_shipper.py [lines]`.
 
-Two processes, `shipper produce` and `shipper consume`, beside the server. First a file that is there (default: 100 000
-lines of 128 bytes): lines a second from the first line written to the last one on disk, each batch acknowledged before
-the next. Then a file that grows at 5 000 lines a second: how long after a line was written it is in the host's file.
-Busy machines distort both.
+Two processes, `shipper produce` and `shipper consume`, beside the server. First an existing file (default: 100 000
+lines of 128 bytes): lines per second from the first line written to the last one on disk, each batch acknowledged
+before the next. Then a file that grows at 5 000 lines per second: the time from writing a line until it is in the
+host's file. Busy machines distort both.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The stream is on disk and a message has 128 bytes. A round runs every path once, ours and theirs in turn; the figures
 are the medians of the rounds, the ratios are to nats-py's path of the same kind in the same run. natsrpy has no
-settings for TLS, so it is measured without only.
+settings for TLS, so it is measured only without TLS.
 """
 
 from __future__ import annotations

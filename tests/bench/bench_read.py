@@ -1,6 +1,7 @@
-"""What reading an archive costs: batches, messages, `capture cat`, and SQL; from blocks, and compacted.
+"""The costs of reading an archive: batches, messages, `capture cat`, and SQL; from blocks, and compacted.
 
-`python tests/bench/bench_read.py [--messages 1000000]`. Each way is a process of its own: so its memory can be told.
+`python tests/bench/bench_read.py [--messages 1000000]`. Each way is a separate process, so that its memory can be
+measured.
 """
 
 from __future__ import annotations

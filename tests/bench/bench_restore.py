@@ -1,10 +1,10 @@
 """A restore beside publishing again: `python tests/bench/bench_restore.py [messages] [rounds]`.
 
-Messages of 128 bytes in blocks as a node leaves them; a server on the same machine, mutual TLS.
-"restore" is the whole of `capture restore` in a process of its own, from its plan to the answer that the stream is
-there, with its resident memory at its highest (VmHWM), and how far that is above what the process had before, when it
-had restored a small stream. "publish_async" is nats-py's, of the same messages, with its
-acks awaited; republishing keeps neither sequences nor times.
+Messages of 128 bytes in blocks as a node writes them; a server on the same machine, mutual TLS.
+"restore" is the whole of `capture restore` in a separate process, from its plan to the answer that the stream exists,
+with its highest resident memory (VmHWM), and the difference to the memory that the process had before, after it
+had restored a small stream. "publish_async" is that of nats-py, with the same messages and awaited acks; republishing
+keeps neither sequences nor times.
 """
 
 from __future__ import annotations

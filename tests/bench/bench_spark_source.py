@@ -1,8 +1,8 @@
 """JetStream as a Spark source and sink: `python tests/bench/bench_spark_source.py [messages] [rounds]`.
 
-A stream of small messages into a DataFrame's count, into Parquet by micro-batches, and back into a stream, in plain
-text and over mutual TLS; beside them a bare natty pull of the same stream. Figures are medians of the rounds, the JVM
-warmed up before; CPU is that of Spark, its Python workers and the server together.
+Reads a stream of small messages into a DataFrame's count, into Parquet by micro-batches, and back into a stream, in
+plain text and over mutual TLS; beside them a bare natty pull of the same stream. Figures are medians of the rounds,
+after the JVM was warmed up; CPU is that of Spark, its Python workers and the server together.
 """
 
 from __future__ import annotations

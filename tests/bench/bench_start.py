@@ -1,6 +1,6 @@
-"""What it costs to start: `python tests/bench/bench_start.py [runs of each]`.
+"""The CPU cost of starting: `python tests/bench/bench_start.py [runs of each]`.
 
-CPU seconds of a process, user and system, its children included; the median of the runs. The bytecode is compiled
+CPU seconds of a process, user and system, including its children; the median of the runs. The bytecode is compiled
 before. The last column compares with a Python that does nothing.
 """
 

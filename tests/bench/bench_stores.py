@@ -1,4 +1,4 @@
-"""What stores cost: blocks of 8 MiB and small objects, ours beside obstore bare, and a folder. Prints figures.
+"""The costs of stores: blocks of 8 MiB and small objects, ours beside bare obstore, and a folder. Prints figures.
 
 python tests/bench/bench_stores.py [small objects]
 """

@@ -1,4 +1,4 @@
-"""What the benches share: a stopwatch for time and CPU, event loops to choose from, and a table."""
+"""Shared by the benches: a stopwatch for time and CPU, a choice of event loops, and a table."""
 
 from __future__ import annotations
 
