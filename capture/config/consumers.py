@@ -2,8 +2,8 @@
 
 Members of pcgroups' elastic groups read a work queue, where the server takes only explicit acknowledgements (10098);
 every message would be stored twice there, under a sequence that is not the stream's. A static group's members read the
-stream itself, and pcgroups leaves their acknowledgements to the user: capture creates their consumers with `ack_policy:
-all`, and no client that handles messages one by one may read beside it.
+stream itself, and pcgroups leaves their acknowledgements to the user: capture creates their consumers with
+`ack_policy: all`, and no client that handles messages one by one may read beside it.
 """
 
 from __future__ import annotations

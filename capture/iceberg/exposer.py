@@ -198,7 +198,7 @@ class Exposer:
     def _snapshots(
         self, before: _State, added: Added, gone: frozenset[str], files: MemoryFiles, now: float
     ) -> list[Snapshot]:
-        """Return the snapshots with the new one and its objects; the previous one gets the objects that it dropped."""
+        """Return the snapshots with the new one and its objects; the previous one gets those that are dropped."""
         objects = {self._path(one): sha256(files.content[one]).hexdigest() for one in files.written}
         new = Snapshot(id=added.snapshot_id, made=now, objects=objects)
         current = before.metadata.current_snapshot()

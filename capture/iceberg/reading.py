@@ -31,9 +31,9 @@ Answer = TypeVar("Answer")
 class ArchiveCatalog(NoopCatalog):
     """A read-only catalog: each archive is a namespace, and each of its streams a table.
 
-    Create it on a running event loop, and call it from other threads: `await asyncio.to_thread(catalog.load_table,
-    ("orders", "ORDERS"))`. Files are read through the archive's store, with its credentials. Methods that write raise
-    NotImplementedError.
+    Create it on a running event loop, and call it from other threads:
+    `await asyncio.to_thread(catalog.load_table, ("orders", "ORDERS"))`. Files are read through the archive's store,
+    with its credentials. Methods that write raise NotImplementedError.
     """
 
     def __init__(self, archives: Mapping[str, tuple[Store, HeadReader]]) -> None:
