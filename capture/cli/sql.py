@@ -75,7 +75,7 @@ async def _query(config: CaptureConfig, query: str, schema: str | None, engine: 
         return await _by_spark(config, objects, query, schema, checked=contents is not None)
     if not find_spec("duckdb"):
         raise ConfigError(NOT_INSTALLED)
-    from capture.reading import duck  # imported here, so that the command line starts without it
+    from capture.reading import duck  # here, so that the command line starts without it
 
     return await duck.query(store, objects, query, payload_schema=schema, keys=config.keys(), contents=contents)
 

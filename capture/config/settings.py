@@ -145,7 +145,7 @@ class Spark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Logging(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `capture run` logs: `[logging]` in the file."""
+    """The log of `capture run`: `[logging]` in the file."""
 
     level: Level = "warning"
     format: Literal["text", "json"] = "text"

@@ -323,7 +323,7 @@ class Sweeps:
         return [await self._healer.state(one, covered.get(one.stream, Coverage())) for one in progress]
 
     async def _publish(self, state: ArchiveState) -> list[str]:
-        """Publish the state; return what went wrong."""
+        """Publish the state; return a sentence for each problem."""
         try:
             published = await self._board.publish(state)
         except NattyError as error:

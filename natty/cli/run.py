@@ -31,7 +31,7 @@ _LAYOUT = "\n\t"
 def run(app: typer.Typer, name: str, errors: tuple[type[Exception], ...]) -> int:
     """Run the command line and return its exit status: 0, 1 an error, 2 usage, or what the command chose.
 
-    A signal that ends it is 128 and its number: 130 for SIGINT, 143 for SIGTERM.
+    If a signal ends it, the status is 128 plus its number: 130 for SIGINT, 143 for SIGTERM.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
