@@ -1,4 +1,8 @@
-"""Leader election on a key-value bucket: fast by silence and republishing, safe by a token that the server checks."""
+"""Leader election on a key-value bucket.
+
+Candidates detect a dead leader by its silence and see changes as the server republishes them. A fencing token that the
+server checks makes commits safe.
+"""
 
 from natty.config.units import clock
 from natty.elections.audit_trail import TermNote, trail

@@ -1,4 +1,4 @@
-"""What the election's state machine asks its driver to do, and where it stands."""
+"""The actions that the election's state machine returns for its driver, and its phases."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from natty.elections.record import Epoch, Lease
 
 
 class Phase(StrEnum):
-    """Where a candidate stands."""
+    """The phase of a candidate."""
 
     IDLE = "idle"
     OBSERVING = "observing"
@@ -39,12 +39,12 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Store a delete marker on the lease's key if nothing is there; the answer is `marked`, whatever became of it.
+    """Store a delete marker on the lease's key if the key is empty; the answer is `marked`, stored or not.
 
-    Somebody may lead though nothing is there: the bucket may have been purged, or made again. A candidate can wait for
-    the end of that leader's lease, but not then write on condition that still nothing is there: meanwhile another
-    one may have been elected and the bucket purged again. A marker has a revision, which no later state of the key
-    has: who is the first to write over it a lease after it was stored has no leader beside it.
+    There may be a leader although the key is empty: the bucket may have been purged, or created again. A candidate can
+    wait for the end of that leader's lease, but must not then write on condition that the key is still empty: meanwhile
+    another node may have been elected and the bucket purged again. A marker has a revision that no later state of the
+    key has: the candidate that first writes over it, a lease after it was stored, is the only leader.
     """
 
     timeout: float
@@ -68,21 +68,21 @@ class Elected:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Tell the work to stop; `joined` is still to come."""
+    """Stop the work; `joined` follows when it has stopped."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The term is over, whatever the work does."""
+    """The term is over, even if the work still runs."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Office was left and nothing of the term goes on; `released` if others may act at once."""
+    """The candidate has left office and nothing of the term still runs; `released` if others may act at once."""
 
     released: bool
 

@@ -1,4 +1,4 @@
-"""The audit trail: a note for each term, kept a month. For people; no decision is based on it."""
+"""The audit trail: a note for each term, stored for 30 days. It is for people; no decision uses it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger("natty.leader")
 
 
 class TermNote(msgspec.Struct, frozen=True, kw_only=True):
-    """One term: who, under which token, from when to when in Unix time; no end where the term was lost, not left."""
+    """One term: its node, its token, its begin and end in Unix time. A term that was lost has no end."""
 
     node: Text
     token: Whole
@@ -33,12 +33,12 @@ class TermNote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def note_begin(jetstream: JetStream, subjects: Subjects, term: Term) -> None:
-    """Write that a term began."""
+    """Write the note of a term that begins."""
     await _write(jetstream, subjects, TermNote(node=term.node, token=term.token, number=term.number, began=time.time()))
 
 
 async def note_end(jetstream: JetStream, subjects: Subjects, term: Term, reason: str) -> None:
-    """Write that it was left, and why."""
+    """Write the end of a term, and its reason."""
     note = TermNote(
         node=term.node, token=term.token, number=term.number, began=term.number / 1000, ended=time.time(), reason=reason
     )
@@ -46,16 +46,16 @@ async def note_end(jetstream: JetStream, subjects: Subjects, term: Term, reason:
 
 
 async def _write(jetstream: JetStream, subjects: Subjects, note: TermNote) -> None:
-    with contextlib.suppress(NattyError):  # the trail is for people, the term goes on
+    with contextlib.suppress(NattyError):  # the trail is for people: the term continues without it
         await jetstream.publish(
             subjects.term(note.token), msgspec.json.encode(note), headers={"Nats-TTL": str(KEPT)}, timeout=READ_TIMEOUT
         )
 
 
 async def trail(jetstream: JetStream, subjects: Subjects, *, last: int = 20) -> list[TermNote]:
-    """Return the notes of the last terms, oldest first; none where nobody was ever elected.
+    """Return the notes of the last terms, oldest first; an empty list if there never was a leader.
 
-    A note that can't be read is logged and left out.
+    Logs and skips a note that can't be read.
     """
     try:
         answer = await jetstream.request(f"STREAM.INFO.{subjects.stream}", {"subjects_filter": subjects.term("*")})

@@ -1,4 +1,4 @@
-"""The main side of one candidacy: hears from the renewer's thread, on the loop of the work."""
+"""The main side of one candidacy: it handles the news from the renewer's thread, on the event loop of the work."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("natty.leader")
 
-LEAVE_WITHIN = 1.0  # seconds for giving the lease back; after that, silence must do
+LEAVE_WITHIN = 1.0  # seconds to release the lease; after that, the others wait until it expires
 
 
 class Candidacy:
-    """Wanting the office, from `async with` to its end, over as many terms as come."""
+    """One candidacy: it lasts as long as its `async with`, over any number of terms."""
 
     def __init__(self, candidate: Candidate) -> None:
         self.told_to_stop = asyncio.Event()
@@ -61,18 +61,18 @@ class Candidacy:
         self._candidate.jetstream.connection.observed.retire(self._candidate)
         self._left.clear()
         self._post("withdraw")
-        self._post("joined")  # a term that nobody has taken up
+        self._post("joined")  # for a term that `elected` never returned
         leaving = asyncio.ensure_future(self._leave())
         try:
             await asyncio.shield(leaving)
-        except asyncio.CancelledError:  # again: the thread must end all the same
+        except asyncio.CancelledError:  # a second cancellation: the thread must end all the same
             await asyncio.wait({leaving}, timeout=LEAVE_WITHIN)
             raise
         finally:
             self.running.__exit__()
 
     def _end(self) -> None:
-        """The client is being closed: leave office, and campaign no more."""
+        """Leave office and end the campaign, because the client is being closed."""
         self._closed = True
         self._terms.put_nowait(None)
         self._resign("closed")
@@ -85,7 +85,7 @@ class Candidacy:
         await self._renewer.leave(self._driver, self._check)
 
     async def elected(self) -> Term:
-        """Wait for the office. ConnectionClosedError if the client is closed meanwhile."""
+        """Wait until this node is elected. ConnectionClosedError if the client is closed meanwhile."""
         candidate = self._candidate
         while True:
             tenure = await self._terms.get()
@@ -100,7 +100,7 @@ class Candidacy:
         self._left.clear()
         self.told_to_stop.clear()
         self.reason = tenure.stopping or tenure.ended
-        if self.reason:  # meanwhile
+        if self.reason:  # the term was stopped or has ended meanwhile
             self.told_to_stop.set()
         self._began = clock()
         term = candidate.term = Term(
@@ -120,7 +120,7 @@ class Candidacy:
         return term
 
     async def left_office(self) -> None:
-        """The work has ended: release the lease, and return when that is done or not possible any more."""
+        """Release the lease after the work has ended; return when that is done or no longer possible."""
         term, self._candidate.term = self._candidate.term, None
         assert term is not None
         name, reason = self._candidate.options.name, self.reason or "done"
@@ -133,7 +133,7 @@ class Candidacy:
         call_hook(self._candidate.options.on_lost, reason)
 
     def _note(self, writing: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(_noted(writing))
+        task = self._loop.create_task(_write_note(writing))
         self._notes.add(task)
         task.add_done_callback(self._notes.discard)
 
@@ -145,7 +145,7 @@ class Candidacy:
         self._post("resign", reason, to)
 
     def _check(self) -> None:
-        """At every pulse: is the work well?"""
+        """Call the health check, at every pulse; resign if it fails."""
         health = self._candidate.options.health
         if health is None or self._candidate.term is None or self.told_to_stop.is_set():
             return
@@ -158,11 +158,11 @@ class Candidacy:
             self._resign("health")
 
     def _tell(self, event: str, about: Any) -> None:
-        """In the renewer's thread."""
+        """Pass news to the event loop of the work. Called in the renewer's thread."""
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._told, event, about)
+            self._loop.call_soon_threadsafe(self._handle_news, event, about)
 
-    def _told(self, event: str, about: Any) -> None:
+    def _handle_news(self, event: str, about: Any) -> None:
         if event == "elected":
             self._terms.put_nowait(about)
         elif event in ("stop", "lost"):
@@ -176,8 +176,8 @@ class Candidacy:
             call_hook(self._candidate.options.on_new_leader, about.id)
 
 
-async def _noted(writing: Coroutine[Any, Any, None]) -> None:
-    """The trail is for people: a term goes on without it."""
+async def _write_note(writing: Coroutine[Any, Any, None]) -> None:
+    """Write a note of the trail. An error is only logged: the trail is for people, the term continues without it."""
     try:
         await writing
     except Exception:
@@ -185,7 +185,7 @@ async def _noted(writing: Coroutine[Any, Any, None]) -> None:
 
 
 def call_hook(hook: Callable[..., None] | None, *arguments: Any) -> None:
-    """Call a hook of the user's; what it raises is logged, the election goes on."""
+    """Call a hook of the user. An exception of the hook is logged, and the election continues."""
     try:
         if hook is not None:
             hook(*arguments)

@@ -10,7 +10,7 @@ from natty.jetstream import JetStream
 
 
 class Candidate:
-    """What one node is in an election: its name, its term while it leads, and the figures."""
+    """One node of an election: its name, its term while it leads, and its figures."""
 
     def __init__(self, jetstream: JetStream, options: ElectionOptions) -> None:
         self.jetstream = jetstream
@@ -32,22 +32,22 @@ class Candidate:
         return self.term is not None and self.term.remaining() > 0
 
     def step_down(self, to: str = "") -> None:
-        """Leave office and stay a candidate; others go first. Nothing happens on a node that does not lead."""
+        """Leave office and stay a candidate; other nodes go first. Does nothing on a node that does not lead."""
         if self.term is not None:
             self.term.step_down(to)
 
     def transfer(self, to: str) -> None:
-        """Hand the office over to this node; as `step_down`."""
+        """Hand the office over to the node `to`; otherwise like `step_down`."""
         if self.term is not None:
             self.term.transfer(to)
 
     @property
     def figures(self) -> dict[str, Any]:
-        """What to watch: `leading`, `token`, `elected` and `losses` (how often, and why).
+        """Figures for monitoring: `leading`, `token`, `elected` (how often) and `losses` (how often for each reason).
 
-        Of the present candidacy `writes` stored and `failures` (tries refused or unanswered), and the worst seconds:
-        `slowest` from a write's send to its ack, `least_left` of the lease when it was renewed, `latest` that a timer
-        of the renewer came late, `longest_silence` between two sights of the lease.
+        For the current candidacy: `writes` stored, `failures` (writes refused or unanswered), and the worst times in
+        seconds: `slowest` from sending a write to its ack, `least_left` of the lease when it was renewed, `latest`
+        delay of a timer of the renewer, `longest_silence` between two sights of the lease.
         """
         driver = self.driver
         return {

@@ -1,4 +1,4 @@
-"""One candidacy in the renewer's loop: the state machine's actions become requests, their answers its events."""
+"""One candidacy in the renewer's event loop: it sends requests for the machine's actions, and passes on the answers."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from natty.wire.repeated import ONCE, Repeated
 log = logging.getLogger("natty.leader")
 
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
-BUCKET_TIMEOUT = 5.0  # seconds for making a bucket that was deleted
+BUCKET_TIMEOUT = 5.0  # seconds to create a bucket again that was deleted
 Tell = Callable[[str, Any], None]
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of a holder, at the address in its lease."""
+    """A request to the holder, sent to the address in its lease."""
 
     do: str  # ask, step_down
     id: Text = ""
@@ -39,7 +39,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Driver:
-    """Runs one candidate. Everything here happens in the renewer's thread; `tell` passes news to the main side."""
+    """Runs one candidate. All its code runs in the renewer's thread; `tell` passes news to the main side."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class Driver:
         self.candidate = candidate
         self.subjects = Subjects(options.bucket, options.lease_key)
         self.writes = self.failures = 0
-        # Seconds: from a write's send to its ack; left of the lease when it was renewed; that a timer came
-        # late; without a sight of the lease.
+        # Seconds: from sending a write to its ack; left of the lease when it was renewed; delay of a timer;
+        # without a sight of the lease.
         self.slowest, self.least_left, self.latest, self.longest_silence = 0.0, float("inf"), 0.0, 0.0
         self._heard_at: float | None = None
         self._jetstream = jetstream
@@ -74,18 +74,18 @@ class Driver:
         return f"Driver({self.subjects.lease}, {self.candidate.phase.value})"
 
     def post(self, event: str, *arguments: Any) -> None:
-        """Give the candidate an event from another thread; nothing happens once its own has ended."""
-        with suppress(RuntimeError):  # that loop is closed: a term that somebody kept has not heard of the end
+        """Give the candidate an event from another thread. Does nothing after the renewer's thread has ended."""
+        with suppress(RuntimeError):  # that loop is closed, and the caller still has an old term
             self._loop.call_soon_threadsafe(self.input, event, *arguments)
 
     def input(self, event: str, *arguments: Any) -> None:
-        """Give the candidate an event of this moment, and do what it says."""
+        """Give the candidate an event that happens now, and perform the actions that it returns."""
         if self._closed:
             return
         try:
             self.candidate.alive(self._pulse())
             self._perform(getattr(self.candidate, event)(clock(), *arguments))
-        except Exception:  # a fault of ours: the deadline holds all the same, and the candidate goes on
+        except Exception:  # a fault of ours: the deadline still holds, and the candidate continues
             log.exception("%s failed at %r", self, event, extra={"action": "election_failed"})
             self._set_timer(at_least=self._options.rules.retry)
 
@@ -139,7 +139,7 @@ class Driver:
             self._tenure = None
 
     def _set_timer(self, at_least: float = 0.0) -> None:
-        """Have `tick` called when it is due. An earlier timer stays: a flood of events must not put it off for ever."""
+        """Schedule the next `tick`. An earlier timer stays: a flood of events must not delay it forever."""
         due = self.candidate.due
         if self._timer is not None:
             if not at_least and self._timer_due <= due:
@@ -161,7 +161,7 @@ class Driver:
         task.add_done_callback(self._tasks.discard)
 
     async def _supervise(self, request: Coroutine[Any, Any, None], event: str, *about: Any) -> None:
-        """Run a request; one that fails unforeseen counts as unanswered, which is the event's meaning."""
+        """Run a request. If it fails with an unexpected error, pass on `event`, which means "no answer"."""
         try:
             await request
         except Exception:
@@ -198,7 +198,7 @@ class Driver:
         except AuthorizationError:
             self.input("forbidden", None)
             return
-        except NattyError as error:  # most often another candidate was faster
+        except NattyError as error:  # usually because another candidate was faster
             log.info("%s was not marked as deleted: %s", self.subjects.lease, error, extra={"action": "not_marked"})
         self.input("marked")
 
@@ -264,10 +264,10 @@ class Driver:
         except (NattyError, ValueError) as error:
             log.info("the holder of %s could not be asked: %s", self.subjects.lease, error)
 
-    # What the subscriptions bring.
+    # Messages of the subscriptions.
 
     def heard(self, revision: int, raw: RawMessage) -> None:
-        """This was stored on the lease's key at this revision, as far as it can be believed."""
+        """Handle a republished message: a hint that this was stored on the lease's key at this revision."""
         now = clock()
         if self._heard_at is not None:
             self.longest_silence = max(self.longest_silence, now - self._heard_at)
@@ -276,7 +276,7 @@ class Driver:
             self.input("saw", sight_of(revision, raw[2], raw[3]))
 
     def called(self, call: Call) -> bool:
-        """Somebody asks us to hand over; whether we lead, and so will."""
+        """Handle another node's request to hand over; return whether we lead, and so will hand over."""
         leading = self._tenure is not None
         if call.do == "step_down":
             self.input("resign", "step_down", call.id)

@@ -1,4 +1,4 @@
-"""One node's part in an election: `run` the work, or enter a block, while it leads."""
+"""One node's part in an election: it runs work, or the body of an `async with`, while it leads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger("natty.leader")
 
 P = ParamSpec("P")
 T = TypeVar("T")
-OVERRUN = 1.0  # seconds after which work that goes on is told to stop again, and reported
+OVERRUN = 1.0  # seconds after which work that still runs is cancelled again, and reported
 
 
 class Election(Candidate):
@@ -40,36 +40,36 @@ class Election(Candidate):
         return f"Election({self.options.name!r}, {self.node}, {self.term or 'not leading'})"
 
     def commit_subject(self, commit: str) -> str:
-        """Where the commits of this name stand."""
+        """Return the subject of the commits of this name."""
         return self.subjects.commit(commit)
 
     async def prepare(self) -> None:
-        """Make the bucket if there is none; raises as `make_bucket` does."""
+        """Create the bucket if it does not exist; raises the errors of `make_bucket`."""
         await make_bucket(self.jetstream, self.options)
 
     async def last_commit(self, commit: str) -> StoredMessage | None:
-        """Return the last commit of this name: a hint, `Term.read` makes sure. BucketNotFoundError."""
+        """Return the last commit of this name: a hint; `Term.read` confirms it. BucketNotFoundError."""
         return await self.jetstream.read(self.stream, subject=self.subjects.commit(commit))
 
     async def leader(self) -> Lease | None:
-        """Return the lease as it was last written, if it is held: a hint for people and dashboards."""
+        """Return the lease as last written, if it is held: a hint for people and dashboards."""
         try:
             last = await self.jetstream.read(self.stream, subject=self.subjects.lease)
-        except BucketNotFoundError:  # nobody has ever been a candidate
+        except BucketNotFoundError:  # there never was a candidate
             return None
-        return _held(last)
+        return _held_lease(last)
 
     async def holder(self, allowance: float = 0.0) -> Lease | None:
-        """Return the lease if it is held, and was renewed in time: a hint for people and dashboards.
+        """Return the lease if it is held and was renewed in time: a hint for people and dashboards.
 
-        It is overdue when nobody renewed it for its own length and `allowance` seconds, by the server's clock.
+        It is overdue when it was not renewed for its own length plus `allowance` seconds, by the server's clock.
         """
         try:
             now = parse_time((await self.jetstream.request(f"STREAM.INFO.{self.stream}"))["ts"])
             last = await self.jetstream.read(self.stream, subject=self.subjects.lease)
         except BucketNotFoundError:
             return None
-        lease = _held(last)
+        lease = _held_lease(last)
         if lease is None or last is None or now - parse_time(last.time) > (lease.lasts + allowance) * 1e9:
             return None
         return lease
@@ -83,10 +83,10 @@ class Election(Candidate):
     async def run(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Campaign, run `work(term, *args, **kwargs)` while elected, and return its result.
 
-        Campaigns again when the term was lost before the work returned.
+        Campaigns again if the term is lost before the work returns.
 
-        Work that is not a coroutine function runs in a thread, whatever kind of callable it is. It is cancelled before
-        the deadline, and joined before the lease is released. An error of the work releases the lease and is raised.
+        Any callable that is not a coroutine function runs in a thread. The work is cancelled before the deadline, and
+        joined before the lease is released. An error of the work releases the lease and is raised.
         ConnectionClosedError: the client was closed, which cancels the work and releases the lease like any other end.
         """
         await self.prepare()
@@ -94,28 +94,28 @@ class Election(Candidate):
             while True:
                 term = await candidacy.elected()
                 try:
-                    outcome = await self._serve(candidacy, partial(_called, work, term, *args, **kwargs))
+                    outcome = await self._serve(candidacy, partial(_call_work, work, term, *args, **kwargs))
                 finally:
                     await candidacy.left_office()
                 if outcome is not None:
                     return outcome[0]
 
     async def _serve(self, candidacy: Candidacy, work: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[Any] | None:
-        """Run the work until it ends or the term does; None if the term was lost meanwhile."""
+        """Run the work until it or the term ends; None if the term was lost meanwhile."""
         body = candidacy.running.around(lambda: asyncio.create_task(work()))
-        told = asyncio.create_task(candidacy.told_to_stop.wait())
+        stop = asyncio.create_task(candidacy.told_to_stop.wait())
         try:
-            await asyncio.wait([body, told], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([body, stop], return_when=asyncio.FIRST_COMPLETED)
             if body.done() and not body.cancelled():
                 return (body.result(),)
         except LeadershipLostError as error:
             log.info("the work of %s noticed: %s", self.node, error)
         finally:
-            told.cancel()
-            await _stopped(body, self._overran)
+            stop.cancel()
+            await _cancel_and_wait(body, self._report_overrun)
         return None
 
-    def _overran(self) -> None:
+    def _report_overrun(self) -> None:
         log.error("the leader's work has been told to stop and goes on", extra={"action": "overrun"})
         call_hook(self.options.on_stop_overrun)
 
@@ -124,7 +124,7 @@ class Election(Candidate):
     async def __aenter__(self) -> Term:
         """Campaign until elected, and return the term.
 
-        When the term ends the block is cancelled, and raises LeadershipLostError.
+        When the term ends, the block is cancelled and raises LeadershipLostError.
         """
         if self._scope is not None:
             raise RuntimeError("this election is in use: make another one for another block")
@@ -145,7 +145,7 @@ class Election(Candidate):
 
 
 class _Scope:
-    """`async with election`: the block's own task is cancelled, as `asyncio.timeout` does it."""
+    """`async with election`: it cancels the task of the block, like `asyncio.timeout`."""
 
     def __init__(self, election: Election) -> None:
         self._election = election
@@ -182,15 +182,15 @@ class _Scope:
             raise LeadershipLostError(text) from error
 
 
-async def _called(work: Callable[..., Any], term: Term, *args: Any, **kwargs: Any) -> Any:
+async def _call_work(work: Callable[..., Any], term: Term, *args: Any, **kwargs: Any) -> Any:
     if is_async(work):
         return await work(term, *args, **kwargs)
     result = await term.to_thread(work, term, *args, **kwargs)  # a plain callable may block
     return await result if inspect.isawaitable(result) else result
 
 
-async def _stopped(body: asyncio.Future[Any], overran: Callable[[], None]) -> None:
-    """Cancel the work and wait until it has stopped, however often it swallows that or we are cancelled ourselves."""
+async def _cancel_and_wait(body: asyncio.Future[Any], overran: Callable[[], None]) -> None:
+    """Cancel the work and wait until it has stopped, even if it swallows cancellations or we are cancelled, too."""
     cancelled = False
     while not body.done():
         body.cancel()
@@ -202,11 +202,11 @@ async def _stopped(body: asyncio.Future[Any], overran: Callable[[], None]) -> No
         if not body.done():
             overran()
     if not body.cancelled():
-        body.exception()  # seen: whoever stopped it has a reason of its own
+        body.exception()  # retrieved, and dropped: the caller has its own reason to stop the work
     if cancelled:
         raise asyncio.CancelledError
 
 
-def _held(last: StoredMessage | None) -> Lease | None:
+def _held_lease(last: StoredMessage | None) -> Lease | None:
     sight = None if last is None else sight_of(last.sequence, last.header_block, last.data)
     return sight.lease if sight is not None and sight.kind == "held" else None

@@ -1,4 +1,4 @@
-"""The bucket that elections stand on: made with what the guarantees need, and refused where it lacks that."""
+"""The bucket of elections: created with the settings that the guarantees need, and refused if it has others."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from natty.kv.bucket_config import bucket_settings
 from natty.streams import StreamConfig, create_replicated, create_stream
 
 log = logging.getLogger("natty.leader")
-_told: set[tuple[tuple[str, ...], str]] = set()  # (servers, bucket): once a process, which has several connections
+_reported: set[tuple[tuple[str, ...], str]] = set()  # (servers, bucket): once in a process
 
 
 async def make_bucket(jetstream: JetStream, options: ElectionOptions) -> None:
-    """Make the bucket if there is none.
+    """Create the bucket if it does not exist.
 
-    Sequences start at the Unix time in milliseconds, so that a bucket made again goes on above the old one's tokens.
-    StreamExistsError with the difference if it has other settings; UnsupportedError on a server before 2.12.14, or
-    2.14.0 to 2.14.3, whose conditional publishes can't be trusted.
+    Sequences start at the Unix time in milliseconds, so that the tokens of a bucket that is created again are higher
+    than the old ones. StreamExistsError with the difference if it has other settings; UnsupportedError on a server
+    before 2.12.14, or 2.14.0 to 2.14.3, because their conditional publishes are not reliable.
     """
     jetstream.require("leader election")
-    name, wanted = f"KV_{options.bucket}", _needed(options)
+    name, wanted = f"KV_{options.bucket}", _required_settings(options)
     clustered, made = bool(jetstream.connection.server_info.get("cluster")), False
     try:
         await jetstream.request(f"STREAM.INFO.{name}")
     except BucketNotFoundError:
         new: StreamConfig = {**bucket_settings(options.bucket, None), **wanted}
         new["first_seq"], new["description"] = int(time.time() * 1000), options.description or DESCRIPTION
-        with suppress(StreamExistsError):  # somebody was faster, a millisecond or so apart: what counts is compared
+        with suppress(StreamExistsError):  # another node was faster: `create_stream` compares all but first_seq
             await create_replicated(jetstream, name, new)
             made = True
     replicas = (await create_stream(jetstream, name, wanted))["num_replicas"]
     bucket = jetstream.connection.config.servers, options.bucket
-    if replicas < 3 and bucket not in _told:
-        _told.add(bucket)
+    if replicas < 3 and bucket not in _reported:
+        _reported.add(bucket)
         level = logging.WARNING if made or clustered else logging.INFO
         text = (
             "the elections of bucket %s have %s: while its server is down nobody is elected, and if its disk is lost,"
@@ -60,9 +60,9 @@ def is_election_bucket(config: Mapping[str, Any]) -> bool:
     return name.startswith("KV_") and republished == observed(name.removeprefix("KV_"))
 
 
-def _needed(options: ElectionOptions) -> StreamConfig:
+def _required_settings(options: ElectionOptions) -> StreamConfig:
     needed: StreamConfig = {
-        "max_age": 0.0,  # the lease's time-to-live is its own
+        "max_age": 0.0,  # the lease has its own TTL
         "max_msgs_per_subject": 1,
         "storage": "file",
         "allow_msg_ttl": True,

@@ -1,4 +1,4 @@
-"""How a candidate that does not lead looks at the lease: when it may act, by its own clock alone."""
+"""How a candidate that does not lead observes the lease, and decides by its own clock when it may take it over."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from natty.elections.actions import Action, Ask, Seen, WentBack
 from natty.elections.options import LONGEST_LEASE, Rules, silence
 from natty.elections.record import LAST_TERM, Sight
 
-RANK = 0.01  # seconds that a priority waits longer than the one before it
-NOT_NAMED = 0.05  # seconds that others leave to the named successor
+RANK = 0.01  # seconds that each priority waits longer than the next higher one
+NOT_NAMED = 0.05  # seconds that other nodes wait for the named successor
 
 
 @dataclass
 class Follower:
-    """What was last seen on the lease's key, and from when on it may be taken over."""
+    """The last sight of the lease's key, and the time from which this candidate may take it over."""
 
     rules: Rules
     id: str
@@ -34,14 +34,14 @@ class Follower:
         if not (newer or vanished or decisive):
             return []
         if before is not None and not newer and not vanished and sight.revision == before.revision:
-            self._act_at = max(self._act_at, now + self.rules.retry)  # refused, and nothing new to be seen
+            self._act_at = max(self._act_at, now + self.rules.retry)  # refused, but the read shows nothing new
             return []
         actions: list[Action] = []
         if before is not None and 0 < sight.revision < before.revision:
             actions.append(WentBack(before.revision, sight.revision))
         self._seen = sight
         if sight.lease is not None:
-            if sight.lease.L <= LONGEST_LEASE:  # else nobody can have it
+            if sight.lease.L <= LONGEST_LEASE:  # not a lease that an election can have
                 self._last_lease = sight.lease.L
             if sight.lease.term < LAST_TERM:
                 self._newest_term = max(self._newest_term, sight.lease.term)
@@ -51,9 +51,9 @@ class Follower:
         return actions + self._ask(now, sight, again=_holder(before))
 
     def _patience(self, sight: Sight) -> float:
-        """How long to wait, from now, before taking the lease over; where nothing is there, before marking the key.
+        """Return how many seconds to wait before taking the lease over; if the key is empty, before marking it.
 
-        Where it is marked as deleted, somebody may lead all the same: see `Mark`.
+        If the key is marked as deleted, there may still be a leader: see `Mark`.
         """
         if sight.kind == "held":
             assert sight.lease is not None
@@ -65,13 +65,13 @@ class Follower:
             return NOT_NAMED if sight.lease.to and sight.lease.to != self.id else 0.0
         if sight.kind in ("expired", "absent"):
             return 0.0
-        return silence(max(self._last_lease, self.rules.lease))  # nobody knows why
+        return silence(max(self._last_lease, self.rules.lease))  # deleted, for an unknown reason
 
     def _rank(self) -> float:
         return self.rules.priority * RANK + self.random.uniform(0, RANK)
 
     def _ask(self, now: float, sight: Sight, *, again: tuple[str, int] | None) -> list[Action]:
-        """A holder of a lower rank is asked when it has renewed, once a lease."""
+        """Ask a holder of a lower rank to hand over: when it has renewed, at most once in a lease."""
         lease = sight.lease
         if lease is None or sight.kind != "held" or not lease.addr or lease.inc == self.inc:
             return []

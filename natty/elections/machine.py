@@ -1,10 +1,11 @@
-"""The election as a state machine: what happened and when go in, what is to be done comes out. No clock, no await.
+"""The election as a state machine: its input is events with their times, its output actions. No clock, no await.
 
     IDLE → OBSERVING → ACQUIRING → FENCING → LEADING → STOPPING → RELEASING → OBSERVING
                                                   └────────┴──→ LOST (until the work has ended) → OBSERVING
 
-`Candidate.now` arguments are seconds of one clock of this machine, whose rate is off by `DRIFT` at most. After Chubby's
-sequencers, client-go's leases timed by the observer, and etcd's transactions on the holder's revision.
+The `now` arguments of `Candidate` are seconds of one clock of this machine, whose rate is off by `DRIFT` at most.
+Modelled on Chubby's sequencers, client-go's leases timed by the observer, and etcd's transactions on the holder's
+revision.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ FORBIDDEN_PAUSE = 30.0  # seconds after which a candidate that may not write the
 
 @dataclass(slots=True)
 class Round:
-    """One record on its way to the lease's key, however many tries that takes. Its time is the first try's."""
+    """One record that is being written to the lease's key, in one or more tries. `sent` is the time of the first."""
 
     record: Lease
     expected: int
@@ -32,9 +33,9 @@ class Round:
 
 @dataclass
 class Candidate(Follower):
-    """One node's candidacy. Every method returns what is to be done; `due` is when `tick` is wanted next."""
+    """One node's candidacy. Every event returns the actions to perform; `due` is when to call `tick` next."""
 
-    wall: float = 0.0  # what to add to `now` for Unix time: terms are numbered by it
+    wall: float = 0.0  # added to `now` gives Unix time, which numbers the terms
     addr: str = ""
     phase: Phase = Phase.IDLE
     deadline: float = 0.0
@@ -50,17 +51,17 @@ class Candidate(Follower):
     _decisive: bool = False
     _read_at: float | None = None
     _hinted: int = 0  # the newest revision hinted at since the last read began,
-    _checked: int = 0  # and before that, if no read has been answered since
-    _hints_from: float = 0.0  # a hint was wrong: none is followed before this time
+    _checked: int = 0  # and before that, while no read was answered
+    _hints_from: float = 0.0  # after a wrong hint: the candidate follows none before this time
     _renew_at: float = 0.0
     _renew_until: float = field(default=float("inf"))
     _alive_at: float = 0.0
     _to: str = ""
 
-    # What the driver and the node's own side say.
+    # Events from the driver and from the node itself.
 
     def campaign(self, now: float) -> list[Action]:
-        """Want the office."""
+        """Begin to campaign."""
         self._campaigning, self._alive_at = True, now
         if self.phase is not Phase.IDLE:
             return []
@@ -68,7 +69,7 @@ class Candidate(Follower):
         return self._look(now)
 
     def withdraw(self, now: float) -> list[Action]:
-        """Want it no more: a term under way is left, and `IDLE` is reached when nothing of ours is on its way."""
+        """End the campaign: leave a current term, and reach `IDLE` when no write of ours is in flight."""
         self._campaigning = False
         if self.phase is Phase.OBSERVING:
             self.phase, self._reading = Phase.IDLE, 0
@@ -76,7 +77,7 @@ class Candidate(Follower):
         return self.resign(now, "withdrawn")
 
     def resign(self, now: float, reason: str, to: str = "") -> list[Action]:
-        """Leave office once the work has been joined; the node `to` goes first then. Idempotent."""
+        """Leave office once the work has been joined; then the node `to` goes first. Idempotent."""
         actions = self._expire(now)
         if self.phase is Phase.LEADING:
             self._to = to
@@ -84,7 +85,7 @@ class Candidate(Follower):
         return actions
 
     def joined(self, now: float) -> list[Action]:
-        """The work has ended: the office may be released."""
+        """The work has ended: the lease may be released."""
         actions = self._expire(now)
         if self.phase is Phase.LOST:
             return actions + self._leave(now, released=False)
@@ -95,7 +96,7 @@ class Candidate(Follower):
         return actions
 
     def alive(self, at: float) -> None:
-        """The main side gave a sign of life at that time."""
+        """The main side gave a sign of life at the time `at`."""
         self._alive_at = at
 
     def asked(self, now: float, id: str, priority: int) -> list[Action]:
@@ -103,20 +104,20 @@ class Candidate(Follower):
         return self.resign(now, "transfer", id) if priority < self.rules.priority else []
 
     def connected(self, now: float) -> list[Action]:
-        """A session is up again: what was stored meanwhile was not seen."""
+        """The connection is up again: writes of the meantime were not seen, so read the lease."""
         return self._look(now) if self.phase in (Phase.OBSERVING, Phase.LOST) else []
 
-    # What the server says.
+    # Events from the server.
 
     def follows(self, revision: int) -> bool:
-        """Whether a hint at this revision is news: what else it says need not be looked at otherwise."""
+        """Return whether a hint at this revision is new; the caller need not decode an old one."""
         return self.phase is not Phase.IDLE and revision > self._known
 
     def saw(self, now: float, hint: Sight) -> list[Action]:
-        """This was republished as stored on the lease's key. A hint, which anybody may send: the key is read.
+        """The server republished this as stored on the lease's key. A hint, which any client may send: read the key.
 
-        What is no news is ignored, and so is our own write, whose answer is on its way. Hints that turn out to be
-        wrong cost one read in each pause between two tries.
+        Old hints are ignored, and so is our own write, since its answer follows. Wrong hints cost one read in each
+        pause between two tries.
         """
         actions = self._expire(now)
         ours = self._round is not None and hint.lease is not None and hint.lease.nonce == self._round.record.nonce
@@ -125,7 +126,7 @@ class Candidate(Follower):
         return actions + self._follow(now)
 
     def _follow(self, now: float) -> list[Action]:
-        """Read what was hinted at, one read at a time, and not before the pause after a wrong hint is over."""
+        """Read the key after a hint: one read at a time, and not before the pause after a wrong hint is over."""
         if self._reading or self._read_at is not None or not self.follows(self._hinted):
             return []
         if now >= self._hints_from:
@@ -134,7 +135,7 @@ class Candidate(Follower):
         return []
 
     def read(self, now: float, number: int, sight: Sight) -> list[Action]:
-        """The answer to a `Read`. It may be stale, and what it shows counts as seen now, not when it was asked for."""
+        """The answer to a `Read`. It may be stale. Its content counts as seen now, not when the read was sent."""
         actions = self._expire(now)
         if number != self._reading:
             return actions
@@ -142,12 +143,12 @@ class Candidate(Follower):
         decisive, self._decisive = self._decisive, False
         checked, self._checked = self._checked, 0
         actions += self._learn(now, sight, decisive=decisive)
-        if checked > self._known:  # nobody stored that, or it is gone
+        if checked > self._known:  # the hinted revision was never stored, or is gone
             self._hints_from = now + self.rules.retry
         return actions + self._follow(now)
 
     def unread(self, now: float, number: int) -> list[Action]:
-        """A `Read` that got no answer."""
+        """A `Read` got no answer."""
         if number == self._reading:
             self._reading, self._read_at = 0, now + self.rules.retry
         return self._expire(now)
@@ -156,13 +157,13 @@ class Candidate(Follower):
         """The record of this nonce is stored."""
         actions = self._expire(now)
         if self._round is not None and self._round.record.nonce == nonce:
-            return actions + self._settled(now, sequence)
+            return actions + self._settle(now, sequence)
         if self.phase is Phase.FENCING and self._epoch is not None and self._epoch.nonce == nonce:
-            return actions + self._fenced(now, sequence)
+            return actions + self._take_office(now, sequence)
         return actions
 
     def refused(self, now: float, nonce: str) -> list[Action]:
-        """The lease is not at the expected revision: somebody else wrote, or an earlier try of ours was stored."""
+        """The lease is not at the expected revision: another node wrote, or an earlier try of ours was stored."""
         actions = self._expire(now)
         waiting = self._round.record if self._round is not None else self._epoch
         if waiting is None or waiting.nonce != nonce:
@@ -170,11 +171,11 @@ class Candidate(Follower):
         return actions + self._look(now, decisive=True)
 
     def marked(self, now: float) -> list[Action]:
-        """A `Mark` was answered, or will not be: the key is read."""
+        """A `Mark` was answered, or will not be: read the key."""
         return self._look(now) if self.phase is Phase.OBSERVING else []
 
     def doubt(self, now: float, nonce: str) -> list[Action]:
-        """No answer, or one that says nothing: it may be stored or not."""
+        """A write got no answer, or an inconclusive one: it may be stored or not."""
         actions = self._expire(now)
         if self._round is not None and self._round.record.nonce == nonce:
             self._round.retry_at = now + self.rules.retry
@@ -183,9 +184,9 @@ class Candidate(Follower):
         return actions
 
     def forbidden(self, now: float, nonce: str | None) -> list[Action]:
-        """We may not write, says the server: a holder tries on until its deadline, a candidate after a pause.
+        """The server denies us to write: a holder retries until its deadline, a candidate after a pause.
 
-        `nonce` is the record's, None for a `Mark`.
+        `nonce` is the nonce of the record, None for a `Mark`.
         """
         actions = self._expire(now)
         if nonce is None and self.phase is not Phase.OBSERVING:
@@ -193,23 +194,23 @@ class Candidate(Follower):
         if nonce is not None:
             if self.phase is not Phase.ACQUIRING or self._round is None or self._round.record.nonce != nonce:
                 return actions + self.doubt(now, nonce)
-            self._round, self.phase = None, Phase.OBSERVING  # an earlier try of it that lands yet will be seen
+            self._round, self.phase = None, Phase.OBSERVING  # if an earlier try is stored later, we will see it
         self._act_at = max(self._act_at, now + FORBIDDEN_PAUSE)
         return actions + (self._look(now) if self._campaigning else self._leave(now, released=False))
 
     def busy(self, now: float, nonce: str) -> list[Action]:
-        """Another write of the key is under way at the server: decides nothing."""
+        """The server is handling another write of the key: inconclusive."""
         return self.doubt(now, nonce)
 
     def stale(self, now: float) -> list[Action]:
-        """The server refused a commit of this term: a later epoch stands."""
+        """The server refused a commit of this term: there is a later epoch."""
         return self.resign(now, "fenced")
 
     # Time.
 
     @property
     def due(self) -> float:
-        """When `tick` is wanted next."""
+        """The time at which to call `tick` next."""
         times = [self._read_at, self._round.retry_at if self._round else None]
         if self.phase is Phase.OBSERVING and self._seen is not None:
             times.append(self._act_at)
@@ -222,7 +223,7 @@ class Candidate(Follower):
         return min((time for time in times if time is not None), default=float("inf"))
 
     def tick(self, now: float) -> list[Action]:
-        """Do what time alone brings."""
+        """Return the actions that are due by time alone."""
         actions = self._expire(now)
         if self._read_at is not None and now >= self._read_at:
             actions += self._look(now)
@@ -235,7 +236,7 @@ class Candidate(Follower):
         return actions
 
     def _expire(self, now: float) -> list[Action]:
-        """End what the deadline ends. First of all in every method: a late answer changes nothing."""
+        """End what the deadline ends. Every event calls it first, so a late answer changes nothing."""
         if self.phase in HOLDING and now >= self.deadline:
             self._round = self._epoch = None
             if self.phase in IN_OFFICE:
@@ -249,9 +250,9 @@ class Candidate(Follower):
     # Writing the lease.
 
     def _take_over(self, now: float) -> list[Action]:
-        """Write over what was seen. Where nothing was, mark the key: a lease after that is seen, write over it."""
+        """Write over the last sight. If the key is empty, mark it; a lease after the marker was seen, write over it."""
         if self._known == 0:
-            self._act_at = now + self.rules.attempt + self.rules.retry  # again, if no marker is seen
+            self._act_at = now + self.rules.attempt + self.rules.retry  # then again, if no marker was seen
             return [Mark(self.rules.attempt)]
         self.phase = Phase.ACQUIRING
         return self._begin(now, "held", self._known)
@@ -290,13 +291,13 @@ class Candidate(Follower):
         return expected
 
     def _ttl(self, record: Lease) -> int | None:
-        """A dead holder's lease is collected; that nobody holds it may be known for ever."""
+        """Return the TTL of a record: the server removes a dead holder's lease; a released one may stay forever."""
         return self.rules.ttl if record.state == "held" else None
 
     def _try_again(self, now: float) -> list[Action]:
         if now < self._limit():
             return self._send(now)
-        self._round = None  # acquiring took too long: if it lands yet, it will be seen
+        self._round = None  # acquiring took too long: if the write is stored later, we will see it
         self.phase = Phase.OBSERVING
         return self._look(now) if self._campaigning else self._leave(now, released=False)
 
@@ -309,12 +310,12 @@ class Candidate(Follower):
     def _release(self, now: float) -> list[Action]:
         return self._begin(now, "released", self.revision)
 
-    def _settled(self, now: float, sequence: int) -> list[Action]:
-        """The record on its way is the last on the key."""
+    def _settle(self, now: float, sequence: int) -> list[Action]:
+        """Handle the confirmation that the record in flight is the last on the key."""
         done, self._round = self._round, None
         assert done is not None
         self._seen, self.revision = (Sight(sequence, done.record.state, done.record), sequence)
-        self._act_at = now + silence(self.rules.lease)  # after a release, too: others first
+        self._act_at = now + silence(self.rules.lease)  # also after a release: other nodes go first
         if done.record.state == "released":
             return self._leave(now, released=True)
         self.deadline = self._deadline_from(done.sent, now)
@@ -345,10 +346,10 @@ class Candidate(Follower):
         return [Write("epoch", self._epoch, self._condition(self.revision), None, self.rules.attempt)]
 
     def _refence(self, now: float) -> None:
-        """Renew, then write another epoch: the renewal makes sure that the one in doubt can't be stored later."""
+        """Renew, then write another epoch. The renewal ensures that the epoch in doubt can't be stored later."""
         self._epoch, self._renew_at = None, now + self.rules.retry
 
-    def _fenced(self, now: float, sequence: int) -> list[Action]:
+    def _take_office(self, now: float, sequence: int) -> list[Action]:
         self._epoch = None
         if not self._campaigning:
             self.phase = Phase.RELEASING
@@ -370,11 +371,11 @@ class Candidate(Follower):
         self._round = self._epoch = None
         return [Left(released), *(self._look(now) if self._campaigning else [])]
 
-    # Seeing.
+    # Reading the lease.
 
     @property
     def _known(self) -> int:
-        """The newest revision that the server told us of."""
+        """The newest revision that the server has shown us."""
         return self._seen.revision if self._seen is not None else 0
 
     def _look(self, now: float, *, decisive: bool = False) -> list[Action]:
@@ -384,9 +385,9 @@ class Candidate(Follower):
         return [Read(self._reading, max(self.rules.attempt, 0.25))]
 
     def _learn(self, now: float, sight: Sight, *, decisive: bool) -> list[Action]:
-        """Take a look at the key into account; `decisive` after the server said that our revision is not the last."""
+        """Handle a sight of the key; `decisive` after the server said that our revision is not the last."""
         if self._round is not None and sight.lease is not None and sight.lease.nonce == self._round.record.nonce:
-            return self._settled(now, sight.revision)
+            return self._settle(now, sight.revision)
         if self.phase is Phase.ACQUIRING:
             assert self._round is not None
             if not decisive and sight.revision <= self._round.expected:
@@ -396,12 +397,12 @@ class Candidate(Follower):
             gave_up = [] if self._campaigning else self._leave(now, released=False)
             return gave_up + self._observe(now, sight, decisive=decisive)
         if self.phase in HOLDING:
-            return self._challenged(now, sight, decisive=decisive)
+            return self._answer_challenge(now, sight, decisive=decisive)
         return self._observe(now, sight, decisive=decisive)
 
-    def _challenged(self, now: float, sight: Sight, *, decisive: bool) -> list[Action]:
+    def _answer_challenge(self, now: float, sight: Sight, *, decisive: bool) -> list[Action]:
         gone = decisive and sight.revision == 0
-        if sight.revision <= self.revision and not gone:  # an old one: ask again, the lease decides when to stop
+        if sight.revision <= self.revision and not gone:  # an old one: try again, until the deadline
             if decisive and self._round is not None:
                 self._round.retry_at = now + self.rules.retry
             elif decisive:

@@ -1,4 +1,4 @@
-"""Who leads: for dashboards, and for those who talk to the leader. A hint, never a base for decisions."""
+"""Who leads: for dashboards, and for clients that talk to the leader. A hint; base no decisions on it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from natty.jetstream import JetStream
 from natty.kv.json_records import decode
 from natty.wire.message import RawMessage
 
-READ_AGAIN = 1.0  # seconds until a read that failed is tried again
+READ_AGAIN = 1.0  # seconds until a failed read is retried
 NO_NEWS = 0.1  # seconds after a read that showed nothing new
 
 
 @dataclass(frozen=True, slots=True)
 class Leadership:
-    """Who leads as far as can be seen: nobody if `node` is empty."""
+    """Who leads, as far as can be seen: if `node` is empty, there is no leader."""
 
     node: str = ""
     token: int = 0
@@ -43,8 +43,8 @@ class Leadership:
 
 
 async def leadership(jetstream: JetStream, subjects: Subjects) -> Leadership:
-    """Return who leads, as last written. A bucket that is missing means nobody."""
-    return await _known(jetstream, subjects, await _sight(jetstream, subjects))
+    """Return who leads, as last written. If the bucket is missing, there is no leader."""
+    return await _resolve(jetstream, subjects, await _sight(jetstream, subjects))
 
 
 async def _sight(jetstream: JetStream, subjects: Subjects) -> Sight:
@@ -55,7 +55,7 @@ async def _sight(jetstream: JetStream, subjects: Subjects) -> Sight:
     return ABSENT if last is None else sight_of(last.sequence, last.header_block, last.data)
 
 
-async def _known(jetstream: JetStream, subjects: Subjects, sight: Sight) -> Leadership:
+async def _resolve(jetstream: JetStream, subjects: Subjects, sight: Sight) -> Leadership:
     if sight.lease is None or sight.kind != "held":
         return Leadership()
     stored = await jetstream.read(subjects.stream, subject=subjects.epoch)
@@ -63,7 +63,7 @@ async def _known(jetstream: JetStream, subjects: Subjects, sight: Sight) -> Lead
     nobody_yet = Leadership(lease.id, 0, lease.term, "", lease.lasts)
     try:
         epoch: Epoch | None = None if stored is None else decode(stored.data, Epoch)
-    except BadRecordError:  # the term has no token that could be told
+    except BadRecordError:  # the term has no readable token
         return nobody_yet
     if stored is None or epoch is None or (epoch.inc, epoch.term) != (lease.inc, lease.term):
         return nobody_yet
@@ -71,9 +71,9 @@ async def _known(jetstream: JetStream, subjects: Subjects, sight: Sight) -> Lead
 
 
 async def observe(jetstream: JetStream, options: ElectionOptions) -> AsyncGenerator[Leadership, None]:
-    """Yield who leads, now and whenever that changes. Nobody, too, after a lease of silence.
+    """Yield who leads, now and after each change. Also yields that there is no leader, after a lease of silence.
 
-    What is republished only says when to look: all that is yielded was read from the bucket. Ends when the
+    Republished messages only say when to look: everything that is yielded was read from the bucket. Ends when the
     client is closed. NotConnectedError for a client that was not opened, or was closed before.
     """
     if not jetstream.connection.supervised:
@@ -105,14 +105,14 @@ async def observe(jetstream: JetStream, options: ElectionOptions) -> AsyncGenera
             try:
                 sight = await _sight(jetstream, subjects)
                 if seen is None or sight.revision != seen.revision:
-                    now = await _known(jetstream, subjects, sight)
+                    now = await _resolve(jetstream, subjects, sight)
                     seen, seen_at = sight, clock()
                 elif now and clock() - seen_at >= silence(now.lease):
                     now = Leadership()
                 elif now and not now.token:
-                    now = await _known(jetstream, subjects, sight)
+                    now = await _resolve(jetstream, subjects, sight)
                 else:
-                    await asyncio.sleep(NO_NEWS)  # so often at most is a hint followed that is wrong
+                    await asyncio.sleep(NO_NEWS)  # limits how often a wrong hint is followed
             except ConnectionClosedError:
                 return
             except NattyError:
@@ -132,9 +132,9 @@ async def observe(jetstream: JetStream, options: ElectionOptions) -> AsyncGenera
 
 
 async def ask_to_step_down(jetstream: JetStream, options: ElectionOptions, to: str = "") -> str:
-    """Ask the leader, wherever it runs, to leave office; return its name, "" if nobody leads.
+    """Ask the leader, on any machine, to leave office; return its name, "" if there is no leader.
 
-    NattyError if it does not answer.
+    NattyError if the leader does not answer.
     """
     subjects = Subjects(options.bucket, options.lease_key)
     sight = await _sight(jetstream, subjects)

@@ -15,10 +15,10 @@ from natty.config.units import check_timings
 DRIFT = 0.02  # how far two clocks' rates may differ
 LEASE = 2.0  # seconds until a dead leader is replaced
 SHORTEST_LEASE = 0.3  # seconds
-LONGEST_LEASE = 3600.0  # seconds: a dead leader is replaced after that, whatever a record says
-MAX_STALL = 10.0  # seconds that the event loop may be busy before its node is taken for hung
+LONGEST_LEASE = 3600.0  # seconds: a dead leader is replaced after that, even if a record has a longer lease
+MAX_STALL = 10.0  # seconds that the event loop may be busy before its node counts as hung
 PULSE = 0.25  # seconds between two signs of life of the event loop
-GRACE = 0.2  # of the lease: how long before the deadline the work is told to stop
+GRACE = 0.2  # of the lease: how long before the deadline the work is cancelled
 LONGEST_ATTEMPT = 1.0  # seconds that one write may take
 BUCKET = "natty_leaders"
 DESCRIPTION = "natty leader elections"
@@ -27,27 +27,27 @@ LEASE_KEY = re.compile(r"[-/_=a-zA-Z0-9]+(\.[-/_=a-zA-Z0-9]+)*")
 
 
 def default_node_name() -> str:
-    """Host and process."""
+    """Return the names of host and process."""
     return f"{socket.gethostname().split('.')[0]}-{os.getpid()}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """The timings that follow from the lease, all in seconds; the table of docs/election.md."""
+    """The timings that follow from the lease, all in seconds. docs/election.md has the table."""
 
     lease: float = LEASE
-    grace: float = float("inf")  # the work's time to stop, when it needs less than the usual fifth of the lease
+    grace: float = float("inf")  # the time that the work has to stop, if less than a fifth of the lease
     max_stall: float = MAX_STALL
     priority: int = 0
 
     @property
     def usable(self) -> float:
-        """How long the holder may act after it sent a renewal."""
+        """How long the holder may act after it has sent a renewal."""
         return self.lease * (1 - DRIFT)
 
     @property
     def renew_every(self) -> float:
-        """From send to send."""
+        """The interval between sending two renewals."""
         return self.lease / 3
 
     @property
@@ -57,22 +57,22 @@ class Rules:
 
     @property
     def retry(self) -> float:
-        """The pause after a write that failed."""
+        """The pause after a failed write."""
         return min(self.lease / 20, 0.25)
 
     @property
     def stop_before(self) -> float:
-        """How long before the deadline the work is told to stop."""
+        """How long before the deadline the work is cancelled."""
         return min(GRACE * self.lease, self.grace)
 
     @property
     def ttl(self) -> int:
-        """When the server collects a dead holder's lease: whole seconds, never too early."""
+        """After how long the server removes a dead holder's lease: whole seconds, never too early."""
         return max(1, ceil(3 * self.lease))
 
 
 def silence(lease: float) -> float:
-    """How long nothing may be seen of a holder before others act."""
+    """How long a holder may show no sign of life before other nodes act."""
     return lease * (1 + DRIFT)
 
 
@@ -88,17 +88,17 @@ class ElectionSettings(TypedDict, total=False):
     node_name: str
     """Name of this node. Default "": host and process."""
     replicas: int | None
-    """Replicas of the bucket when it is made. Default None: 3 on a cluster, else 1."""
+    """Replicas of a new bucket. Default None: 3 on a cluster, otherwise 1."""
     description: str
-    """Description of the bucket when it is made. Default ""."""
+    """Description of a new bucket. Default ""."""
     priority: int
     """0 to 100: a node with a lower number asks the leader to hand over. Default 0."""
     grace: float
-    """Seconds that the work has to stop, a fifth of the lease at most. Default inf: that fifth."""
+    """Seconds that the work has to stop, at most a fifth of the lease. Default inf: that fifth."""
     max_stall: float
-    """Seconds that the event loop may be blocked before the lease is not renewed any more. Default 10.0."""
+    """Seconds that the event loop may be blocked before the lease is no longer renewed. Default 10.0."""
     health: Callable[[], bool] | None
-    """Called on the event loop four times a second while leading; False, or an error, ends the term. Default None."""
+    """Called on the event loop four times a second while leading; False or an error ends the term. Default None."""
     on_elected: Callable[[int], None] | None
     """Called on the event loop with the token when a term begins. Default None."""
     on_lost: Callable[[str], None] | None
@@ -106,12 +106,12 @@ class ElectionSettings(TypedDict, total=False):
     on_new_leader: Callable[[str], None] | None
     """Called on the event loop with a node's name when it becomes the leader. Default None."""
     on_stop_overrun: Callable[[], None] | None
-    """Called on the event loop when the work continues after it was told to stop. Default None."""
+    """Called on the event loop when the work still runs after it was cancelled. Default None."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ElectionOptions:
-    """One election and this node's part in it; `ElectionSettings` describes each field. ValueError if one is wrong."""
+    """The options of an election on this node; `ElectionSettings` describes each field. ValueError if one is wrong."""
 
     name: str
     key: str = ""

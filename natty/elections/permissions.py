@@ -1,7 +1,7 @@
-"""What each kind of client may publish and subscribe to: the least that its work needs.
+"""The least permissions that each kind of client needs: the subjects that it publishes and subscribes to.
 
-The subjects are those of JetStream's API, of elections (docs/election.md) and of dead letters (docs/dead-letters.md);
-a test runs each role with an account that may do nothing else.
+The subjects are those of JetStream's API, of elections (docs/election.md) and of dead letters (docs/dead-letters.md).
+A test runs each role with a user that has no other permissions.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ INBOX = "_INBOX"
 
 @dataclass(frozen=True)
 class Permissions:
-    """Subjects that an account's user may publish and subscribe to, beside its inbox, which each user needs.
+    """Subjects that a user may publish and subscribe to, besides its inbox, which each user needs.
 
-    `own_inbox_only` is False where the user also calls others at their inboxes, as candidates of an election do.
+    `own_inbox_only` is False if the user also publishes to the inboxes of others, as candidates of an election do.
     """
 
     publish: tuple[str, ...]
@@ -41,7 +41,7 @@ class Permissions:
     def block(self, inbox: str = INBOX) -> str:
         """Return the text of a `permissions` block for a user in the server's configuration.
 
-        `inbox` is the prefix of the user's inboxes, as its `inbox_prefix` says.
+        `inbox` is the prefix of the user's inboxes, its `inbox_prefix`.
         """
         publish = list(dict.fromkeys([*self.publish, *([] if self.own_inbox_only else [f"{inbox}.>"])]))
         subscribe = list(dict.fromkeys([f"{inbox}.>", *self.subscribe]))
@@ -54,40 +54,40 @@ class Permissions:
 
 
 def publisher(stream: str, subjects: Iterable[str]) -> Permissions:
-    """Return what a program needs that stores messages on these subjects of a stream."""
+    """Return the permissions of a program that stores messages on these subjects of a stream."""
     return Permissions((*subjects, *_api(f"STREAM.INFO.{stream}", f"STREAM.MSG.GET.{stream}", "STREAM.NAMES")))
 
 
 def service(
     stream: str, durable: str, *, letters: str = LETTERS, advisories: str = ADVISORIES, setup: bool = False
 ) -> Permissions:
-    """Return what `consume` needs: its durable consumer, and dead letters. `setup`: it makes their streams, too."""
+    """Return what `consume` needs: its durable consumer, and dead letters. `setup`: also to create their streams."""
     found = consumer(stream, durable) + consumer(advisories, durable_of(stream, durable))
     found += Permissions((f"{prefix_of(letters)}.{stream}.{durable}.>",))
-    found += Permissions(_api(f"STREAM.MSG.GET.{stream}", f"STREAM.MSG.GET.{letters}"))  # tells forgotten from dead
+    found += Permissions(_api(f"STREAM.MSG.GET.{stream}", f"STREAM.MSG.GET.{letters}"))  # to tell deleted from dead
     found += Permissions(_api(f"CONSUMER.RESET.{stream}.{durable}"))
     found += Permissions(_api(*(f"STREAM.INFO.{name}" for name in (letters, advisories))))
-    return found + (_making(letters, advisories) if setup else Permissions(()))
+    return found + (_creation(letters, advisories) if setup else Permissions(()))
 
 
 def consumer(stream: str, durable: str) -> Permissions:
-    """Return what it takes to make a durable pull consumer and to read from it."""
+    """Return the permissions to create a durable pull consumer and to read from it."""
     one = f"{stream}.{durable}"
     named = _api(f"CONSUMER.CREATE.{one}", f"CONSUMER.CREATE.{one}.>", f"CONSUMER.INFO.{one}")
     return Permissions((*named, *_api(f"CONSUMER.MSG.NEXT.{one}", f"STREAM.INFO.{stream}"), f"$JS.ACK.{one}.>"))
 
 
 def candidate(name: str, *, bucket: str = BUCKET, setup: bool = False) -> Permissions:
-    """Return what an election's candidate needs, as its leader too. `setup`: it makes the bucket, too."""
+    """Return what a candidate of an election needs, also as its leader. `setup`: also to create the bucket."""
     subjects = Subjects(bucket, name)
     owned = (subjects.lease, subjects.epoch, subjects.fence, subjects.commit(">"), subjects.term("*"))
     api = _api(f"STREAM.INFO.{subjects.stream}", f"STREAM.MSG.GET.{subjects.stream}")
     found = Permissions((*owned, *api), (observed(bucket),), own_inbox_only=False)
-    return found + (_making(subjects.stream) if setup else Permissions(()))
+    return found + (_creation(subjects.stream) if setup else Permissions(()))
 
 
 def bucket_reader(bucket: str) -> Permissions:
-    """Return what it takes to read a bucket's keys, and to watch them."""
+    """Return the permissions to read and to watch the keys of a bucket."""
     stream = f"KV_{bucket}"
     verbs = ("CREATE", "DELETE", "MSG.NEXT")
     ephemeral = _api(*(f"CONSUMER.{verb}.{stream}.*" for verb in verbs), f"CONSUMER.CREATE.{stream}.*.>")
@@ -95,21 +95,21 @@ def bucket_reader(bucket: str) -> Permissions:
 
 
 def bucket_writer(bucket: str, *, setup: bool = False) -> Permissions:
-    """Return what it takes to read and write all keys of a bucket. `setup`: it makes the bucket, too."""
+    """Return the permissions to read and write all keys of a bucket. `setup`: also to create the bucket."""
     found = bucket_reader(bucket) + Permissions((f"$KV.{bucket}.>",))
-    return found + (_making(f"KV_{bucket}") if setup else Permissions(()))
+    return found + (_creation(f"KV_{bucket}") if setup else Permissions(()))
 
 
 def administrator() -> Permissions:
-    """Return what the commands need that make, change, show and delete: all of the account's JetStream.
+    """Return what the commands that create, change, show and delete need: all of the account's JetStream API.
 
-    Not the streams' own subjects: whoever publishes, or redrives dead letters, needs those beside.
+    The subjects of the streams are not included: to publish, or to redrive dead letters, a user needs those, too.
     """
     publish = (f"{OWN_API}.>", "$JS.ACK.>", "$JS.SNAPSHOT.>", "$KV.>", "$NATTY.>", "$SYS.REQ.USER.INFO")
     return Permissions(publish, ("el.obs.>", "$JS.EVENT.ADVISORY.>"), own_inbox_only=False)
 
 
-def _making(*streams: str) -> Permissions:
+def _creation(*streams: str) -> Permissions:
     return Permissions(_api(*(f"STREAM.CREATE.{name}" for name in streams)))
 
 

@@ -1,4 +1,4 @@
-"""Programs that run while leader: started beside a guard that kills them in time, whatever becomes of us."""
+"""Programs that run while this node leads. A guard process kills them in time, even if this process is dead."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ KILL_BEFORE = 0.25  # of the grace: how long before the deadline
 
 
 class Program:
-    """A program that runs: for those who pass signals on to it, talk to it, or end it.
+    """A running program: send signals to it, use its pipes, or kill it.
 
-    `pid` is its guard's, and the id of the session that holds guard, program and what it has started. `stdin` and
-    `stdout` are there where pipes were asked for.
+    `pid` is the pid of its guard, and the id of the session of the guard, the program and all its children. `stdin`
+    and `stdout` are set if the options asked for pipes.
     """
 
     def __init__(self, process: Process, kill: Callable[[], None]) -> None:
@@ -38,19 +38,19 @@ class Program:
         return f"Program({self.pid})"
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the program and all of its group; nothing happens when it has ended."""
+        """Send a signal to the program and its whole group. Does nothing after it has ended."""
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, number)  # not Popen's: that would take the exit status away from asyncio
+            os.kill(self.pid, number)  # not Popen's method: it would take the exit status away from asyncio
 
     def kill(self) -> None:
-        """Have the guard kill the program and all that it has started, now; whoever runs it waits until it is done."""
+        """Make the guard kill the program and all its children now. `run_guarded` waits until that is done."""
         self._kill()
 
 
 class _Line:
-    """To the guard: what it is told, from whichever thread, and whether it lives.
+    """The line to the guard: sends it its times, from any thread, and shows whether it lives.
 
-    An order to stop or to kill is never taken back.
+    An order to stop or to kill is never withdrawn.
     """
 
     def __init__(self, tenure: Tenure | None) -> None:
@@ -64,23 +64,23 @@ class _Line:
         self._tell()
 
     def stop(self) -> None:
-        """SIGTERM now, SIGKILL as late as the tenure allows; without one, now."""
+        """Order SIGTERM now, and SIGKILL as late as the tenure allows; without a tenure, SIGKILL now."""
         self._stop = True
         self._tell()
 
     def kill(self) -> None:
-        """SIGKILL now."""
+        """Order SIGKILL now."""
         self._kill = True
         self._tell()
 
-    async def ended(self) -> None:
-        """Wait until the guard has ended: nobody else has its end of the line."""
+    async def wait_for_end(self) -> None:
+        """Wait until the guard has ended: it is the only process with its end of the line."""
         self.its.close()
-        with contextlib.suppress(ConnectionError):  # it ended before it had read all that it was told
+        with contextlib.suppress(ConnectionError):  # it ended before it had read all its orders
             await asyncio.get_running_loop().sock_recv(self._ours, 1)
 
     def close(self) -> None:
-        """Give it up."""
+        """Close both ends, and watch the tenure no longer."""
         if self._tenure is not None:
             self._tenure.watchers.remove(self._tell)
         self.its.close()
@@ -96,9 +96,9 @@ class _Line:
             return 0.0, 0.0
         if tenure is None:
             return NEVER, NEVER
-        told = self._stop or tenure.stopping
+        stopping = self._stop or tenure.stopping
         kill = tenure.deadline - KILL_BEFORE * tenure.stop_before
-        return 0.0 if told else tenure.deadline - tenure.stop_before, kill
+        return 0.0 if stopping else tenure.deadline - tenure.stop_before, kill
 
 
 class ProgramSettings(TypedDict, total=False):
@@ -125,10 +125,10 @@ async def run_guarded(
     on_start: Callable[[Program], Any] | None = None,
     **options: Unpack[ProgramSettings],
 ) -> int:
-    """Run a program under a tenure, or None: for as long as it and we live. Return its exit status.
+    """Run a program under a tenure, or with None as long as this process lives. Return its exit status.
 
-    When cancelled, the program gets SIGTERM, at the end of the grace SIGKILL, and is waited for; without a tenure
-    SIGKILL at once. OSError if the guard can't be started.
+    When cancelled, sends SIGTERM to the program, SIGKILL at the end of the grace, and waits for its end; without a
+    tenure, sends SIGKILL at once. OSError if the guard can't be started.
     """
     line = _Line(tenure)
     try:
@@ -140,14 +140,14 @@ async def run_guarded(
         )
         if on_start is not None:
             on_start(Program(process, line.kill))
-        return await _ended(process, line)
+        return await _run_to_end(process, line)
     finally:
         line.close()
 
 
-async def _ended(process: Process, line: _Line) -> int:
+async def _run_to_end(process: Process, line: _Line) -> int:
     cancelled = False
-    waiting = asyncio.ensure_future(_gone(process, line))
+    waiting = asyncio.ensure_future(_wait_until_gone(process, line))
     while not waiting.done():
         try:
             await asyncio.wait({waiting})
@@ -159,12 +159,12 @@ async def _ended(process: Process, line: _Line) -> int:
     return waiting.result()
 
 
-async def _gone(process: Process, line: _Line) -> int:
-    """Wait until guard and program have ended, and nothing is left of them, were it that the guard was killed.
+async def _wait_until_gone(process: Process, line: _Line) -> int:
+    """Wait until the guard, the program and its children have ended, even if the guard was killed.
 
-    Not for the process first: asyncio waits until its pipes are closed, and what is left may hold them.
+    Don't wait for the process first: asyncio waits until its pipes are closed, and a child may hold them open.
     """
-    await line.ended()
-    while guard.kill(process.pid):  # noqa: ASYNC110 - not our children: nobody tells of their end
+    await line.wait_for_end()
+    while guard.kill(process.pid):  # noqa: ASYNC110 - not our children: we get no signal at their end
         await asyncio.sleep(guard.KILL_INTERVAL)
     return await process.wait()

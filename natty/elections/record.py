@@ -1,4 +1,4 @@
-"""What an election writes: the lease, the epoch, and what a look at the lease can show. Names of subjects, too."""
+"""The records of an election: the lease, the epoch, the sight of a lease that was read, and the subjects' names."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from natty.kv.json_records import Text, Whole, decode
 from natty.wire.message import RawMessage, parse_headers
 
 MOST_BYTES = 64 * 1024  # of a record
-LAST_TERM = 2**52  # terms from here on are nobody's: they are numbered by Unix milliseconds
+LAST_TERM = 2**52  # no honest record has such a term: Unix milliseconds number the terms
 
 Address = Annotated[str, msgspec.Meta(max_length=512, pattern=r"^[^\s\x00-\x1f\x7f*>]*\Z")]
-"""A subject to publish on, or none."""
+"""A subject to publish on, or an empty string."""
 
 _SEQUENCE = re.compile(rb"\r\nNats-Sequence:[ \t]*([0-9]{1,20})[ \t]*\r\n")
 
@@ -40,7 +40,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def lasts(self) -> float:
-        """How long the holder may act without renewing: `L`, which no honest record has beyond the longest lease."""
+        """How long the holder may act without renewing: `L`, at most the longest lease that an election can have."""
         return min(self.L, LONGEST_LEASE)
 
 
@@ -57,7 +57,7 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What was seen on the lease's key: `deleted` is all that no holder writes. `damage`: why it can't be read."""
+    """A sight of the lease's key: `deleted` is any record that no holder writes. `damage`: why it can't be read."""
 
     revision: int
     kind: Kind
@@ -69,7 +69,7 @@ ABSENT = Sight(0, "absent")
 
 
 def sight_of(revision: int, header_block: bytes, data: bytes) -> Sight:
-    """Return what this message on the lease's key says. One that can't be read counts as deleted."""
+    """Return the content of this message on the lease's key. A message that can't be read counts as deleted."""
     headers = parse_headers(header_block) if header_block else {}
     if headers.get("Nats-Marker-Reason") == ["MaxAge"]:
         return Sight(revision, "expired")
@@ -81,10 +81,10 @@ def sight_of(revision: int, header_block: bytes, data: bytes) -> Sight:
 
 
 def hinted_revision(raw: RawMessage) -> int:
-    """Return the revision that a republished message has on the lease's key, 0 for what no server republished.
+    """Return the revision that a republished message has on the lease's key, 0 if no server republished it.
 
-    Anybody who may publish there can have sent it: the key must be read before anything is done about it. Cheap, since
-    they can send many: what else it says is looked at only where this revision is news.
+    Any client that may publish there can send such a message, so read the key before you act on it. This is cheap,
+    since a client can send many: the rest of the message is decoded only if this revision is new.
     """
     found = _SEQUENCE.search(raw[2]) if len(raw[2]) <= MOST_BYTES else None
     return int(found[1]) if found else 0
@@ -92,7 +92,7 @@ def hinted_revision(raw: RawMessage) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Subjects:
-    """Where an election's records stand."""
+    """The subjects of an election's records."""
 
     bucket: str
     key: str
@@ -104,28 +104,28 @@ class Subjects:
 
     @property
     def lease(self) -> str:
-        """The lease's."""
+        """The subject of the lease."""
         return f"$KV.{self.bucket}.{self.key}"
 
     @property
     def epoch(self) -> str:
-        """The epoch's."""
+        """The subject of the epoch."""
         return f"{self.lease}.epoch"
 
     @property
     def fence(self) -> str:
-        """What every commit writes beside itself, on condition that the epoch is still its own."""
+        """The subject of the fence: each commit also writes it, on condition that the epoch is still its own."""
         return f"{self.lease}.fence"
 
     def commit(self, name: str) -> str:
-        """The commits' of this name."""
+        """The subject of the commits of this name."""
         return f"{self.lease}.commit.{name}"
 
     def term(self, number: int | str) -> str:
-        """The note of a term, for the audit trail."""
+        """The subject of a term's note in the audit trail."""
         return f"{self.lease}.terms.{number}"
 
 
 def observed(bucket: str, key: str = ">") -> str:
-    """Where the server republishes what was stored under a key."""
+    """Return the subject where the server republishes messages that were stored under a key."""
     return f"el.obs.{bucket}.{key}"

@@ -1,7 +1,7 @@
-"""The thread that keeps all elections of one connection alive, whatever the event loop of the work is busy with.
+"""The thread that keeps all elections of one connection alive, even while the event loop of the work is busy.
 
-It has an event loop and a connection of its own, and one subscription a bucket. A main side that gives no sign of life
-is not kept in office: see `max_stall`.
+It has its own event loop and its own connection, and one subscription for each bucket. It does not keep a main side in
+office that gives no sign of life: see `max_stall`.
 """
 
 from __future__ import annotations
@@ -34,22 +34,25 @@ from natty.wire.message import RawMessage
 
 log = logging.getLogger("natty.leader")
 
-OPEN_AGAIN = 0.25  # seconds between two rounds of trying to connect
+OPEN_AGAIN = 0.25  # seconds between two tries to connect
 PING_AT_LEAST = 0.5  # seconds
-CLOSE_WITHIN = 3.0  # seconds that the thread's end is waited for
+CLOSE_WITHIN = 3.0  # seconds to wait for the end of the thread
 
 _renewers: weakref.WeakKeyDictionary[Connection, Renewer] = weakref.WeakKeyDictionary()
 
 
 def renewer_of(connection: Connection) -> Renewer:
-    """Return the renewer of this connection's elections: one, however many there are."""
+    """Return the renewer of this connection: one for all its elections."""
     if connection not in _renewers:
         _renewers[connection] = Renewer(connection)
     return _renewers[connection]
 
 
 class Renewer:
-    """Started by the first candidacy, ended by the last. Its public methods are for the main side's loop."""
+    """The renewer of one connection. The first candidacy starts it, the last one ends it.
+
+    Call its public methods on the main side's event loop.
+    """
 
     def __init__(self, main: Connection) -> None:
         self._config = main.config
@@ -66,20 +69,20 @@ class Renewer:
     async def join(self, options: ElectionOptions, node: str, tell: Tell, check: Callable[[], None]) -> Driver:
         """Begin a candidacy. `tell` is called in the renewer's thread, `check` at every pulse of this loop."""
         async with self._turn:
-            thread = await self._started()
+            thread = await self._start()
             self._members += 1
-        self._checks.append(check)  # no await from here on: a candidacy that nobody knows of would hold its office
+        self._checks.append(check)  # no await from here on: a cancelled candidacy would stay in office
         return thread.begin(options, node, pulse=lambda: self._pulse_at, tell=tell)
 
     async def leave(self, driver: Driver, check: Callable[[], None]) -> None:
-        """End a candidacy, without another write; the last one ends the thread."""
+        """End a candidacy without another write; the last one ends the thread."""
         assert self._thread is not None
         self._checks.remove(check)
         self._members -= 1
         self._thread.forget(driver)
         await self._end_unused()
 
-    async def _started(self) -> RenewerThread:
+    async def _start(self) -> RenewerThread:
         if self._thread is None:
             self._pulse_at = clock()
             self._pulse = asyncio.create_task(keep_up("the pulse of elections", self._beat), name="natty pulse")
@@ -105,7 +108,7 @@ class Renewer:
         await thread.end()
 
     async def _beat(self) -> None:
-        """Stamp the time, as long as the event loop gets to it."""
+        """Record the time at each pulse, as long as the event loop is not blocked, and call the checks."""
         while True:
             self._pulse_at = clock()
             for check in list(self._checks):
@@ -117,13 +120,13 @@ class Renewer:
 
 
 class RenewerThread:
-    """One life of the thread. Nothing in it is shared with the next one, which may begin before it has ended."""
+    """One run of the thread. It shares nothing with the next one, which may begin before this one has ended."""
 
     def __init__(self, config: Config) -> None:
         self.started, self._ended = asyncio.Event(), asyncio.Event()
         self._config = config
         self._home = asyncio.get_running_loop()
-        self._drivers: dict[bytes, list[Driver]] = {}  # by where their lease is republished
+        self._drivers: dict[bytes, list[Driver]] = {}  # by the subject where the server republishes their lease
         self._addresses: dict[bytes, Driver] = {}
         self._subscriptions: dict[str, Subscription] = {}
         self._thread = threading.Thread(target=self._run, name="natty renewer", daemon=True)
@@ -144,7 +147,7 @@ class RenewerThread:
         self._loop.call_soon_threadsafe(self._forget, driver)
 
     async def end(self) -> None:
-        """End the thread, and wait for that, but not for ever."""
+        """End the thread, and wait until it has ended, for a limited time."""
         self._loop.call_soon_threadsafe(self._over.set)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_WITHIN):
@@ -158,7 +161,7 @@ class RenewerThread:
             asyncio.run(self._serve())
         except Exception:
             log.exception("the elections' thread failed", extra={"action": "election_failed"})
-        with contextlib.suppress(RuntimeError):  # nobody waits any more: that loop is closed
+        with contextlib.suppress(RuntimeError):  # that loop is closed: no task waits
             self._home.call_soon_threadsafe(self._ended.set)
 
     async def _serve(self) -> None:
@@ -168,7 +171,7 @@ class RenewerThread:
         self._jetstream = JetStream(self.connection)
         self.connection.listeners.append(self._on_event)
         self._inbox = self.connection.new_inbox().decode()
-        self.connection.subscribe(f"{self._inbox}.*", self._called)
+        self.connection.subscribe(f"{self._inbox}.*", self._answer_calls)
         opening = asyncio.create_task(keep_up("the connection of elections", self._open))
         self._home.call_soon_threadsafe(self.started.set)
         await self._over.wait()
@@ -198,7 +201,7 @@ class RenewerThread:
         self._drivers.setdefault(observed(options.bucket, options.lease_key).encode(), []).append(driver)
         if options.bucket not in self._subscriptions:
             subject = observed(options.bucket)
-            self._subscriptions[options.bucket] = self.connection.subscribe(subject, self._heard)
+            self._subscriptions[options.bucket] = self.connection.subscribe(subject, self._pass_on)
         driver.input("campaign")
 
     def _forget(self, driver: Driver) -> None:
@@ -214,7 +217,7 @@ class RenewerThread:
                 for driver in drivers:
                     driver.input("connected")
 
-    def _heard(self, messages: list[RawMessage]) -> None:
+    def _pass_on(self, messages: list[RawMessage]) -> None:
         newest: dict[bytes, tuple[int, RawMessage]] = {}
         for raw in messages:
             if raw[0] in self._drivers and (revision := hinted_revision(raw)):
@@ -225,10 +228,10 @@ class RenewerThread:
             for driver in self._drivers[subject]:
                 driver.heard(revision, raw)
 
-    def _called(self, messages: list[RawMessage]) -> None:
+    def _answer_calls(self, messages: list[RawMessage]) -> None:
         for subject, reply, _, data in messages:
             if reply and not self.connection.is_inbox(reply):
-                continue  # the answer would be a write of ours on a subject that somebody else chose
+                continue  # our answer would be a write on a subject that the sender chose
             driver = self._addresses.get(subject)
             try:
                 call: Call = decode(data, Call)

@@ -1,4 +1,4 @@
-"""A stay in office as both sides see it: written by the renewer's thread, read by any."""
+"""A stay in office, as both sides see it: the renewer's thread writes it, any thread reads it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from natty.errors import LeadershipLostError
 
 
 class Tenure:
-    """The token, and how long it may still be acted upon. Reading is one comparison of two floats."""
+    """The token, and how long its holder may still act. Reading it compares two floats."""
 
     def __init__(self, token: int, term: int, stop_before: float) -> None:
         self.token = token
         self.term = term
         self.stop_before = stop_before
         self.deadline = 0.0
-        self.ended = ""  # why, once it is over
-        self.stopping = ""  # why the work is told to stop
+        self.ended = ""  # the reason, once it is over
+        self.stopping = ""  # the reason why the work has to stop
         self.watchers: list[Callable[[Tenure], None]] = []  # called in the renewer's thread at every change
         self._process = os.getpid()
 
@@ -26,34 +26,34 @@ class Tenure:
         return f"Tenure({self.token}, {self.ended or f'{self.remaining():.2f} s left'})"
 
     def remaining(self) -> float:
-        """Seconds until the deadline; 0 in a child that was forked off."""
+        """Return the seconds until the deadline; 0 in a forked child."""
         if self.ended or os.getpid() != self._process:
             return 0.0
         return max(0.0, self.deadline - clock())
 
     def check(self, who: str) -> None:
-        """LeadershipLostError if it is over, or the work was told to stop."""
+        """LeadershipLostError if the term is over, or the work has to stop."""
         if self.remaining() <= 0:
             raise LeadershipLostError(f"{who} any more (token {self.token}{f', {self.ended}' if self.ended else ''})")
         if self.stopping:
             raise LeadershipLostError(f"{who} for long: told to stop, {self.stopping} (token {self.token})")
 
     def extend(self, deadline: float) -> None:
-        """A renewal moved the deadline."""
+        """Move the deadline, after a renewal."""
         if deadline != self.deadline and not self.ended:
             self.deadline = deadline
-            self._changed()
+            self._notify()
 
     def stop(self, reason: str) -> None:
-        """Tell the work to stop."""
+        """Make the work stop."""
         self.stopping = reason
-        self._changed()
+        self._notify()
 
     def end(self, reason: str) -> None:
-        """It is over."""
+        """End it."""
         self.ended = reason
-        self._changed()
+        self._notify()
 
-    def _changed(self) -> None:
+    def _notify(self) -> None:
         for watcher in list(self.watchers):
             watcher(self)

@@ -26,12 +26,11 @@ from natty.errors import (
 from natty.jetstream import IN_FLIGHT, JetStream, StoredMessage
 from natty.publishing.atomic import AtomicMessage, publish_atomic
 
-READ_TIMEOUT = 1.0  # seconds: a stream without a leader does not answer, and is asked again
-COMMIT_RETRY = 0.025  # seconds between two tries of a commit that stays in doubt
+READ_TIMEOUT = 1.0  # seconds: a stream without a leader does not answer; the read is retried
+COMMIT_RETRY = 0.025  # seconds between two tries of a commit in doubt
 TOKEN, NONCE = "Natty-Token", "Natty-Nonce"
-_told: ContextVar[threading.Event | None] = ContextVar(
-    "told to stop", default=None
-)  # set for the thread that runs in it
+# Set for the thread of the work.
+_cancel_flag: ContextVar[threading.Event | None] = ContextVar("told to stop", default=None)
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -65,42 +64,42 @@ class Term:
 
     @property
     def token(self) -> int:
-        """The fencing token: it grows from term to term, and the server knows it."""
+        """The fencing token: it grows with each term, and the server checks it."""
         return self._tenure.token
 
     @property
     def number(self) -> int:
-        """The term's number, for commit points outside NATS: they keep the highest seen and refuse lower ones."""
+        """The number of the term, for commit points outside NATS: they store the highest seen and refuse lower ones."""
         return self._tenure.term
 
     def remaining(self) -> float:
-        """Seconds until the deadline, as things stand; renewals move it. Safe to call from any thread."""
+        """Return the seconds until the deadline; renewals move it. Safe to call from any thread."""
         return self._tenure.remaining()
 
     def check(self) -> None:
-        """LeadershipLostError if the deadline has passed, or the work was told to stop or, in `to_thread`, cancelled.
+        """LeadershipLostError if the deadline has passed, the work has to stop, or its `to_thread` was cancelled.
 
-        Call it before every step; safe to call from any thread.
+        Call it before every step. Safe to call from any thread.
         """
-        told = _told.get()
-        if told is not None and told.is_set():
+        cancel = _cancel_flag.get()
+        if cancel is not None and cancel.is_set():
             raise LeadershipLostError(f"{self.name!r}: the work of {self.node} was cancelled (token {self.token})")
         self._tenure.check(f"{self.node} does not lead {self.name!r}")
 
     def step_down(self, to: str = "") -> None:
-        """Leave office once this work has ended, which is cancelled now; the node `to` goes first then."""
+        """Cancel this work now, and leave office once it has ended; then the node `to` goes first."""
         self._leave("step_down", to)
 
     def transfer(self, to: str) -> None:
-        """Hand over to this node: it needs not wait, the others leave it 50 ms."""
+        """Hand over to the node `to`: it does not wait, the other nodes wait 50 ms longer."""
         self._leave("transfer", to)
 
-    # Work that is no coroutine.
+    # Work that is not a coroutine.
 
     async def to_thread(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a function in a thread. It can't be stopped: it calls `check` between its steps, and is waited for."""
-        told, context = threading.Event(), copy_context()
-        context.run(_told.set, told)
+        """Run a function in a thread and wait for it, even if cancelled. It must call `check` between its steps."""
+        cancel, context = threading.Event(), copy_context()
+        context.run(_cancel_flag.set, cancel)
         running = _in_thread(partial(context.run, function, *args, **kwargs))
         cancelled = False
         while not running.done():
@@ -108,9 +107,9 @@ class Term:
                 await asyncio.wait({running})
             except asyncio.CancelledError:
                 cancelled = True
-                told.set()
+                cancel.set()
         if cancelled:
-            running.exception()  # seen
+            running.exception()  # retrieved, and dropped
             raise asyncio.CancelledError
         return running.result()
 
@@ -123,9 +122,9 @@ class Term:
     ) -> int:
         """Run a program for as long as the term lasts and return its exit status, negative for a signal.
 
-        It has a process group of its own. SIGTERM when the work is to stop; SIGKILL a quarter of the grace before the
-        deadline, to all that it has started, by a guard beside it: also when this process is frozen, hung or dead.
-        `on_start` is called with the program, which has `send_signal`, `kill` and the pipes. Options:
+        The program has its own process group. A guard process sends SIGTERM to it when the work has to stop, and
+        SIGKILL to it and all its children a quarter of the grace before the deadline, even if this process is frozen,
+        hung or dead. `on_start` is called with the program, which has `send_signal`, `kill` and the pipes. Options:
         `ProgramSettings`.
         """
         return await run_guarded(self._tenure, command, on_start=on_start, **options)
@@ -135,28 +134,28 @@ class Term:
     async def read(self, commit: str) -> bytes | None:
         """Return the last commit of this name and take it over.
 
-        The read is confirmed by writing it again under this term's token, so that a stale answer can't be built upon.
+        Confirms the read by writing the commit again under this term's token, so that a stale answer does no harm.
         StaleTokenError if a later term has begun; LeadershipLostError past the deadline.
         """
         async with self._committing:
             return await self._read(commit)
 
     async def commit(self, commit: str, data: bytes) -> None:
-        """Store `data` as the last commit of this name, if this term still holds. The server decides, not a clock.
+        """Store `data` as the last commit of this name if this term still holds. The server decides this, not a clock.
 
         StaleTokenError if another term has begun; LeadershipLostError past the deadline. `data` must not be empty.
         """
         await self.batch({commit: data})
 
     async def batch(self, commits: Mapping[str, bytes]) -> None:
-        """Store several commits, all or none; as `commit`."""
+        """Store several commits, all or none; otherwise like `commit`."""
         if not commits or not all(commits.values()):
             raise ValueError("an empty commit would read as none")
         async with self._committing:
             for name in commits:
                 if name not in self._chain:
                     await self._read(name)
-            expected = {name: self._chain.pop(name) for name in commits}  # in doubt until answered: then read again
+            expected = {name: self._chain.pop(name) for name in commits}  # read again if in doubt
             self._chain |= await self._write(commits, expected)
 
     async def _read(self, commit: str) -> bytes | None:
@@ -177,7 +176,7 @@ class Term:
             self.check()
 
     async def _last(self, subject: str) -> StoredMessage | None:
-        """Return the last message on a subject, asked for again until the deadline."""
+        """Return the last message on a subject; retry until the deadline."""
         while True:
             self._in_time()
             try:
@@ -188,7 +187,7 @@ class Term:
                 await asyncio.sleep(COMMIT_RETRY)
 
     async def _write(self, commits: Mapping[str, bytes], expected: Mapping[str, int]) -> dict[str, int]:
-        """Store the commits in one batch with a fence: on condition of their own last sequences and of the epoch."""
+        """Store the commits and a fence in one batch, on condition of their last sequences and of the epoch."""
         nonce = uuid.uuid4().hex
         marks = {TOKEN: str(self.token), NONCE: nonce}
         fence = {
@@ -211,19 +210,20 @@ class Term:
             doubt: Exception
             try:
                 timeout = max(0.05, self.remaining())
-                last = await publish_atomic(self._jetstream, batch, timeout=timeout, settle=False)  # `_landed` does
+                # `_find_stored` settles a batch in doubt
+                last = await publish_atomic(self._jetstream, batch, timeout=timeout, settle=False)
                 return {name: last.seq - len(commits) + place for place, name in enumerate(commits)}
             except (WrongLastSequenceError, PublishError, NotConnectedError) as error:
                 if isinstance(error, PublishError) and not error.in_doubt:
                     raise
                 doubt = error
-            if (found := await self._landed(commits, nonce)) is not None:
+            if (found := await self._find_stored(commits, nonce)) is not None:
                 return found
             if isinstance(doubt, WrongLastSequenceError) and doubt.err_code != IN_FLIGHT:
                 await self._explain(commits, expected, doubt)
             await asyncio.sleep(COMMIT_RETRY)
 
-    async def _landed(self, commits: Mapping[str, bytes], nonce: str) -> dict[str, int] | None:
+    async def _find_stored(self, commits: Mapping[str, bytes], nonce: str) -> dict[str, int] | None:
         found = {}
         for name in commits:
             last = await self._last(self._subjects.commit(name))
@@ -233,7 +233,7 @@ class Term:
         return found
 
     async def _explain(self, commits: Mapping[str, bytes], expected: Mapping[str, int], error: Exception) -> None:
-        """Raise what a refusal means. None if both still look as they should: that look was stale."""
+        """Raise the error for a refusal. Raises none if epoch and commits look unchanged: then the look was stale."""
         epoch = await self._last(self._subjects.epoch)
         if epoch is None or epoch.sequence != self.token:
             raise self._stale(f"{', '.join(map(repr, commits))} was taken over by another term; {self.token} is stale")
@@ -248,14 +248,14 @@ class Term:
 
 
 def _token_of(commit: StoredMessage) -> int:
-    """Return the token under which a commit was stored; 0 for what no leader stored: tokens are earlier sequences."""
+    """Return the token of a stored commit; 0 if no leader stored it, since a token is an earlier sequence."""
     text = commit.headers.get(TOKEN, [""])[0]
     token = int(text) if text.isascii() and text.isdecimal() and len(text) <= 20 else 0
     return token if token < commit.sequence else 0
 
 
 def _in_thread(call: Callable[[], T]) -> asyncio.Future[T]:
-    """Run it in a thread of its own: in a shared pool, work of one election would wait for that of another."""
+    """Run it in its own thread: in a shared pool, work of one election would wait for the work of another."""
     done: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def run() -> None:
