@@ -1,6 +1,6 @@
-"""natty for programs without an event loop: the same client on a loop of its own, in a background thread.
+"""natty for programs without an event loop: the same client on its own event loop, in a background thread.
 
-`from natty.blocking import Natty`. Each method is the one of `natty.Natty` with that name, and returns when it is done.
+`from natty.blocking import Natty`. Each method is the method of `natty.Natty` with that name, and returns when done.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Loop:
         await self._over.wait()
 
     def check(self) -> None:
-        """Raise what is wrong with a call from here: WrongLoopError, ConnectionClosedError."""
+        """Raise WrongLoopError or ConnectionClosedError if this thread can't call the client."""
         if os.getpid() != self._pid:
             raise WrongLoopError(
                 f"this client was opened in process {self._pid}, before a fork: open another one in this process"
@@ -63,12 +63,12 @@ class Loop:
             raise ConnectionClosedError
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Begin to run a coroutine."""
+        """Start a coroutine on the loop."""
         self._running.wait()
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine to its end. Ctrl-C cancels it, and is raised."""
+        """Run a coroutine to its end. Ctrl-C cancels it, and raises KeyboardInterrupt."""
         running = self.submit(work)
         try:
             return running.result()
@@ -90,14 +90,14 @@ class Loop:
 
 
 class _Facade:
-    """Something of natty, and the loop that it lives on."""
+    """An object of natty, and the loop that it runs on."""
 
     _inner: Any
     _loop: Loop
 
 
 class _Method(Generic[P, T]):
-    """A coroutine method of natty as one that returns when it is done: same parameters, result and errors."""
+    """A coroutine method of natty as a blocking method: same parameters, result and errors."""
 
     def __init__(self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> None:
         self._method = method
@@ -122,7 +122,7 @@ class _Method(Generic[P, T]):
 
 
 class _Iteration(Generic[P, T]):
-    """A method of natty that returns something to iterate over, as one that returns an iterator."""
+    """A method of natty that returns an async iterable, as a method that returns an iterator."""
 
     def __init__(self, method: Callable[Concatenate[Any, P], AsyncIterable[T]]) -> None:
         self._method = method
@@ -153,19 +153,19 @@ def _iterate(loop: Loop, source: AsyncIterable[T]) -> Iterator[T]:
         return await anext(iterator, _END)
 
     try:
-        while (item := _checked(loop).call(step())) is not _END:
+        while (item := _check(loop).call(step())) is not _END:
             yield item
     finally:
-        _checked(loop).call(iterator.aclose())
+        _check(loop).call(iterator.aclose())
 
 
-def _checked(loop: Loop) -> Loop:
+def _check(loop: Loop) -> Loop:
     loop.check()
     return loop
 
 
 class _Start(Generic[P]):
-    """A method of natty that returns something to run, as one that returns a `Running`."""
+    """A method of natty that returns something to run, as a method that returns a `Running`."""
 
     def __init__(self, method: Callable[Concatenate[Any, P], Consumption | Responder], **fixed: object) -> None:
         self._method, self._fixed = method, fixed
@@ -186,15 +186,15 @@ class _Start(Generic[P]):
             async def make() -> Consumption | Responder:
                 return self._method(facade._inner, *args, **{**kwargs, **self._fixed})  # type: ignore[arg-type]
 
-            return Running(_checked(facade._loop), facade._loop.call(make()))
+            return Running(_check(facade._loop), facade._loop.call(make()))
 
         return call
 
 
 class Running:
-    """Handlers at work: `run()` until they are stopped, or `with` it, to do something else meanwhile. Once.
+    """Running handlers: call `run()` to block until they stop, or use `with` to continue meanwhile. Use it once.
 
-    A handler that is `def` runs in a thread, and may use the client.
+    A `def` handler runs in a thread, and may use the client.
     """
 
     def __init__(self, loop: Loop, work: Consumption | Responder) -> None:
@@ -206,13 +206,13 @@ class Running:
         return f"Running({self._work!r})"
 
     def run(self) -> None:
-        """Return when `stop` was called, here or by a handler, and running handlers have finished.
+        """Return after `stop` was called, from any thread or handler, and running handlers have finished.
 
-        Ctrl-C stops it in the same way, and is raised then. In the main thread SIGTERM stops it, too, unless the
-        program handles it. Raises what ends a consumption, as `Consumption.run` does.
+        Ctrl-C stops it in the same way, and then raises KeyboardInterrupt. In the main thread SIGTERM stops it, too,
+        unless the program handles it. Raises the errors of `Consumption.run`.
         """
         self._loop.check()
-        with _stopped_by_sigterm(self.stop):
+        with _stop_at_sigterm(self.stop):
             running = self._loop.submit(self._work.run())
             try:
                 running.result()
@@ -222,7 +222,7 @@ class Running:
                 raise
 
     def stop(self) -> None:
-        """Take no more messages; running handlers finish. From any thread; idempotent."""
+        """Take no more messages; running handlers finish. Call it from any thread. Idempotent."""
         self._loop.call_soon(self._work.stop)
 
     def __enter__(self) -> Self:
@@ -237,7 +237,7 @@ class Running:
 
 
 @contextmanager
-def _stopped_by_sigterm(stop: Callable[[], None]) -> Iterator[None]:
+def _stop_at_sigterm(stop: Callable[[], None]) -> Iterator[None]:
     """Call `stop` at SIGTERM, in the main thread and unless the program handles it."""
 
     def stopped(number: int, frame: FrameType | None) -> None:
@@ -255,7 +255,7 @@ def _stopped_by_sigterm(stop: Callable[[], None]) -> Iterator[None]:
 
 
 class Bucket(_Facade):
-    """A key-value bucket: `natty.Bucket`, whose methods return when they are done; `watch` is a plain iterator."""
+    """A key-value bucket: `natty.Bucket` with blocking methods; `watch` returns a plain iterator."""
 
     def __init__(self, loop: Loop, inner: bucket.Bucket) -> None:
         self._loop, self._inner = loop, inner
@@ -281,9 +281,8 @@ class Bucket(_Facade):
 class Natty(_Facade):
     """`natty.Natty` for scripts, Airflow and Spark's drivers: `with Natty(...) as client`, or `Natty.connect(...)`.
 
-    Use it from as many threads as you like; each call blocks its own thread alone. After a fork, open another one in
-    the new process: this one raises WrongLoopError there. A client that is still open at the end of the program is
-    closed then.
+    Any number of threads may use it; each call blocks only its own thread. After a fork, open another client in the new
+    process: this one raises WrongLoopError there. A client that is still open at the end of the program is closed then.
     """
 
     def __init__(
@@ -307,7 +306,7 @@ class Natty(_Facade):
         context: str | None = None,
         **settings: Unpack[ConnectionSettings],
     ) -> Self:
-        """Connect and return the client: `close` it in the end. Raises as `Connection.open` does."""
+        """Connect and return the client: `close` it at the end. Raises the errors of `Connection.open`."""
         return cls(servers, context=context, **settings).__enter__()
 
     def __enter__(self) -> Self:
@@ -327,9 +326,9 @@ class Natty(_Facade):
         self.close()
 
     def close(self) -> None:
-        """Close the client as `natty.Natty.close` does, and end its thread. Idempotent; nothing happens after a fork.
+        """Close the client like `natty.Natty.close`, and end its thread. Idempotent; does nothing after a fork.
 
-        RuntimeError if a handler of this client calls it: have it call `stop` of what `consume` returned.
+        RuntimeError if a handler of this client calls it: call `stop` of the `Running` that `consume` returned.
         """
         loop = getattr(self, "_loop", None)
         if loop is None or not loop._thread.is_alive() or os.getpid() != loop._pid:
@@ -368,12 +367,12 @@ class Natty(_Facade):
     resume_consumer = _Method(client.Natty.resume_consumer)
 
     def bucket(self, name: str) -> Bucket:
-        """Return a handle of the bucket; nothing is asked of the server yet."""
-        return Bucket(_checked(self._loop), self._inner.bucket(name))
+        """Return a handle of the bucket. Sends no request."""
+        return Bucket(_check(self._loop), self._inner.bucket(name))
 
     def create_bucket(self, bucket: str, **settings: Unpack[BucketConfig]) -> Bucket:
-        """Make the bucket if there is none and return it. See `natty.Natty.create_bucket`."""
-        return Bucket(_checked(self._loop), self._loop.call(self._inner.create_bucket(bucket, **settings)))
+        """Create the bucket if it does not exist, and return it. See `natty.Natty.create_bucket`."""
+        return Bucket(_check(self._loop), self._loop.call(self._inner.create_bucket(bucket, **settings)))
 
     delete_bucket = _Method(client.Natty.delete_bucket)
     get = _Method(client.Natty.get)

@@ -1,3 +1,5 @@
+"""The client: one method for each use, and `as_leader` for functions that connect by themselves."""
+
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -60,10 +62,10 @@ Elected = Callable[P, Coroutine[Any, Any, T]]
 class Natty:
     """JetStream for services: `async with Natty(...) as natty`, or `natty = await Natty.connect(...)`.
 
-    Settings are those of `Config`, by keyword; what is not given comes from the environment (`NATS_URL`, `NATS_CREDS`,
+    Settings are those of `Config`, by keyword. Missing ones come from the environment (`NATS_URL`, `NATS_CREDS`,
     `NATS_CERT`, `NATS_KEY`, `NATS_CA`, …), then from a context of the `nats` tool, then from the defaults. With
     `servers`, only a context that `context` names counts: see `config.settings.resolve`.
-    The way out, for all that has no method here: `natty.jetstream` (raw API requests) and `natty.connection`.
+    For everything without a method here, use `natty.jetstream` (raw API requests) and `natty.connection`.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class Natty:
 
     @cached_property
     def outbox(self) -> Outbox:
-        """What publishes in the background; `outbox.configure(OutboxOptions(...))` before the first `publish_async`."""
+        """The background publishers. Call `outbox.configure(OutboxOptions(...))` before the first `publish_async`."""
         return Outbox(self.jetstream)
 
     @classmethod
@@ -93,9 +95,9 @@ class Natty:
         context: str | None = None,
         **settings: Unpack[ConnectionSettings],
     ) -> Self:
-        """Connect and return the client: `close` it in the end, or use it with `async with`, which opens nothing twice.
+        """Connect and return the client: `close` it at the end, or use `async with`, which does not open it again.
 
-        Raises as `Connection.open` does.
+        Raises the errors of `Connection.open`.
         """
         return await cls(servers, context=context, **settings).__aenter__()
 
@@ -109,13 +111,14 @@ class Natty:
         await closing.close(self.connection, self.outbox, tell=kind is None)
 
     async def close(self) -> None:
-        """Let handlers finish, wait for the outcome of what is published in the background, then end the connection.
+        """Let handlers finish, wait for the outcome of the background publishes, then close the connection.
 
-        Consumptions and members of groups are stopped: their handlers have `shutdown_timeout` seconds, and the server
-        gets their acks. Elections end: the work is cancelled, the lease released. Then what `publish_async` took is
-        stored, or told: PublishError if nobody has been; that takes `give_up` seconds (30) at most after the server's
-        last word. Leaving `async with` does the same. Idempotent; a closed client can't be opened again. Cancelled, it
-        closes at once. Called by a handler or a leader's work it returns at once, and closes when that has returned.
+        Stops consumptions and members of groups: their handlers have `shutdown_timeout` seconds, and their acks are
+        sent. Ends elections: cancels the work and releases the lease. Then waits until each message of `publish_async`
+        is stored or reported, at most `give_up` seconds (30) after the server's last answer; PublishError if there
+        was no receiver for the reports. Leaving `async with` does the same. Idempotent; a closed client can't be opened
+        again. If cancelled, it closes at once. If a handler or a leader's work calls it, it returns at once, and closes
+        after they have returned.
         """
         await closing.close(self.connection, self.outbox, tell=True)
 
@@ -131,11 +134,11 @@ class Natty:
         ttl: float | str | None = None,
         timeout: float | None = None,
     ) -> PubAck:
-        """Publish one message and return when it is stored. See `JetStream.publish` for what it raises.
+        """Publish one message and return when it is stored. See `JetStream.publish` for the errors.
 
-        `msg_id` makes the stream store it once however often it is published within its duplicate window, and lets
-        it be sent again by itself when the ack is lost. After `ttl`, seconds or text ("7d"), rounded up, the stream
-        removes it (server 2.11, a stream with `allow_msg_ttl`).
+        With `msg_id`, the stream stores the message only once within its duplicate window, and the client sends it
+        again if the ack is lost. The stream removes it after `ttl`, seconds or text ("7d"), rounded up (server 2.11, a
+        stream with `allow_msg_ttl`).
         """
         all_headers = publish_headers(
             headers,
@@ -151,7 +154,7 @@ class Natty:
     ) -> CoreMessage:
         """Send a request over core NATS and return the first answer, within `timeout` seconds (5 by default).
 
-        NoRespondersError: nothing is subscribed to the subject. RequestTimeoutError, NotConnectedError;
+        NoRespondersError if there is no subscription to the subject. RequestTimeoutError, NotConnectedError;
         AuthorizationError if the subject is not permitted; TypeError, BadSubjectError, PayloadTooLargeError.
         """
         block = encode_headers(headers) if headers else b""
@@ -161,18 +164,18 @@ class Natty:
     def subscribe(
         self, subject: str, *, queue: str = "", max_messages: int = MAX_MESSAGES, max_bytes: int = MAX_BYTES
     ) -> CoreSubscription:
-        """Return a subscription of core NATS: `async with client.subscribe("a.*") as messages`, or `async for` it.
+        """Return a subscription of core NATS: `async with client.subscribe("a.*") as messages`, or `async for`.
 
-        See `CoreSubscription`, also for what happens to a slow reader. BadSubjectError when it begins.
+        `CoreSubscription` describes it, also for a slow reader. BadSubjectError when it begins.
         """
         return CoreSubscription(self.connection, subject, queue=queue, max_messages=max_messages, max_bytes=max_bytes)
 
     def respond(
         self, subject: str, handler: Respond, *, queue: str = "", concurrency: int = 1, shutdown_timeout: float = 10.0
     ) -> Responder:
-        """Answer requests on a subject with what `handler(message)` returns: `await` it, or `async with` it.
+        """Answer requests on a subject with the result of `handler(message)`: use `await` or `async with`.
 
-        `concurrency` handlers run at one time; `shutdown_timeout` seconds are theirs at the end. See `Responder`.
+        Runs up to `concurrency` handlers at a time; at the end they have `shutdown_timeout` seconds. See `Responder`.
         """
         subscription = CoreSubscription(self.connection, subject, queue=queue)
         return Responder(
@@ -191,9 +194,9 @@ class Natty:
     ) -> AsyncGenerator[Message, None]:
         """Read a stream in order, every message once: `async for message in client.read("ORDERS")`.
 
-        From its first message, or from a sequence or a time; `subjects` filters, wildcards allowed. Ends behind the
-        last message that the stream holds; with `follow`, goes on with each that is stored. The messages need no ack.
-        See `ordered.read` for what it raises.
+        Starts at its first message, a sequence or a time; `subjects` filters, wildcards allowed. Ends after the last
+        message that the stream holds; with `follow`, continues with each new message. The messages need no ack. See
+        `ordered.read` for the errors.
         """
         options = read_options(from_sequence, from_time, subjects, headers_only=headers_only)
         return read(self.jetstream, stream, options, follow=follow)
@@ -201,10 +204,10 @@ class Natty:
     async def publish_async(
         self, subject: str, data: bytes, *, msg_id: str = "", headers: dict[str, str] | None = None
     ) -> None:
-        """Publish in the background: return when the message is taken, which waits while too many are on their way.
+        """Publish in the background: return when the message is accepted; wait while too many are in flight.
 
-        It is stored, or told to `on_publish_error` or `publish_errors()`; give it a `msg_id` to have it sent again
-        when its ack is lost. Messages of a subject are stored in order. See `Outbox.publish` for what it raises.
+        The message is stored, or reported to `on_publish_error` or `publish_errors()`. With a `msg_id`, it is sent
+        again if its ack is lost. Messages of a subject are stored in order. See `Outbox.publish` for the errors.
         """
         await self.outbox.publish(subject, data, msg_id=msg_id, headers=headers)
 
@@ -217,11 +220,11 @@ class Natty:
         return self.outbox.errors.read()
 
     async def flush_publishers(self) -> None:
-        """Return when everything that `publish_async` has taken so far is stored, or told as an error."""
+        """Return when each message that `publish_async` has accepted so far is stored, or reported as an error."""
         await self.outbox.flush()
 
     async def delete_publisher(self, subject: str) -> None:
-        """Forget the subject's background publisher once its messages are settled; an unknown one is no error."""
+        """Remove the subject's background publisher once its messages are settled; a missing one is not an error."""
         await self.outbox.delete(subject)
 
     async def publish_atomic(
@@ -231,16 +234,16 @@ class Natty:
         expect_last_sequence: int | None = None,
         timeout: float | None = None,
     ) -> PubAck:
-        """Store all of the messages in their stream, or none; return the last one's ack. See `atomic.publish_atomic`.
+        """Store all of the messages in their stream, or none; return the ack of the last. See `atomic.publish_atomic`.
 
-        Server 2.12, a stream with `allow_atomic`, 1000 messages at most; (subject, data) pairs will do.
+        Needs server 2.12 and a stream with `allow_atomic`; at most 1000 messages, also as pairs (subject, data).
         """
         return await atomic.publish_atomic(
             self.jetstream, messages, expect_last_sequence=expect_last_sequence, timeout=timeout
         )
 
     def publisher(self, stream: str, **options: Unpack[PublisherSettings]) -> Publisher:
-        """Return a publisher of many messages to one stream; use it with `async with`. Options: `PublisherSettings`."""
+        """Return a publisher of many messages to one stream; use `async with`. Options: `PublisherSettings`."""
         return Publisher(self.jetstream, stream, PublisherOptions(**options))
 
     def consume(
@@ -252,27 +255,27 @@ class Natty:
         consumer: ConsumerConfig | None = None,
         **options: Unpack[ConsumeSettings],
     ) -> Consumption:
-        """Consume a stream with a durable consumer, made if there is none: `await` it, or `async for message in` it.
+        """Consume a stream with a durable consumer: use `await` or `async for message in`. Creates a missing consumer.
 
-        `handler` takes a message, its body by annotation, or both; see `Handler`. `consumer` holds settings for making
-        it (`filter_subjects`, `ack_wait`, …); options are `ConsumeSettings`.
+        `handler` takes a message, its body by annotation, or both; see `Handler`. `consumer` has the settings of a new
+        consumer (`filter_subjects`, `ack_wait`, …). Options: `ConsumeSettings`.
         """
         return Consumption(self.jetstream, stream, durable, handler, ConsumeOptions(**options), consumer)
 
     def pull(self, stream: str, durable: str, **options: Unpack[PullSettings]) -> Pull:
-        """Return the bare pull loop, batch by batch, for those who ack in bulk. Options: `PullSettings`."""
+        """Return the bare pull loop, batch by batch, to ack in bulk. Options: `PullSettings`."""
         return Pull(self.jetstream, stream, durable, PullOptions(**options))
 
     def group(self, stream_name: str, name: str) -> ElasticGroup:
-        """Return an elastic group of a stream, to join and to administer; nothing is asked yet. See docs/groups.md."""
+        """Return an elastic group of a stream, to join and administer it. Sends no request. See docs/groups.md."""
         return ElasticGroup(self.jetstream, stream_name, name)
 
     def static_group(self, stream_name: str, name: str) -> StaticGroup:
-        """Return a static group of a stream whose subjects begin with a partition; nothing is asked yet."""
+        """Return a static group of a stream whose subjects begin with a partition. Sends no request."""
         return StaticGroup(self.jetstream, stream_name, name)
 
     async def create_stream(self, name: str, **settings: Unpack[StreamConfig]) -> ServerStreamConfig:
-        """Make the stream if there is none; return its configuration, durations in nanoseconds.
+        """Create the stream if it does not exist; return its configuration, durations in nanoseconds.
 
         `max_age` and other durations are seconds or text ("7d"), `max_bytes` and other sizes bytes or text ("1GiB").
         StreamExistsError if it exists with other settings; ConfigError for an unknown one, with the nearest name.
@@ -282,9 +285,9 @@ class Natty:
     async def ensure_stream(
         self, name: str, *, allow_destructive: bool = False, **settings: Unpack[StreamConfig]
     ) -> ServerStreamConfig:
-        """Make the stream, or change what is safe to change; StreamExistsError for the rest.
+        """Create the stream, or change the settings that are safe to change; StreamExistsError for the others.
 
-        Settings that are not named stay as they are; units as for `create_stream`. docs/streams.md says what is safe.
+        Other settings stay as they are; units as for `create_stream`. docs/streams.md lists the safe changes.
         """
         return await streams.ensure_stream(self.jetstream, name, settings, allow_destructive=allow_destructive)
 
@@ -293,15 +296,16 @@ class Natty:
         return await streams.stream_info(self.jetstream, check_name("stream", name))
 
     async def delete_stream(self, name: str) -> None:
-        """Delete the stream with its messages and consumers; a missing one is no error."""
+        """Delete the stream with its messages and consumers; a missing stream is not an error."""
         await streams.delete_stream(self.jetstream, name)
 
     async def purge_stream(
         self, name: str, *, subject: str = "", below: int = 0, keep: int = 0, allow_pending: bool = False
     ) -> int:
-        """Delete messages at once: all, on a subject, before a sequence, all but the newest; see `stream.purge`.
+        """Delete messages at once: all, on a subject, before a sequence, or all but the newest; see `stream.purge`.
 
-        PurgeRefusedError, unless `allow_pending`: by subject, while consumers hold other unacknowledged messages.
+        PurgeRefusedError for a purge by subject while consumers hold other unacknowledged messages, unless
+        `allow_pending`.
         """
         return await streams.purge(
             self.jetstream, name, subject=subject, below=below, keep=keep, allow_pending=allow_pending
@@ -312,13 +316,13 @@ class Natty:
         return await streams.message(self.jetstream, stream_name, sequence=sequence, last_for=last_for)
 
     async def delete_message(self, stream_name: str, sequence: int, *, erase: bool = True) -> bool:
-        """Delete one message, overwriting it on the disk unless told not to; False if there is none."""
+        """Delete one message; `erase` overwrites it on the disk. False if there is none."""
         return await streams.delete_message(self.jetstream, stream_name, sequence, erase=erase)
 
     async def create_consumer(
         self, stream_name: str, durable: str, **settings: Unpack[ConsumerConfig]
     ) -> ServerConsumerConfig:
-        """Make the durable pull consumer if there is none; return its configuration, durations in nanoseconds.
+        """Create the durable pull consumer if it does not exist; return its configuration, durations in nanoseconds.
 
         `ack_wait` and other durations are seconds or text ("30s"). ConsumerExistsError if it exists with other
         settings; ConfigError for an unknown one, with the nearest name; StreamNotFoundError.
@@ -328,7 +332,7 @@ class Natty:
     async def ensure_consumer(
         self, stream_name: str, durable: str, *, allow_destructive: bool = False, **settings: Unpack[ConsumerConfig]
     ) -> ServerConsumerConfig:
-        """Make the durable pull consumer, or change what is safe to change; ConsumerExistsError for the rest."""
+        """Create the durable pull consumer, or change what is safe to change; ConsumerExistsError for the rest."""
         return await streams.ensure_consumer(
             self.jetstream, stream_name, durable, settings, allow_destructive=allow_destructive
         )
@@ -339,54 +343,54 @@ class Natty:
         return await streams.consumer_info(self.jetstream, *names)
 
     async def delete_consumer(self, stream_name: str, durable: str) -> None:
-        """Delete the consumer; a missing one, or a missing stream, is no error."""
+        """Delete the consumer; a missing consumer or stream is not an error."""
         await streams.delete_consumer(self.jetstream, stream_name, durable)
 
     async def pause_consumer(self, stream_name: str, durable: str, until: datetime) -> PauseAnswer:
-        """Let the consumer deliver nothing until a moment; it keeps its place. See `stream.pause_consumer`."""
+        """Pause the consumer until a time; it keeps its position. See `stream.pause_consumer`."""
         return await streams.pause_consumer(self.jetstream, stream_name, durable, until)
 
     async def resume_consumer(self, stream_name: str, durable: str) -> None:
-        """Let a paused consumer deliver again at once; one that is not paused is no error."""
+        """Make a paused consumer deliver again at once; a consumer that is not paused is not an error."""
         await streams.resume_consumer(self.jetstream, stream_name, durable)
 
     def stream_templates(self) -> Templates:
-        """Return the templates of this account, which make streams on demand; asks nothing yet. docs/templates.md"""
+        """Return the templates of this account, which create streams on demand. Sends no request. docs/templates.md"""
         return Templates(self.jetstream)
 
     def dead_letters(self, letters: str = LETTERS) -> LetterBox:
-        """Return the dead letters of this account, to list, show, retry and purge them; asks nothing yet."""
+        """Return the dead letters of this account, to list, show, retry and purge them. Sends no request."""
         return LetterBox(self.jetstream, letters)
 
     async def create_bucket(self, bucket: str, **settings: Unpack[BucketConfig]) -> Bucket:
-        """Make the bucket if there is none and return it; StreamExistsError if it has other settings.
+        """Create the bucket if it does not exist, and return it; StreamExistsError if it has other settings.
 
-        `ttl` of all keys is seconds or text ("7d"), `history` the number of values to keep of a key; see
+        `ttl` of all keys is seconds or text ("7d"), `history` the number of values to keep for each key; see
         `kv.create_bucket`.
         """
         return await kv.create_bucket(self.jetstream, bucket, **settings)
 
     async def delete_bucket(self, bucket: str) -> None:
-        """Delete the bucket; a missing one is no error."""
+        """Delete the bucket; a missing bucket is not an error."""
         await kv.delete_bucket(self.jetstream, bucket)
 
     @cached_property
     def buckets(self) -> Handles:
-        """The handles of buckets that were used, kept by name."""
+        """The handles of the buckets in use, by name."""
         return Handles(self.jetstream)
 
     def bucket(self, name: str) -> Bucket:
-        """Return a handle of the bucket; nothing is asked of the server yet."""
+        """Return a handle of the bucket. Sends no request."""
         return self.buckets[name]
 
     async def get(self, bucket: str, key: str, *, revision: int | None = None) -> Entry:
-        """Return the key's entry, or the one it had at `revision` while the bucket holds it. KeyNotFoundError."""
+        """Return the key's entry, or its entry at `revision` if the bucket still holds it. KeyNotFoundError."""
         return await self.bucket(bucket).get(key, revision=revision)
 
     async def put(
         self, bucket: str, key: str, value: bytes, *, ttl: float | str | None = None, create_bucket: bool = False
     ) -> int:
-        """Store the value whatever was there, and return its revision.
+        """Store the value unconditionally, and return its revision.
 
         See `Bucket.put`.
         """
@@ -395,7 +399,7 @@ class Natty:
     async def create(
         self, bucket: str, key: str, value: bytes, *, ttl: float | str | None = None, create_bucket: bool = False
     ) -> int:
-        """Store the value of a key that is absent (deleted and expired ones are). KeyExistsError.
+        """Store the value of a key that is absent, deleted or expired. KeyExistsError.
 
         See `Bucket.create`.
         """
@@ -410,7 +414,7 @@ class Natty:
     async def modify(
         self, bucket: str, key: str, change: Callable[[bytes | None], bytes | None], *, ttl: float | str | None = None
     ) -> Entry | None:
-        """Store what `change` makes of the value, None standing for an absent key; return the entry that is then there.
+        """Store what `change` returns for the value (None: the key is absent); return the resulting entry, if any.
 
         See `Bucket.modify`.
         """
@@ -433,7 +437,7 @@ class Natty:
         return await self.bucket(bucket).refresh(key, revision=revision, value=value, ttl=ttl, timeout=timeout)
 
     async def delete(self, bucket: str, key: str, *, revision: int | None = None) -> None:
-        """Delete the key; a missing one, or a missing bucket, is no error. What history the bucket keeps stays.
+        """Delete the key; the bucket keeps its history. A missing key or bucket is not an error.
 
         See `Bucket.delete`.
         """
@@ -442,7 +446,7 @@ class Natty:
     async def purge(
         self, bucket: str, key: str, *, revision: int | None = None, ttl: float | str | None = None
     ) -> None:
-        """Delete the key with its history; as `delete`. With `ttl`, the note of it is removed after so many seconds.
+        """Delete the key and its history; otherwise like `delete`. The server removes the marker after `ttl`.
 
         See `Bucket.purge`.
         """
@@ -456,21 +460,21 @@ class Natty:
         return await self.bucket(bucket).keys(*filters)
 
     async def history(self, bucket: str, key: str) -> list[Entry | Gone]:
-        """Return what the bucket still holds of the key, oldest first; the last one says whether it exists.
+        """Return the key's entries that the bucket still holds, oldest first; the last one shows whether it exists.
 
         See `Bucket.history`.
         """
         return await self.bucket(bucket).history(key)
 
     def watch(self, bucket: str, *keys: str, **options: Unpack[WatchSettings]) -> Watch:
-        """Return a watch of these keys, wildcards `*` and `>` allowed; of the whole bucket if none is named.
+        """Return a watch of these keys (wildcards `*` and `>` allowed), or without keys of the whole bucket.
 
         See `Bucket.watch`.
         """
         return self.bucket(bucket).watch(*keys, **options)
 
     async def status(self, bucket: str) -> BucketStatus:
-        """Return what the bucket holds, and how it is configured."""
+        """Return the content and the configuration of the bucket."""
         return await self.bucket(bucket).status()
 
     def election(self, name: str, **options: Unpack[ElectionSettings]) -> Election:
@@ -480,30 +484,30 @@ class Natty:
     def leader(self, name: str, **options: Unpack[ElectionSettings]) -> Election:
         """Return a block that runs while this node is elected: `async with natty.leader("sweeper") as term`.
 
-        Entering it campaigns. The block is cancelled when the term ends, and LeadershipLostError raised at its end.
+        Entering it campaigns. When the term ends, the block is cancelled and LeadershipLostError raised at its end.
         """
         return self.election(name, **options)
 
     def observe(self, name: str, *, bucket: str = BUCKET, key: str = "") -> AsyncGenerator[Leadership, None]:
-        """Yield who leads, since when and under which token, now and whenever that changes: a hint."""
+        """Yield who leads, since when and under which token, now and after each change: a hint."""
         return observe(self.jetstream, ElectionOptions(name=name, bucket=bucket, key=key))
 
     async def step_down(self, name: str, *, to: str = "", bucket: str = BUCKET, key: str = "") -> str:
-        """Ask the leader, wherever it runs, to leave office; return its name, or "" if nobody leads.
+        """Ask the leader, on any machine, to leave office; return its name, or "" if there is no leader.
 
-        `to` goes first then. NattyError if the leader does not answer.
+        The node `to` goes first then. NattyError if the leader does not answer.
         """
         return await ask_to_step_down(self.jetstream, ElectionOptions(name=name, bucket=bucket, key=key), to)
 
     def as_leader(self, name: str, **options: Unpack[ElectionSettings]) -> Callable[[Work[P, T]], Elected[P, T]]:
         """Decorate `async def work(term, …)`: calling it campaigns, and runs it while this node is elected.
 
-        It is called without the term: `work(1, b=2)` for `work(term, a, b)`. See `Election.run`.
+        Call it without the term: `work(1, b=2)` for `work(term, a, b)`. See `Election.run`.
         """
         return lambda work: wraps(work)(partial(self.election(name, **options).run, work))
 
     async def get_leader(self, name: str, *, bucket: str = BUCKET, key: str = "") -> str | None:
-        """Return the node that holds the lease as last written, or None: a hint, never a base for decisions."""
+        """Return the node that holds the lease as last written, or None: a hint; base no decisions on it."""
         lease: Lease | None = await self.election(name, bucket=bucket, key=key).leader()
         return lease.id if lease else None
 
@@ -517,8 +521,8 @@ def as_leader(
 ) -> Callable[[Work[P, T]], Elected[P, T]]:
     """Decorate `async def work(term, …)`: calling it connects, campaigns, and runs it while this node is elected.
 
-    It is called without the term: `work(1, b=2)` for `work(term, a, b)`. Connection settings come from the environment
-    and the nats context, as `Natty()` reads them, or from `settings`.
+    Call it without the term: `work(1, b=2)` for `work(term, a, b)`. Connection settings come from the environment and
+    the nats context, as for `Natty()`, or from `settings`.
     """
 
     def decorate(work: Work[P, T]) -> Elected[P, T]:

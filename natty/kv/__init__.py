@@ -1,3 +1,5 @@
+"""Key-value buckets: create, read, write and watch their keys."""
+
 from natty.kv.bucket import Bucket, BucketStatus
 from natty.kv.bucket_config import bucket_settings, make_bucket
 from natty.kv.entry import Entry, Gone, PictureComplete

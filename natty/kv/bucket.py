@@ -1,3 +1,5 @@
+"""A key-value bucket: its reads, conditional writes, watches and status."""
+
 from __future__ import annotations
 
 import asyncio
@@ -32,28 +34,28 @@ from natty.kv.watch import Watch, WatchOptions, WatchSettings
 from natty.streams import stream_info
 from natty.wire.message import Headers, as_payload, encode_headers
 
-ATTEMPTS = 20  # to change a key that others change at the same time
-PAUSE = 0.005  # seconds between two attempts, on the average; doubles up to the next line
+ATTEMPTS = 20  # to change a key that other clients change at the same time
+PAUSE = 0.005  # seconds between two attempts, on average; doubles up to PAUSE_MAX
 PAUSE_MAX = 0.2
-LEARN_AGAIN = 60.0  # seconds after which the shortest TTL that the bucket takes is asked of the server again
+LEARN_AGAIN = 60.0  # seconds after which the bucket's shortest possible TTL is requested again
 LEARN_WITHIN = 1.0  # seconds: a refresh must not wait long for it
-MOST_SKIPPED = 100  # names of keys that are remembered, so that each is logged once
+MOST_SKIPPED = 100  # names that are remembered, to log each once
 _TTL_DISABLED = 10166
 
 log = logging.getLogger("natty.kv")
 
 
 class BucketStatus(TypedDict):
-    """What a bucket holds, and how it is configured. Durations are seconds."""
+    """The content and the configuration of a bucket. Durations are seconds."""
 
     bucket: str
     description: str
-    values: int  # the markers of deleted keys, too
+    values: int  # including the markers of deleted keys
     bytes: int
-    last_revision: int  # 0: nothing was ever stored
+    last_revision: int  # 0: the bucket has never stored a value
     ttl: float  # of every key; 0: no limit
-    ttl_of_keys: bool  # whether a key may have one of its own
-    marker_ttl: float  # how long the marker of an expired key stays; 0: there are none
+    ttl_of_keys: bool  # whether a key may have its own TTL
+    marker_ttl: float  # how long the marker of an expired key stays; 0: no markers
     history: int
     replicas: int
     storage: str
@@ -66,9 +68,9 @@ T = TypeVar("T")
 class Bucket:
     """A key-value bucket. Reads come from the stream's leader; deleted and expired keys read as absent.
 
-    A value is written on a condition (`create`, `update`, `refresh`, `modify`, `delete` with a revision) by the server,
-    which alone decides; a read is a hint. All raise BadKeyError for a name that is none, BucketNotFoundError unless
-    said otherwise, and RequestTimeoutError where a write stayed in doubt.
+    The server alone decides on conditional writes (`create`, `update`, `refresh`, `modify`, `delete` with a revision);
+    a read is a hint. All methods raise BadKeyError for an invalid name, BucketNotFoundError unless said otherwise, and
+    RequestTimeoutError if a write stayed in doubt.
     """
 
     def __init__(self, jetstream: JetStream, name: str) -> None:
@@ -83,7 +85,7 @@ class Bucket:
         return f"Bucket({self.name!r})"
 
     async def get(self, key: str, *, revision: int | None = None) -> Entry:
-        """Return the key's entry, or the one it had at `revision` while the bucket holds it. KeyNotFoundError."""
+        """Return the key's entry, or its entry at `revision` if the bucket still holds it. KeyNotFoundError."""
         if revision is None:
             return self._present(key, await self._last(key))
         message = await self._jetstream.read(self.stream, sequence=revision)
@@ -101,19 +103,19 @@ class Bucket:
         return entry
 
     async def put(self, key: str, value: bytes, *, ttl: float | str | None = None, create_bucket: bool = False) -> int:
-        """Store the value whatever was there, and return its revision.
+        """Store the value unconditionally, and return its revision.
 
-        With `create_bucket`, a missing bucket is made, with the default settings; without, it is BucketNotFoundError.
-        `ttl`, in seconds or as text ("7d"), is for this key alone, rounded up to whole seconds. UnsupportedError where
-        the server or the bucket has no such thing, or would make it longer: with `history`, a TTL is never shorter
-        than `marker_ttl`.
+        `create_bucket` creates a missing bucket with the default settings; otherwise BucketNotFoundError. `ttl`, in
+        seconds or as text ("7d"), is for this key alone, rounded up to whole seconds. UnsupportedError if the server
+        or the bucket does not support it, or would make it longer: with `history`, a TTL is never shorter than
+        `marker_ttl`.
         """
         check_key(key)
         return await self._in_bucket(lambda: self._put(key, value, ttl), create_bucket)
 
     async def _put(self, key: str, value: bytes, ttl: float | str | None) -> int:
         headers = await self._ttl(ttl)
-        with self._told():
+        with self._translate_ttl_error():
             return (await self._jetstream.publish(self._root + key, value, headers=headers, stream=self.stream)).seq
 
     async def _in_bucket(self, write: Callable[[], Awaitable[T]], create_bucket: bool) -> T:
@@ -129,7 +131,7 @@ class Bucket:
     async def create(
         self, key: str, value: bytes, *, ttl: float | str | None = None, create_bucket: bool = False
     ) -> int:
-        """Store the value of a key that is absent (deleted and expired ones are). KeyExistsError.
+        """Store the value of a key that is absent, deleted or expired. KeyExistsError.
 
         `create_bucket` and `ttl` as for `put`.
         """
@@ -155,11 +157,11 @@ class Bucket:
     async def modify(
         self, key: str, change: Callable[[bytes | None], bytes | None], *, ttl: float | str | None = None
     ) -> Entry | None:
-        """Store what `change` makes of the value, None standing for an absent key; return the entry that is then there.
+        """Store what `change` returns for the value (None: the key is absent); return the resulting entry, if any.
 
-        `change` is called again with the newer value whenever somebody else was faster, so it must do nothing but
-        compute. What it leaves as it is isn't written. The headers are kept, and the key's own TTL among them starts
-        anew, unless `ttl` gives another. RevisionConflictError after twenty lost races.
+        `change` is called again with the newer value each time another client was faster, so it must have no side
+        effects. An unchanged value is not written. A write keeps the headers and restarts the key's own TTL, unless
+        `ttl` sets another. RevisionConflictError after twenty lost races.
         """
         return await self._change(key, lambda there: change(None if there is None else there.value), ttl)
 
@@ -173,7 +175,7 @@ class Bucket:
             value = change(there)
             if value == (None if there is None else there.value):
                 return there
-            headers = {"KV-Operation": "DEL"} if value is None else await self._kept(there, ttl)
+            headers = {"KV-Operation": "DEL"} if value is None else await self._new_headers(there, ttl)
             try:
                 revision = await self._write(key, value or b"", expected=last.sequence if last else 0, headers=headers)
             except WrongLastSequenceError:
@@ -197,13 +199,12 @@ class Bucket:
     ) -> Entry:
         """Restart the key's TTL by storing the same value again, and return its new entry.
 
-        Only if nobody changed the key in between: it is a compare-and-set on the revision of the `Entry` given, which
-        is then not read again, or on the one read now. With `revision` or `value`, only if the key has that one.
-        A key that is gone is not brought back. Its headers are kept, and its own TTL, unless `ttl` names another.
-        `valid_until` of the result is when that TTL ends at the earliest, by `elections.clock()`, which counts the
-        time that this machine sleeps, from before the write was sent; None for a key without its own TTL.
-        RevisionConflictError (`current` is the revision found instead), KeyNotFoundError if it is gone,
-        RequestTimeoutError if it stayed in doubt for `timeout` seconds.
+        This is a compare-and-set on the revision of the given `Entry`, without a new read, or on the revision read now.
+        With `revision` or `value`, also only if the key has that one. Does not restore a key that is gone. Keeps the
+        headers and the key's own TTL, unless `ttl` sets another. `valid_until` of the result is the earliest end of
+        that TTL, counted from before the write was sent, by `elections.clock()`, which includes this machine's sleep;
+        None without an own TTL. RevisionConflictError (`current` is the revision found instead), KeyNotFoundError if
+        the key is gone, RequestTimeoutError if the write was in doubt for `timeout` seconds.
         """
         entry = key if isinstance(key, Entry) else await self.get(key)
         if not entry.has_value:
@@ -213,7 +214,7 @@ class Bucket:
                 f"key {entry.key!r} has another value or revision, {entry.revision}, than the one to refresh",
                 current=entry.revision,
             )
-        headers = await self._kept(entry, ttl)
+        headers = await self._new_headers(entry, ttl)
         sent = clock()
         try:
             new = await self._write(entry.key, entry.value, expected=entry.revision, headers=headers, timeout=timeout)
@@ -225,16 +226,16 @@ class Bucket:
         return replace(refreshed, valid_until=None if lives is None else sent + lives)
 
     async def delete(self, key: str, *, revision: int | None = None) -> None:
-        """Delete the key; a missing one, or a missing bucket, is no error. What history the bucket keeps stays.
+        """Delete the key; the bucket keeps its history. A missing key or bucket is not an error.
 
-        With `revision`, only at it: RevisionConflictError.
+        With `revision`, only if the key is at it: RevisionConflictError.
         """
         await self._mark(key, {"KV-Operation": "DEL"}, revision)
 
     async def purge(self, key: str, *, revision: int | None = None, ttl: float | str | None = None) -> None:
-        """Delete the key with its history; as `delete`. With `ttl`, the note of it is removed after so many seconds.
+        """Delete the key and its history; otherwise like `delete`. The server removes the marker after `ttl`.
 
-        A watch that is cut off for longer than that tells such a key as vanished.
+        A watch that is disconnected for longer reports the key as vanished.
         """
         await self._mark(key, {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}, revision, ttl)
 
@@ -248,14 +249,14 @@ class Bucket:
                 raise await self._conflict(key, revision) from error
             return
         subject = self._root + check_key(key)
-        with suppress(BucketNotFoundError), self._told():
+        with suppress(BucketNotFoundError), self._translate_ttl_error():
             headers = operation | await self._ttl(ttl)
             await self._jetstream.publish(subject, b"", headers=headers, stream=self.stream)
 
     async def _write(
         self, key: str, value: bytes, *, expected: int, headers: Headers, timeout: float | None = None
     ) -> int:
-        with self._told():
+        with self._translate_ttl_error():
             return await self._jetstream.compare_and_set(
                 self.stream,
                 self._root + check_key(key),
@@ -269,13 +270,13 @@ class Bucket:
     async def _conflict(self, key: str, revision: int) -> RevisionConflictError:
         try:
             there = stored_entry(key, await self._last(key))
-        except NattyError:  # the refusal is certain all the same
+        except NattyError:  # the refusal is certain anyway
             return RevisionConflictError(f"key {key!r} is not at revision {revision} any more")
         now = "it is gone" if there is None else f"it is at {there.revision}"
         current = 0 if there is None else there.revision
         return RevisionConflictError(f"key {key!r} is not at revision {revision} any more: {now}", current=current)
 
-    async def _kept(self, entry: Entry | None, ttl: float | str | None) -> dict[str, str | list[str]]:
+    async def _new_headers(self, entry: Entry | None, ttl: float | str | None) -> dict[str, str | list[str]]:
         return {**(headers_to_keep(entry) if entry else {}), **await self._ttl(ttl)}
 
     async def _ttl(self, life: float | str | None) -> dict[str, str]:
@@ -296,7 +297,7 @@ class Bucket:
         return headers
 
     async def _learn_shortest_ttl(self) -> None:
-        """Ask for the TTL that the server raises shorter ones to. A user who may not ask goes without the check."""
+        """Read the TTL to which the server raises shorter ones. Without the permission to read it, skip the check."""
         first = self._learn_at == float("-inf")
         self._learn_at = clock() + LEARN_AGAIN
         timeout = self._jetstream.connection.config.timeout
@@ -307,7 +308,7 @@ class Bucket:
         except BucketNotFoundError:
             self._learn_at = float("-inf")
             raise
-        except NattyError as error:  # what was known stays
+        except NattyError as error:  # keep the last known TTL
             log.info("the settings of bucket %s could not be read: %s", self.name, error)
             return
         config = answer["config"]
@@ -315,8 +316,8 @@ class Bucket:
         self._shortest_ttl = config.get("subject_delete_marker_ttl", 0) / NANOSECONDS if raised else 0.0
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Tell a bucket that takes no TTL of single keys from other refusals."""
+    def _translate_ttl_error(self) -> Iterator[None]:
+        """Raise UnsupportedError if the server refuses a write since the bucket supports no TTL of single keys."""
         try:
             yield
         except PublishError as error:
@@ -330,18 +331,18 @@ class Bucket:
     async def keys(self, *filters: str) -> list[str]:
         """Return the keys that exist, sorted. The server filters.
 
-        A filter may have wildcards, `*` for a token and a last `>` for the rest; one without stands for all below it.
-        It costs a few requests and one pass over the headers of the bucket's last messages, whatever the number of
-        keys. All that the stream's leader had when it was asked is in it.
+        A filter may have wildcards: `*` for a token, a last `>` for the rest. Without, it matches all keys below it.
+        Costs a few requests and one pass over the headers of the bucket's last messages, for any number of keys. The
+        result has all keys that the stream's leader had at the time of the request.
         """
         wanted = [one if "*" in one or ">" in one else f"{one.rstrip('.')}.>" for one in filters]
         last = {entry.key: entry for entry in await self._picture(*wanted, values=False)}  # changed meanwhile: once
         return sorted(key for key, entry in last.items() if isinstance(entry, Entry))
 
     async def history(self, key: str) -> list[Entry | Gone]:
-        """Return what the bucket still holds of the key, oldest first; the last one says whether it exists.
+        """Return the key's entries that the bucket still holds, oldest first; the last one shows whether it exists.
 
-        Empty for a key that never was, or of which nothing is left.
+        Empty for a key that never existed, or has no entries left.
         """
         return await self._picture(check_key(key), history=True)
 
@@ -363,14 +364,14 @@ class Bucket:
         raise ConnectionClosedError
 
     def watch(self, *keys: str, **options: Unpack[WatchSettings]) -> Watch:
-        """Return a watch of these keys, wildcards `*` and `>` allowed; of the whole bucket if none is named.
+        """Return a watch of these keys (wildcards `*` and `>` allowed), or without keys of the whole bucket.
 
         Options: `WatchSettings`.
         """
         filters = tuple(check_filter(key) for key in keys) or (">",)
-        return Watch(self._jetstream, self.stream, self._root, filters, WatchOptions(**options), skipped=self._skipped)
+        return Watch(self._jetstream, self.stream, self._root, filters, WatchOptions(**options), skipped=self._warn_of)
 
-    def _skipped(self, name: bytes) -> None:
+    def _warn_of(self, name: bytes) -> None:
         if name in self._skipped_keys or len(self._skipped_keys) > MOST_SKIPPED:
             return
         self._skipped_keys.add(name)
@@ -380,7 +381,7 @@ class Bucket:
         log.warning(text, self.name, name, extra={"action": "bad_key"})
 
     async def status(self) -> BucketStatus:
-        """Return what the bucket holds, and how it is configured."""
+        """Return the content and the configuration of the bucket."""
         answer = await stream_info(self._jetstream, self.stream)
         config, state = answer["config"], answer["state"]
         return {

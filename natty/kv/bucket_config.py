@@ -1,4 +1,4 @@
-"""What a bucket is made with, and the stream that it is: ADR-8."""
+"""The settings of a new bucket, and the configuration of its stream: ADR-8."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from natty.kv.key_names import check_bucket
 from natty.streams import StreamConfig, create_replicated, create_stream, stream_info
 
 MARKER_TTL = 60.0  # seconds that the marker of an expired key stays
-MARKER_TTL_OF_HISTORY = 1.0  # the server keeps no key for less than this where there is history; the least it takes
+MARKER_TTL_OF_HISTORY = 1.0  # with history, the server keeps each key at least this long; this is the minimum
 
 
 async def make_bucket(
@@ -24,12 +24,12 @@ async def make_bucket(
     marker_ttl: float | str | None = None,
     **settings: Unpack[StreamConfig],
 ) -> None:
-    """Make the bucket if there is none. The settings are those of `BucketConfig`.
+    """Create the bucket if it does not exist. The settings are those of `BucketConfig`.
 
-    `ttl`, in seconds or as text ("7d"), is for all keys. The bucket keeps `history` values of a key: 1 by default, 64
-    at most. `replicas` default to 3 on a cluster, else 1. `marker_ttl`, written like `ttl`, is how long the marker of
-    an expired key stays, for watches that were disconnected: 60 seconds, or 1 with a history of several values, since
-    the server then lets no key live for less; 0 for no markers. Other settings are the stream's.
+    `ttl`, in seconds or as text ("7d"), is for all keys. The bucket keeps `history` values for each key: 1 by default,
+    64 at most. `replicas` default to 3 on a cluster, otherwise 1. `marker_ttl`, written like `ttl`, is how long the
+    marker of an expired key stays, for disconnected watches: by default 60 seconds, or 1 with a history of several
+    values, since the server then keeps each key at least that long; 0 for no markers. Other settings are the stream's.
     StreamExistsError if the bucket exists and a named setting has another value; ConfigError for an unknown setting.
     """
     name = f"KV_{check_bucket(bucket)}"

@@ -1,3 +1,5 @@
+"""What reads and watches of a bucket return: entries, and keys that are gone."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -7,21 +9,21 @@ from natty.config.units import clock, parse_duration, parse_time
 from natty.jetstream import StoredMessage
 from natty.wire.message import parse_headers
 
-_OF_ONE_WRITE = ("Natty-Nonce", "Nats-Expected-", "Nats-Msg-")  # headers that must not be written a second time
-_WITHOUT_VALUE = "Nats-Msg-Size"  # the server's, on what it delivers without payload
+_OF_ONE_WRITE = ("Natty-Nonce", "Nats-Expected-", "Nats-Msg-")  # headers that a later write must not repeat
+_WITHOUT_VALUE = "Nats-Msg-Size"  # the server sets it on messages without their payload
 _REASONS = {"DEL": "deleted", "PURGE": "purged", "MaxAge": "expired", "Remove": "deleted", "Purge": "purged"}
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A key's value, and the revision that an update or refresh must name."""
+    """A key's value, and its revision, which an update or refresh names."""
 
     key: str
     value: bytes
     revision: int
     header_block: bytes = field(default=b"", compare=False)
     time_ns: int = field(default=0, compare=False)  # when the bucket stored it, Unix nanoseconds by the server's clock
-    valid_until: float | None = field(default=None, compare=False)  # of a refresh: see there
+    valid_until: float | None = field(default=None, compare=False)  # set by `refresh`
 
     @property
     def headers(self) -> dict[str, list[str]]:
@@ -30,9 +32,9 @@ class Entry:
 
     @property
     def ttl(self) -> float | None:
-        """The time to live of this key alone, in seconds; None if it has none of its own.
+        """The key's own TTL in seconds; None if it has none.
 
-        Other clients write it as a duration ("1m30s"), of which the server drops what is below a second.
+        Other clients write it as a duration ("1m30s"); the server drops fractions of a second.
         """
         try:
             return float(floor(parse_duration(self.headers.get("Nats-TTL", [""])[0])))
@@ -40,12 +42,12 @@ class Entry:
             return None
 
     def remaining(self) -> float | None:
-        """Seconds that the key lives at least from now on, of what `refresh` returned; None without `valid_until`."""
+        """Return for how many seconds at least the key still lives, after `refresh`; None without `valid_until`."""
         return None if self.valid_until is None else self.valid_until - clock()
 
     @property
     def has_value(self) -> bool:
-        """Whether the value is here: it isn't in what a watch without values brings."""
+        """Whether the entry has its value: a watch without values returns entries that don't."""
         return _WITHOUT_VALUE not in self.headers
 
 
@@ -53,8 +55,8 @@ class Entry:
 class Gone:
     """A key is absent from this revision on.
 
-    `reason`: deleted, purged or expired, as the bucket's marker says. Without a marker `revision` is 0, and it is
-    `bucket deleted`, or `vanished`: removed without a trace while nobody could see it.
+    `reason`: deleted, purged or expired, according to the bucket's marker. Without a marker, `revision` is 0 and
+    `reason` is `bucket deleted` or `vanished`: removed without a trace while the watch was disconnected.
     """
 
     key: str
@@ -65,20 +67,20 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class PictureComplete:
-    """Every key that there was when the watch began has been shown; what follows is live. `keys` is their number."""
+    """All `keys` keys that existed when the watch began have been shown; later events are live."""
 
     keys: int
 
 
 def read_entry(key: str, revision: int, header_block: bytes, value: bytes, time_ns: int) -> Entry | Gone:
-    """Return what a message of a bucket's stream says: markers are absences."""
+    """Return the entry in a message of a bucket's stream; `Gone` for a marker."""
     if header_block and (reason := _reason(parse_headers(header_block))):
         return Gone(key, revision, reason, time_ns)
     return Entry(key, value, revision, header_block, time_ns)
 
 
 def stored_entry(key: str, message: StoredMessage | None) -> Entry | None:
-    """Return the entry that a read brought, None if the key is absent."""
+    """Return the entry in a message that was read, None if the key is absent."""
     if message is None:
         return None
     found = read_entry(key, message.sequence, message.header_block, message.data, parse_time(message.time))
@@ -86,12 +88,12 @@ def stored_entry(key: str, message: StoredMessage | None) -> Entry | None:
 
 
 def headers_to_keep(entry: Entry) -> dict[str, list[str]]:
-    """Return the headers that the next write of the same key keeps, its time to live among them."""
+    """Return the headers that the next write of the same key keeps, including its TTL."""
     return {name: values for name, values in entry.headers.items() if not name.startswith(_OF_ONE_WRITE)}
 
 
 def ttl_header(ttl: float | None) -> dict[str, str]:
-    """Return the header of a time to live: whole seconds, never shorter than asked for. ValueError for 0 or less."""
+    """Return the header of a TTL: whole seconds, rounded up. ValueError for 0 or less."""
     if ttl is None:
         return {}
     if ttl <= 0:

@@ -1,4 +1,4 @@
-"""Making, deleting and listing buckets, and the handles of those that a client uses."""
+"""Create, delete and list buckets, and keep the handles of the buckets that a client uses."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ KEPT = 1000  # handles
 
 
 async def create_bucket(jetstream: JetStream, bucket: str, **settings: Unpack[BucketConfig]) -> Bucket:
-    """Make the bucket if there is none, and return its handle; settings and errors are those of `make_bucket`."""
+    """Create the bucket if it does not exist, and return its handle; settings and errors as for `make_bucket`."""
     await make_bucket(jetstream, bucket, **settings)
     return Bucket(jetstream, bucket)
 
 
 async def delete_bucket(jetstream: JetStream, bucket: str) -> None:
-    """Delete the bucket and all in it; a missing one is no error."""
+    """Delete the bucket and all its keys; a missing bucket is not an error."""
     try:
         await jetstream.request(f"STREAM.DELETE.KV_{check_bucket(bucket)}")
     except BucketNotFoundError:
@@ -42,18 +42,18 @@ async def list_buckets(jetstream: JetStream) -> list[str]:
 
 
 class Handles:
-    """The handles of the buckets that a client uses, by name. Nothing is asked of the server."""
+    """The handles of the buckets that a client uses, by name. Sends no requests."""
 
     def __init__(self, jetstream: JetStream) -> None:
         self._jetstream = jetstream
-        self._kept: LRUCache[str, Bucket] = LRUCache(KEPT)
+        self._handles: LRUCache[str, Bucket] = LRUCache(KEPT)
 
     def __repr__(self) -> str:
-        return f"Handles({len(self._kept)} kept)"
+        return f"Handles({len(self._handles)} kept)"
 
     def __getitem__(self, name: str) -> Bucket:
-        """Return the handle of a bucket, whether there is one on the server or not. BadKeyError."""
-        bucket = self._kept.get(name)
+        """Return the handle of a bucket, even if the bucket does not exist on the server. BadKeyError."""
+        bucket = self._handles.get(name)
         if bucket is None:
-            bucket = self._kept[name] = Bucket(self._jetstream, name)
+            bucket = self._handles[name] = Bucket(self._jetstream, name)
         return bucket

@@ -1,3 +1,5 @@
+"""The names of buckets and keys that are allowed (ADR-8), and filters of keys."""
+
 from __future__ import annotations
 
 import re
@@ -15,28 +17,28 @@ class BadKeyError(NattyError):
 
 
 def check_bucket(name: str) -> str:
-    """Return the name if it is a bucket's (ADR-8); BadKeyError names the first character that isn't allowed."""
-    return _checked("bucket", name, _BUCKET)
+    """Return the name if a bucket can have it (ADR-8); BadKeyError with the first character that is not allowed."""
+    return _check("bucket", name, _BUCKET)
 
 
 def check_key(name: str) -> str:
-    """Return the name if it is a key's (ADR-8); BadKeyError names the first character that isn't allowed."""
-    return _checked("key", name, _KEY)
+    """Return the name if a key can have it (ADR-8); BadKeyError with the first character that is not allowed."""
+    return _check("key", name, _KEY)
 
 
 def read_key(name: bytes) -> str | None:
-    """Return the key that the bytes of a subject name; None if they are no key (ADR-8): no client can ask for it."""
+    """Return the key in the bytes of a subject; None if it is not a key (ADR-8), so that no client can read it."""
     key = name.decode("latin-1")
     return key if is_key(key) else None
 
 
 def is_key(name: str) -> bool:
-    """Tell whether the name is a key's (ADR-8)."""
+    """Return whether a key can have the name (ADR-8)."""
     return _NAMED.fullmatch(name) is not None
 
 
 def check_filter(text: str) -> str:
-    """Return the text if it is a key, or one with the wildcards `*` (a token) and `>` (the rest); BadKeyError."""
+    """Return the text if it is a key, perhaps with the wildcards `*` (a token) and `>` (the rest); BadKeyError."""
     if not _WILDCARDS.fullmatch(text):
         raise BadKeyError(
             f"{text!r} is no filter of keys: write a key; `*` may stand for a token in it, and a last `>` for the rest"
@@ -44,7 +46,7 @@ def check_filter(text: str) -> str:
     return text
 
 
-def _checked(kind: str, name: str, pattern: re.Pattern[str]) -> str:
+def _check(kind: str, name: str, pattern: re.Pattern[str]) -> str:
     if not name:
         raise BadKeyError(f"the {kind}'s name is empty")
     match = pattern.match(name)

@@ -1,3 +1,5 @@
+"""Watches: the keys of a bucket, then each change, without gaps over lost connections."""
+
 from __future__ import annotations
 
 import asyncio
@@ -16,16 +18,16 @@ from natty.wire.message import Batch
 Event = Entry | Gone | PictureComplete
 
 READS_AT_ONCE = 100
-RETRY_DELAY = 0.25  # seconds before the leader is asked again what keys there are
+RETRY_DELAY = 0.25  # seconds before the list of keys is requested from the leader again
 
 
 class WatchSettings(TypedDict, total=False):
     """The options of a watch as keywords: the fields of `WatchOptions`."""
 
     history: bool
-    """Begin with all values that the bucket holds, markers included, instead of the last ones. Default False."""
+    """Begin with all values that the bucket holds, including markers, instead of the last ones. Default False."""
     updates_only: bool
-    """Show only what is written from now on. Default False."""
+    """Show only later writes. Default False."""
     ignore_deletes: bool
     """Show no `Gone`. Default False."""
     values: bool
@@ -35,12 +37,12 @@ class WatchSettings(TypedDict, total=False):
     max_bytes: int
     """Bytes that may wait to be read. Default 8 MiB."""
     heartbeat: float
-    """Seconds; a server that is silent for two of them counts as lost. Default 5.0."""
+    """Seconds between signs of life; a server that is silent for two of them counts as lost. Default 5.0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WatchOptions:
-    """What a watch shows, and how much of it may wait to be read; `WatchSettings` describes each field."""
+    """The options of a watch: its events, and how many may wait to be read; `WatchSettings` describes each field."""
 
     history: bool = False
     updates_only: bool = False
@@ -58,19 +60,19 @@ class WatchOptions:
 class Watch:
     """Keys of a bucket as they change: `async for event in watch`. Ends with `stop`, or with the connection.
 
-    First come the entries of all keys that there are, then one `PictureComplete`; from there on every write in the
-    bucket's order, an `Entry` or a `Gone`. `PictureComplete` means that each key that the stream's leader held when
-    the watch began has been shown, at least as new as then, or is gone.
+    First shows the entries of all existing keys, then one `PictureComplete`, then every write in the bucket's order as
+    an `Entry` or a `Gone`. `PictureComplete` means that each key that the stream's leader held when the watch began
+    has been shown, at least as new as then, or is gone.
 
-    It survives lost connections, servers and consumers without a gap and without showing a revision twice. When the
-    bucket is deleted, a `Gone` comes for every key, and when it is made again a new picture with its own
-    `PictureComplete`. After an interruption a key that was removed without a trace is told as `Gone`, too.
+    It survives lost connections, servers and consumers without a gap, and never shows a revision twice. When the
+    bucket is deleted, it shows a `Gone` for every key, and when the bucket is created again, a new picture with its own
+    `PictureComplete`. After an interruption it also shows a `Gone` for each key that was removed without a trace.
 
-    A slow reader holds up nobody: `max_messages` wait here, the rest stays in the bucket, where a newer value of a key
-    replaces an older one unless the bucket keeps history. So a slow watch skips values and never the last one.
+    A slow reader does not block others: `max_messages` wait here, the rest stays in the bucket, where a newer value of
+    a key replaces the older one unless the bucket keeps history. So a slow watch can skip values, but not the last one.
 
-    What is published under a name that is no key's (ADR-8) is not shown, since no client can ask for it; `skipped` is
-    called with the bytes of the name.
+    It skips messages whose name is not a key (ADR-8), since no client can read them, and calls `skipped` with the bytes
+    of the name.
     """
 
     def __init__(
@@ -101,8 +103,8 @@ class Watch:
                 expires=max(30.0, 2 * options.heartbeat),
             ),
         )
-        self._known: dict[str, int] = {}  # keys that exist, as far as we have shown → revision
-        self._marked: set[str] = set()  # keys whose marker was seen while the picture was being made
+        self._known: dict[str, int] = {}  # keys that were shown and exist → revision
+        self._marked: set[str] = set()  # keys whose marker was read while the picture was incomplete
         self._in_picture = False
         self._updates_only = options.updates_only
 
@@ -114,7 +116,7 @@ class Watch:
         self._reader.stop()
 
     async def __aiter__(self) -> AsyncGenerator[Event, None]:
-        """Yield what happens. BucketNotFoundError if there is no such bucket at the start."""
+        """Yield the events. BucketNotFoundError if the bucket does not exist at the start."""
         async with aclosing(self._reader.__aiter__()) as steps:
             async for step in steps:
                 match step:
@@ -158,14 +160,14 @@ class Watch:
                 if self._in_picture:
                     self._marked.add(key)
                     if not (shown or self.options.history or self._updates_only):
-                        continue  # no picture shows what is not there
+                        continue  # the picture shows no absent keys
             yield event
 
     async def _compare(self) -> list[Event]:
-        """Compare what was shown with the keys that the leader has; return what is needed to make it the same.
+        """Compare the shown keys with the keys of the leader; return the events for the differences.
 
-        A key that was written again while the picture was being made is skipped by the consumer, which brings the newer
-        value later: it is read from the leader now. One that the leader doesn't have was removed without a trace.
+        If a key was written again while the picture was incomplete, the consumer skips it and delivers the newer value
+        later: read it from the leader now. A key that the leader does not have was removed without a trace.
         """
         while not self._reader.interrupted:
             try:
@@ -174,7 +176,7 @@ class Watch:
                 entries = await self._read_keys(unseen if self._in_picture and not self._updates_only else set())
             except NattyError:
                 last = -1
-            if last < max(self._known.values(), default=0):  # nobody, or one who knows less than we do: ask again
+            if last < max(self._known.values(), default=0):  # no leader, or one that is behind us: retry
                 await asyncio.sleep(RETRY_DELAY)
                 continue
             vanished = self._known.keys() - existing
@@ -191,7 +193,7 @@ class Watch:
             yield PictureComplete(len(self._known))
 
     async def _existing(self) -> tuple[set[str], int]:
-        """Return the keys that the stream's leader has, those of markers too, and its last sequence then."""
+        """Return the keys that the stream's leader has, including deleted ones with markers, and its last sequence."""
         keys: set[str] = set()
         lasts = []
         for one in self._filters:
@@ -208,7 +210,7 @@ class Watch:
         return keys, min(lasts)
 
     async def _read_keys(self, keys: set[str]) -> list[Entry]:
-        """Return the entries of these keys as the stream's leader has them, those that exist."""
+        """Return the entries of these keys, as far as they exist, from the stream's leader."""
         entries: list[Entry] = []
         names = sorted(keys)
         for start in range(0, len(names), READS_AT_ONCE):
