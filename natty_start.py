@@ -1,6 +1,6 @@
-"""What the commands `natty` and `capture` begin with: signals first, since to import the rest takes half a second.
+"""The entry points of the commands `natty` and `capture`: they handle signals before the imports, which take 0.5 s.
 
-`python -m natty` and `python -m capture` begin with it as well, when the package itself is imported.
+`python -m natty` and `python -m capture` also begin here, when the package itself is imported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def capture() -> None:
 
 
 def command_of(arguments: Sequence[str]) -> str:
-    """Return the command that these arguments name; "" if they name none."""
+    """Return the command in these arguments; "" if there is none."""
     rest = iter(arguments)
     for one in rest:
         if one in VALUED:
@@ -39,10 +39,10 @@ def command_of(arguments: Sequence[str]) -> str:
 
 
 def guard(program: str, arguments: Sequence[str]) -> None:
-    """Have SIGTERM, SIGINT and SIGHUP end the process at once, without a word: nothing has begun.
+    """Make SIGTERM, SIGINT and SIGHUP end the process at once and silently, since no work has begun.
 
-    The exit status is 128 and the signal's number; 0 for a capture node, whose stop is no failure. SIGHUP tells a node
-    to read its configuration again: one that starts is about to read it. Signals that are ignored stay so.
+    The exit status is 128 plus the signal's number; for a capture node 0, since its stop is not a failure. A node
+    ignores SIGHUP, which means to read the configuration again: it is about to read it. Ignored signals stay ignored.
     """
     graceful = program == "capture" and command_of(arguments) == "run"
     for number in ENDING:
@@ -50,13 +50,13 @@ def guard(program: str, arguments: Sequence[str]) -> None:
             if not graceful:
                 signal.signal(number, _end)
             elif number == getattr(signal, "SIGHUP", None):
-                signal.signal(number, _go_on)
+                signal.signal(number, _ignore)
             else:
                 signal.signal(number, _end_well)
 
 
 def unguard() -> None:
-    """From here on the command sees to signals. A node's stay as they are until it has its own."""
+    """Leave signals to the command from now on. The handlers of a node stay until it sets its own."""
     for number in ENDING:
         if signal.getsignal(number) is _end:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -70,5 +70,5 @@ def _end_well(number: int, frame: object) -> None:
     os._exit(0)
 
 
-def _go_on(number: int, frame: object) -> None:
+def _ignore(number: int, frame: object) -> None:
     pass

@@ -1,4 +1,4 @@
-"""The errors of natty, and text that can stand in one."""
+"""The errors of natty, and `legible` text for their messages."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import re
 import msgspec
 
 UNREADABLE = (msgspec.MsgspecError, ValueError, ArithmeticError, RecursionError)
-"""What msgspec raises for bytes that somebody else wrote: not JSON, not UTF-8, too large numbers, nested too deeply."""
+"""The errors of msgspec for bytes from outside: not JSON, not UTF-8, too large numbers, nested too deeply."""
 _LONE = re.compile("[\ud800-\udfff]")
 
 
 def legible(text: str) -> str:
     r"""Return text that everything can encode: a byte that is not UTF-8 reads \xff, another lone surrogate \ud800.
 
-    See `names` for how the bytes come into the text.
+    `names` describes how the bytes come into the text.
     """
-    return text if text.isascii() else _LONE.sub(_escaped, text)
+    return text if text.isascii() else _LONE.sub(_escape, text)
 
 
-def _escaped(match: re.Match[str]) -> str:
+def _escape(match: re.Match[str]) -> str:
     point = ord(match[0])
     return f"\\x{point - 0xDC00:02x}" if 0xDC80 <= point <= 0xDCFF else f"\\u{point:04x}"
 
@@ -98,7 +98,7 @@ class UnsupportedError(NattyError):
 class JetStreamError(NattyError):
     """JetStream refused a request.
 
-    `code` is the HTTP-like status, `err_code` the server's own number: errors are told apart by it, never by text.
+    `code` is the HTTP-like status, `err_code` the server's own number, which identifies the error; its text does not.
     """
 
     def __init__(self, message: str = "", *, code: int = 0, err_code: int = 0) -> None:
@@ -138,8 +138,7 @@ class WrongLastSequenceError(JetStreamError):
 class PublishError(NattyError):
     """A message was not stored; `subject` and `msg_id` name it.
 
-    `data` is its payload, where it was published in the background. `in_doubt`: it was sent, and nobody can tell
-    whether it was stored.
+    `data` is its payload, if it was published in the background. `in_doubt`: it was sent, and may be stored or not.
     """
 
     def __init__(
@@ -167,7 +166,7 @@ class KeyExistsError(NattyError):
 class RevisionConflictError(NattyError):
     """The key was changed by somebody else: its revision is not the expected one.
 
-    `current` is the revision found instead; 0 if the key is gone, or where that is not known.
+    `current` is the revision found instead; 0 if the key is gone, or the revision is unknown.
     """
 
     def __init__(self, message: str = "", *, current: int = 0) -> None:

@@ -34,14 +34,14 @@ from natty.wire.counters import PUBLISHER
 from natty.wire.message import MESSAGE_ID, TTL, Headers, encode_headers, parse_headers
 from natty.wire.servers import NEEDS, Need, text_of
 
-OWN_API = "$JS.API"  # of the domain and account that we are connected to
+OWN_API = "$JS.API"  # of our own domain and account
 LARGEST = 2**63 - 1  # the largest integer of the server's documents
 UNAVAILABLE = 503  # a status: there is no responder
 NO_MESSAGE = 10037
 TTL_DISABLED = 10166
 STREAM_EXISTS = 10058
-IN_PROCESS = 10158  # a message with the same id is being stored: whether it will be is not known yet
-IN_FLIGHT = 10164  # another write of the subject is under way: try again; decisive is only 10071
+IN_PROCESS = 10158  # a message with the same id is being stored; the outcome is open
+IN_FLIGHT = 10164  # the server is handling another write of the subject: try again; only 10071 is decisive
 _ERRORS: dict[int, type[JetStreamError]] = {
     10014: ConsumerNotFoundError,
     10039: JetStreamNotEnabledError,
@@ -52,7 +52,7 @@ _ERRORS: dict[int, type[JetStreamError]] = {
 }
 RETRY_DELAY = 0.1  # seconds between two tries while a stream has no leader
 SEND_AGAIN = 1.0  # seconds without an ack before a message with an id is sent again
-ASK_AGAIN = 1.0  # seconds: a server drops requests about what has no leader yet, so a question is put again
+ASK_AGAIN = 1.0  # seconds: a server drops requests about streams without a leader, so they are repeated
 UNKNOWN = ""  # the stream of a publish without an ack: subjects do not say
 _QUESTIONS = (
     "INFO",
@@ -89,7 +89,7 @@ _decode_answer = msgspec.json.Decoder(_PubAnswer).decode
 
 @dataclass(eq=False, slots=True)
 class _Outcomes:
-    """What became of awaited publishes to one stream."""
+    """The outcomes of awaited publishes to one stream."""
 
     stored: int = 0
     failed: int = 0
@@ -114,13 +114,13 @@ class StoredMessage:
 
     @property
     def is_marker(self) -> bool:
-        """Whether it says that the key is gone: a delete, a purge, or the server's note that it expired."""
+        """Whether it is a marker that the key is gone: deleted, purged or expired."""
         headers = self.headers
         return "Nats-Marker-Reason" in headers or headers.get("KV-Operation", ["PUT"])[0] in ("DEL", "PURGE")
 
 
 def check_numbers(body: Any, name: str = "a number") -> None:
-    """ConfigError, with the name of the setting, for an integer that has no place in 64 bits of the server's."""
+    """ConfigError, with the name of the setting, for an integer that does not fit into 64 bits of the server's."""
     if isinstance(body, dict):
         for key, value in body.items():
             check_numbers(value, str(key))
@@ -132,7 +132,7 @@ def check_numbers(body: Any, name: str = "a number") -> None:
 
 
 class JetStream:
-    """JetStream's API as it is on the wire: what natty stands on, and the way out for what natty has no method for."""
+    """JetStream's API as on the wire: natty is built on it, and you can use it where natty has no method."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -144,17 +144,17 @@ class JetStream:
         return f"JetStream({self.prefix}, {self.connection!r})"
 
     def write_subject(self, subject: str) -> str:
-        """Return what to publish to for a message that is to be stored under `subject`.
+        """Return the subject to publish on, for a message that is stored under `subject`.
 
-        The buckets of another domain, or of another account, are written through the prefix of its API, as they are
-        named alike in all of them; the server takes it off again.
+        Buckets of another domain or account are written through the prefix of its API, since their names are the same
+        everywhere; the server removes the prefix.
         """
         return f"{self.prefix}.{subject}" if self.prefix != OWN_API and subject.startswith("$KV.") else subject
 
     def require(self, feature: str, *version: int) -> None:
-        """UnsupportedError if the server is older than `version`: by default, than `servers.NEEDS` has for it.
+        """UnsupportedError if the server is older than `version`, by default the version in `servers.NEEDS`.
 
-        NotConnectedError where no server was reached yet.
+        NotConnectedError if no server was reached yet.
         """
         if not self.connection.server_info:
             raise self.connection.no_session()
@@ -167,12 +167,12 @@ class JetStream:
             )
 
     async def request(self, subject: str, body: Any = None, *, timeout: float | None = None) -> dict[str, Any]:
-        """Call the API, `subject` without the prefix. The error of the answer is raised by its number, see `errors`.
+        """Call the API, `subject` without the prefix. Raises the error of the answer by its number, see `errors`.
 
-        What only asks, and changes nothing, is sent again every second until `timeout`.
-        ConfigError for a number that a server can't hold; BadSubjectError for a name that is empty or no word;
-        JetStreamNotEnabledError without a server that answers,
-        DomainUnreachableError where it is another domain's or account's API; RequestTimeoutError.
+        Requests that only read are sent again every second until `timeout`.
+        ConfigError for a number that a server can't hold; BadSubjectError for a name that is empty or not one word;
+        JetStreamNotEnabledError if no server answers, DomainUnreachableError if the API is that of another domain or
+        account; RequestTimeoutError.
         """
         check_numbers(body)
         if not all(subject.split(".")):
@@ -196,14 +196,14 @@ class JetStream:
     async def publish_and_count(
         self, subject: str, data: bytes, *, headers: Headers, timeout: float | None = None
     ) -> PubAck:
-        """Publish as `publish` does, within a span where the application traces, and counted for the metrics."""
+        """Publish like `publish`, in a span if the application traces, and count it for the metrics."""
         if "opentelemetry.trace" not in sys.modules:
             return await self._count_publish(subject, data, headers, timeout)
         with tracing.trace_send(subject) as inject:
             return await self._count_publish(subject, data, inject(headers), timeout)
 
     async def _count_publish(self, subject: str, data: bytes, headers: Headers, timeout: float | None) -> PubAck:
-        """Publish and count. An error or a cancellation counts as failed, also where the outcome is in doubt."""
+        """Publish and count. An error or a cancellation counts as failed, even if the outcome is in doubt."""
         unanswered = self._outcomes.get(UNKNOWN) or self._count_outcomes(UNKNOWN)
         unanswered.waiting += 1
         try:
@@ -235,17 +235,18 @@ class JetStream:
     ) -> PubAck:
         """Publish and return the stream's ack.
 
-        While no stream listens (a leader is being elected) it is tried again until `timeout`; after that, and where the
-        server refused, PublishError; WrongLastSequenceError for an expectation that does not hold. RequestTimeoutError
-        and NotConnectedError mean doubt: it may be stored or not; with a `Nats-Msg-Id` it is sent again until `timeout`
-        first, also while a cluster is still storing an earlier try. With `stream`, StreamNotFoundError at once if it is
-        missing. `verbatim`: the subject is that of a delivered message, with any characters.
+        While no stream listens (a leader is being elected), retries until `timeout`. PublishError after that, and if
+        the server refuses the message; WrongLastSequenceError for an expectation that does not hold. After
+        RequestTimeoutError and NotConnectedError the message may be stored or not; with a `Nats-Msg-Id` it is first
+        sent again until `timeout`, also while a cluster is still storing an earlier try. With `stream`,
+        StreamNotFoundError at once if it is missing. `verbatim`: the subject is that of a delivered message, with any
+        characters.
         """
         if timeout is not None:
             check_seconds(timeout=timeout)
         delivered_subject(subject) if verbatim else check_subject(subject)
         wire = self.write_subject(subject)
-        if headers and TTL in headers:  # an older server would store it for ever
+        if headers and TTL in headers:  # an older server would store it forever
             self.require("a message's ttl")
         repeatable = bool(headers and MESSAGE_ID in headers)
         loop = asyncio.get_running_loop()
@@ -282,9 +283,9 @@ class JetStream:
     ) -> StoredMessage | None:
         """Return the message at a sequence, or the last one on a subject, from the stream's leader; None if none.
 
-        With both, the first one on the subject from the sequence on; it may have wildcards then.
+        With both, the first one on the subject from the sequence on; then the subject may have wildcards.
         A hint: only a conditional publish shows whether it is still the last one. A byte of its subject that is not
-        UTF-8 reads U+FFFD: the answer is JSON. BadSubjectError for a subject that can't be asked for in JSON.
+        UTF-8 reads as U+FFFD, since the answer is JSON. BadSubjectError for a subject that JSON can't hold.
         """
         if legible(subject) != subject:
             raise BadSubjectError(f"subject {subject!r} is not UTF-8: the server's API can't be asked for it")
@@ -319,8 +320,8 @@ class JetStream:
     ) -> int:
         """Store `data` if the subject's last sequence is `expected` (0: none); return the new sequence.
 
-        `nonce` must be unique to this write: after an ambiguous answer the last message is read back; it is ours
-        if it carries it. WrongLastSequenceError if another writer was first; RequestTimeoutError if it stays in doubt.
+        `nonce` must be unique to this write: after an ambiguous answer the last message is read back, and it is ours if
+        it has the nonce. WrongLastSequenceError if another writer was first; RequestTimeoutError if it stays in doubt.
         Protocol: ADR-8 (`Nats-Expected-Last-Subject-Sequence`).
         """
         loop = asyncio.get_running_loop()
@@ -352,7 +353,7 @@ def read_ack(payload: bytes, subject: str | bytes) -> PubAck:
         raise _not_an_ack(payload, subject) from error
     if answer.error is not None:
         _raise_refusal(answer.error, decode(subject) if isinstance(subject, bytes) else subject)
-    if not answer.stream:  # of a subscriber that is not a stream, and stores nothing
+    if not answer.stream:  # the answer of a subscriber that is not a stream and stores nothing
         raise _not_an_ack(payload, subject)
     return PubAck(answer.stream, answer.seq, answer.duplicate)
 
@@ -371,7 +372,7 @@ def _raise_refusal(refusal: _Refusal, subject: str) -> NoReturn:
 
 
 def is_in_process(error: BaseException) -> bool:
-    """Whether a refusal says that a message with the same id is being stored: an earlier try, as a rule."""
+    """Return whether the server refused since it is storing a message with the same id: usually an earlier try."""
     return isinstance(error.__cause__, JetStreamError) and error.__cause__.err_code == IN_PROCESS
 
 

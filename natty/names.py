@@ -1,7 +1,7 @@
-"""Names of streams and consumers, subjects, and patterns of subjects: what the server takes for one.
+"""Names of streams and consumers, subjects, and patterns of subjects, by the rules of the server.
 
 NATS does not require UTF-8. Python text holds every other byte as a lone surrogate, U+DC80 to U+DCFF (PEP 383), and
-gives the same bytes back. What encodes strictly (a terminal, a file, JSON, OpenTelemetry) raises on these: it gets
+encodes it to the same byte. Strict encoders (a terminal, a file, JSON, OpenTelemetry) raise on surrogates, so they get
 `errors.legible` text.
 """
 
@@ -23,7 +23,7 @@ class BadNameError(NattyError):
 
 
 def check_name(kind: str, name: str) -> str:
-    """Return the name if it is one (ADR-6); BadNameError names the character and its place."""
+    """Return the name if it is valid (ADR-6); BadNameError names the character and its place."""
     if not name:
         raise BadNameError(f"the {kind}'s name is empty")
     for place, character in enumerate(name, start=1):
@@ -33,20 +33,20 @@ def check_name(kind: str, name: str) -> str:
 
 
 def decode(raw: bytes) -> str:
-    """Return the text of bytes; those that are not UTF-8 survive in it. Never raises."""
+    """Return the text of bytes; `encode` restores bytes that are not UTF-8. Never raises."""
     return raw.decode("utf-8", "surrogateescape")
 
 
 def encode(text: str) -> bytes:
-    """Return the bytes that `decode` made this text of. UnicodeEncodeError for a surrogate that it never makes."""
+    """Return the bytes from which `decode` made this text. UnicodeEncodeError for a surrogate that it never makes."""
     return text.encode("utf-8", "surrogateescape")
 
 
 @lru_cache(maxsize=4096)
 def check_subject(subject: str) -> bytes:
-    """Return the subject as it goes over the wire if it can be published on; BadSubjectError names what is wrong.
+    """Return the subject's bytes on the wire if it can be published on; BadSubjectError names the problem.
 
-    The protocol is lines of words: a blank inside would make the server end the session.
+    The protocol has lines of words: after a blank in a subject, the server would end the session.
     """
     for token in subject.split("."):
         if not token:
@@ -59,10 +59,10 @@ def check_subject(subject: str) -> bytes:
 
 
 def delivered_subject(subject: str) -> bytes:
-    """Return the bytes of a subject that the server delivered once, to publish on it again.
+    """Return the bytes of a subject that the server has delivered, to publish on it again.
 
-    The server takes more than `check_subject` does: control characters and wildcards, too. BadSubjectError for what
-    it can't have delivered.
+    The server accepts more than `check_subject`: also control characters and wildcards. BadSubjectError for a subject
+    that it can't have delivered.
     """
     if not all(subject.split(".")):
         raise BadSubjectError(f"subject {subject!r} has an empty token: no message can have been delivered on it")
@@ -84,7 +84,7 @@ def wire_word(text: str | bytes) -> bytes:
 
 
 def check_pattern(pattern: str) -> str:
-    """Return the pattern if a stream can have it; BadSubjectError names the character and its place."""
+    """Return the pattern if a stream can have it; BadSubjectError names the character and its position."""
     for place, character in enumerate(pattern, start=1):
         if character.isspace() or not character.isprintable():
             raise BadSubjectError(f"subject {pattern!r}: {character!r} at character {place} is not allowed")
@@ -98,7 +98,7 @@ def check_pattern(pattern: str) -> str:
 
 
 def covers(patterns: Iterable[str], subject: str) -> bool:
-    """Return whether one of the patterns takes every subject that `subject`, perhaps a pattern too, stands for."""
+    """Return whether one of the patterns matches every subject that `subject`, which may be a pattern, matches."""
     tokens = subject.split(".")
     return any(_covers(pattern.split("."), tokens) for pattern in patterns)
 
@@ -113,7 +113,7 @@ def _covers(pattern: list[str], subject: list[str]) -> bool:
 
 
 def overlap(one: str, other: str) -> bool:
-    """Return whether there is a subject that both patterns stand for."""
+    """Return whether there is a subject that both patterns match."""
     mine, theirs = one.split("."), other.split(".")
     for a, b in zip(mine, theirs, strict=False):
         if ">" in (a, b):

@@ -1,4 +1,4 @@
-"""Contexts of the `nats` tool: the settings that natty takes from one, and those that it refuses to ignore."""
+"""Contexts of the `nats` tool: the settings that natty reads from them, and those that it refuses to ignore."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
 
 def selected(environment: Mapping[str, str]) -> str:
-    """Return the name of the selected context, "" if there is none. ConfigError if the file that names it is broken."""
+    """Return the name of the selected context, "" if there is none. ConfigError if its file is broken."""
     file = _home(environment) / "context.txt"
     try:
         return file.read_text("utf-8").strip() if file.is_file() else ""
@@ -63,8 +63,8 @@ def selected(environment: Mapping[str, str]) -> str:
 def read_context(name: str, environment: Mapping[str, str]) -> dict[str, Any]:
     """Return the settings of a context, named as in `Config`; `name` is its name or its path.
 
-    ConfigError if it can't be read, has a setting that natty can't do as the `nats` tool does, or holds a password or a
-    token that others may read; it says what to do.
+    ConfigError, with what to do, if it can't be read, has a setting that natty can't apply as the `nats` tool does, or
+    holds a password or a token that others may read.
     """
     path = Path(name) if name.startswith("/") else _home(environment) / "context" / f"{name}.json"
     try:
@@ -114,10 +114,10 @@ def _value(path: Path, key: str, value: Any, environment: Mapping[str, str]) -> 
         raise ConfigError(
             f"the {key} of nats context {path} is a reference, {reference[1]}:…, which natty can't look up: {instead}"
         )
-    return _expanded(path, key, value, environment) if key in _PATHS else value
+    return _expand(path, key, value, environment) if key in _PATHS else value
 
 
-def _expanded(path: Path, key: str, value: str, environment: Mapping[str, str]) -> str:
+def _expand(path: Path, key: str, value: str, environment: Mapping[str, str]) -> str:
     def look_up(found: re.Match[str]) -> str:
         variable = found[1] or found[2]
         if variable not in environment:

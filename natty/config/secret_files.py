@@ -12,17 +12,17 @@ from natty.errors import TLSError
 ORCHESTRATOR = Path("/run/secrets")
 """Where Docker and Podman mount secrets, by default readable by every process of the container."""
 _WRITTEN_BY_KUBERNETES = re.compile(r"\.\.[0-9]{4}(_[0-9]{2}){5}\.[0-9]+")
-"""The folder with the content of a volume: ..2026_11_22_18_00_00.123, to which the link ..data beside it leads."""
+"""The folder with the content of a volume, for example ..2026_11_22_18_00_00.123; the link ..data points to it."""
 
 
 def exposure(path: str | Path) -> str:
-    """Return who else may read a file with a secret, and what to do; "" if no other may. OSError.
+    """Return which other users may read a file with a secret, and what to do; "" if none may. OSError.
 
-    The owner alone may read and write it. A file of root's may be readable by a group, too, which is how a service gets
-    it; and one that Kubernetes, Docker or Podman mounted may be readable by all processes of its container, which
-    is their default. Root may use a file of any owner, whom it trusts by naming the file: in a container files keep the
-    owners that they have outside. What is not a regular file, a pipe say, and Windows, which has no modes, are not
-    looked at.
+    Only the owner may read and write it, with three exceptions. A group may also read a file of root, as services get
+    their secrets this way. All processes of a container may read a file that Kubernetes, Docker or Podman mounted, as
+    this is their default. Root may use a file of any owner, since in a container files keep their owners from outside,
+    and root trusts the file by naming it. Does not check pipes and other files that are not regular, nor any file on
+    Windows, which has no modes.
     """
     facts = Path(path).stat()
     if os.name == "nt" or not stat.S_ISREG(facts.st_mode):
@@ -35,17 +35,17 @@ def exposure(path: str | Path) -> str:
 
 
 def check_key_file(key: str | Path) -> None:
-    """Raise TLSError if others may read a private key, as `exposure` says."""
+    """Raise TLSError if others may read a private key, by the rules of `exposure`."""
     try:
         exposed = exposure(key)
     except OSError:
-        return  # who reads it says why it can't be read
+        return  # reading the key raises the right error
     if exposed:
         raise TLSError(f"The key {key} is private, and {exposed}")
 
 
 def _is_mounted(path: Path) -> bool:
-    """Whether the file itself, not a link to it, is in a volume that Kubernetes writes, or a mounted secret."""
+    """Return whether the file itself, not a link to it, is in a Kubernetes volume, or is a mounted secret."""
     real = path.resolve()
     if real.is_relative_to(ORCHESTRATOR.resolve()):
         return True

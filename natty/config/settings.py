@@ -21,7 +21,7 @@ from natty.names import check_subject
 DEFAULT_URL = "nats://127.0.0.1:4222"
 CONNECT_TIMEOUT = 2.0  # seconds for one server: TCP, TLS, authentication
 REQUEST_TIMEOUT = 5.0  # seconds for an answer
-PING_INTERVAL = 5.0  # seconds between two looks at the link; two unanswered ones end it
+PING_INTERVAL = 5.0  # seconds between two pings; two unanswered ones end the session
 
 TextCallback = Callable[[], str | Awaitable[str]]
 """Returns a token or a JWT; `def` or `async def`. Called before each connection, on the event loop that opens it."""
@@ -47,7 +47,7 @@ _ENVIRONMENT = {
 class ConnectionSettings(TypedDict, total=False):
     """The settings of a connection as keywords: the fields of `Config`, without the servers.
 
-    What is not given comes from the environment, then from a context of the `nats` tool; see `resolve`.
+    Missing settings come from the environment, then from a context of the `nats` tool; see `resolve`.
     """
 
     name: str
@@ -96,7 +96,7 @@ class ConnectionSettings(TypedDict, total=False):
     """Subject prefix of JetStream's API. Default "": `$JS.API`, or that of the domain."""
 
 
-_OBJECTS = ("token", "user_jwt", "sign_nonce", "ssl_context")  # what can be more than a file can hold
+_OBJECTS = ("token", "user_jwt", "sign_nonce", "ssl_context")  # settings that can be objects, which a file can't hold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ class _Plain:
 
 @dataclass(frozen=True, kw_only=True)
 class Config(_Plain):
-    """How to reach and talk to the servers. Seconds are floats; `ConnectionSettings` describes each field."""
+    """The settings of a connection. Seconds are floats; `ConnectionSettings` describes each field."""
 
     token: str | TextCallback = field(default="", repr=False)
     user_jwt: TextCallback | None = field(default=None, repr=False)
@@ -157,7 +157,7 @@ class Config(_Plain):
 
     @property
     def tls_required(self) -> bool:
-        """Whether nothing may be sent before TLS is up."""
+        """Whether TLS must be up before anything is sent."""
         if self.tls is not None:
             return self.tls
         named = self.tls_first or self.wants_tls_files or self.ssl_context is not None
@@ -172,11 +172,10 @@ def resolve(
 ) -> Config:
     """Return the configuration: keyword or flag, then environment, then nats context file, then default.
 
-    `context` names a context of the `nats` tool, or is its path. None takes one only where no server is named more
-    explicitly: without `servers`, the one of `NATS_CONTEXT`; without `NATS_URL` too, the selected one. Credentials of a
-    context are for its own servers.
-    ConfigError on an unknown name, a broken context file, a setting of it that natty can't honour, or a value of the
-    wrong kind.
+    `context` is the name or the path of a context of the `nats` tool. None uses a context only if no server is named
+    more explicitly: without `servers`, the context of `NATS_CONTEXT`; also without `NATS_URL`, the selected one. The
+    credentials of a context are only for its own servers. ConfigError on an unknown name, a broken context file, a
+    setting in it that natty can't apply, or a value of the wrong type.
     """
     given = {name: value for name, value in (explicit or {}).items() if value is not None}
     known = {f.name for f in dataclasses.fields(Config)}
@@ -202,7 +201,7 @@ def resolve(
 
 
 def _check_objects(config: Config) -> None:
-    """ConfigError if a function or a context is something else, or contradicts another setting."""
+    """ConfigError if a function or an SSL context has the wrong type, or contradicts another setting."""
     token, context = config.token, config.ssl_context
     for name, right, expected in (
         ("token", isinstance(token, str) or callable(token), "a text, or a function that returns it"),
@@ -232,14 +231,14 @@ def _check_objects(config: Config) -> None:
 
 
 def _context_of(given: Mapping[str, Any], environment: Mapping[str, str]) -> str:
-    """Return the context that counts where none is named; "" if a server is named more explicitly than a context."""
+    """Return the context to use if none is named; "" if a server is named more explicitly."""
     if "servers" in given:
         return ""
     return environment.get("NATS_CONTEXT") or ("" if environment.get("NATS_URL") else selected(environment))
 
 
 def _check_url(url: str) -> None:
-    """ConfigError if it is no URL of a server."""
+    """ConfigError if it is not a URL of a server."""
     if "://" not in url:
         return
     if not re.match("(nats|tls)://", url):
@@ -247,14 +246,14 @@ def _check_url(url: str) -> None:
     try:
         parts = urlsplit(url)
         named = bool(parts.hostname) and parts.port != 0
-    except ValueError:  # what the port, or an address in brackets, is
+    except ValueError:  # a malformed port, or address in brackets
         named = False
     if not named:
         raise ConfigError(f"{redact(url)} names no host and port; write tls://nats.example.com:4222")
 
 
 def _check_prefix(name: str, prefix: str, *, needed: bool) -> None:
-    """ConfigError if no subject can begin so: the server would end each session at the first one."""
+    """ConfigError if no subject can begin with the prefix: the server would end each session at the first one."""
     try:
         if prefix or needed:
             check_subject(prefix)

@@ -42,7 +42,7 @@ class Certificate:
 
 @dataclass(frozen=True, kw_only=True)
 class TLSFiles:
-    """Where `DevCA.write` put the PEM files."""
+    """The paths of the PEM files that `DevCA.write` wrote."""
 
     ca: Path
     server_cert: Path
@@ -61,7 +61,7 @@ class TLSFiles:
 
 
 class DevCA:
-    """A certificate authority for development and tests; its key lives in memory and is written only when asked for.
+    """A certificate authority for development and tests. Its key stays in memory unless `write` gets `with_ca_key`.
 
     Keys are EC P-256. For production use your own authority.
     """
@@ -79,7 +79,7 @@ class DevCA:
     def create(
         cls, name: str = "natty development CA", *, days: float = DEV_DAYS, now: datetime | None = None
     ) -> "DevCA":
-        """Make a new authority, valid for `days` from `now` (default: the clock)."""
+        """Create an authority, valid for `days` from `now` (default: the clock)."""
         now = now or datetime.now(UTC)
         key = ec.generate_private_key(ec.SECP256R1())
         builder = _builder(name, _name(name), key, (now - CLOCK_SKEW, now + timedelta(days=days)))
@@ -89,7 +89,7 @@ class DevCA:
 
     @property
     def cert_pem(self) -> bytes:
-        """The authority's own certificate, PEM: what a client or server trusts."""
+        """The authority's own certificate, PEM, for clients and servers to trust."""
         return self._certificate.public_bytes(serialization.Encoding.PEM)
 
     def issue(
@@ -103,9 +103,9 @@ class DevCA:
         not_before: datetime | None = None,
         not_after: datetime | None = None,
     ) -> Certificate:
-        """Sign a new certificate for `hosts` (names or addresses), good as a `client`'s, a `server`'s or both.
+        """Sign a new certificate for `hosts` (names or addresses), for a `client`, a `server` or both.
 
-        It ends with the authority at the latest, unless `not_after` says otherwise.
+        It expires with the authority at the latest, unless `not_after` says otherwise.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         ends = min(self._now + timedelta(days=days), self._certificate.not_valid_after_utc)
@@ -131,9 +131,9 @@ class DevCA:
         force: bool = False,
         with_ca_key: bool = False,
     ) -> TLSFiles:
-        """Write ca.pem and a server's and a client's certificate and key into `folder`; keys are readable by you only.
+        """Write ca.pem and a server's and a client's certificate and key into `folder`; only you may read the keys.
 
-        Raises `TLSError` when the folder holds any of these files already and `force` is not set, or can't be written.
+        Raises `TLSError` if the folder has any of these files and `force` is not set, or if it can't be written.
         `with_ca_key` also writes ca-key.pem, to sign more certificates later.
         """
         folder = Path(folder)
@@ -160,7 +160,7 @@ class DevCA:
 
 
 def expiries(path: str | Path) -> list[datetime]:
-    """Return when each certificate of a PEM file ends, in the file's order. TLSError, naming the file."""
+    """Return when each certificate of a PEM file expires, in the file's order. TLSError with the file's name."""
     return [one.not_valid_after_utc for one in _load_certificates(Path(path), "certificate")]
 
 
@@ -171,11 +171,11 @@ def client_context(
     key: str | Path | None = None,
     now: datetime | None = None,
 ) -> ssl.SSLContext:
-    """Make a client's context that verifies the server's chain and host name, TLS 1.2 or later.
+    """Create a client's context that verifies the server's chain and host name, TLS 1.2 or later.
 
-    The host must be among the certificate's subject alternative names: its common name does not count.
-    `ca` is a PEM file of the authorities to trust, None for the system's. `cert` and `key` are the client's own, for
-    servers that ask for them. Raises `TLSError`, naming the file, when one can't be used at `now` (default: the clock).
+    The host must be among the certificate's subject alternative names; its common name does not count.
+    `ca` is a PEM file of the authorities to trust, None for the system's. `cert` and `key` are the client's, for
+    servers that request them. Raises `TLSError` with the file if one can't be used at `now` (default: the clock).
     """
     now = now or datetime.now(UTC)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -221,9 +221,9 @@ _CLOSED = "closed the connection during the TLS handshake, perhaps refusing our 
 
 
 def explain(error: BaseException, url: str) -> str:
-    """Say in one sentence why the TLS connection to `url` failed and what to do; looks through causes, too."""
+    """Return one sentence: why the TLS connection to `url` failed, and what to do. Also examines the error's causes."""
     tls_error = _find_ssl_error(error)
-    if tls_error is None and isinstance(error, ConnectionError):  # a reset overtakes the alert that says why
+    if tls_error is None and isinstance(error, ConnectionError):  # a reset arrives before the alert with the reason
         return f"The server at {url} {_CLOSED}."
     if tls_error is None:
         return f"The TLS connection to {url} failed: {str(error) or type(error).__name__}."
@@ -240,7 +240,7 @@ def explain(error: BaseException, url: str) -> str:
 
 def _find_ssl_error(error: BaseException | None) -> ssl.SSLError | None:
     seen = 0
-    while error is not None and seen < 20:  # a chain of causes may be a ring
+    while error is not None and seen < 20:  # a chain of causes may be circular
         if isinstance(error, ssl.SSLError):
             return error
         error, seen = error.__cause__ or error.__context__, seen + 1
@@ -277,7 +277,7 @@ def _read(path: Path, what: str) -> bytes:
 def _load_certificates(path: Path, what: str) -> list[x509.Certificate]:
     content = _read(path, what)
     try:
-        with warnings.catch_warnings():  # systems' CA files hold certificates that break a rule about serial numbers
+        with warnings.catch_warnings():  # CA files of systems have certificates with invalid serial numbers
             warnings.simplefilter("ignore", CryptographyDeprecationWarning)
             return x509.load_pem_x509_certificates(content)
     except ValueError as error:
@@ -313,7 +313,7 @@ def _load_key(path: Path) -> PrivateKeyTypes:
     content = _read(path, "key")
     try:
         return serialization.load_pem_private_key(content, password=None)
-    except TypeError as error:  # cryptography's way of saying that a password is needed
+    except TypeError as error:  # cryptography raises it if a password is needed
         raise TLSError(
             f"The key {path} is encrypted; give an unencrypted one, protected by its permissions."
         ) from error
@@ -325,7 +325,7 @@ def _load_key(path: Path) -> PrivateKeyTypes:
 
 def _load_client_pair(context: ssl.SSLContext, cert: str | Path, key: str | Path) -> None:
     try:
-        context.load_cert_chain(cert, key, password=lambda: "")  # the password: never ask on the terminal
+        context.load_cert_chain(cert, key, password=lambda: "")  # never ask for a password on the terminal
     except (ssl.SSLError, OSError) as error:
         raise TLSError(f"OpenSSL does not accept the client certificate {cert} with the key {key}: {error}.") from error
 
@@ -385,7 +385,7 @@ def _refuse_existing(folder: Path, paths: Iterable[Path], force: bool) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write so that a key is never readable by others, not even for a moment."""
+    """Write a file so that others can't read a key at any time."""
     path.unlink(missing_ok=True)
     mode = 0o600 if path.stem.endswith("-key") else 0o644
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:

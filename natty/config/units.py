@@ -36,14 +36,14 @@ _SIZE = re.compile(r"([0-9]+)\s*([KMGTP]?)(?:I?B)?", re.IGNORECASE)
 
 
 def clock() -> float:
-    """Seconds of a clock that is never set and that counts the time while the machine sleeps."""
+    """Return the seconds of a clock that is never set, and that includes the time while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def parse_duration(text: str) -> float:
     """Return the seconds of a duration: 500ms, 30s, 1h30m, 7d, 2w, 6M (months of 30 days), 1y; a bare 30 is seconds.
 
-    ValueError if it is none, or not above zero.
+    ValueError if it is not a duration, or not above zero.
     """
     if len(text) > LONGEST:
         raise ValueError(f"{text[:LONGEST]!r}… is not a duration; write 30s, 1h30m or 7d")
@@ -60,7 +60,7 @@ def parse_duration(text: str) -> float:
 
 
 def seconds_of(name: str, value: float | str) -> float:
-    """Return a duration that a server keeps, in seconds: a number of them, or text such as "30s" or "7d".
+    """Return a duration for a server, in seconds: from a number of seconds, or text such as "30s" or "7d".
 
     TypeError for another type; ValueError for text that is not a duration, and for a number that is not finite.
     """
@@ -77,7 +77,7 @@ def seconds_of(name: str, value: float | str) -> float:
 
 
 def check_timings(options: object, *names: str) -> None:
-    """Check these attributes as `check_seconds` does; each element where one is a list."""
+    """Check these attributes with `check_seconds`; of a list, check each element."""
     for name in names:
         value = getattr(options, name)
         for one in value if isinstance(value, list | tuple) else [value]:
@@ -94,7 +94,7 @@ def check_seconds(**timings: object) -> None:
 
 
 def show_duration(seconds: float) -> str:
-    """Return seconds as people write them: 1h30m0s is 1h30m; below a second, in ms."""
+    """Return seconds for people: 1h30m, without 0s; below a second, in ms."""
     if 0 < seconds < 1:
         return f"{seconds * 1000:g}ms"
     text, rest = "", seconds
@@ -107,7 +107,7 @@ def show_duration(seconds: float) -> str:
 def parse_size(text: str) -> int:
     """Return the bytes of a size: 512, 64K, 64KB, 64KiB, 1GiB. Units are powers of 1024, as in the `nats` tool.
 
-    ValueError if it is none.
+    ValueError if it is not a size.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
@@ -126,7 +126,7 @@ def show_size(size: float) -> str:
 def parse_time(text: str, zone: tzinfo | None = None) -> int:
     """Return the Unix nanoseconds of a time in RFC 3339, or ISO 8601, with up to nine digits of a second.
 
-    `zone` is that of a time that names none. ValueError if it is not a time, has more digits, or has no zone.
+    `zone` is for a time without a zone. ValueError if it is not a time, has more digits, or has no zone.
     """
     whole, digits = text, ""
     if "." in text or "," in text:
@@ -139,7 +139,7 @@ def parse_time(text: str, zone: tzinfo | None = None) -> int:
 
 
 def show_time(time_ns: int) -> str:
-    """Return Unix nanoseconds as servers write a time: RFC 3339 in UTC, without zeros at the end of a second.
+    """Return Unix nanoseconds as servers write a time: RFC 3339 in UTC, without trailing zeros of a second.
 
     ValueError if it is not in the years 1 to 9999.
     """

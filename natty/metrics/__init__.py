@@ -1,1 +1,1 @@
-"""What goes on, for Prometheus and for probes."""
+"""Metrics for Prometheus, and the pages for liveness and readiness probes."""

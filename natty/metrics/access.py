@@ -1,6 +1,6 @@
-"""Who may ask the pages that a process serves about itself, and by which certificate they know it.
+"""Access to the pages that a process serves about itself: tokens, host names and the server's certificate.
 
-The rules of every HTTP server of natty and of capture.
+These rules apply to every HTTP server of natty and of capture.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from natty.errors import ConfigError
 logger = logging.getLogger("natty.access")
 
 SHORTEST_TOKEN = 16
-"""Characters of a token: below that it could be guessed."""
+"""Characters of a token: a shorter one could be guessed."""
 
 
 class Tokens:
-    """Who may come in: whoever shows one of these. ConfigError if one is too short."""
+    """The tokens that give access: a client must present one of them. ConfigError if one is too short."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
         self._tokens = [token.encode() for token in tokens]
@@ -38,9 +38,9 @@ class Tokens:
         return f"Tokens({len(self)})"
 
     def admit(self, authorization: str, *, basic: bool = False) -> bool:
-        """Return whether this `Authorization` header shows one: as a bearer token or, if so said, as a password.
+        """Return whether this `Authorization` header has one: as a bearer token or, with `basic`, as a password.
 
-        Its bytes are given as UTF-8; those that are none, as surrogates. It never raises.
+        `authorization` is the header decoded as UTF-8, with other bytes as surrogates. Never raises.
         """
         scheme, _, shown = authorization.partition(" ")
         given = shown.strip().encode("utf-8", "surrogateescape")
@@ -57,9 +57,9 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Hosts:
-    """By which names a server is asked. Whoever has another name lead to a loopback address (DNS rebinding) is refused.
+    """The names under which a server answers. It refuses other names that lead to a loopback address (DNS rebinding).
 
-    An address is no name: nobody can lead it elsewhere.
+    An IP address is not a name: DNS can't redirect it.
     """
 
     names: frozenset[str]
@@ -68,7 +68,7 @@ class Hosts:
     def of(cls, host: str, names: Iterable[str], *, has_tokens: bool) -> Hosts | None:
         """Return the names of a server at this address; None if it answers to every name.
 
-        That is so where a token protects it, and where it is public, unless `names` are given.
+        It does if a token protects it or if its address is public, unless `names` are given.
         """
         given = [name.casefold() for name in names]
         if not given and (has_tokens or not is_loopback(host)):
@@ -76,7 +76,7 @@ class Hosts:
         return cls(frozenset({"localhost", host.casefold(), *given}))
 
     def admit(self, header: str) -> bool:
-        """Return whether this `Host` header names the server; "" stands for none, and no browser leaves it out."""
+        """Return whether this `Host` header names the server, or is missing (""): every browser sends one."""
         name = header.strip().casefold()
         if not name:
             return True
@@ -89,7 +89,7 @@ REFUSED_HOST = "this server is not known by that name: give --allow-host NAME wh
 
 
 class Certificate:
-    """A server's certificate chain with its key, PEM files, read again when they have changed: see `refresh`.
+    """A server's certificate chain and its key, PEM files; `refresh` reads them again after a change.
 
     ConfigError if they can't be used, or if others may read the key.
     """
@@ -98,7 +98,7 @@ class Certificate:
         self._files = Path(cert), Path(key)
         check_key_file(key)
         self.context = self._read()
-        self._stamp = self._seen()
+        self._stamp = self._read_stamp()
 
     def __repr__(self) -> str:
         return f"Certificate({self._files[0]})"
@@ -106,32 +106,32 @@ class Certificate:
     def refresh(self) -> None:
         """Read the files again if they have changed: call it before each handshake.
 
-        While they don't belong together, or can't be used, the certificate stays what it was, and a warning says so.
+        While certificate and key don't match or can't be used, keeps the old certificate and logs a warning.
         """
-        stamp = self._seen()
+        stamp = self._read_stamp()
         if stamp is None or stamp == self._stamp:
             return
         self._stamp = stamp
         try:
-            self._read()  # whole, before anything of it is used
+            self._read()  # check the whole before using any part
             self.context.load_cert_chain(*self._files)
         except (ConfigError, OSError) as error:
             logger.warning("the certificate stays as it was: %s", error, extra={"action": "certificate"})
         else:
             logger.info("%s has changed and is used from now on", self._files[0], extra={"action": "certificate"})
 
-    def _seen(self) -> tuple[tuple[int, int, int], ...] | None:
+    def _read_stamp(self) -> tuple[tuple[int, int, int], ...] | None:
         try:
             facts = [file.stat() for file in self._files]
         except OSError:
-            return None  # it is being replaced
+            return None  # the file is being replaced
         return tuple((one.st_mtime_ns, one.st_ino, one.st_size) for one in facts)
 
     def _read(self) -> ssl.SSLContext:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            context.load_cert_chain(*self._files, password=lambda: "")  # never ask on the terminal
+            context.load_cert_chain(*self._files, password=lambda: "")  # never ask for a password on the terminal
         except (OSError, ssl.SSLError) as error:
             cert, key = self._files
             raise ConfigError(f"{cert} and {key} are no certificate with its key: {error}") from error
@@ -147,7 +147,7 @@ def is_loopback(host: str) -> bool:
 
 
 def warn_if_open(what: str, host: str, *, has_tokens: bool) -> None:
-    """Log a warning where everybody is answered who can reach the address."""
+    """Log a warning if every client that can reach the address gets an answer."""
     if not has_tokens and not is_loopback(host):
         logger.warning(
             "%s on %s answers everybody who can reach it: give a token file", what, host or "every address",
@@ -156,7 +156,7 @@ def warn_if_open(what: str, host: str, *, has_tokens: bool) -> None:
 
 
 def _is_address(name: str) -> bool:
-    """Tell whether it is an IP address without a zone, which no `Host` header has."""
+    """Return whether it is an IP address without a zone; `Host` headers have no zone."""
     if "%" in name or "@" in name:
         return False
     try:

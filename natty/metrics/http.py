@@ -1,6 +1,6 @@
-"""An HTTP server for what a process shows of itself: an aiohttp application on the process's event loop.
+"""An HTTP server for the pages of a process about itself: an aiohttp application on the process's event loop.
 
-It runs over TLS with a certificate that may be replaced meanwhile, refuses host names that are not its own (DNS
+It uses TLS with a certificate that can be replaced while it runs, refuses host names that are not its own (DNS
 rebinding), and disconnects clients that send or read too slowly. It needs aiohttp (the extra `metrics`).
 """
 
@@ -29,23 +29,23 @@ logger = logging.getLogger("natty.httpd")
 PAGE_TIMEOUT = 5.0
 """Seconds that a client of `serve_pages` has for its request, and again to read the answer."""
 HEAD_TIMEOUT = 10.0
-"""Seconds that a connection has to be made, with its TLS, and to send the head of a first request."""
+"""Seconds to establish a connection with its TLS, and to send the head of a first request."""
 IDLE_TIMEOUT = 30.0
 """Seconds that a connection has for each further request, and to read an answer."""
 LINGER_TIME = 1.0
-"""Seconds in which the rest of a request is discarded that nobody reads, so that the client sees its answer."""
+"""Seconds in which the server discards the unread rest of a request, so that the client sees its answer."""
 MAX_HEAD_BYTES = 8 * 1024
 DETAILS = {
     HTTPStatus.METHOD_NOT_ALLOWED: {"Allow": "GET, HEAD"},
     HTTPStatus.UNAUTHORIZED: {"WWW-Authenticate": 'Basic realm="the token is the password", charset="UTF-8"'},
 }
-"""Headers that belong to a status."""
+"""The headers of a status."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def _is_our_fault(record: logging.LogRecord) -> bool:
-    """Return whether aiohttp logs a fault of the program. A malformed request is not: it is answered with 400."""
+    """Return whether aiohttp logs a fault of the program. A malformed request is not a fault: it gets a 400."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
 
@@ -55,10 +55,10 @@ logger.addFilter(_is_our_fault)
 
 @asynccontextmanager
 async def serve_pages(address: str, pages: Pages, guard: Guard | None = None) -> AsyncIterator[int]:
-    """Serve the pages on "host:port" (":9100" is every address, port 0 a free one) meanwhile; yield the port.
+    """Serve the pages on "host:port" (":9100" is every address, port 0 a free one) during the block; yield the port.
 
-    Each connection serves one GET or HEAD. Without a `guard`, the address decides who is answered: see `guard_of`.
-    ConfigError if the address is malformed, or can't be served on.
+    Each connection serves one GET or HEAD. Without a `guard`, the address decides which clients get answers: see
+    `guard_of`. ConfigError if the address is malformed, or if serving on it fails.
     """
     host, port = place_of(address)
     guard = guard_of(address) if guard is None else guard
@@ -78,11 +78,11 @@ async def serve(
     hosts: Iterable[str] = (),
     head_timeout: float = HEAD_TIMEOUT,
 ) -> AsyncIterator[str]:
-    """Serve the application (port 0: a free one) meanwhile; yield its URL.
+    """Serve the application (port 0: a free one) during the block; yield its URL.
 
-    Without tokens, a page on a loopback address answers only to its own names and to `hosts`, and one on a public
-    address logs a warning. ConfigError if the address can't be served on, or if it is not a loopback address and there
-    is no `tls`.
+    Without tokens, a page on a loopback address answers only to its own names and to `hosts`; on a public address, a
+    warning is logged. ConfigError if serving on the address fails, or if it is not a loopback address and there is no
+    `tls`.
     """
     if tls is None and not is_loopback(host):
         raise ConfigError(
@@ -103,7 +103,7 @@ async def _listen(
     head_timeout: float,
     answer_timeout: float,
 ) -> AsyncIterator[str]:
-    """Serve the application and yield its URL. In the end no connection is left open."""
+    """Serve the application and yield its URL. At the end, close all connections."""
     host, port = place
     application.middlewares.insert(0, _answer_in_time(hosts, answer_timeout))
     application.on_response_prepare.append(_hide_version)
@@ -128,7 +128,7 @@ async def _listen(
                 reuse_address=True,
             )
         except OSError as error:
-            raise ConfigError(_unserved(f"{host}:{port}", error)) from error
+            raise ConfigError(_explain_failure(f"{host}:{port}", error)) from error
         try:
             taken = server.sockets[0].getsockname()[1]
             yield f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{taken}"
@@ -137,15 +137,15 @@ async def _listen(
     finally:
         left = [one.transport for one in runner.server.connections if one.transport is not None]
         await runner.cleanup()
-        for transport in left:  # TLS would wait for the other side's end
+        for transport in left:  # a TLS close would wait for the client
             transport.abort()
         await asyncio.sleep(0)
 
 
 class _Connection(web.RequestHandler):
-    """One connection. It ends if the head of its first request is too long, incomplete or late.
+    """One connection. It is closed if the head of its first request is too long, incomplete or late.
 
-    A client that ends its side of a plain connection after its first request still gets the answer.
+    A client that closes its side of a plain connection after its first request still gets the answer.
     """
 
     def __init__(self, server: web.Server, head_timeout: float) -> None:
@@ -170,7 +170,7 @@ class _Connection(web.RequestHandler):
         super().data_received(data)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio reads what aiohttp's own never returns
-        """Return whether to keep the connection of a client that has sent all it will send; asyncio calls this."""
+        """Return whether to keep the connection of a client that has closed its side; asyncio calls this."""
         if self._head is not None:
             self._refuse(HTTPStatus.BAD_REQUEST)
         is_plain = self.transport is not None and self.transport.get_extra_info("ssl_object") is None
@@ -196,11 +196,11 @@ class _Connection(web.RequestHandler):
             if transport is not None:
                 transport.abort()
         else:
-            if not response.keep_alive and transport is not None:  # a part may still be in its buffers
+            if not response.keep_alive and transport is not None:  # a part of the answer may still be in its buffers
                 self._deadline = asyncio.get_running_loop().call_later(timeout, transport.abort)
 
     def _refuse(self, status: HTTPStatus) -> None:
-        """Answer what is not a whole request, and end the connection."""
+        """Answer an incomplete request, and close the connection."""
         if self.transport is None or self.transport.is_closing():
             return
         body = _sentence(status)
@@ -224,7 +224,7 @@ def _answer_in_time(hosts: Hosts | None, seconds: float) -> Any:
 
 
 def _refuse(request: web.Request, hosts: Hosts | None) -> web.Response | None:
-    """Return the answer to a request that HTTP/1.1 forbids or that is for another host; None to others."""
+    """Return the refusal of a request that HTTP/1.1 forbids or that is for another host; None for other requests."""
     name = request.headers.get("Host")
     if request.version not in ((1, 0), (1, 1)) or (request.version == (1, 1) and name is None):
         return _response(HTTPStatus.BAD_REQUEST)
@@ -234,7 +234,7 @@ def _refuse(request: web.Request, hosts: Hosts | None) -> web.Response | None:
 
 
 def _answer_from(pages: Pages, guard: Guard) -> Any:
-    """Return the middleware that answers every request, whatever its path."""
+    """Return the middleware that answers every request, on any path."""
 
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -272,12 +272,12 @@ def _sentence(status: HTTPStatus) -> bytes:
 
 
 async def _hide_version(request: web.Request, response: web.StreamResponse) -> None:
-    """Leave out which versions of Python and aiohttp run here."""
+    """Remove the versions of Python and aiohttp from the headers."""
     response.headers.pop("Server", None)
 
 
-def _unserved(address: str, error: OSError) -> str:
-    """Return why nothing can be served on an address, and what to do."""
+def _explain_failure(address: str, error: OSError) -> str:
+    """Return why serving on an address fails, and what to do."""
     if error.errno == errno.EADDRINUSE:
         why = "another program uses that port; choose another port, or 0 for a free one"
     elif error.errno in (errno.EACCES, errno.EPERM):

@@ -1,4 +1,4 @@
-"""The pages that a process serves about itself: what they answer, at which address, and to whom."""
+"""The pages that a process serves about itself: their answers, their address, and the clients that may read them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from natty.errors import ConfigError
 from natty.metrics.access import Certificate, Hosts, Tokens, is_loopback, warn_if_open
 
 PROBES = ("/livez", "/readyz")
-"""Pages that anybody may read, so that a supervisor needs no token."""
+"""Pages that every client may read, so that a supervisor needs no token."""
 
 
 class Answer(NamedTuple):
-    """What a page answers."""
+    """The answer of a page."""
 
     body: bytes
     status: HTTPStatus = HTTPStatus.OK
@@ -27,9 +27,9 @@ Pages = Mapping[str, Callable[[], Answer]]
 
 
 class Guard(NamedTuple):
-    """Who is answered: clients that show one of `tokens` (but for the probes) and name one of `hosts`.
+    """Which clients get answers: those that present one of `tokens` (not needed for probes) and name one of `hosts`.
 
-    With a `certificate`, over TLS.
+    With a `certificate`, the pages are served over TLS.
     """
 
     certificate: Certificate | None = None
@@ -40,9 +40,9 @@ class Guard(NamedTuple):
 def guard_of(
     address: str, *, cert: str | Path = "", key: str | Path = "", tokens: Iterable[str] = (), hosts: Iterable[str] = ()
 ) -> Guard:
-    """Return who is answered at "host:port". ConfigError if files or tokens can't be used.
+    """Return the guard of the pages at "host:port". ConfigError if files or tokens can't be used.
 
-    Tokens need TLS or a loopback address: elsewhere everybody on the way could read them.
+    Tokens need TLS or a loopback address: otherwise every machine on the path could read them.
     """
     if bool(cert) != bool(key):
         raise ConfigError("a certificate and its key belong together: give both, or neither")

@@ -1,7 +1,7 @@
-"""Metrics in Prometheus' format, and whether the process is alive and ready. See docs/observability.md.
+"""Metrics in Prometheus' format, and the probes whether the process is alive and ready. See docs/observability.md.
 
-The extra `metrics` brings prometheus-client, for the figures, and aiohttp, to serve them; both are imported when they
-are needed.
+The extra `metrics` installs prometheus-client, for the figures, and aiohttp, to serve them; both are imported when
+needed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NEEDS = 'metrics need prometheus-client; run: pip install "natty-nats[metrics]"'
 
 
 class _Total(NamedTuple):
-    """A counter: what it sums up, by outcome where it has that label."""
+    """A counter: the figures that it sums, by outcome if it has that label."""
 
     name: str
     text: str
@@ -38,7 +38,7 @@ class _Total(NamedTuple):
 
 
 class _Now(NamedTuple):
-    """A gauge: a sum over the parts that work now."""
+    """A gauge: a sum over the parts that run now."""
 
     name: str
     text: str
@@ -86,14 +86,14 @@ def _leads(term: Term | None) -> bool:
     return term is not None and term.remaining() > 0
 
 
-def _summed(observed: Observed, total: _Total) -> Iterator[tuple[Labels, int]]:
+def _sum_up(observed: Observed, total: _Total) -> Iterator[tuple[Labels, int]]:
     for labels, counted in observed.totals(total.kind).items():
         for outcome, count in total.counts.items():
             yield (*labels, outcome) if outcome else labels, counted[count]
 
 
-def _present(observed: Observed, now: _Now) -> Iterator[tuple[Labels, float]]:
-    """Yield the sums, 0 where all parts are done."""
+def _sum_now(observed: Observed, now: _Now) -> Iterator[tuple[Labels, float]]:
+    """Yield the sums, 0 if all parts have ended."""
     sums = dict.fromkeys(observed.totals(now.kind), 0.0)
     for labels, part in observed.parts(now.kind):
         sums[labels] = sums.get(labels, 0.0) + now.read(part)
@@ -101,9 +101,9 @@ def _present(observed: Observed, now: _Now) -> Iterator[tuple[Labels, float]]:
 
 
 def collector(natty: Natty) -> Collector:
-    """Return what reads the client's figures when it is scraped: `registry.register(collector(natty))`.
+    """Return a collector of the client's figures: `registry.register(collector(natty))`.
 
-    It may be scraped from any thread. ConfigError without prometheus-client.
+    Any thread may scrape it. ConfigError without prometheus-client.
     """
     try:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -120,12 +120,12 @@ def collector(natty: Natty) -> Collector:
             for total in TOTALS:
                 outcome = [] if "" in total.counts else ["outcome"]
                 counter = CounterMetricFamily(total.name, total.text, labels=[*total.kind.labels, *outcome])
-                for labels, count in _summed(observed, total):
+                for labels, count in _sum_up(observed, total):
                     counter.add_metric(labels, count)
                 yield counter
             for now in NOW:
                 gauge = GaugeMetricFamily(now.name, now.text, labels=now.kind.labels)
-                for labels, value in _present(observed, now):
+                for labels, value in _sum_now(observed, now):
                     gauge.add_metric(labels, value)
                 yield gauge
 
@@ -133,11 +133,11 @@ def collector(natty: Natty) -> Collector:
 
 
 FLOW = '"$JS.ACK.', ".CONSUMER.MSG.NEXT."
-"""Whoever may not publish there gets no messages, or gets them again and again."""
+"""A client that may not publish there gets no messages, or gets them repeatedly."""
 
 
 def not_ready(natty: Natty) -> list[str]:
-    """Return why the process can't do its work now, in sentences; none: it is ready."""
+    """Return why the process can't do its work now, in sentences; an empty list if it is ready."""
     if not natty.connection.connected:
         return [f"not connected: the connection is {natty.connection.state}"]
     refused = [one for one in natty.connection.refusals.recent() if any(word in one for word in FLOW)]
@@ -160,11 +160,11 @@ def serve(
 ) -> AbstractAsyncContextManager[int]:
     """Serve `/metrics`, `/livez` and `/readyz` on "host:port": `async with serve(natty, "127.0.0.1:9100")`.
 
-    ":9100" is every address, port 0 a free one; the block is given the port. With `cert` and `key`, PEM files that are
-    read again when they have changed, over TLS. With `tokens`, `/metrics` asks for one, as a bearer token or a
-    password. Without, a loopback address answers to its own names and to `hosts`. ConfigError if the address is
-    malformed or can't be served on, if a file or token can't be used, or without aiohttp. Without prometheus-client,
-    `/metrics` answers 501 and says what to install.
+    ":9100" is every address, port 0 a free one; the block gets the port. `cert` and `key` are PEM files for TLS, read
+    again after a change. With `tokens`, `/metrics` requires one, as a bearer token or a password. Without tokens, a
+    loopback address answers to its own names and to `hosts`. ConfigError if the address is malformed or serving on it
+    fails, if a file or token can't be used, or without aiohttp. Without prometheus-client, `/metrics` answers 501 and
+    says what to install.
     """
     try:
         from natty.metrics.http import serve_pages
@@ -179,7 +179,7 @@ def serve(
 
 
 def pages(reasons: Callable[[], list[str]], *collectors: Collector) -> Pages:
-    """Return the three pages: `/readyz` is 503 with `reasons` where there are any, `/metrics` is of the collectors."""
+    """Return the three pages: `/readyz` answers 503 if there are `reasons`, `/metrics` the collectors' figures."""
 
     def readyz() -> Answer:
         told = reasons()

@@ -1,3 +1,5 @@
+"""The templates of an account: add, edit, list, remove and run them."""
+
 from __future__ import annotations
 
 import asyncio
@@ -31,8 +33,8 @@ from natty.templates.template import MAX_STREAMS, Template
 BUCKET = "natty-templates"
 DESCRIPTION = "stream templates of natty"
 ELECTION = "stream-templates"
-LOOK_EVERY = 0.2  # seconds between two looks at what is still in an intake
-EMPTY_WITHIN = 30.0  # seconds in which what has a stream must have left the intake
+LOOK_EVERY = 0.2  # seconds between two looks at the messages of an intake
+EMPTY_WITHIN = 30.0  # seconds in which messages that have a stream must have left the intake
 
 
 class TemplateNotFoundError(NattyError):
@@ -40,7 +42,7 @@ class TemplateNotFoundError(NattyError):
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """How a template stands: its streams; what waits (subject → messages) without one; why (filter → reason)."""
+    """The state of a template: its streams, waiting subjects without one (→ messages), refused filters (→ reason)."""
 
     template: Template
     streams: list[str]
@@ -49,13 +51,13 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     leader: str | None
 
     def why(self, subject: str) -> str:
-        """Return why a subject waits; empty if nothing is known to be wrong."""
+        """Return why a subject waits; empty if there is no known problem."""
         only = self.template.place(subject)[1] if self.template.takes(subject) else subject
         return self.refused.get(only, "")
 
 
 class Templates:
-    """The stream templates of an account. Somebody must run them: `run`, on any number of nodes. docs/templates.md"""
+    """The stream templates of an account. They need at least one node that calls `run`. docs/templates.md"""
 
     def __init__(self, jetstream: JetStream) -> None:
         self._jetstream = jetstream
@@ -74,12 +76,12 @@ class Templates:
         max_waiting: int = 0,
         settings: Mapping[str, Any] | None = None,
     ) -> Template:
-        """Declare a template: from now on what is published on the subject is stored, see `Template`.
+        """Declare a template: from now on messages on the subject are stored, see `Template`.
 
-        `settings` of its streams are in the server's terms. They are tried on a stream that is deleted at once.
-        ConfigError: it is declared otherwise, makes no sense, the server refuses it, or another stream takes some of
-        the subject. UnsupportedError before nats-server 2.14.6: older ones lose messages on their way out of a
-        work queue.
+        `settings` of its streams are in the server's terms. They are tested on a stream that is deleted at once.
+        ConfigError if a different template has this name, if the template is invalid, if the server refuses it, or if
+        another stream takes some of its subjects. UnsupportedError before nats-server 2.14.6: older ones lose messages
+        that move out of a work queue.
         """
         self._jetstream.require("a stream template")
         wanted = Template(
@@ -91,7 +93,7 @@ class Templates:
             max_waiting=max_waiting,
         )
         wanted.check()
-        if (declared := await self._declared(name)) is not None:
+        if (declared := await self._find(name)) is not None:
             _compare(wanted, declared)
         replicas = await self._try(wanted)
         wanted = msgspec.structs.replace(wanted, settings={"num_replicas": replicas, **wanted.settings})
@@ -103,14 +105,14 @@ class Templates:
             _compare(wanted, await self.get(name))
         return wanted
 
-    async def _declared(self, name: str) -> Template | None:
+    async def _find(self, name: str) -> Template | None:
         try:
             return await self.get(name)
         except TemplateNotFoundError:
             return None
 
     async def _try(self, wanted: Template) -> int:
-        """Make a stream of these settings once, so that a mistake in them is told now; return its replicas."""
+        """Create a trial stream with these settings, to report a mistake in them now; return its replicas."""
         document = wanted.document(f"{wanted.intake}_TRIAL", wanted.subject) | {"sources": []}
         name = document.pop("name")
         try:
@@ -131,14 +133,14 @@ class Templates:
             raise ConfigError(f"no template for {wanted.subject}: {who}") from error
 
     async def edit(self, name: str, *, max_streams: int) -> Template:
-        """Change how many streams a template may make. TemplateNotFoundError; ConfigError."""
+        """Change how many streams a template may create. TemplateNotFoundError; ConfigError."""
         changed = msgspec.structs.replace(await self.get(name), max_streams=max_streams)
         changed.check()
         await self._bucket.put(name, msgspec.json.encode(changed))
         return changed
 
     async def get(self, name: str) -> Template:
-        """Return a template. TemplateNotFoundError, with the nearest names."""
+        """Return a template. TemplateNotFoundError with the nearest names."""
         try:
             return read_template(await self._bucket.get(name))
         except (KeyNotFoundError, BucketNotFoundError) as error:
@@ -153,7 +155,7 @@ class Templates:
             return []
 
     async def info(self, name: str) -> Standing:
-        """Return how a template stands. TemplateNotFoundError."""
+        """Return the state of a template. TemplateNotFoundError."""
         template = await self.get(name)
         election = self._election()
         streams = await streams_of(self._jetstream, template)
@@ -167,29 +169,29 @@ class Templates:
             template=template,
             streams=sorted(streams),
             waiting=waiting,
-            refused=await self._refused(election, name) if waiting else {},
+            refused=await self._read_refusals(election, name) if waiting else {},
             leader=lease.id if lease else None,
         )
 
-    async def _refused(self, election: Election, name: str) -> dict[str, str]:
+    async def _read_refusals(self, election: Election, name: str) -> dict[str, str]:
         try:
             last = await election.last_commit(report_of(name))
-        except BucketNotFoundError:  # there was never a leader
+        except BucketNotFoundError:  # there never was a leader
             return {}
         try:
             return decode(last.data, dict[str, str]) if last is not None and last.data else {}
-        except BadRecordError:  # the leader writes it again when something is refused
+        except BadRecordError:  # the leader writes it again at the next refusal
             return {}
 
     async def rm(self, name: str, *, force: bool = False) -> list[str]:
         """Remove a template; return its streams, which stay: each takes its own subjects from now on.
 
-        Publishers find no stream for the seconds in which the intake empties. ConfigError, and nothing changed, if
-        messages wait that have no stream, unless `force`: they are deleted. TemplateNotFoundError. It may be repeated.
+        Publishers find no stream for the seconds in which the intake empties. If messages without a stream wait,
+        ConfigError without any change; `force` deletes them. TemplateNotFoundError. You can repeat the call.
         """
         template = await self.get(name)
         await self._close_intake(template)
-        waiting = await self._emptied(template)
+        waiting = await self._wait_until_empty(template)
         if waiting and not force:
             await self._turn(template, [template.subject])
             counts = ", ".join(f"{count} on {subject}" for subject, count in sorted(waiting.items())[:3])
@@ -199,13 +201,13 @@ class Templates:
             )
         streams = await streams_of(self._jetstream, template)
         for config in streams.values():
-            await self._set_free(template, config)
+            await self._detach(template, config)
         await delete_stream(self._jetstream, template.intake)
         await self._bucket.purge(name)
         return sorted(streams)
 
-    async def _set_free(self, template: Template, config: ServerStreamConfig) -> None:
-        """Let a stream take its own subjects; other sources that its operator gave it stay."""
+    async def _detach(self, template: Template, config: ServerStreamConfig) -> None:
+        """Let a stream take its own subjects; sources that its operator added stay."""
         sources = config.get("sources") or []
         subjects = [one["filter_subject"] for one in sources if one["name"] == template.intake]
         if subjects:
@@ -213,7 +215,7 @@ class Templates:
             await take_over(self._jetstream, config, {"subjects": subjects, "sources": others})
 
     async def _close_intake(self, template: Template) -> None:
-        """Let it take no more messages; one that is gone was removed by an earlier try."""
+        """Stop the intake from taking messages; a missing intake was removed by an earlier try."""
         try:
             await self._turn(template, [f"natty.template.{template.name}.closed"])
         except StreamNotFoundError:
@@ -222,8 +224,8 @@ class Templates:
     async def _turn(self, template: Template, subjects: list[str]) -> None:
         await change_document(self._jetstream, {"name": template.intake, "subjects": subjects})
 
-    async def _emptied(self, template: Template) -> dict[str, int]:
-        """Wait until all that has a stream has left the intake; return the rest."""
+    async def _wait_until_empty(self, template: Template) -> dict[str, int]:
+        """Wait until all messages that have a stream have left the intake; return the waiting ones."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + EMPTY_WITHIN
         while True:
@@ -238,9 +240,9 @@ class Templates:
             await asyncio.sleep(LOOK_EVERY)
 
     async def run(self, **options: Unpack[ElectionSettings]) -> None:
-        """Campaign, and make the streams of all templates while elected; without end. Options: `ElectionSettings`.
+        """Campaign, and create the streams of all templates while elected. Never returns. Options: `ElectionSettings`.
 
-        UnsupportedError before nats-server 2.14.6, as `add`.
+        UnsupportedError before nats-server 2.14.6, as for `add`.
         """
         self._jetstream.require("a stream template")
         await create_bucket(self._jetstream, BUCKET, description=DESCRIPTION)
@@ -255,7 +257,7 @@ class Templates:
 
 
 def _compare(wanted: Template, declared: Template) -> None:
-    """ConfigError with the difference if it is declared otherwise; what was found for it by default is not compared."""
+    """ConfigError with the difference if the templates differ; settings that `wanted` leaves out are not compared."""
     settings = {key: value for key, value in declared.settings.items() if key in wanted.settings}
     there = msgspec.structs.replace(declared, settings=settings)
     differs = [name for name in wanted.__struct_fields__ if getattr(wanted, name) != getattr(there, name)]

@@ -1,7 +1,7 @@
-"""The elected leader's work: it looks what waits in the intakes, and makes the streams.
+"""The work of the elected leader: it looks for waiting messages in the intakes, and creates their streams.
 
-What is made is decided by a fenced commit, then made by requests that may be repeated: whoever leads next makes what
-was decided and perhaps not done, and a leader that was deposed meanwhile can't decide anything.
+A fenced commit decides which streams to create; then repeatable requests create them. The next leader creates the
+streams that were decided and perhaps not created. A former leader can't decide anything.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from natty.wire.repeated import ONCE, Repeated
 logger = logging.getLogger("natty.templates")
 
 LOOK_EVERY = 0.5  # seconds: the messages are stored, only their readers wait
-REFRESH = 2.0  # seconds after which it is seen that somebody deleted a stream
-TRY_AGAIN = 10.0  # seconds before what the server refused is asked for again
-AT_ONCE = 32  # streams being made
-MAKING = "making"  # the commit that says what is being made
+REFRESH = 2.0  # seconds after which a deleted stream is noticed
+TRY_AGAIN = 10.0  # seconds before a refused stream is tried again
+AT_ONCE = 32  # streams that are created at the same time
+MAKING = "making"  # the commit with the streams that are being created
 _unreadable = Repeated(logger, every=ONCE)
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A stream that was decided upon."""
+    """A stream to create, after the decision."""
 
     template: str
     filter: str
@@ -52,21 +52,21 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Maker:
-    """Makes the streams of all templates during one term."""
+    """Creates the streams of all templates during one term."""
 
     def __init__(self, jetstream: JetStream, bucket: Bucket, term: Term) -> None:
         self._jetstream, self._bucket, self._term = jetstream, bucket, term
         self._revision = -1
         self._templates: list[Template] = []
         self._known: dict[str, set[str]] = {}  # template → its streams
-        self._compared: dict[str, float] = {}  # template → when that was last seen to be so
+        self._compared: dict[str, float] = {}  # template → when that was last compared with the server
         self._failed: dict[str, tuple[float, str]] = {}  # filter → when, and why
-        self._reported: dict[str, dict[str, str]] = {}  # template → what is refused, and why
-        self._troubles: dict[str, str] = {}  # template → what its last look ended in
+        self._reported: dict[str, dict[str, str]] = {}  # template → refused filters, and why
+        self._troubles: dict[str, str] = {}  # template → the error of its last look
         self._slots = asyncio.Semaphore(AT_ONCE)
 
     async def run(self) -> None:
-        """Serve the templates until the term ends: LeadershipLostError. Logs what is wrong with one of them."""
+        """Serve the templates until the term ends: LeadershipLostError. Logs the errors of each template."""
         done = False
         while True:
             self._term.check()
@@ -76,24 +76,24 @@ class Maker:
             except LeadershipLostError:
                 raise
             except NattyError as error:
-                self._tell("", str(error))
+                self._warn("", str(error))
             for template in self._templates:
                 try:
                     await self._serve(template)
                 except LeadershipLostError:
                     raise
                 except NattyError as error:
-                    self._tell(template.name, f"template {template.name}: {error}")
+                    self._warn(template.name, f"template {template.name}: {error}")
                 else:
                     self._troubles.pop(template.name, None)
             await asyncio.sleep(LOOK_EVERY)
 
     async def _finish(self) -> bool:
-        """Make what the leader before us had decided upon."""
+        """Create the streams that the leader before us had decided to create."""
         committed = await self._term.read(MAKING) or b"[]"
         try:
             jobs: list[Job] = decode(committed, list[Job])
-        except BadRecordError as error:  # what waits decides anew
+        except BadRecordError as error:  # the waiting messages lead to a new decision
             _log_unreadable(MAKING, error)
             jobs = []
         if committed != b"[]":
@@ -108,7 +108,7 @@ class Maker:
             self._revision = revision
 
     async def _serve(self, template: Template) -> None:
-        """Make the streams that one template's waiting messages need, and report those that can't be."""
+        """Create the streams that the waiting messages of one template need, and report the refused ones."""
         waiting = await waiting_in(self._jetstream, template)
         if not waiting:
             await self._report(template, {})
@@ -147,13 +147,13 @@ class Maker:
         self._failed[job.filter] = (time.monotonic(), why)
 
     async def _is_its_own(self, job: Job) -> bool:
-        """Whether the stream that is there is the one to be made, changed by its operator."""
+        """Return whether the existing stream is the one to create, perhaps changed by its operator."""
         config = (await self._jetstream.request(f"STREAM.INFO.{job.document['name']}"))["config"]
         same_source = config.get("sources") == job.document["sources"]
         return same_source and (config.get("metadata") or {}).get(OWNER) == job.template
 
     async def _streams(self, template: Template) -> set[str]:
-        """Return the streams that the template has."""
+        """Return the streams of the template."""
         now = time.monotonic()
         if template.name not in self._compared:
             self._known[template.name] = set(await streams_of(self._jetstream, template))
@@ -164,7 +164,7 @@ class Maker:
         return self._known[template.name]
 
     async def _report(self, template: Template, refused: dict[str, str]) -> None:
-        """Leave for `info` what is refused, if that has changed, and log what is new."""
+        """Store the refused filters for `info` if they have changed, and log the new ones."""
         before = self._reported.get(template.name)
         if refused == before:
             return
@@ -175,24 +175,24 @@ class Maker:
             await self._term.commit(report_of(template.name), msgspec.json.encode(refused))
         self._reported[template.name] = refused
 
-    def _tell(self, about: str, text: str) -> None:
+    def _warn(self, about: str, text: str) -> None:
         if self._troubles.get(about) != text:
             logger.warning("%s; it is tried again", text, extra={"action": "trouble"})
             self._troubles[about] = text
 
 
 def report_of(template: str) -> str:
-    """Return the name of the commit that says what is refused."""
+    """Return the name of the commit with the refused filters."""
     return f"refused-{template}"
 
 
 async def templates_in(bucket: Bucket) -> list[Template]:
-    """Return the templates that are declared, sorted by name; what is none is logged once, and left out."""
-    found = await map_concurrently(await bucket.keys(), lambda key: _declared(bucket, key))
+    """Return the declared templates, sorted by name. Logs each unreadable one once, and skips it."""
+    found = await map_concurrently(await bucket.keys(), lambda key: _load(bucket, key))
     return [template for template in found if template is not None]
 
 
-async def _declared(bucket: Bucket, key: str) -> Template | None:
+async def _load(bucket: Bucket, key: str) -> Template | None:
     try:
         template = read_template(await bucket.get(key))
     except KeyNotFoundError:  # removed meanwhile
@@ -210,7 +210,7 @@ def _log_unreadable(key: str, error: Exception) -> None:
 
 
 def read_template(entry: Entry) -> Template:
-    """Return what an entry declares. ConfigError if somebody else wrote it."""
+    """Return the template in an entry. ConfigError if it is not a valid template."""
     try:
         template: Template = decode(entry.value, Template)
         template.check()
@@ -220,7 +220,7 @@ def read_template(entry: Entry) -> Template:
 
 
 async def waiting_in(jetstream: JetStream, template: Template) -> dict[str, int]:
-    """Return how many messages of each subject are in the intake: waiting for their stream, or on their way to it."""
+    """Return how many messages of each subject are in the intake: waiting for their stream, or moving to it."""
     waiting: dict[str, int] = {}
     offset, total = 0, 1
     while offset < total:

@@ -1,4 +1,4 @@
-"""A template, and what is to be made of the subjects that wait for a stream. Pure."""
+"""A template, and the decision which streams to create for waiting subjects. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from natty.kv.json_records import Whole
 from natty.names import BadNameError, check_name, check_pattern, covers
 from natty.streams.conversion import check_stream_settings, from_wire
 
-MAX_STREAMS = 1000  # of a template, unless it names another number
+MAX_STREAMS = 1000  # of a template, by default
 LONGEST_NAME = 255  # characters: the name of a stream's folder
 SHORTEST_AGE = 60.0  # seconds, see `check`
 OWNER = "natty.template"  # metadata of its streams: the template's name
@@ -26,11 +26,11 @@ _OURS = ("subjects", "sources", "mirror", "subject_transform", "first_seq")
 
 
 class Template(msgspec.Struct, frozen=True, kw_only=True):
-    """A declared pattern: for each new value of the tokens that `stream` names, a stream is made.
+    """A declared pattern: for each new value of the tokens that `stream` names, a stream is created.
 
-    `stream` has `{1}` for the subject's first `*`, `{2}` for the second. A `*` it does not name, or a last `>`, stays a
-    wildcard of its streams. `settings` of the streams are in the server's terms. `max_waiting` messages of a subject
-    may wait for their stream, then publishers are refused; 0: any number.
+    `stream` has `{1}` for the subject's first `*`, `{2}` for the second. A `*` that it does not name, or a last `>`,
+    stays a wildcard of its streams. `settings` of the streams are in the server's terms. `max_waiting` messages of a
+    subject may wait for their stream; then the server refuses more. 0: any number.
     """
 
     name: str
@@ -42,11 +42,11 @@ class Template(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def intake(self) -> str:
-        """The stream that stores what is published, until its own stream has it."""
+        """The stream that stores published messages until their own stream has them."""
         return f"TEMPLATE_{self.name}"
 
     def check(self) -> None:
-        """ConfigError, BadNameError or BadSubjectError if no stream could come of it."""
+        """ConfigError, BadNameError or BadSubjectError if the template can't create a stream."""
         if not _NAME.fullmatch(self.name):
             raise ConfigError(f"template name {self.name!r}: write letters, digits, - and _")
         stars = check_pattern(self.subject).split(".").count("*")
@@ -78,11 +78,11 @@ class Template(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def takes(self, subject: str) -> bool:
-        """Whether a subject is one of this template's."""
+        """Return whether a subject belongs to this template."""
         return covers([self.subject], subject)
 
     def place(self, subject: str) -> tuple[str, str]:
-        """Return the name of a subject's stream, and the filter of what belongs into it."""
+        """Return the name of a subject's stream, and the filter of the stream's messages."""
         tokens, pattern = subject.split("."), self.subject.split(".")
         stars = [index for index, token in enumerate(pattern) if token == "*"]
         values = {number: tokens[index] for number, index in enumerate(stars, start=1)}
@@ -118,7 +118,7 @@ class Template(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Decision:
-    """What is to be made, stream → filter; and what can't be, filter → why."""
+    """The streams to create (→ filter), and the filters that are refused (→ reason)."""
 
     make: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
@@ -133,7 +133,7 @@ def decide(
     *,
     at_once: int = 200,
 ) -> Decision:
-    """Return what is to be made for the subjects that wait, given the streams there are; `at_once` of them at most.
+    """Return which streams to create for the waiting subjects, given the existing ones; at most `at_once`.
 
     `failed`: filter → why the server refused its stream; those in `again` are tried once more, after all others and
     if there is room for them.
