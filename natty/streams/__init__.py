@@ -1,4 +1,4 @@
-"""Streams and consumers as code: compare what is with what is wanted, apply what is safe, refuse the rest."""
+"""Streams and consumers as code: compare actual and wanted settings, apply safe changes, refuse the others."""
 
 from natty.names import BadNameError, check_name
 from natty.streams.changes import Risk

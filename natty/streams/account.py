@@ -1,4 +1,4 @@
-"""What the server tells of our connection, our user and our account."""
+"""The server's information about our connection, our user and our account."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from natty.jetstream import JetStream
 from natty.wire.connection import Connection
 
 USER_INFO = "$SYS.REQ.USER.INFO"
-PATIENCE = 1.0  # seconds for a server that does not know the question, as those before 2.10
+PATIENCE = 1.0  # seconds to wait for servers before 2.10, which do not answer this request
 LIMITS = {"memory": "max_memory", "storage": "max_storage", "streams": "max_streams", "consumers": "max_consumers"}
-"""What an account uses of JetStream → the name of its limit."""
+"""A JetStream resource of an account → the name of its limit."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """What was told. `user` is empty where the server tells nothing of it; `jetstream` where `why_not` says why."""
+    """The server's answers. `user` is empty if the server does not report it; `jetstream` if `why_not` is set."""
 
     connection: dict[str, Any] = field(default_factory=dict)
     user: dict[str, Any] = field(default_factory=dict)
@@ -29,9 +29,9 @@ class Account:
 
 
 async def account_info(jetstream: JetStream) -> Account:
-    """Ask what we are to the server, and what our account uses of JetStream; one without JetStream is no error.
+    """Return how the server sees us, and our account's use of JetStream; missing JetStream is not an error.
 
-    AuthorizationError where the account may not be asked about, RequestTimeoutError.
+    AuthorizationError without the permission to read the account, RequestTimeoutError.
     """
     connection = jetstream.connection
     facts, user = await _facts(connection), await _user(connection)
@@ -42,7 +42,7 @@ async def account_info(jetstream: JetStream) -> Account:
 
 
 def usage(jetstream: dict[str, Any]) -> dict[str, dict[str, tuple[int, int]]]:
-    """Return tier → what is used → (how much, the limit or -1); an account without tiers has one, named ""."""
+    """Return tier → resource → (use, limit or -1); an account without tiers has one tier, named ""."""
     return {
         tier: {name: (one.get(name, 0), one.get("limits", {}).get(limit, -1)) for name, limit in LIMITS.items()}
         for tier, one in (jetstream.get("tiers") or {"": jetstream}).items()

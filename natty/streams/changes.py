@@ -1,7 +1,8 @@
-"""What a change of one setting may break: the judges that the table of settings names. Pure.
+"""The judges of the table of settings: each returns the risk of a change of one setting. Pure.
 
-A safe change goes in one direction only (limits up, subjects wider, features on), descriptions aside. Two programs that
-want different things therefore cannot undo each other's work: the second one is refused. Tried on nats-server 2.15.
+Except for descriptions, a safe change goes in one direction only (limits up, subjects wider, features on). So two
+programs that want different settings cannot undo each other's work: the second one is refused. Tested on nats-server
+2.15.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ NO_WAY_BACK = "it cannot be switched off again"
 
 
 class Risk(StrEnum):
-    """What a change may break."""
+    """The risk of a change."""
 
-    SAFE = "safe"  # nothing that is stored, published or read today
+    SAFE = "safe"  # breaks nothing that is stored, published or read today
     DESTRUCTIVE = "destructive"  # messages may be lost, or a client that works today fails
-    FIXED = "fixed"  # the server does not change it
+    FIXED = "fixed"  # the server refuses the change
 
 
 Judge = Callable[[Any, Any], tuple[Risk, str]]
-"""(actual, wanted) → the risk, and why."""
+"""(actual, wanted) → the risk, and the reason."""
 
 
 def always(have: Any, want: Any) -> tuple[Risk, str]:
@@ -42,17 +43,17 @@ def fixed(have: Any, want: Any) -> tuple[Risk, str]:
 
 
 def unknown(have: Any, want: Any) -> tuple[Risk, str]:
-    """Nobody has found out what the server does: destructive."""
+    """The server's behaviour is unknown: destructive."""
     return Risk.DESTRUCTIVE, "what it does to clients is not known"
 
 
 def destructive(why: str) -> Judge:
-    """Return the judge to whom any change is destructive."""
+    """Return the judge of a setting of which every change is destructive."""
     return lambda have, want: (Risk.DESTRUCTIVE, why)
 
 
 def raised(why: str, *, unlimited: bool = True) -> Judge:
-    """Return the judge to whom a higher value is safe; with `unlimited`, zero and less mean no limit."""
+    """Return the judge of a setting whose higher value is safe; with `unlimited`, zero and less mean no limit."""
 
     def size(value: Any) -> float:
         number = value or 0
@@ -72,7 +73,7 @@ def on_for_ever(have: Any, want: Any) -> tuple[Risk, str]:
 
 
 def denies(why: str) -> Judge:
-    """Return the judge of what takes something away for ever: on is destructive, off is impossible."""
+    """Return the judge of a setting that removes a feature forever: on is destructive, off is impossible."""
     return lambda have, want: (Risk.DESTRUCTIVE, why) if want else (Risk.FIXED, NEVER_CHANGED)
 
 
@@ -85,7 +86,7 @@ def subjects(have: Any, want: Any) -> tuple[Risk, str]:
 
 
 def retention(have: Any, want: Any) -> tuple[Risk, str]:
-    """The server changes limits to interest and back, and nothing to or from a work queue."""
+    """The server changes limits to interest and back, but refuses changes to or from a work queue."""
     if "workqueue" in (have, want):
         return Risk.FIXED, NEVER_CHANGED
     return Risk.DESTRUCTIVE, "it decides which messages are deleted once they are acknowledged"

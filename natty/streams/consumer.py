@@ -1,4 +1,4 @@
-"""Durable pull consumers as people ask for them: where to start, how to retry, and what can't be meant. Pure."""
+"""Settings of durable pull consumers from users: starts, backoff, priority groups, and contradictions. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _GROUPS: dict[str, PriorityPolicy] = {
 def settings_from(document: Mapping[str, Any], where: str) -> ConsumerConfig:
     """Return the settings in a consumer's configuration as the server writes it; durations become seconds.
 
-    Its names are left out, and until when it is paused. ConfigError for another kind of consumer, and for what no
+    Leaves out its names and the end of a pause. ConfigError for another kind of consumer, and for settings that no
     consumer has.
     """
     if document.get("deliver_subject"):
@@ -42,7 +42,7 @@ def settings_from(document: Mapping[str, Any], where: str) -> ConsumerConfig:
     settings = from_wire({name: value for name, value in document.items() if name not in _OF_ONE})
     if waits := settings.get("backoff"):
         settings["backoff"] = [wait / NANOSECONDS for wait in waits]
-        settings.pop("ack_wait", None)  # the server shows the first of them
+        settings.pop("ack_wait", None)  # the server shows the first delay as ack_wait
     if only := settings.pop("filter_subject", None):
         settings["filter_subjects"] = [only]
     return check_consumer_settings(settings, where, units=False)
@@ -69,15 +69,15 @@ def start_at(text: str, now: datetime) -> ConsumerConfig:
 
 
 def time_of(text: str, now: datetime) -> datetime:
-    """Return a moment given as a duration from `now` on, or as a time, in UTC unless it says. ValueError.
+    """Return a time given as a duration from `now`, or as a time, in UTC unless it has a zone. ValueError.
 
-    It has microseconds: what is finer is cut.
+    It is truncated to microseconds.
     """
     return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=_ns_of(text, now) // 1000)
 
 
 def _ns_of(text: str, now: datetime, *, backwards: bool = False) -> int:
-    """Return the Unix nanoseconds of a time, or of a duration from `now` on (or back). ValueError."""
+    """Return the Unix nanoseconds of a time, or of a duration from `now` (or back). ValueError."""
     try:
         return parse_time(text, UTC)
     except ValueError:
@@ -86,12 +86,12 @@ def _ns_of(text: str, now: datetime, *, backwards: bool = False) -> int:
 
 
 def on_wire(when: datetime) -> str:
-    """Return a moment as the server writes it, which leaves out zeros at the end: so it can be compared."""
+    """Return a time as the server writes it, without trailing zeros, to compare it."""
     return show_time(nanoseconds_of(when))
 
 
 def linear_backoff(steps: int, shortest: float, longest: float) -> list[float]:
-    """Return so many waits in seconds that grow evenly from the shortest towards the longest, as jsm makes them."""
+    """Return `steps` delays in seconds that grow evenly from the shortest towards the longest, like jsm."""
     low, high = sorted((shortest, longest))
     return [round(low + step * (high - low) / steps, 3) for step in range(steps)]
 
@@ -115,8 +115,7 @@ def priority(groups: Mapping[str, Sequence[str]], pinned_ttl: float | None = Non
 def check_consumer(settings: ConsumerConfig, stream: ServerStreamConfig) -> None:
     """ConfigError if these settings, seconds, contradict each other or the stream's configuration; BadSubjectError.
 
-    What servers refuse by themselves is left to them; here is what they take without a word, or refuse without the
-    numbers (tried on nats-server 2.15).
+    Checks only what servers accept silently, or refuse without the numbers (tested on nats-server 2.15).
     """
     _check_acks(settings)
     _check_backoff(settings)
@@ -158,7 +157,7 @@ def _check_filters(filters: Sequence[str], stream: ServerStreamConfig) -> None:
             raise ConfigError(f"filters {one} and {other} overlap: leave out the narrower one")
     subjects = stream.get("subjects") or []
     if not subjects or any(stream.get(name) for name in ("mirror", "sources", "subject_transform")):
-        return  # what it stores bears other subjects, too
+        return  # its messages may have other subjects, too
     for one in filters:
         if not any(overlap(one, subject) for subject in subjects):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""What an administrator does with the messages of a stream: purge, delete one, look at one."""
+"""Administration of the messages of a stream: purge, delete one, read one."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class PurgeRefusedError(NattyError):
 
 
 async def message(jetstream: JetStream, stream: str, *, sequence: int = 0, last_for: str = "") -> StoredMessage:
-    """Return the message at a sequence, or the last one on a subject, wildcards too, read from the stream's leader.
+    """Return the message at a sequence, or the last one on a subject (wildcards allowed), from the stream's leader.
 
-    MessageNotFoundError tells which sequences there are; StreamNotFoundError.
+    MessageNotFoundError with the range of sequences; StreamNotFoundError.
     """
     found = await jetstream.read(check_name("stream", stream), sequence=sequence, subject=last_for)
     if found is not None:
@@ -41,9 +41,9 @@ async def purge(
 ) -> int:
     """Delete messages of a stream at once and return how many: all, or those that every given limit allows.
 
-    `subject` takes only messages on it, wildcards too; `below` those before a sequence, "truncate"; `keep` leaves the
-    newest so many. StreamNotFoundError; JetStreamError where the stream denies it, and where the server refuses both
-    `below` and `keep`: ConfigError, before anything is asked. PurgeRefusedError, unless `allow_pending`: with a
+    `subject` deletes only messages on it (wildcards allowed), `below` only those before a sequence, and `keep` keeps
+    that many of the newest. ConfigError for `below` with `keep`, which the server refuses, before any request.
+    StreamNotFoundError; JetStreamError if the stream denies it. PurgeRefusedError, unless `allow_pending`: with a
     subject, the server would forget other messages that consumers hold; see `check_purge`.
     Protocol: ADR-10's STREAM.PURGE.
     """
@@ -61,8 +61,9 @@ async def purge(
 async def check_purge(jetstream: JetStream, stream: str, subject: str, *, held: bool = True) -> None:
     """PurgeRefusedError if consumers would lose messages that a purge of this subject leaves in the stream.
 
-    nats-server forgets what they hold unacknowledged (looked at if `held`), and, before 2.15, what consumers with
-    several filters have not been delivered yet. A hint: what is delivered between this look and the purge is forgotten.
+    nats-server forgets the messages that they hold unacknowledged (checked if `held`), and before 2.15 also the
+    undelivered messages of consumers with several filters. A hint: messages that are delivered between this check and
+    the purge are forgotten.
     """
     consumers = await all_consumers(jetstream, check_name("stream", stream))
     hazards = purge_hazards(consumers, subject, jetstream.connection.server_version, held=held)
@@ -76,14 +77,14 @@ async def check_purge(jetstream: JetStream, stream: str, subject: str, *, held: 
 
 
 def purge_hazards(consumers: Listing[ConsumerInfo], subject: str, version: Version, *, held: bool = True) -> list[str]:
-    """Return what to say of each consumer that would lose something by the purge, or that nobody answers for."""
+    """Return a text for each consumer that would lose messages by the purge, or for which no server answers."""
     found = {one["name"]: purge_hazard(one, subject, version, held=held) for one in consumers.found}
     hazards = [f"consumer {name} {why}" for name, why in found.items() if why]
     return hazards + [f"nobody answers for consumer {name}" for name in consumers.missing]
 
 
 def purge_hazard(consumer: ConsumerInfo, subject: str, version: Version, *, held: bool = True) -> str:
-    """Return what a consumer, as CONSUMER.INFO shows it, would lose by a purge of a subject; empty: nothing."""
+    """Return what a consumer (as in CONSUMER.INFO) would lose by a purge of a subject; empty if nothing."""
     config = consumer["config"]
     filters = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
     covered = [covers([subject], one) for one in filters]
@@ -99,8 +100,8 @@ def purge_hazard(consumer: ConsumerInfo, subject: str, version: Version, *, held
 async def delete_message(jetstream: JetStream, stream: str, sequence: int, *, erase: bool = True) -> bool:
     """Delete one message, by default overwriting it on the disk; return False if there is none at this sequence.
 
-    Without `erase` it is only marked as deleted, which is faster. StreamNotFoundError; JetStreamError where the stream
-    denies deleting.
+    Without `erase` it is only marked as deleted, which is faster. StreamNotFoundError; JetStreamError if the stream
+    denies deletes.
     """
     body: dict[str, Any] = {"seq": sequence} | ({} if erase else {"no_erase": True})
     try:

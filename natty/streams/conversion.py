@@ -1,7 +1,7 @@
-"""Settings as users write them: checked, and turned into the server's terms; and back.
+"""Checks settings as users write them, and converts them to the server's terms and back.
 
 Users write durations in seconds or as text and sizes in bytes or as text; the server writes nanoseconds and bytes.
-`schema` says which settings there are and what each of them is.
+`schema` declares the settings.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TYPES: tuple[tuple[Any, Any], ...] = (
     (Size, int),
     (Texts, list[str]),
 )
-"""A user's type → the type of its value once its units are read."""
+"""A user's type → the type of its value without units."""
 _WORDS: tuple[tuple[Any, str], ...] = (
     (float, 'seconds, or text as "30s", "1h30m", "7d"'),
     (list[float], 'a list of seconds, or of text as "30s"'),
@@ -44,7 +44,7 @@ _STREAM = {name: hint for name, (hint, _) in rows(StreamConfig).items()}
 _CONSUMER = {
     name: hint
     for name, (hint, _) in rows(ConsumerConfig).items()
-    if name not in ("filter_subject", "pause_until")  # read as `filter_subjects`; of a new consumer only, see `ensure`
+    if name not in ("filter_subject", "pause_until")  # read as `filter_subjects`; only for a new consumer, see `ensure`
 }
 _EVERY = _STREAM | _CONSUMER
 _OF_PUSH = {"deliver_subject", "deliver_group", "flow_control", "idle_heartbeat", "rate_limit_bps"}
@@ -56,7 +56,7 @@ def value_type(hint: Any) -> Any:
     found = next((value for written, value in _TYPES if written == hint), None)
     if found is not None:
         return found
-    if isinstance(hint, type) and hasattr(hint, "__total__"):  # a TypedDict: the server judges what is in it
+    if isinstance(hint, type) and hasattr(hint, "__total__"):  # a TypedDict: the server checks its content
         return Table
     return list[Table] if get_origin(hint) is list else hint
 
@@ -71,8 +71,8 @@ def check_stream_settings(
 ) -> StreamConfig:
     """Return a stream's settings, durations in seconds and sizes in bytes, without those that are None.
 
-    Without `units`, text is not a number, as in a document of the server's. ConfigError names a setting that no stream
-    has, with the nearest one, and a value of the wrong kind.
+    Without `units`, text is not a number, as in a document of the server. ConfigError for an unknown setting, with the
+    nearest one, and for a value of the wrong type.
     """
     return cast("StreamConfig", _read(settings, _STREAM, where, units=units))
 
@@ -80,7 +80,7 @@ def check_stream_settings(
 def check_consumer_settings(
     settings: Mapping[str, Any], where: str = "the configuration", *, units: bool = True
 ) -> ConsumerConfig:
-    """The same for a durable pull consumer; ConfigError for the settings of a push consumer."""
+    """Return the same for a durable pull consumer; ConfigError for the settings of a push consumer."""
     if push := sorted(_OF_PUSH & settings.keys()):
         raise ConfigError(f"{where}: {push[0]} is a setting of push consumers: {ONLY_DURABLE}")
     if only := settings.get("filter_subject"):
@@ -90,7 +90,7 @@ def check_consumer_settings(
 
 
 def check_declared_consumer(settings: Mapping[str, Any], where: str) -> ConsumerConfig:
-    """The same for a consumer in a file, where every setting has one name: `filter_subjects`."""
+    """Return the same for a consumer in a file, where each setting has one name: only `filter_subjects`."""
     return cast("ConsumerConfig", _read(settings, _CONSUMER, where, units=True))
 
 
@@ -142,7 +142,7 @@ def _read(table: Mapping[str, Any], known: Mapping[str, Any], where: str, *, uni
 
 
 def _in_units(name: str, value: Any) -> Any:
-    """Return a value with its text in units read. ValueError for what no server can hold."""
+    """Return a value, converted from text with units. ValueError for a value that no server can hold."""
     if name in LISTS_OF_SECONDS and isinstance(value, list | tuple):
         return [_in_units("ack_wait", one) for one in value]
     if name in DURATIONS:

@@ -1,7 +1,7 @@
-"""A stream's configuration as the server's own JSON document, durations in nanoseconds: read it, and judge it.
+"""A stream's configuration as the server's own JSON document, durations in nanoseconds: read it, and check it.
 
-The checks cover what the server would accept and change, or refuse in words that only its developers
-understand. Tried on nats-server 2.15.
+The checks cover values that the server would accept and change, or refuse in words that only its developers
+understand. Tested on nats-server 2.15.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from natty.errors import UNREADABLE, ConfigError, NattyError
 from natty.names import check_name, check_pattern, overlap
 from natty.streams.conversion import check_stream_settings, from_wire
 
-LARGEST_MESSAGE = 2**31 - 1  # bytes: what the server's field holds
+LARGEST_MESSAGE = 2**31 - 1  # bytes: the maximum of the server's field
 SHORTEST_AGE = NANOSECONDS // 10
 MOST_REPLICAS = 5
 _MARK = "_nats."
@@ -28,7 +28,7 @@ Document = Mapping[str, Any]
 
 
 def load_document(path: str | Path, *, kind: str = "stream") -> dict[str, Any]:
-    """Read a configuration, or what `info --json` printed, JSON. ConfigError says what is wrong with the file."""
+    """Read a configuration, or the output of `info --json`, JSON. ConfigError says what is wrong with the file."""
     try:
         content = msgspec.json.decode(Path(path).read_bytes())
     except OSError as error:
@@ -42,7 +42,7 @@ def load_document(path: str | Path, *, kind: str = "stream") -> dict[str, Any]:
 
 
 def unmarked(config: Document) -> dict[str, Any]:
-    """Return a configuration without the marks that a server writes into its metadata: another one writes others."""
+    """Return a configuration without the marks that a server writes into its metadata: each server writes its own."""
     metadata = config.get("metadata")
     if not isinstance(metadata, dict):
         return dict(config)
@@ -50,18 +50,18 @@ def unmarked(config: Document) -> dict[str, Any]:
 
 
 def copied(config: Document) -> dict[str, Any]:
-    """Return what a copy of a stream has of its configuration: all but its name, subjects, marks and seal."""
+    """Return the configuration for a copy of a stream: all but its name, subjects, marks and seal."""
     return {name: value for name, value in unmarked(config).items() if name not in ("name", "subjects", "sealed")}
 
 
 def check(config: Document) -> None:
-    """ConfigError with everything that is wrong with a configuration, in one sentence."""
+    """ConfigError with all problems of a configuration, in one sentence."""
     if found := list(complaints(config)):
         raise ConfigError("; ".join(found))
 
 
 def complaints(config: Document) -> Iterator[str]:
-    """Yield what is wrong with a configuration; nothing if the server may be asked for such a stream."""
+    """Yield the problems of a configuration; none if it can be sent to the server."""
     try:
         check_name("stream", config["name"])
         check_stream_settings(from_wire({key: value for key, value in config.items() if key != "name"}), units=False)

@@ -1,4 +1,4 @@
-"""Make streams and consumers, or change them to what is wanted. Every request may be repeated without harm."""
+"""Create streams and consumers, or change them to the wanted settings. Each request can be repeated without harm."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from natty.streams.origins import refuse_lossy_sources
 from natty.streams.planning import CONSUMER, STREAM, Plan, differing, plan
 from natty.streams.schema import ConsumerConfig, StreamConfig
 
-WITHIN = 30.0  # seconds for an answer: a cluster may need as long to elect a leader
+WITHIN = 30.0  # seconds for an answer: a cluster may need that long to elect a leader
 ONE_TRY = 2.0  # seconds before an unanswered request is sent again
-ROUNDS = 5  # of reading, comparing and changing, while others change the same
+ROUNDS = 5  # of reading, comparing and changing, while other clients change the same
 _CONSUMER_EXISTS = 10148
 _NOT_CLUSTERED = 10074
 _UNAVAILABLE = 10008  # the cluster has no meta leader at the moment
@@ -50,23 +50,23 @@ _CONSUMER_DEFAULTS = {
 
 
 async def create_stream(jetstream: JetStream, name: str, settings: StreamConfig) -> ServerStreamConfig:
-    """Make the stream if there is none, and return its configuration; an existing one is never changed.
+    """Create the stream if it does not exist, and return its configuration. Never changes an existing stream.
 
-    ConfigError for an unknown setting, with the nearest name, and for a value of the wrong kind. StreamExistsError,
+    ConfigError for an unknown setting, with the nearest name, and for a value of the wrong type. StreamExistsError,
     with the difference, if the stream exists and a named setting has another value.
     """
     return await _ensure_stream(jetstream, name, _stream(name, settings), _UNCHANGED)
 
 
 async def create_replicated(jetstream: JetStream, name: str, settings: StreamConfig) -> ServerStreamConfig:
-    """As `create_stream`, with three replicas on a cluster, else one, unless the settings name `num_replicas`."""
+    """Like `create_stream`, with three replicas on a cluster, otherwise one, unless `num_replicas` is set."""
     if "num_replicas" in settings:
         return await create_stream(jetstream, name, settings)
     perhaps_clustered = jetstream.connection.server_info.get("cluster") or jetstream.prefix != OWN_API
     try:
         return await create_stream(jetstream, name, {**settings, "num_replicas": 3 if perhaps_clustered else 1})
     except JetStreamError as error:
-        if error.err_code != _NOT_CLUSTERED:  # a server with leaf nodes calls itself a cluster, too
+        if error.err_code != _NOT_CLUSTERED:  # a server with leaf nodes also calls itself a cluster
             raise
     return await create_stream(jetstream, name, {**settings, "num_replicas": 1})
 
@@ -74,35 +74,35 @@ async def create_replicated(jetstream: JetStream, name: str, settings: StreamCon
 async def ensure_stream(
     jetstream: JetStream, name: str, settings: StreamConfig, *, allow_destructive: bool = False
 ) -> ServerStreamConfig:
-    """Make the stream, or change the named settings that differ if that is safe; return its configuration.
+    """Create the stream, or change the named settings that differ if that is safe; return its configuration.
 
-    Settings that are not named stay as they are. StreamExistsError with the difference, and nothing changed, if a
-    change is not safe (`schema` says what is); `allow_destructive` allows every change that the server can make.
-    Unanswered requests, such as while a cluster elects leaders, are sent again for 30 seconds: RequestTimeoutError.
+    Other settings stay as they are. If a change is not safe (by `schema`), StreamExistsError with the difference,
+    without any change; `allow_destructive` allows every change that the server can make. Unanswered requests, for
+    example while a cluster elects leaders, are sent again for 30 seconds; then RequestTimeoutError.
     """
     allowed = _DELIBERATELY if allow_destructive else _SAFELY
     return await _ensure_stream(jetstream, name, _stream(name, settings), allowed)
 
 
 async def plan_stream(jetstream: JetStream, name: str, settings: StreamConfig) -> Plan:
-    """Return what `ensure_stream` would do, and do nothing."""
+    """Return the plan of `ensure_stream` without performing it."""
     return await _plan(_Stream(jetstream, name), _stream(name, settings))
 
 
 async def create_document(jetstream: JetStream, config: Mapping[str, Any]) -> ServerStreamConfig:
-    """As `create_stream`, of a configuration in the server's own terms: its `name` in it, durations in nanoseconds."""
+    """Like `create_stream`, for a configuration in the server's own terms, with `name`, durations in nanoseconds."""
     return await _ensure_stream(jetstream, config["name"], _unnamed(config), _UNCHANGED)
 
 
 async def plan_document(jetstream: JetStream, config: Mapping[str, Any]) -> Plan:
-    """As `plan_stream`, of a configuration in the server's own terms."""
+    """Like `plan_stream`, for a configuration in the server's own terms."""
     return await _plan(_Stream(jetstream, config["name"]), _unnamed(config))
 
 
 async def change_document(jetstream: JetStream, config: Mapping[str, Any]) -> ServerStreamConfig:
-    """Change what differs from a configuration in the server's own terms, destructive or not; return what it is then.
+    """Change the settings that differ from a configuration in the server's own terms, destructive or not; return it.
 
-    What it does not name stays as it is. StreamNotFoundError; StreamExistsError if a change is impossible.
+    Settings that it does not name stay as they are. StreamNotFoundError; StreamExistsError if a change is impossible.
     """
     return await _ensure_stream(jetstream, config["name"], _unnamed(config), _DELIBERATELY, make=False)
 
@@ -110,9 +110,9 @@ async def change_document(jetstream: JetStream, config: Mapping[str, Any]) -> Se
 async def create_consumer(
     jetstream: JetStream, stream: str, durable: str, settings: ConsumerConfig | None = None
 ) -> ServerConsumerConfig:
-    """Make the durable pull consumer if there is none, and return its configuration; an existing one is never changed.
+    """Create the durable pull consumer if it does not exist, and return its configuration. Never changes one.
 
-    ConfigError as of `create_stream`, for the settings of a push consumer, and if a push consumer has this name.
+    ConfigError as for `create_stream`, for the settings of a push consumer, and if a push consumer has this name.
     ConsumerExistsError, with the difference, if it exists and a named setting has another value. StreamNotFoundError.
     """
     target = _Consumer(jetstream, durable, stream)
@@ -127,16 +127,16 @@ async def ensure_consumer(
     *,
     allow_destructive: bool = False,
 ) -> ServerConsumerConfig:
-    """Make the durable pull consumer, or change the named settings that differ if that is safe, as `ensure_stream`.
+    """Create the durable pull consumer, or change the named settings that differ if that is safe, as `ensure_stream`.
 
-    Raises as `create_consumer`.
+    Raises the errors of `create_consumer`.
     """
     target, allowed = _Consumer(jetstream, durable, stream), _DELIBERATELY if allow_destructive else _SAFELY
     return await _ensure_consumer(target, settings, allowed)
 
 
 async def plan_consumer(jetstream: JetStream, stream: str, durable: str, settings: ConsumerConfig) -> Plan:
-    """Return what `ensure_consumer` would do, and do nothing; a missing stream has no consumers."""
+    """Return the plan of `ensure_consumer` without performing it; a missing stream has no consumers."""
     target = _Consumer(jetstream, durable, stream)
     try:
         return await _plan(target, _consumer(target, settings))
@@ -145,7 +145,7 @@ async def plan_consumer(jetstream: JetStream, stream: str, durable: str, setting
 
 
 async def delete_stream(jetstream: JetStream, name: str) -> None:
-    """Delete the stream with its messages and consumers; a missing one is no error."""
+    """Delete the stream with its messages and consumers; a missing stream is not an error."""
     try:
         await _ask(jetstream, f"STREAM.DELETE.{check_name('stream', name)}")
     except StreamNotFoundError:
@@ -153,7 +153,7 @@ async def delete_stream(jetstream: JetStream, name: str) -> None:
 
 
 async def delete_consumer(jetstream: JetStream, stream: str, durable: str) -> None:
-    """Delete the consumer; a missing one, or a missing stream, is no error."""
+    """Delete the consumer; a missing consumer or stream is not an error."""
     try:
         await _ask(jetstream, f"CONSUMER.DELETE.{check_name('stream', stream)}.{check_name('consumer', durable)}")
     except (ConsumerNotFoundError, StreamNotFoundError):
@@ -161,7 +161,7 @@ async def delete_consumer(jetstream: JetStream, stream: str, durable: str) -> No
 
 
 async def pause_consumer(jetstream: JetStream, stream: str, consumer: str, until: datetime) -> PauseAnswer:
-    """Let a consumer deliver nothing until a moment; it keeps its position. Server 2.11.
+    """Pause a consumer until a time; it keeps its position. Needs server 2.11.
 
     ConfigError if `until` is past; StreamNotFoundError, ConsumerNotFoundError with the nearest names; UnsupportedError.
     """
@@ -173,7 +173,7 @@ async def pause_consumer(jetstream: JetStream, stream: str, consumer: str, until
 
 
 async def resume_consumer(jetstream: JetStream, stream: str, consumer: str) -> None:
-    """Let a paused consumer deliver again, at once; one that is not paused is no error. Otherwise as pause_consumer."""
+    """Make a paused consumer deliver again at once; not paused is not an error. Errors: as for `pause_consumer`."""
     await _pause(jetstream, stream, consumer, {})
 
 
@@ -220,7 +220,7 @@ class _Stream:
 
 @dataclass(frozen=True)
 class _Consumer:
-    """A durable pull consumer on the server. Its configurations here have the filter in the plural."""
+    """A durable pull consumer on the server. Its configurations here have `filter_subjects`, a list."""
 
     jetstream: JetStream
     name: str
@@ -279,7 +279,7 @@ async def _ensure_consumer(
 async def _ensure(
     target: _Stream | _Consumer, wanted: Mapping[str, Any], allowed: frozenset[Risk], *, make: bool = True
 ) -> dict[str, Any]:
-    """Read, compare and change until nothing differs. The server compares no revisions: what we wrote is read back."""
+    """Read, compare and change until nothing differs. The server compares no revisions, so read each write back."""
     todo = Plan(str(target))
     for _ in range(ROUNDS):
         actual = await target.read()
@@ -288,7 +288,7 @@ async def _ensure(
                 raise target.missing_error(f"there is no {target}")
             try:
                 actual = await target.create(wanted)
-            except JetStreamError as error:  # another client was faster: compare with what it made
+            except JetStreamError as error:  # another client was faster: compare with its result
                 if error.err_code != target.exists_code:
                     raise
                 continue
@@ -303,13 +303,13 @@ async def _ensure(
 
 
 def _check_taken(target: _Stream | _Consumer, wanted: Mapping[str, Any], got: Mapping[str, Any]) -> None:
-    """Raise if the server dropped a setting, as older ones do. Another value than ours was written by somebody else."""
+    """Raise if the server dropped a setting, as older ones do. A value other than ours is from another client."""
     if dropped := [name for name in differing(wanted, got) if name not in got]:
         raise UnsupportedError(f"{target}: this server is too old for what was asked, {', '.join(dropped)}: upgrade it")
 
 
 def _refuse(target: _Stream | _Consumer, todo: Plan, allowed: frozenset[Risk]) -> None:
-    """Raise unless everything that is planned is allowed."""
+    """Raise unless all planned changes are allowed."""
     if not (refused := todo.beyond(allowed)):
         return
     text = f"{target} exists with another configuration: {'; '.join(map(str, refused))}. Nothing was changed."
@@ -334,14 +334,14 @@ def _stream(name: str, settings: StreamConfig) -> dict[str, Any]:
 
 def _consumer(target: _Consumer, settings: ConsumerConfig | None) -> dict[str, Any]:
     given: dict[str, Any] = {**(settings or {})}
-    until = given.pop("pause_until", None)  # of a new one; `pause_consumer` is for those that exist
+    until = given.pop("pause_until", None)  # only for a new consumer; `pause_consumer` is for existing ones
     if not isinstance(until, str | None):
         raise ConfigError(f"{target}: pause_until is {until!r}, and must be text, a time as the server writes it")
     return to_wire(check_consumer_settings(given, str(target)) | {"pause_until": until})
 
 
 def _plural(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a consumer's configuration with its filter as a list: the server keeps the form it was given."""
+    """Return a consumer's configuration with its filter as a list: the server keeps the form that it received."""
     plural = dict(config)
     if only := plural.pop("filter_subject", None):
         plural["filter_subjects"] = [only]
@@ -349,7 +349,7 @@ def _plural(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _singular(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a consumer's configuration with a filter of one as every server and tool knows it."""
+    """Return a consumer's configuration with a single filter in the form that every server and tool supports."""
     singular = dict(config)
     if len(filters := singular.get("filter_subjects") or []) == 1:
         singular["filter_subject"] = filters[0]
@@ -358,9 +358,9 @@ def _singular(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _ask(jetstream: JetStream, subject: str, body: Any = None) -> dict[str, Any]:
-    """Send a request that may be repeated, again and again until it is answered.
+    """Send a request that may be repeated, until it is answered.
 
-    A cluster drops requests about what has no leader yet.
+    A cluster drops requests about streams and consumers that have no leader yet.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + WITHIN

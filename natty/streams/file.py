@@ -1,4 +1,4 @@
-"""A file of streams and their consumers, TOML:
+"""Reads a TOML file of streams and their consumers:
 
 ```toml
 [streams.ORDERS]
@@ -8,7 +8,7 @@ max_age = 604800.0          # seconds
 [streams.ORDERS.consumers.billing]
 ack_wait = 60.0
 ```
-The settings are those of `schema.StreamConfig` and `schema.ConsumerConfig`, and written alike.
+The settings are those of `schema.StreamConfig` and `schema.ConsumerConfig`, in the same notation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from natty.streams.schema import ConsumerConfig, StreamConfig
 
 @dataclass(frozen=True)
 class Declared:
-    """A stream as a file wants it: its settings, and those of each of its consumers; durations in seconds."""
+    """A stream in a file: its settings, and the settings of each of its consumers; durations in seconds."""
 
     name: str
     settings: StreamConfig
@@ -35,7 +35,7 @@ class Declared:
 
 
 def load_streams(path: str | Path) -> list[Declared]:
-    """Read a file of streams. ConfigError names the file, and the path of what is wrong in it."""
+    """Read a file of streams. ConfigError names the file, and the path of the problem in it."""
     try:
         content = msgspec.toml.decode(Path(path).read_bytes(), type=Table)
     except OSError as error:
@@ -49,11 +49,11 @@ def load_streams(path: str | Path) -> list[Declared]:
 
 def _stream(name: str, table: Table, file: str) -> Declared:
     where = f"{file}: streams.{name}"
-    _checked("stream", name, where)
+    _check("stream", name, where)
     settings = {key: value for key, value in table.items() if key != "consumers"}
     consumers = dict(_tables(table.get("consumers"), f"{where}.consumers"))
     for durable in consumers:
-        _checked("consumer", durable, f"{where}.consumers.{durable}")
+        _check("consumer", durable, f"{where}.consumers.{durable}")
     return Declared(
         name,
         check_stream_settings(settings, where),
@@ -68,7 +68,7 @@ def _tables(value: Any, where: str) -> list[tuple[str, Table]]:
     return list(found.items())
 
 
-def _checked(kind: str, name: str, where: str) -> None:
+def _check(kind: str, name: str, where: str) -> None:
     try:
         check_name(kind, name)
     except BadNameError as error:

@@ -1,6 +1,6 @@
-"""What a server reports about its streams and consumers, in its own terms: durations are nanoseconds, times RFC 3339.
+"""The server's reports about streams and consumers, in its own terms: durations are nanoseconds, times RFC 3339.
 
-These types describe JSON documents as nats-server 2.10 to 2.15 sends them. Keys without `Required` may be missing.
+These types describe the JSON documents of nats-server 2.10 to 2.15. Keys without `Required` may be missing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ServerStreamConfig(TypedDict, total=False):
     discard_new_per_subject: bool
     compression: Compression
     num_replicas: Required[int]
-    max_msgs: Required[int]  # -1: no limit, as of the other limits
+    max_msgs: Required[int]  # -1: no limit, as for the other limits
     max_msgs_per_subject: Required[int]
     max_bytes: Required[int]
     max_age: Required[int]  # nanoseconds; 0: no limit
@@ -101,7 +101,7 @@ class ServerConsumerConfig(TypedDict, total=False):
     priority_timeout: int  # nanoseconds
     pause_until: str
     metadata: dict[str, str]
-    deliver_subject: str  # of a push consumer, as the next ones
+    deliver_subject: str  # only for push consumers, like the next ones
     deliver_group: str
     flow_control: bool
     idle_heartbeat: int  # nanoseconds
@@ -139,19 +139,19 @@ class LostStreamData(TypedDict, total=False):
 
 
 class StreamState(TypedDict, total=False):
-    """What a stream holds."""
+    """The content of a stream."""
 
     messages: Required[int]
     bytes: Required[int]
     first_seq: Required[int]
     first_ts: Required[str]
-    last_seq: Required[int]  # 0: nothing was ever stored
+    last_seq: Required[int]  # 0: the stream has never stored a message
     last_ts: Required[str]
     consumer_count: Required[int]
     num_subjects: int
-    subjects: dict[str, int]  # subject → messages, where a filter was given
+    subjects: dict[str, int]  # subject → messages, if the request names a filter
     num_deleted: int
-    deleted: list[int] | None  # sequences, where the request names `deleted_details`
+    deleted: list[int] | None  # sequences, if the request names `deleted_details`
     lost: LostStreamData | None
 
 
@@ -168,7 +168,7 @@ class SourceInfo(TypedDict, total=False):
 
     name: Required[str]
     lag: Required[int]  # messages still to copy
-    active: Required[int]  # nanoseconds since the origin was heard; -1: never
+    active: Required[int]  # nanoseconds since the origin's last sign of life; -1: none yet
     external: ExternalStream
     filter_subject: str
     subject_transforms: list[SubjectTransform]
@@ -197,7 +197,7 @@ class SequencePair(TypedDict, total=False):
 
 
 class PriorityGroupState(TypedDict, total=False):
-    """Who is pinned in a priority group."""
+    """The pinned client of a priority group."""
 
     group: Required[str]
     pinned_client_id: str
@@ -246,7 +246,7 @@ async def consumer_info(
 
 
 async def stream_state(jetstream: JetStream, name: str, *, deleted: bool = False, subjects: str = "") -> StreamState:
-    """Return what a stream holds. StreamNotFoundError.
+    """Return the state of a stream. StreamNotFoundError.
 
     With `deleted`, also the sequences deleted between its first and last message; with `subjects`, a pattern, also the
     number of messages of each subject that matches.

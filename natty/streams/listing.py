@@ -1,4 +1,4 @@
-"""All streams, and all consumers of a stream, however many there are: every page of the server's lists."""
+"""Lists all streams, or all consumers of a stream: reads every page of the server's lists."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Info = TypeVar("Info", StreamInfo, ConsumerInfo)
 
 @dataclass(frozen=True)
 class Listing(Generic[Info]):
-    """What the servers report about streams or consumers; `missing` are names for which no server answers."""
+    """The servers' reports about streams or consumers; `missing` are names for which no server answers."""
 
     found: list[Info] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -56,7 +56,7 @@ async def _all(
 async def _pages(jetstream: JetStream, subject: str, kind: str, only: dict[str, Any]) -> list[dict[str, Any]]:
     """Return every page of a list: the first says how many there are, the others are requested at the same time.
 
-    A page has 256 entries, or 1024 names. What is made meanwhile may be on no page, as in any list.
+    A page has 256 entries, or 1024 names. Streams and consumers that are created meanwhile may be missing.
     """
     first = await jetstream.request(subject, {"offset": 0} | only)
     size = len(first.get(kind) or []) + len(first.get("missing") or [])

@@ -1,8 +1,8 @@
 """Copies of streams: a mirror copies one stream, sources gather several; and the promotion of a mirror.
 
-A mirror keeps the sequences and times of its origin; what is gathered gets new ones. Server: ADR-1 and what its
-2.15 does. A mirror whose origin is lost is made a stream of its own with `promote`: the server takes `mirror` out of a
-configuration and gives it subjects in one step (2.14 does, 2.10 does not; tried).
+A mirror keeps the sequences and times of its origin; gathered messages get new ones. Based on ADR-1 and the behaviour
+of server 2.15. If the origin of a mirror is lost, `promote` makes the mirror an independent stream: the server removes
+`mirror` from a configuration and adds subjects in one step (tested: 2.14 can, 2.10 can't).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from natty.streams.listing import all_streams, stream_names
 from natty.streams.nearest import naming_nearest
 from natty.streams.schema import StreamSource
 
-SILENT_AFTER = 5.0  # seconds: an origin that lives is heard every second
-AFTER_PROMOTION = "natty.promotion"  # metadata of a mirror: what it needs to take its origin's place, JSON
+SILENT_AFTER = 5.0  # seconds: a live origin gives a sign of life every second
+AFTER_PROMOTION = "natty.promotion"  # metadata of a mirror: the settings to take its origin's place, JSON
 _LIMITS = (
     "max_msgs",
     "max_bytes",
@@ -38,7 +38,7 @@ _LIMITS = (
     "compression",
     "allow_msg_ttl",
 )
-"""Of the origin: what its mirror has as well, so that both hold the same."""
+"""Settings of the origin that its mirror also has, so that both hold the same messages."""
 _PUBLISHERS = (
     "subjects",
     "duplicate_window",
@@ -49,7 +49,7 @@ _PUBLISHERS = (
     "deny_purge",
     "subject_delete_marker_ttl",
 )
-"""Of the origin: what its publishers rely on, and no mirror can have; kept for its promotion."""
+"""Settings of the origin that its publishers need and no mirror can have; stored for the promotion."""
 _NO_MIRROR_CHANGE = 10055
 OVERLAP = 10065
 
@@ -60,11 +60,11 @@ class PromotionRefusedError(NattyError):
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """A stream to copy, and what of it. ConfigError for what contradicts itself.
+    """A stream to copy, and which of its messages. ConfigError for contradictions.
 
-    It is in another JetStream domain (`domain`), or reached by the prefix of its API (`api`, as `$JS.hub.API`, and
-    `deliver`, the subjects that its messages come on), as an account that imports it has it. `start_time` is RFC 3339.
-    `transforms` are pairs of a filter and the subject under which its messages are kept.
+    For a stream in another JetStream domain, set `domain`; for a stream that is imported from another account, set
+    `api`, the prefix of its API (such as `$JS.hub.API`), and `deliver`, the subjects that its messages arrive on.
+    `start_time` is RFC 3339. `transforms` are pairs of a filter and the subject under which its messages are stored.
     """
 
     stream: str
@@ -93,11 +93,11 @@ class Origin:
 
     @property
     def external(self) -> str:
-        """The prefix of the API that the origin is behind; empty for our own."""
+        """The prefix of the origin's API; empty for our own API."""
         return f"$JS.{self.domain}.API" if self.domain else self.api
 
     def wire(self) -> StreamSource:
-        """Return it as a stream's configuration has it."""
+        """Return the origin as in a stream's configuration."""
         wire: StreamSource = {"name": self.stream}
         if self.external:
             wire["external"] = {"api": self.external, "deliver": self.deliver}
@@ -115,12 +115,12 @@ class Origin:
 async def create_mirror(
     jetstream: JetStream, name: str, origin: Origin, settings: Mapping[str, Any] | None = None
 ) -> ServerStreamConfig:
-    """Make a stream that mirrors another, if there is none, and return its configuration.
+    """Create a stream that mirrors another if it does not exist, and return its configuration.
 
-    It has the origin's limits, unless `settings` (in the server's terms) name others, and remembers what `promote`
-    needs. Three replicas on a cluster. StreamNotFoundError with the nearest names, or ConfigError, if the origin can't
-    be read, or is a work queue: a mirror would take its messages away. StreamExistsError if there is another stream of
-    the name.
+    It has the origin's limits, unless `settings` (in the server's terms) name others, and stores the settings that
+    `promote` needs. It has three replicas on a cluster. StreamNotFoundError with the nearest names, or ConfigError, if
+    the origin can't be read or is a work queue: a mirror would remove its messages. StreamExistsError if another
+    stream has the name.
     """
     if name == origin.stream and not origin.external:
         raise ConfigError(f"stream {name} can't mirror itself: give the mirror another name, or name the domain")
@@ -147,10 +147,10 @@ async def create_mirror(
 async def create_sourced(
     jetstream: JetStream, name: str, origins: Sequence[Origin], settings: Mapping[str, Any] | None = None
 ) -> ServerStreamConfig:
-    """Make a stream that gathers the messages of others, if there is none, and return its configuration.
+    """Create a stream that gathers the messages of others if it does not exist, and return its configuration.
 
-    Each origin's messages stay in their order; sequences are new ones. Raises as `create_mirror`. A work queue can be
-    gathered from: each message goes to one place.
+    Each origin's messages stay in their order, with new sequences. Raises the errors of `create_mirror`. A work queue
+    can be an origin: each message goes to one place.
     """
     for origin in origins:
         await _read(jetstream, origin)
@@ -159,20 +159,20 @@ async def create_sourced(
 
 
 class Copying(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a stream has copied one origin. `state`: copying, caught up, silent (the origin is not heard), never."""
+    """How far a stream has copied an origin. `state`: copying, caught up, silent (no sign of life), never heard."""
 
     stream: str
     kind: str  # mirror, source
     origin: str
     external: str = ""
     state: str
-    lag: int  # messages that it knows of and does not have yet
-    heard: float | None  # seconds since the origin was heard; None: never
+    lag: int  # messages that it knows and has not copied yet
+    heard: float | None  # seconds since the origin's last sign of life; None: none yet
     error: str = ""
 
 
 def copying(info: StreamInfo) -> list[Copying]:
-    """Return how far a stream is with each of its origins, from its StreamInfo; empty for a plain stream."""
+    """Return how far a stream has copied each of its origins, from its StreamInfo; empty for a plain stream."""
     config = info["config"]
     if mirror := config.get("mirror"):
         state = info.get("mirror") or _unknown(mirror)
@@ -186,10 +186,10 @@ def _unknown(origin: StreamSource) -> SourceInfo:
     return {"name": origin["name"], "lag": 0, "active": -1}
 
 
-def _copying(stream: str, kind: str, told: SourceInfo, config: StreamSource | SourceInfo) -> Copying:
-    active, lag = told.get("active", -1), told.get("lag", 0)
+def _copying(stream: str, kind: str, report: SourceInfo, config: StreamSource | SourceInfo) -> Copying:
+    active, lag = report.get("active", -1), report.get("lag", 0)
     heard = active / NANOSECONDS if active >= 0 else None
-    error = (told.get("error") or {}).get("description", "")
+    error = (report.get("error") or {}).get("description", "")
     if heard is None:
         state = "never heard"
     elif heard > SILENT_AFTER:
@@ -200,7 +200,7 @@ def _copying(stream: str, kind: str, told: SourceInfo, config: StreamSource | So
     return Copying(
         stream=stream,
         kind=kind,
-        origin=told["name"],
+        origin=report["name"],
         external=external,
         state=state,
         lag=lag,
@@ -210,18 +210,18 @@ def _copying(stream: str, kind: str, told: SourceInfo, config: StreamSource | So
 
 
 async def copies(jetstream: JetStream) -> list[Copying]:
-    """Return how far every mirror and every gathering stream of the account is."""
+    """Return how far every mirror and every gathering stream of the account has copied its origins."""
     return [one for info in (await all_streams(jetstream)).found for one in copying(info)]
 
 
 async def promote(
     jetstream: JetStream, name: str, subjects: Sequence[str] = (), *, force: bool = False
 ) -> ServerStreamConfig:
-    """Make a mirror a stream of its own, on its origin's subjects unless others are named; return its configuration.
+    """Make a mirror an independent stream, on its origin's subjects unless others are named; return its configuration.
 
-    Messages and consumers stay as they are, and the next message gets the next sequence. PromotionRefusedError, with
-    nothing changed: the stream is not a mirror; without `force`, it misses messages that it knows of, or its origin
-    lives elsewhere and takes the same subjects; no subjects are known. UnsupportedError: the server is too old.
+    Messages and consumers stay as they are, and the next message gets the next sequence. PromotionRefusedError, without
+    any change, if the stream is not a mirror, if no subjects are known, or (without `force`) if known messages are
+    missing or a live origin elsewhere takes the same subjects. UnsupportedError if the server is too old.
     """
     async with naming_nearest(jetstream, name):
         info = await stream_info(jetstream, check_name("stream", name))
@@ -229,19 +229,19 @@ async def promote(
     if not config.get("mirror"):
         raise PromotionRefusedError(f"stream {name} is not a mirror; `natty stream mirror ls` lists them")
     (state,) = copying(info)
-    kept = _kept(config)
-    wanted = list(subjects) or kept.get("subjects", [])
+    stored = _promotion_settings(config)
+    wanted = list(subjects) or stored.get("subjects", [])
     if not wanted:
         raise PromotionRefusedError(f"the subjects to publish to {name} are not known: name them with --subject")
     for subject in wanted:
         check_pattern(subject)
     if not force:
         refuse_promotion(state)
-    return await take_over(jetstream, config, {**kept, "subjects": wanted})
+    return await take_over(jetstream, config, {**stored, "subjects": wanted})
 
 
 def refuse_promotion(state: Copying) -> None:
-    """PromotionRefusedError if messages are missing, or the origin lives where the server does not see it."""
+    """PromotionRefusedError if messages are missing, or the origin is alive where the server does not see it."""
     if state.lag or state.heard is None:
         missing = f"{state.lag} messages of" if state.lag else "the messages of"
         raise PromotionRefusedError(
@@ -256,9 +256,10 @@ def refuse_promotion(state: Copying) -> None:
 
 
 async def take_over(jetstream: JetStream, config: Mapping[str, Any], settings: Mapping[str, Any]) -> ServerStreamConfig:
-    """Make a copy, given its configuration, a stream of its own with these settings (as on the wire), `subjects` too.
+    """Make a copy an independent stream with these settings, as on the wire and including `subjects`.
 
-    PromotionRefusedError if other streams take some of the subjects; UnsupportedError where the server can't.
+    `config` is the copy's configuration. PromotionRefusedError if other streams take some of the subjects;
+    UnsupportedError if the server can't do it.
     """
     name = config["name"]
     left = {key: value for key, value in config.items() if key not in ("mirror", "sources", "mirror_direct")}
@@ -278,7 +279,7 @@ async def take_over(jetstream: JetStream, config: Mapping[str, Any], settings: M
 
 
 async def who_takes(jetstream: JetStream, subjects: Sequence[str], *, besides: str) -> str:
-    """Return the sentence that names the streams, but one, that take some of these subjects."""
+    """Return the sentence that names the streams, except `besides`, that take some of these subjects."""
     found = {one for subject in subjects for one in await stream_names(jetstream, subject=subject)} - {besides}
     who = f"stream {', '.join(sorted(found))}" if found else "another stream"
     return f"{who} takes {', '.join(subjects)}, or some of it: take the subjects from it first, or delete it"
@@ -291,8 +292,8 @@ def _is_time(text: str) -> bool:
         return False
 
 
-def _kept(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `create_mirror` stored for the promotion; empty if another tool made the mirror."""
+def _promotion_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that `create_mirror` stored for the promotion; empty if another tool created the mirror."""
     try:
         return msgspec.json.decode((config.get("metadata") or {}).get(AFTER_PROMOTION, "{}"), type=dict[str, Any])
     except UNREADABLE:
@@ -300,7 +301,7 @@ def _kept(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _read(jetstream: JetStream, origin: Origin) -> ServerStreamConfig:
-    """Return the origin's configuration, read where it is. ConfigError if no server answers there."""
+    """Return the origin's configuration, read over its API. ConfigError if no server answers there."""
     there = copy.copy(jetstream)
     there.prefix = origin.external or jetstream.prefix
     try:

@@ -16,22 +16,22 @@ ALIKE = 0.6  # of 1, as difflib counts
 
 @asynccontextmanager
 async def naming_nearest(jetstream: JetStream, stream: str, consumer: str = "") -> AsyncGenerator[None, None]:
-    """Raise StreamNotFoundError and ConsumerNotFoundError from inside again, with the nearest existing names.
+    """Raise StreamNotFoundError and ConsumerNotFoundError of the block again, with the nearest existing names.
 
-    The names are requested only then.
+    Requests the names only then.
     """
     try:
         yield
     except StreamNotFoundError as error:
-        text = missing_sentence("stream", stream, await _there(jetstream))
+        text = missing_sentence("stream", stream, await _list_names(jetstream))
         raise StreamNotFoundError(text, code=error.code, err_code=error.err_code) from error
     except ConsumerNotFoundError as error:
-        text = f"stream {stream}: {missing_sentence('consumer', consumer, await _there(jetstream, stream))}"
+        text = f"stream {stream}: {missing_sentence('consumer', consumer, await _list_names(jetstream, stream))}"
         raise ConsumerNotFoundError(text, code=error.code, err_code=error.err_code) from error
 
 
 def nearest(name: str, names: Sequence[str]) -> list[str]:
-    """Return the names that are nearly this one, the nearest first; upper and lower case are alike."""
+    """Return the names that are similar to this one, the nearest first; ignores case."""
     by_small = {one.lower(): one for one in names}
     return [by_small[small] for small in get_close_matches(name.lower(), by_small, SHOWN, ALIKE)]
 
@@ -50,8 +50,8 @@ def missing_sentence(kind: str, name: str, names: Sequence[str] | None) -> str:
     return f"{sentence}; there {'is' if len(names) == 1 else 'are'} {', '.join(sorted(names))}"
 
 
-async def _there(jetstream: JetStream, stream: str = "") -> list[str] | None:
-    """Return the names of the streams, or of a stream's consumers; None if they may not be seen."""
+async def _list_names(jetstream: JetStream, stream: str = "") -> list[str] | None:
+    """Return the names of the streams, or of a stream's consumers; None without the permission to list them."""
     try:
         return await (consumer_names(jetstream, stream) if stream else stream_names(jetstream))
     except NattyError:

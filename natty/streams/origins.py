@@ -1,4 +1,4 @@
-"""Streams whose messages come from a work queue, and servers that lose messages there."""
+"""Finds streams that take messages from a work queue, and refuses them on servers that lose messages there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAULT = FAULTS["filtered sources of a work queue"]
 async def refuse_lossy_sources(jetstream: JetStream, config: Mapping[str, Any]) -> None:
     """UnsupportedError if a stream would take some subjects of a work queue, and this server would lose the others.
 
-    Only on nats-server 2.14.0 to 2.14.5. The server judges an origin that cannot be read.
+    Only on nats-server 2.14.0 to 2.14.5. If the origin cannot be read, the server decides.
     """
     version = jetstream.connection.server_version
     if not FAULT.affects(version):

@@ -31,7 +31,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Plan:
-    """What has to be done to a stream or a consumer: nothing, making it, or changes."""
+    """What to do for a stream or a consumer: nothing, create it, or change it."""
 
     name: str
     changes: tuple[Change, ...] = ()
@@ -52,8 +52,8 @@ class Plan:
         return [one for one in self.changes if one.risk not in set(allowed)]
 
     def applied_to(self, actual: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the whole configuration with only the planned settings changed; unknown fields stay in it."""
-        return dict(actual) | {one.setting: _merged(one.actual, one.wanted) for one in self.changes}
+        """Return the whole configuration with only the planned settings changed; it keeps unknown fields."""
+        return dict(actual) | {one.setting: _merge(one.actual, one.wanted) for one in self.changes}
 
 
 def plan(name: str, wanted: Mapping[str, Any], actual: Mapping[str, Any], judges: Mapping[str, Judge]) -> Plan:
@@ -71,19 +71,19 @@ def _judges(kind: Any) -> Mapping[str, Judge]:
 
 
 STREAM = _judges(StreamConfig)
-"""What a change of a stream's settings may break; a setting that is not in it is destructive to change."""
+"""The judges of a stream's settings; a change of a setting without a judge is destructive."""
 CONSUMER = _judges(ConsumerConfig)
-"""The same of a consumer's; a `filter_subject` is compared as `filter_subjects` of one."""
+"""The judges of a consumer's settings; a `filter_subject` is compared as `filter_subjects` with one element."""
 
 
-def _merged(have: Any, want: Any) -> Any:
+def _merge(have: Any, want: Any) -> Any:
     return {**have, **want} if isinstance(have, Mapping) and isinstance(want, Mapping) else want
 
 
 def differing(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
     """Return the names of the wanted settings that differ, sorted.
 
-    A setting that the server leaves out has its zero value there. Of a mapping, only the wanted keys are compared.
+    A setting that the server leaves out has its zero value. Of a mapping, compares only the wanted keys.
     """
     return [name for name, value in sorted(wanted.items()) if not _same(value, actual.get(name))]
 
@@ -102,7 +102,7 @@ def _same(want: Any, have: Any) -> bool:
     if isinstance(want, Mapping) and isinstance(have, Mapping):
         return not differing(want, have)
     if isinstance(want, list) and isinstance(have, list) and all(isinstance(one, str) for one in want + have):
-        return sorted(want) == sorted(have)  # subjects, tags: their order means nothing
+        return sorted(want) == sorted(have)  # subjects, tags: the order does not matter
     return bool(have == want or (not want and have in _ZEROS))
 
 

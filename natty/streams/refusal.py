@@ -1,4 +1,4 @@
-"""The server's refusals of a stream, with the stream that overlaps or the number that is too large."""
+"""Explains the server's refusals of a stream, with the overlapping stream or the number that is too large."""
 
 from __future__ import annotations
 
@@ -21,18 +21,22 @@ _NOT_CLUSTERED = 10074
 
 @asynccontextmanager
 async def explaining_refusal(jetstream: JetStream, config: Mapping[str, Any]) -> AsyncIterator[None]:
-    """Raise a JetStreamError from inside again, with what the configuration has to do with it; others stay."""
+    """Raise a JetStreamError of the block again, with its cause in the configuration, if that is known."""
     try:
         yield
     except JetStreamError as error:
-        text = await _overlapping(jetstream, config) if error.err_code == _OVERLAP else sentence(error.err_code, config)
+        text = (
+            await _describe_overlap(jetstream, config)
+            if error.err_code == _OVERLAP
+            else sentence(error.err_code, config)
+        )
         if not text:
             raise
         raise type(error)(f"stream {config['name']}: {text}", code=error.code, err_code=error.err_code) from error
 
 
 def sentence(err_code: int, config: Mapping[str, Any]) -> str:
-    """Return what is to be said about a refused configuration; empty if the server's own words are the best."""
+    """Return the text for a refused configuration; empty if the server's own text is the best."""
     size, placement = show_size(max(0, config.get("max_bytes", 0))), config.get("placement") or {}
     if err_code in (_NO_MEMORY, _NO_STORAGE):
         kind = "memory" if err_code == _NO_MEMORY else "storage"
@@ -47,8 +51,8 @@ def sentence(err_code: int, config: Mapping[str, Any]) -> str:
     return ""
 
 
-async def _overlapping(jetstream: JetStream, config: Mapping[str, Any]) -> str:
-    """Name the streams in the way; empty where they can't be listed."""
+async def _describe_overlap(jetstream: JetStream, config: Mapping[str, Any]) -> str:
+    """Return a text with the overlapping streams; empty if they can't be listed."""
     wanted = config.get("subjects") or [config["name"]]
     try:
         streams = (await all_streams(jetstream)).found

@@ -12,7 +12,7 @@ from natty.streams.info import ClusterInfo, SourceInfo, StreamInfo
 
 
 class Order(StrEnum):
-    """What a report is sorted by, the least first."""
+    """The key by which a report is sorted, lowest first."""
 
     BYTES = "bytes"
     CONSUMERS = "consumers"
@@ -39,7 +39,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Replication:
-    """Where a stream takes messages from; `lag` are messages still to come, `active` nanoseconds since it was heard."""
+    """An origin of a stream; `lag`: messages still to copy, `active`: nanoseconds since its last sign of life."""
 
     stream: str
     kind: str
@@ -52,7 +52,7 @@ class Replication:
 
 
 def rows_of(streams: Iterable[StreamInfo], order: Order = Order.BYTES, *, cluster: str = "") -> list[Row]:
-    """Return a row for each stream, sorted, by name where that is equal; with `cluster`, only of streams in it."""
+    """Return a row for each stream, sorted by `order`, then by name; with `cluster`, only for streams in it."""
     chosen = [one for one in streams if not cluster or (one.get("cluster") or {}).get("name") == cluster]
     key: Callable[[Row], Any] = lambda row: (getattr(row, order), row.stream)  # noqa: E731 - typed
     return sorted(map(_row, chosen), key=key)
@@ -72,7 +72,7 @@ def total(rows: Iterable[Row]) -> Row:
 
 
 def replications_of(streams: Iterable[StreamInfo]) -> list[Replication]:
-    """Return what mirrors and sources the streams have, and how far behind each is."""
+    """Return the mirrors and sources of the streams, and how far behind each is."""
     return [
         _replication(str(one["config"]["name"]), kind, source)
         for one in streams
@@ -106,7 +106,7 @@ def _row(info: StreamInfo) -> Row:
 
 
 def _replicas(cluster: ClusterInfo) -> str:
-    """Return the servers that hold it: a star marks the leader, an exclamation mark one that is behind or offline."""
+    """Return the servers of a stream: a star marks the leader, an exclamation mark one that is behind or offline."""
     if not cluster.get("replicas") and not cluster.get("leader"):
         return ""
     names = [f"{leader}*"] if (leader := cluster.get("leader")) else []

@@ -1,9 +1,9 @@
-"""Every setting of a stream, a consumer and a bucket, declared once: its type, and what natty knows about it.
+"""Every setting of a stream, a consumer and a bucket, declared once: its type, and natty's facts about it.
 
 Python's types, the checks, the plans of changes, the command line's flags and docs/streams.md all read these classes;
-the text below a setting is its help text, too. A user writes durations in seconds or as text ("30s", "1h30m", "7d"),
-sizes in bytes or as text ("512KB", "1GiB"). The server writes nanoseconds and bytes: its own documents are the types of
-`info.py`. Facts: nats-server's API schema (stream and consumer configuration), tried on 2.15.
+the text below a setting is also its help text. A user writes durations in seconds or as text ("30s", "1h30m", "7d"),
+sizes in bytes or as text ("512KB", "1GiB"). The server writes nanoseconds and bytes: `info.py` has the types of its
+documents. Source: nats-server's API schema (stream and consumer configuration), tested on 2.15.
 """
 
 import ast
@@ -36,14 +36,14 @@ PriorityPolicy = Literal["none", "overflow", "pinned_client", "prioritized"]
 
 @dataclass(frozen=True)
 class Setting:
-    """What there is to know of one setting, beside its name, its type and the text below it."""
+    """The facts about one setting, besides its name, its type and the text below it."""
 
     judge: Judge = changes.unknown
-    """What a change of it may break."""
+    """The judge of its changes."""
     flag: str = ""
-    """Its flag, without the dashes; its own name by default."""
+    """Its flag, without the dashes; by default its own name."""
     without_flag: str = ""
-    """Why it has no flag of its own."""
+    """Why it has no flag."""
     unlimited: bool = False
     """Whether 0 and -1 mean no limit."""
     least: int | None = None
@@ -53,11 +53,11 @@ class Setting:
     negated: bool = False
     """Whether the flag says the opposite."""
     metavar: str = ""
-    """What the value is called in a help text; by its type by default."""
+    """Name of the value in a help text; by default from its type."""
 
 
 class Placement(TypedDict, total=False):
-    """Where a cluster puts the replicas of a stream."""
+    """The servers on which a cluster places the replicas of a stream."""
 
     # fmt: off
     cluster: Annotated[str, Setting()]
@@ -92,7 +92,7 @@ class Republish(TypedDict, total=False):
 
 
 class ConsumerLimits(TypedDict, total=False):
-    """What the consumers of a stream may ask for at most, and what they get by default."""
+    """The limits and defaults of the consumers of a stream."""
 
     # fmt: off
     inactive_threshold: Annotated[int, Setting(flag="limit-consumer-inactive", metavar="DURATION", editable=False)]
@@ -103,7 +103,7 @@ class ConsumerLimits(TypedDict, total=False):
 
 
 class ExternalStream(TypedDict, total=False):
-    """How the API of another domain or account is reached."""
+    """The API of another domain or account."""
 
     api: str  # prefix of its subjects, such as "$JS.hub.API"
     deliver: str  # prefix of the subjects that its messages arrive on
@@ -121,7 +121,7 @@ class StreamSource(TypedDict, total=False):
 
 
 class StreamConfig(TypedDict, total=False):
-    """The settings of a stream, by the server's names. What is not named keeps the server's default."""
+    """The settings of a stream, by the server's names. Other settings keep the server's default."""
 
     # fmt: off
     description: Annotated[str, Setting(changes.always)]
@@ -211,7 +211,7 @@ class StreamConfig(TypedDict, total=False):
 
 
 class ConsumerConfig(TypedDict, total=False):
-    """The settings of a durable pull consumer, by the server's names. What is not named keeps natty's default."""
+    """The settings of a durable pull consumer, by the server's names. Other settings keep natty's default."""
 
     # fmt: off
     description: Annotated[str, Setting(changes.always)]
@@ -293,7 +293,7 @@ class BucketConfig(StreamConfig, total=False):
 
 
 def rows(kind: Any) -> Mapping[str, tuple[Any, Setting]]:
-    """Return name → (type, setting) of each declared setting of a class here, in the order of the declaration."""
+    """Return name → (type, setting) of each declared setting of a class here, in the order of declaration."""
     return {
         name: (hint.__origin__, hint.__metadata__[0])
         for name, hint in kind.__annotations__.items()
@@ -303,7 +303,7 @@ def rows(kind: Any) -> Mapping[str, tuple[Any, Setting]]:
 
 @cache
 def texts(kind: Any) -> Mapping[str, str]:
-    """Return name → the text below each setting of a class here, on one line; nothing where the source is missing."""
+    """Return name → the text below each setting of a class here, on one line; empty if the source is missing."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[__name__]))
     except OSError:

@@ -1,7 +1,7 @@
-"""Messages of a work queue that the server counts as acknowledged and still holds: it never delivers them again.
+"""Stranded messages of a work queue: the server counts them as acknowledged, still holds and never redelivers them.
 
-Only acknowledgements take messages out of a work queue, so a message that a consumer's ack floor has passed proves that
-the server forgot it (`servers.FAULTS`, "purge forgets deliveries"), or gave it up at `max_deliver`.
+Only acknowledgements remove messages from a work queue. So if a message is below a consumer's ack floor, the server
+forgot it (`servers.FAULTS`, "purge forgets deliveries"), or gave it up at `max_deliver`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from natty.wire.servers import NEEDS, text_of
 
 logger = logging.getLogger("natty.consume")
 
-LOOK_EVERY = 30.0  # seconds; a message has to be seen at two looks, as a cluster deletes acknowledged ones later
-MOST = 256  # messages that a look names for each filter of a consumer
-AT_ONCE = 16  # filters that are looked at beside each other
+LOOK_EVERY = 30.0  # seconds; a message must appear in two looks, as a cluster deletes acknowledged ones later
+MOST = 256  # messages that a look returns for each filter of a consumer
+AT_ONCE = 16  # filters that are read at the same time
 SHOWN = 5  # commands that an error names
 RESET = "resetting a consumer"
 
@@ -30,10 +30,10 @@ Buried = Callable[[str, int, str], Awaitable[int | None]]
 
 
 class Outcome(Enum):
-    """What a look at stranded messages came to."""
+    """The outcome of a look for stranded messages."""
 
-    NOTHING = auto()  # there are none
-    UNPROVEN = auto()  # none of them was there at the look before
+    NOTHING = auto()  # there are no stranded messages
+    UNPROVEN = auto()  # none of them appeared in the look before
     REFUSED = auto()  # they are not delivered again; the log says why, and what to do
     AGAIN = auto()  # they are delivered again
 
@@ -41,8 +41,8 @@ class Outcome(Enum):
 async def stranded(jetstream: JetStream, stream: str, consumer: str) -> list[int]:
     """Return the first sequences of a work queue below a consumer's ack floor, at most 256, while nothing is in flight.
 
-    Empty if messages are delivered and unacknowledged: they may be among these. Look twice, some seconds apart: in a
-    cluster acknowledged messages are deleted a little later. ConsumerNotFoundError, StreamNotFoundError.
+    Empty if there are delivered and unacknowledged messages, which may be among them. Look twice, some seconds apart:
+    a cluster deletes acknowledged messages a little later. ConsumerNotFoundError, StreamNotFoundError.
     """
     info = await consumer_info(jetstream, stream, consumer)
     return [] if info["num_ack_pending"] else await first_below_floor(jetstream, stream, info)
@@ -51,9 +51,9 @@ async def stranded(jetstream: JetStream, stream: str, consumer: str) -> list[int
 async def first_below_floor(
     jetstream: JetStream, stream: str, info: Mapping[str, Any], but: Container[int] = ()
 ) -> list[int]:
-    """Return the first sequences, at most 256, of what a work queue holds below the ack floor of CONSUMER.INFO.
+    """Return the first sequences, at most 256, that a work queue holds below the ack floor of CONSUMER.INFO.
 
-    Those of `but` are left out.
+    Leaves out those of `but`.
     """
     turn = asyncio.Semaphore(AT_ONCE)
 
@@ -84,13 +84,13 @@ async def _below_floor(jetstream: JetStream, stream: str, subject: str, floor: i
 
 
 class QueueMender:
-    """Has stranded messages of a work queue delivered again, for one consumer, whenever nothing of it is in flight.
+    """Makes the server redeliver stranded messages of a work queue to one consumer, while it has none in flight.
 
-    The consumer is reset to the first of them (nats-server 2.14), or made again by `remake`, as a group's member does.
-    In a work queue that repeats nothing that was acknowledged, as that is deleted. What another process was given in
-    the same moment may come twice. Nothing is done where one of them is dead, which only `max_deliver` brings about:
-    `buried` returns the letter of (stream, sequence, consumer); None: none are made. `named` is what letters call the
-    consumer.
+    It resets the consumer to the first of them (nats-server 2.14), or `remake` creates it again, as for the member of a
+    group. That repeats no acknowledged messages, since a work queue deletes them. A message that another process got in
+    the same moment may be delivered twice. It does nothing if one of the messages is dead, which only `max_deliver`
+    causes: `buried` returns the letter of (stream, sequence, consumer); it is None without dead letters. `named` is the
+    consumer's name in letters.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class QueueMender:
         return await self.judge(await stranded(self._jetstream, self._stream, self._consumer)) is Outcome.AGAIN
 
     async def judge(self, found: Sequence[int]) -> Outcome:
-        """Have the stranded messages that were found delivered again, once some were found twice in a row."""
+        """Make the server redeliver the stranded messages, once some were found twice in a row."""
         proven = set(found) & set(self._before)
         self._before = list(found)
         if not found:
@@ -143,19 +143,19 @@ class QueueMender:
         if why:
             refused, self._refused = self._refused, (why, max(found[-1], self._refused[1]))
             if refused != self._refused:
-                self._tell("forgot or gave up", found, f"they are not delivered again: {why}")
+                self._log("forgot or gave up", found, f"they are not delivered again: {why}")
             return Outcome.REFUSED
         if self._remake is None:
             await self._jetstream.request(f"CONSUMER.RESET.{self._stream}.{self._consumer}", {"seq": found[0]})
         else:
             self._remake()
         done = "reset" if self._remake is None else "made again"
-        self._tell("forgot", found, f"the consumer is {done}, and they are delivered again")
+        self._log("forgot", found, f"the consumer is {done}, and they are delivered again")
         self._before, self._refused = [], ("", 0)
         return Outcome.AGAIN
 
     async def _refusal(self) -> str:
-        """Return why the consumer must stay as it is, and what to do; empty if nothing speaks against it."""
+        """Return why the consumer must not be reset, and what to do; empty if it may be."""
         version = self._jetstream.connection.server_version
         remove = (
             "Delete the consumer while no worker runs, it is made again:"
@@ -168,7 +168,7 @@ class QueueMender:
         if most <= 0:
             return ""
         try:
-            dead = None if self._buried is None else await self._dead(info, self._buried)
+            dead = None if self._buried is None else await self._find_dead(info, self._buried)
         except StreamNotFoundError:  # the letters' stream
             dead = None
         if dead is None:
@@ -181,8 +181,8 @@ class QueueMender:
         more = ", and more of them are" if len(dead) > SHOWN else ""
         return f"these reached max_deliver and are dead letters{more}. Delete them from the work queue: {commands}"
 
-    async def _dead(self, info: ConsumerInfo, buried: Buried) -> list[int]:
-        """Return stranded messages that have a letter: all, or one more than are shown."""
+    async def _find_dead(self, info: ConsumerInfo, buried: Buried) -> list[int]:
+        """Return the stranded messages that have a letter: all, or one more than `SHOWN`."""
         dead: list[int] = []
         for subject in _filters(info["config"]):
             async for sequence in _below_floor(self._jetstream, self._stream, subject, info["ack_floor"]["stream_seq"]):
@@ -192,7 +192,7 @@ class QueueMender:
                     return dead
         return dead
 
-    def _tell(self, verb: str, sequences: Sequence[int], what: str) -> None:
+    def _log(self, verb: str, sequences: Sequence[int], what: str) -> None:
         logger.error(
             "nats-server %s %d%s unacknowledged messages of work queue %s, from %d to %d, as it does at a purge by"
             " subject or a roll-up; consumer %s: %s",

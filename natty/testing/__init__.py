@@ -1,6 +1,6 @@
 """Real servers for tests and demos: certificates, a server, a cluster, and faults between client and server.
 
-The fixtures stand in `natty.testing.plugin`, which pytest loads by itself where natty is installed.
+The fixtures are in `natty.testing.plugin`, which pytest loads automatically if natty is installed.
 """
 
 from natty.config.tls import DevCA, TLSFiles

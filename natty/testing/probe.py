@@ -1,4 +1,4 @@
-"""Asks a server one question with plain sockets: natty itself is what is being tested with these servers."""
+"""Sends one request to a server over plain sockets, without natty, since these servers are there to test natty."""
 
 import json
 import socket
@@ -21,7 +21,7 @@ class NoAnswerError(NattyError):
 def ask(
     options: ServerOptions, port: int, files: TLSFiles | None, subject: str, question: object = None, *, timeout: float
 ) -> dict[str, Any]:
-    """Return the JSON answer to a request on `subject`; raises `NoAnswerError` when there is none in `timeout` seconds.
+    """Return the JSON answer to a request on `subject`; raises `NoAnswerError` if there is none in `timeout` seconds.
 
     Authenticates as the first of `options.users`, if there are any.
     """
@@ -48,7 +48,7 @@ def _secure(connection: socket.socket, options: ServerOptions, files: TLSFiles |
 
 
 def _read_info(connection: socket.socket) -> None:
-    """Read the server's greeting byte by byte: what follows it is TLS."""
+    """Read the server's greeting byte by byte: the bytes after it are TLS."""
     while (byte := connection.recv(1)) != b"\n":
         if not byte:
             raise OSError("the connection was closed")

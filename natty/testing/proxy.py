@@ -1,4 +1,4 @@
-"""A TCP proxy that misbehaves on request, between a client and a server; TLS passes through untouched."""
+"""A TCP proxy between a client and a server that causes faults on request; TLS passes through unchanged."""
 
 import asyncio
 import contextlib
@@ -9,13 +9,13 @@ from urllib.parse import urlsplit
 from natty.testing.spawner import free_ports
 
 CHUNK_BYTES = 64 * 1024
-CLOSE_WITHIN = 20.0  # seconds to flush what was read before a side ended
-TURNS = 5  # of the loop, in which what was accepted becomes a connection
-CHUNKS_HELD = 64  # a direction of a link holds this many chunks at most; then the sender has to wait
+CLOSE_WITHIN = 20.0  # seconds to flush bytes that were read before a side ended
+TURNS = 5  # of the loop, in which an accepted socket becomes a connection
+CHUNKS_HELD = 64  # the maximum that a direction of a link holds; then the sender has to wait
 
 
 class Target(Protocol):
-    """What a proxy can stand in front of: a `NatsServer`, for one."""
+    """The target of a proxy, for example a `NatsServer`."""
 
     @property
     def url(self) -> str:
@@ -28,10 +28,10 @@ class Target(Protocol):
 
 
 class Proxy:
-    """Forwards every connection to `host`:`port`; an async context manager that leaves nothing open.
+    """Forwards every connection to `host`:`port`; an async context manager that closes all connections at its end.
 
-    The faults act on connections that exist and on those to come: `cut()` and `restore()`, `half_open()` and
-    `restore()`, `hold()` and `release()`, `delay(seconds)`. `mute()` acts on those that exist.
+    The faults affect existing and new connections: `cut()` and `restore()`, `half_open()` and `restore()`, `hold()`
+    and `release()`, `delay(seconds)`. `mute()` affects only existing ones.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Proxy:
 
     @classmethod
     def to(cls, server: Target) -> Self:
-        """Make a proxy in front of `server`; `options` then connect through it."""
+        """Return a proxy in front of `server`; its `options` connect through it."""
         parts = urlsplit(server.url)
         if not (parts.hostname and parts.port):
             raise ValueError(f"{server.url} names no host and port")
@@ -88,7 +88,7 @@ class Proxy:
 
     @property
     def connections(self) -> int:
-        """How many connections exist now."""
+        """The number of current connections."""
         return len(self._links)
 
     async def cut(self) -> None:
@@ -103,48 +103,48 @@ class Proxy:
             await listener.wait_closed()
 
     async def restore(self) -> None:
-        """End `cut()` and `half_open()`; connections that were half-open are closed now."""
+        """End `cut()` and `half_open()`; half-open connections are closed."""
         if self._dead:
             self._dead = False
             await self._drop([link for link in self._links if link.dead])
         await self._listen()
 
     def delay(self, seconds: float) -> None:
-        """Deliver everything `seconds` later, in each direction; 0 ends it."""
+        """Deliver all bytes `seconds` later, in each direction; 0 ends the delay."""
         self._gate.delay = seconds
 
     def hold(self) -> None:
-        """Hold what is sent in either direction, until `release()` delivers it late; connections stay open."""
+        """Hold all bytes in both directions until `release()` delivers them late; connections stay open."""
         self._gate.flow.clear()
 
     def release(self) -> None:
-        """Deliver what `hold()` held."""
+        """Deliver the bytes that `hold()` held."""
         self._gate.flow.set()
 
     def half_open(self) -> None:
-        """Play a peer that vanished: connections stay open, new ones are accepted, nothing is read or delivered.
+        """Simulate a vanished peer: connections stay open, new ones are accepted, nothing is read or delivered.
 
-        Whoever sends fills its buffers and waits, as with a machine that lost its power. `restore()` ends it.
+        A sender fills its buffers and waits, as if the peer's machine had lost power. `restore()` ends it.
         """
         self._dead = True
         for link in self._links:
             link.dead = True
 
     def mute(self) -> None:
-        """Lose what the server says on the connections that exist, while what it is sent arrives: acks are lost.
+        """Drop the server's bytes on existing connections and deliver the client's, so that acks are lost.
 
-        They stay mute; whoever connects anew is heard again.
+        These connections stay mute; new connections are not.
         """
         for link in self._links:
             link.mute = True
 
     async def _listen(self) -> None:
-        async with self._opening:  # by two who restore at the same time
+        async with self._opening:  # `restore` may run twice at the same time
             if self._listener is None:
                 self._listener = await asyncio.start_server(self._accept, self.host, self.port, limit=CHUNK_BYTES)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """No coroutine function: one that is cancelled before it begins would leave the connection open."""
+        """Start a link. Not a coroutine function: cancelled before it begins, it would leave the connection open."""
         link = _Link(self._gate, reader, writer)
         link.dead = self._dead
         self._links.add(link)
@@ -172,7 +172,7 @@ class Proxy:
 
 @dataclass
 class _Gate:
-    """What every link of a proxy obeys: when its bytes may pass."""
+    """The rules for every link of a proxy: when its bytes may pass."""
 
     flow: asyncio.Event = field(default_factory=asyncio.Event)
     delay: float = 0.0  # seconds
@@ -185,7 +185,7 @@ _Queue = asyncio.Queue[tuple[float, bytes]]  # (not before this loop time, these
 
 
 class _Link:
-    """One connection through the proxy: for each direction a reader and a deliverer, a bounded queue between them."""
+    """One connection through the proxy: a reader, a bounded queue and a deliverer for each direction."""
 
     def __init__(self, gate: _Gate, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.dead = False
@@ -214,7 +214,7 @@ class _Link:
         await self._close()
 
     def abort(self) -> None:
-        """Close both sides at once; what they have not taken yet is lost."""
+        """Close both sides at once; undelivered bytes are lost."""
         for writer in self._writers:
             writer.transport.abort()
 
@@ -243,7 +243,7 @@ class _Link:
             try:
                 chunk = await reader.read(CHUNK_BYTES)
             except OSError:
-                chunk = b""  # reset by its sender: the end, too
+                chunk = b""  # a reset by the sender is also the end
             if self.dead:
                 await _forever()
             if chunk and from_server and self.mute:

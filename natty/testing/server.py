@@ -17,9 +17,9 @@ from natty.testing.binary import find_server
 from natty.testing.server_options import Routes, ServerOptions, connect_options, render
 from natty.testing.spawner import free_ports, spawn
 
-STOP_WITHIN = 15.0  # seconds that a graceful stop may take; killed afterwards
+STOP_WITHIN = 15.0  # seconds that a graceful stop may take; then the server is killed
 POLL_EVERY = 0.02  # seconds between two looks at a starting server
-# What nats-server logs when it listens and when it serves. A look at the port itself would leave an error in its log.
+# Log lines of nats-server when it listens and when it serves. Probing the port would leave an error in its log.
 READY = ("Listening for client connections", "Server is ready")
 LAST_LINES = 15  # of the log, shown when a server dies
 
@@ -29,11 +29,11 @@ class ServerStartError(NattyError):
 
 
 class NatsServer:
-    """One nats-server; use it as a context manager, or `start()` and `close()` it.
+    """One nats-server; use it as a context manager, or call `start()` and `close()`.
 
     Its port, its certificates and its JetStream store survive `stop()`, `kill()` and `restart()`; `close()` removes
     them unless `folder` was given. It dies with this process. The methods block (for milliseconds, `start` and `stop`
-    for longer): in a coroutine, put them in `asyncio.to_thread` when other tasks must run meanwhile.
+    for longer): in a coroutine, call them with `asyncio.to_thread` if other tasks must run meanwhile.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class NatsServer:
 
     @property
     def alive(self) -> bool:
-        """Whether the process exists; a paused one does."""
+        """Whether the process exists; also while it is paused."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int | None:
-        """The process, None while it is down."""
+        """The process id, None while the server is down."""
         return self._process.pid if self._process is not None and self.alive else None
 
     def connect_options(self) -> dict[str, Any]:
@@ -93,18 +93,18 @@ class NatsServer:
         return connect_options(self.options, self.tls_files, [self.url])
 
     def log(self) -> str:
-        """Return all that the server has logged since it was first started."""
+        """Return the whole log of the server since its first start."""
         path = self.folder / "server.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
     def start(self) -> Self:
-        """Start and wait until the server is ready; raises `ServerStartError` with its last log lines when it dies."""
+        """Start and wait until the server is ready; raises `ServerStartError` with its last log lines if it dies."""
         self.launch()
         self.wait_ready()
         return self
 
     def launch(self) -> None:
-        """Start the process without waiting; nothing happens when it is alive."""
+        """Start the process without waiting. Does nothing if it is alive."""
         if self.alive:
             return
         config = self.folder / "server.conf"
@@ -118,7 +118,7 @@ class NatsServer:
             self._process = spawn(command, output=output, folder=self.folder, environ=dict(os.environ))
 
     def wait_ready(self) -> None:
-        """Wait until the server says that it is ready and accepts connections."""
+        """Wait until the server logs that it is ready and accepts connections."""
         deadline = time.monotonic() + self.options.start_timeout
         while not all(line in self.recent_log() for line in READY):
             if not self.alive:
@@ -133,22 +133,22 @@ class NatsServer:
     def stop(self) -> None:
         """Stop gracefully (SIGTERM) and wait; kills a server that takes longer than `STOP_WITHIN`."""
         self._signal(signal.SIGTERM)
-        self._signal(signal.SIGCONT)  # a paused one can't stop otherwise
+        self._signal(signal.SIGCONT)  # a paused server can't stop
         self._wait()
 
     def kill(self) -> None:
-        """Kill without a chance to write anything (SIGKILL) and wait."""
+        """Kill the server (SIGKILL), so that it can't write anything, and wait."""
         self._signal(signal.SIGKILL)
         self._wait()
 
     def pause(self) -> None:
-        """Freeze (SIGSTOP): connections stay open and nothing answers any more, until `resume()`."""
+        """Freeze the server (SIGSTOP): until `resume()`, connections stay open without answers."""
         self._signal(signal.SIGSTOP)
-        if sys.platform == "linux" and (pid := self.pid):  # the other threads run on until one has seen the signal
+        if sys.platform == "linux" and (pid := self.pid):  # the other threads run until one has seen the signal
             os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
-        """Go on after `pause()`."""
+        """Continue after `pause()`."""
         self._signal(signal.SIGCONT)
 
     def restart(self) -> None:
@@ -157,15 +157,15 @@ class NatsServer:
         self.start()
 
     def lame_duck(self) -> None:
-        """Send SIGUSR2: the server tells its clients to leave, then ends.
+        """Send SIGUSR2: the server asks its clients to disconnect, then ends.
 
-        It ends after `lame_duck_grace_period` and, if clients remain, `lame_duck_duration` (30 s at least): settings
+        It ends after `lame_duck_grace_period` and, if clients remain, `lame_duck_duration` (at least 30 s): settings
         for `ServerOptions.config`.
         """
         self._signal(signal.SIGUSR2)
 
     def close(self) -> None:
-        """Kill the server and remove its temporary folder; may be called twice."""
+        """Kill the server and remove its temporary folder. Idempotent."""
         self.kill()
         if self._own_folder:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -190,7 +190,7 @@ class NatsServer:
             self._process.wait()
 
     def recent_log(self) -> str:
-        """Return what was logged since the last start."""
+        """Return the log since the last start."""
         return self.log()[self._log_offset :]
 
     def last_lines(self) -> str:

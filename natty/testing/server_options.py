@@ -1,4 +1,4 @@
-"""What a test server can be asked to do, and the configuration file that says so. No I/O."""
+"""The options of a test server, and its configuration file. No I/O."""
 
 import json
 from collections.abc import Mapping
@@ -13,10 +13,10 @@ TLS_TIMEOUT = 60  # seconds for a handshake: a test machine may be busy
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """How a test server is configured; the default is mutual TLS and JetStream on a free port of the loopback.
+    """The options of a test server; the default is mutual TLS and JetStream on a free port of the loopback.
 
-    `users` are names and passwords; `authorization` is the text of an `authorization { … }` or `accounts { … }` block
-    for anything richer. `config` is appended to the file as it is. No monitoring port is opened unless asked for.
+    `users` are names and passwords; for more, `authorization` is the text of an `authorization { … }` or
+    `accounts { … }` block. `config` is appended to the file unchanged. By default there is no monitoring port.
     """
 
     tls: Literal["mutual", "server"] | None = "mutual"
@@ -74,7 +74,7 @@ def connect_options(options: ServerOptions, files: TLSFiles | None, urls: list[s
 
 
 def tls_options(options: ServerOptions, files: TLSFiles | None) -> dict[str, str]:
-    """Return `tls_ca`, `tls_cert` and `tls_key` for a client of such a server; empty where the server needs none."""
+    """Return `tls_ca`, `tls_cert` and `tls_key` for a client of such a server; empty if the server needs none."""
     if not (files and options.tls):
         return {"tls_ca": "", "tls_cert": "", "tls_key": ""}
     if options.tls == "server":
@@ -101,7 +101,7 @@ def _cluster(options: ServerOptions, routes: Routes, files: TLSFiles | None) -> 
     urls = ", ".join(_text(f"{scheme}://{options.host}:{port}") for port in routes.peers if port != routes.port)
     settings = [f"name: {_text(routes.cluster)}", f"listen: {_text(f'{options.host}:{routes.port}')}"]
     if files and options.tls:
-        settings.append(_tls(files, verify=True))  # a route is a client, too: both sides show a certificate
+        settings.append(_tls(files, verify=True))  # a route is also a client: both sides present a certificate
     settings.append(f"routes: [{urls}]")
     return "cluster {\n" + "\n".join(settings) + "\n}"
 

@@ -1,4 +1,4 @@
-"""A child process that dies with its parent, and ports that nobody else takes."""
+"""Starts child processes that die with their parent, and reserves ports that no other process takes."""
 
 import contextlib
 import os
@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import IO
 
 # Below the range from which Linux takes the local ports of outgoing connections (32768 and up, 16000 on some machines):
-# the port of a server that is down for a moment can't be taken by a connection, and a client can't connect to itself.
+# a connection can't take the port of a server that is down for a moment, and a client can't connect to itself.
 PORTS = range(10_000, 16_000)
 BLOCK = 50  # ports that a process reserves at once
 
 _giving_out = threading.Lock()
-_ours: list[int] = []  # reserved and not given out yet
+_ours: list[int] = []  # reserved and not returned yet
 
-# Runs in the child, then becomes the program by exec: the kernel kills it when its parent dies, however that happens.
+# Runs in the child, then becomes the program by exec: the kernel kills it when its parent dies, for any reason.
 # Not a preexec_fn: running Python between fork and exec is unsafe (and warned about) in a process with threads.
 _TRAMPOLINE = """
 import ctypes, os, signal, sys
@@ -29,17 +29,17 @@ if os.getppid() != int(sys.argv[1]):
 os.execv(sys.argv[2], sys.argv[2:])
 """
 
-# The kernel means the death of the parent *thread*. Children of other threads than the main one are started by this
-# one, which lives as long as the process.
+# The kernel reacts to the death of the parent *thread*. So this thread, which lives as long as the process, starts all
+# children of other threads than the main one.
 _spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="natty-testing-spawner")
 
 
 def spawn(command: list[str], *, output: IO[bytes], folder: Path, environ: dict[str, str]) -> "subprocess.Popen[bytes]":
-    """Start `command` in a session of its own with both outputs in `output`; on Linux it dies with this process."""
+    """Start `command` in its own session with both outputs in `output`; on Linux it dies with this process."""
 
     def start() -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
-            _dying_with_parent(command),
+            _bind_to_parent(command),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -53,17 +53,17 @@ def spawn(command: list[str], *, output: IO[bytes], folder: Path, environ: dict[
     return _spawner.submit(start).result()
 
 
-def _dying_with_parent(command: list[str]) -> list[str]:
+def _bind_to_parent(command: list[str]) -> list[str]:
     if sys.platform != "linux" or not sys.executable:
         return command
     return [sys.executable, "-I", "-S", "-c", _TRAMPOLINE, str(os.getpid()), *command]
 
 
 def free_ports(count: int) -> list[int]:
-    """Return `count` different ports of the loopback that are free now and stay out of everybody's way.
+    """Return `count` different ports of the loopback that are free and reserved for this process.
 
-    On Linux they are this process's own as long as it lives: no other one that asks here gets them, and no later call,
-    so that a server that is slow to start, or down for a moment, finds its port free. OSError where none is free.
+    On Linux the reservation lasts as long as this process: no other process, and no later call, gets these ports here.
+    So a server that starts slowly, or is down for a moment, finds its port free. OSError if none is free.
     """
     free: list[int] = []
     with _giving_out:
@@ -81,7 +81,7 @@ def _reserve() -> list[int]:
     """Return a block of ports, in random order, that no other process has reserved; all ports when none is left."""
     blocks = range(PORTS.start, PORTS.stop, BLOCK) if sys.platform == "linux" else ()
     for first in random.sample(blocks, len(blocks)):
-        # A name without a file: known in the whole network namespace, as ports are, and freed with the process.
+        # A name without a file: visible in the whole network namespace, like ports, and freed with the process.
         with socket.socket(socket.AF_UNIX) as mark, contextlib.suppress(OSError):
             mark.bind(f"\0natty-testing-ports-{first}")
             mark.detach()
