@@ -39,7 +39,7 @@ def command_of(arguments: Sequence[str]) -> str:
 
 
 def guard(program: str, arguments: Sequence[str]) -> None:
-    """Make SIGTERM, SIGINT and SIGHUP end the process at once and silently, since no work has begun.
+    """Make SIGTERM, SIGINT and SIGHUP end the process at once and silently, because no work has begun.
 
     The exit status is 128 plus the signal's number; for a capture node 0, since its stop is not a failure. A node
     ignores SIGHUP, which means to read the configuration again: it is about to read it. Ignored signals stay ignored.

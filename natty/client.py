@@ -1,4 +1,4 @@
-"""The client: one method for each use, and `as_leader` for functions that connect by themselves."""
+"""The client: one method for each use, and `as_leader` for functions that have no client."""
 
 from __future__ import annotations
 

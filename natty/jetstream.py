@@ -146,7 +146,7 @@ class JetStream:
     def write_subject(self, subject: str) -> str:
         """Return the subject to publish on, for a message that is stored under `subject`.
 
-        Buckets of another domain or account are written through the prefix of its API, since their names are the same
+        Buckets of another domain or account are written through the prefix of its API, because their names are the same
         everywhere; the server removes the prefix.
         """
         return f"{self.prefix}.{subject}" if self.prefix != OWN_API and subject.startswith("$KV.") else subject
@@ -285,7 +285,7 @@ class JetStream:
 
         With both, the first one on the subject from the sequence on; then the subject may have wildcards.
         A hint: only a conditional publish shows whether it is still the last one. A byte of its subject that is not
-        UTF-8 reads as U+FFFD, since the answer is JSON. BadSubjectError for a subject that JSON can't hold.
+        UTF-8 reads as U+FFFD, because the answer is JSON. BadSubjectError for a subject that JSON can't hold.
         """
         if legible(subject) != subject:
             raise BadSubjectError(f"subject {subject!r} is not UTF-8: the server's API can't be asked for it")
@@ -372,7 +372,7 @@ def _raise_refusal(refusal: _Refusal, subject: str) -> NoReturn:
 
 
 def is_in_process(error: BaseException) -> bool:
-    """Return whether the server refused since it is storing a message with the same id: usually an earlier try."""
+    """Return whether the server refused because it is storing a message with the same id: usually an earlier try."""
     return isinstance(error.__cause__, JetStreamError) and error.__cause__.err_code == IN_PROCESS
 
 

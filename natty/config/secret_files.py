@@ -20,7 +20,7 @@ def exposure(path: str | Path) -> str:
 
     Only the owner may read and write it, with three exceptions. A group may also read a file of root, as services get
     their secrets this way. All processes of a container may read a file that Kubernetes, Docker or Podman mounted, as
-    this is their default. Root may use a file of any owner, since in a container files keep their owners from outside,
+    this is their default. Root may use a file of any owner, because in a container files keep their outside owners,
     and root trusts the file by naming it. Does not check pipes and other files that are not regular, nor any file on
     Windows, which has no modes.
     """

@@ -84,7 +84,7 @@ def hinted_revision(raw: RawMessage) -> int:
     """Return the revision that a republished message has on the lease's key, 0 if no server republished it.
 
     Any client that may publish there can send such a message, so read the key before you act on it. This is cheap,
-    since a client can send many: the rest of the message is decoded only if this revision is new.
+    because a client can send many: the rest of the message is decoded only if this revision is new.
     """
     found = _SEQUENCE.search(raw[2]) if len(raw[2]) <= MOST_BYTES else None
     return int(found[1]) if found else 0

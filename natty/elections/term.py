@@ -248,7 +248,7 @@ class Term:
 
 
 def _token_of(commit: StoredMessage) -> int:
-    """Return the token of a stored commit; 0 if no leader stored it, since a token is an earlier sequence."""
+    """Return the token of a stored commit; 0 if no leader stored it, because a token is an earlier sequence."""
     text = commit.headers.get(TOKEN, [""])[0]
     token = int(text) if text.isascii() and text.isdecimal() and len(text) <= 20 else 0
     return token if token < commit.sequence else 0

@@ -317,7 +317,7 @@ class Bucket:
 
     @contextmanager
     def _translate_ttl_error(self) -> Iterator[None]:
-        """Raise UnsupportedError if the server refuses a write since the bucket supports no TTL of single keys."""
+        """Raise UnsupportedError if the server refuses a write because the bucket supports no TTL of single keys."""
         try:
             yield
         except PublishError as error:

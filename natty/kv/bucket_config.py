@@ -29,7 +29,7 @@ async def make_bucket(
     `ttl`, in seconds or as text ("7d"), is for all keys. The bucket keeps `history` values for each key: 1 by default,
     64 at most. `replicas` default to 3 on a cluster, otherwise 1. `marker_ttl`, written like `ttl`, is how long the
     marker of an expired key stays, for disconnected watches: by default 60 seconds, or 1 with a history of several
-    values, since the server then keeps each key at least that long; 0 for no markers. Other settings are the stream's.
+    values, because the server then keeps each key at least that long; 0: no markers. Other settings are the stream's.
     StreamExistsError if the bucket exists and a named setting has another value; ConfigError for an unknown setting.
     """
     name = f"KV_{check_bucket(bucket)}"

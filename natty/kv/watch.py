@@ -71,8 +71,8 @@ class Watch:
     A slow reader does not block others: `max_messages` wait here, the rest stays in the bucket, where a newer value of
     a key replaces the older one unless the bucket keeps history. So a slow watch can skip values, but not the last one.
 
-    It skips messages whose name is not a key (ADR-8), since no client can read them, and calls `skipped` with the bytes
-    of the name.
+    It skips messages whose name is not a key (ADR-8), because no client can read them, and calls `skipped` with the
+    bytes of the name.
     """
 
     def __init__(

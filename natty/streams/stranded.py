@@ -87,8 +87,8 @@ class QueueMender:
     """Makes the server redeliver stranded messages of a work queue to one consumer, while it has none in flight.
 
     It resets the consumer to the first of them (nats-server 2.14), or `remake` creates it again, as for the member of a
-    group. That repeats no acknowledged messages, since a work queue deletes them. A message that another process got in
-    the same moment may be delivered twice. It does nothing if one of the messages is dead, which only `max_deliver`
+    group. That repeats no acknowledged messages, because a work queue deletes them. A message that another process got
+    in the same moment may be delivered twice. It does nothing if one of the messages is dead, which only `max_deliver`
     causes: `buried` returns the letter of (stream, sequence, consumer); it is None without dead letters. `named` is the
     consumer's name in letters.
     """

@@ -1,4 +1,4 @@
-"""Sends one request to a server over plain sockets, without natty, since these servers are there to test natty."""
+"""Sends one request to a server over plain sockets, without natty, because these servers are there to test natty."""
 
 import json
 import socket
