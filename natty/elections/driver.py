@@ -26,7 +26,7 @@ from natty.wire.repeated import ONCE, Repeated
 log = logging.getLogger("natty.leader")
 
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
-BUCKET_TIMEOUT = 5.0  # seconds to create a bucket again that was deleted
+BUCKET_TIMEOUT = 5.0  # seconds to create a deleted bucket again
 Tell = Callable[[str, Any], None]
 
 

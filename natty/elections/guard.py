@@ -31,7 +31,7 @@ KILL_INTERVAL = 0.01  # seconds between two looks for killed processes: we get n
 
 
 def clock() -> float:
-    """The clock of `natty.elections.options`."""
+    """Return the seconds of the clock `natty.config.units.clock`."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 

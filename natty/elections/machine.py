@@ -184,7 +184,7 @@ class Candidate(Follower):
         return actions
 
     def forbidden(self, now: float, nonce: str | None) -> list[Action]:
-        """The server denies us to write: a holder retries until its deadline, a candidate after a pause.
+        """The server denies us the write: a holder retries until its deadline, a candidate after a pause.
 
         `nonce` is the nonce of the record, None for a `Mark`.
         """

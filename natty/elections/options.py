@@ -27,7 +27,7 @@ LEASE_KEY = re.compile(r"[-/_=a-zA-Z0-9]+(\.[-/_=a-zA-Z0-9]+)*")
 
 
 def default_node_name() -> str:
-    """Return the names of host and process."""
+    """Return the names of this host and process: "host-pid"."""
     return f"{socket.gethostname().split('.')[0]}-{os.getpid()}"
 
 

@@ -16,7 +16,7 @@ from typing import IO, Any, TypedDict, Unpack
 from natty.elections import guard
 from natty.elections.tenure import Tenure
 
-DEADLINE = struct.Struct("=dd")  # when to send SIGTERM, when SIGKILL: seconds of the clock `options.clock`
+DEADLINE = struct.Struct("=dd")  # when to send SIGTERM, when SIGKILL: seconds of `guard.clock`
 NEVER = float("inf")
 KILL_BEFORE = 0.25  # of the grace: how long before the deadline
 

@@ -25,7 +25,7 @@ Kind = Literal["held", "released", "expired", "deleted", "absent"]
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The record on the lease's key: who holds office, for how long, and the nonce of the write."""
+    """The record on the lease's key: the holder, for how long, and the nonce of the write."""
 
     v: Whole = 1
     id: Text
