@@ -1,4 +1,4 @@
-"""What administers static and elastic groups alike. Only administrators write who is listed, never members."""
+"""Administration that static and elastic groups share. Only administrators change the list of members."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ class MemberState:
     name: str
     listed: bool
     partitions: tuple[int, ...] = ()
-    exists: bool = False  # it has a consumer; that of an elastic member goes some seconds after its last instance
-    waiting: int = 0  # open pulls: an instance has one, the pinned one as well as a standby
+    exists: bool = False  # it has a consumer; the server removes an elastic member's soon after its last instance left
+    waiting: int = 0  # open pulls: one for each instance, pinned or standby
     pinned: str = ""  # the server's id of the instance that gets the messages; "" for none
-    pending: int = 0  # messages that were not delivered yet
+    pending: int = 0  # messages that are not delivered yet
     unacked: int = 0
 
     @property
     def active(self) -> bool:
-        """Whether an instance reads as this member, as far as the server knows."""
+        """Whether the server sees an instance that reads as this member."""
         return self.exists and bool(self.waiting or self.pinned)
 
 
 class GroupAdmin(ABC, Generic[R]):
-    """A group of a stream, whether there is one on the server or not. Nothing is asked until a method is called.
+    """A group of a stream, which may or may not exist on the server. Only method calls send requests.
 
-    All methods that need the group raise GroupNotFoundError if there is none, and BadGroupError if its record can't be
-    read. BadGroupError at once for names that can't be a key.
+    Methods that need the group raise GroupNotFoundError if it does not exist, and BadGroupError if its record can't be
+    read. The constructor raises BadGroupError for names that can't be part of a key.
     """
 
     kind: Kind
@@ -92,32 +92,32 @@ class GroupAdmin(ABC, Generic[R]):
 
     @abstractmethod
     async def delete(self) -> list[str]:
-        """Delete the group; members end when they see it. Return what has one of its names and is not its own."""
+        """Delete the group; members end when they see it. Return streams and consumers with its names that it kept."""
 
     async def read(self) -> R:
-        """Return the group's record, as the bucket's leader has it."""
+        """Return the group's record from the bucket's leader."""
         record = await self._find()
         if record is None:
-            raise self._missing()
+            raise self._missing_error()
         return record
 
     async def members(self) -> list[MemberState]:
-        """Return what becomes of every listed member, in the record's order."""
+        """Return the state of every listed member, in the record's order."""
         record = await self.read()
         return list(await asyncio.gather(*(self._state(record, name) for name in record.member_names)))
 
     async def active_members(self) -> list[str]:
-        """Return the listed members that an instance reads as."""
+        """Return the listed members that have an instance reading."""
         return [one.name for one in await self.members() if one.active]
 
     async def member(self, name: str) -> MemberState:
-        """Return what becomes of one member, listed or not."""
+        """Return the state of one member, listed or not."""
         return await self._state(await self.read(), name)
 
     async def step_down(self, member: str) -> None:
-        """Have the server pin another instance of a member: the one that waits longest, or the same if it is alone.
+        """Make the server pin another instance of a member: the one that waits longest, or the same one if it is alone.
 
-        BadGroupError if nobody of that name is listed; ConsumerNotFoundError if no instance reads as it.
+        BadGroupError if the member is not listed; ConsumerNotFoundError if no instance reads as it.
         """
         if not (await self.read()).lists(member):
             raise BadGroupError(f"{member} is not a member of {self}")
@@ -150,23 +150,23 @@ class GroupAdmin(ABC, Generic[R]):
         try:
             name = self.consumer_name(check_member(member))
             return await self._jetstream.request(f"CONSUMER.INFO.{self.consumed_stream}.{name}")
-        except (ConsumerNotFoundError, StreamNotFoundError, BadNameError):  # the last: listed, and impossible
+        except (ConsumerNotFoundError, StreamNotFoundError, BadNameError):  # BadNameError: listed, but not a valid name
             return None
 
     async def _find(self) -> R | None:
         try:
-            return self._decoded((await self._bucket.get(self.key)).value)
+            return self._decode_record((await self._bucket.get(self.key)).value)
         except (KeyNotFoundError, BucketNotFoundError):
             return None
 
-    def _decoded(self, value: bytes) -> R:
+    def _decode_record(self, value: bytes) -> R:
         try:
             return self.decode(value)
         except BadGroupError as error:
             raise BadGroupError(f"{self}: {error}") from error
 
     async def _delete_record(self) -> bool:
-        """Delete the record, one that can't be read too; return whether there was one."""
+        """Delete the record, even if it can't be read; return whether it existed."""
         try:
             await self._bucket.get(self.key)
         except (KeyNotFoundError, BucketNotFoundError):
@@ -174,7 +174,7 @@ class GroupAdmin(ABC, Generic[R]):
         await self._bucket.delete(self.key)
         return True
 
-    def _missing(self) -> GroupNotFoundError:
+    def _missing_error(self) -> GroupNotFoundError:
         return GroupNotFoundError(f"there is no {self}")
 
     async def _source(self) -> dict[str, Any]:
@@ -187,7 +187,10 @@ class GroupAdmin(ABC, Generic[R]):
             ) from error
 
     async def _prepare_bucket(self) -> None:
-        """Make the bucket as Go's library does, if there is none. It is shared: its replicas are not one stream's."""
+        """Create the bucket as Go's library does, if it is missing.
+
+        Groups of all streams share it, so its number of replicas does not follow one stream.
+        """
         try:
             await self._bucket.status()
         except BucketNotFoundError:
@@ -195,7 +198,7 @@ class GroupAdmin(ABC, Generic[R]):
             await create_replicated(self._jetstream, self._bucket.stream, settings)
 
     async def _store(self, record: R) -> R:
-        """Write the record of a new group; return the one that is there. GroupExistsError if that is another one."""
+        """Write the record of a new group; return the stored one. GroupExistsError if that one is different."""
         try:
             await self._bucket.create(self.key, record.encode())
         except KeyExistsError:
@@ -205,7 +208,7 @@ class GroupAdmin(ABC, Generic[R]):
         return record
 
     def _compare(self, wanted: R, there: R) -> None:
-        """GroupExistsError if a group that is there is not the wanted one."""
+        """GroupExistsError if the existing group differs from the wanted one."""
         if differences := wanted.differences(there):
             raise GroupExistsError(
                 f"{self} exists with other settings: {'; '.join(differences)}. They never change: use the group as it"
@@ -214,7 +217,7 @@ class GroupAdmin(ABC, Generic[R]):
 
 
 async def list_groups(jetstream: JetStream, kind: Kind, stream: str) -> list[str]:
-    """Return the names of a stream's groups, sorted; none where nobody ever made one."""
+    """Return the names of a stream's groups, sorted; an empty list if the bucket does not exist."""
     try:
         keys = await Bucket(jetstream, BUCKETS[kind]).keys(stream)
     except BucketNotFoundError:

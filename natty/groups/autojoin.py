@@ -1,7 +1,7 @@
-"""Members that come and go by themselves: each registers under a key with a time to live, an elected one divides.
+"""Automatic membership: each instance registers under a key with a time to live, and an elected one divides partitions.
 
-The elected leader of the group edits the record, by compare-and-set, when a registration appears, ends, or runs out. A
-member's lease never lasts longer than its registration, so that the leader may take the consumer of a dead one away.
+The elected leader of the group edits the record by compare-and-set when a registration appears, ends or expires. A
+member's lease never lasts longer than its registration, so the leader can safely delete the consumer of a dead member.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from natty.wire.background import keep_up
 
 logger = logging.getLogger("natty.groups")
 
-TOGETHER = 0.05  # seconds in which several members that come or go make one change
+TOGETHER = 0.05  # seconds: members that join or leave within them are one change of the record
 LEASE = 1.5  # seconds, of the group's leader
 
 
 class AutoMembership(Membership):
-    """An instance without a name of its own: `async with group.join(handler=handler) as membership`.
+    """An instance of an unnamed member: `async with group.join(handler=handler) as membership`.
 
-    `ttl`, in whole seconds: after this time without a sign of life its partitions go to the others. Each automatic
-    member is one instance; a standby would be a member with partitions, too.
+    `ttl`, in whole seconds: the others get its partitions if it gives no sign of life for this time. Each automatic
+    member is one instance; there are no standbys, since every instance gets partitions.
     """
 
     def __init__(self, jetstream: JetStream, admin: ElasticAdmin, handler: Handler, ttl: float, options: JoinOptions):
@@ -65,7 +65,7 @@ class AutoMembership(Membership):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave: finish, give the partitions up, and let the leader divide them anew."""
+        """Leave: finish running handlers, give up the partitions, and let the leader divide them again."""
         try:
             await super().__aexit__(kind, error, trace)
         finally:
@@ -74,7 +74,7 @@ class AutoMembership(Membership):
     async def _reconcile(self) -> None:
         try:
             await super()._reconcile()
-        finally:  # before the membership has ended: closing the client waits until the others know
+        finally:  # before the membership has ended: closing the client waits until the registration is deleted
             await self._part()
 
     async def _part(self) -> None:
@@ -94,7 +94,7 @@ class AutoMembership(Membership):
                 await asyncio.sleep(LEASE)
 
     async def _lead(self, term: Term) -> None:
-        """Divide the partitions, whenever a member comes or goes or somebody else changes the record."""
+        """Divide the partitions whenever a member joins or leaves, or another client changes the record."""
         changed = asyncio.Event()
         live: set[str] = set()
         async with asyncio.TaskGroup() as watching:
@@ -119,10 +119,10 @@ class AutoMembership(Membership):
                     changed.set()
 
     async def _divide(self, live: set[str]) -> None:
-        """Give the partitions to who is there, and take the consumers of who is not any more away."""
+        """Give the partitions to the registered members, and delete the consumers of automatic members that left."""
         listed = await self._admin.read()
         named = {name for name in listed.members if not name.startswith(AUTOMATIC)}
-        for name in named - live:  # kept when the partitions are mapped, too
+        for name in named - live:  # so that they stay members when the partitions become mapped
             await self._roster.add(name)
         change = await self._admin.change(lambda record: planned(record, live | named))
         gone = [name for name in change.dropped if name.startswith(AUTOMATIC)]

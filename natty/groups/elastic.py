@@ -1,4 +1,4 @@
-"""Elastic groups: a work queue takes the stream's messages and gives them a partition; members come and go."""
+"""Elastic groups: a work queue copies the stream's messages and gives them a partition; members join and leave."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from natty.jetstream import STREAM_EXISTS
 from natty.streams import delete_stream
 from natty.streams.origins import refuse_lossy_sources
 
-_BAD_TRANSFORM = (10146, 10147)  # one that it can't read, two that take the same subjects
+_BAD_TRANSFORM = (10146, 10147)  # it can't be parsed; two of them match the same subjects
 
 
 @dataclass(frozen=True)
 class Change:
-    """A group's record before and after a change; they are equal, and nothing was written, if it changed nothing."""
+    """A group's record before and after a change. If they are equal, nothing was written."""
 
     before: ElasticRecord
     after: ElasticRecord
 
     @property
     def added(self) -> list[str]:
-        """Who is listed now and wasn't."""
+        """The members that the change added."""
         return [name for name in self.after.member_names if not self.before.lists(name)]
 
     @property
     def dropped(self) -> list[str]:
-        """Who was listed and isn't now."""
+        """The members that the change removed."""
         return [name for name in self.before.member_names if not self.after.lists(name)]
 
 
 class ElasticAdmin(GroupAdmin[ElasticRecord]):
-    """An elastic group. Changes are made by compare-and-set, tried again when somebody else was faster.
+    """An elastic group. Changes use compare-and-set, and are tried again if another client was faster.
 
-    They raise RevisionConflictError after twenty lost races, and write nothing where nothing changes: every write makes
-    members that are written in Go start again.
+    They raise RevisionConflictError after twenty conflicts. They write nothing if nothing changes, because every write
+    restarts members that are written in Go.
     """
 
     kind = "elastic"
@@ -58,7 +58,7 @@ class ElasticAdmin(GroupAdmin[ElasticRecord]):
         return work_queue(self.stream, self.name)
 
     def consumer_name(self, member: str) -> str:
-        """Return the name of a member's consumer: its own."""
+        """Return the name of a member's consumer, which is the member's name."""
         return member
 
     def decode(self, value: bytes) -> ElasticRecord:
@@ -73,13 +73,14 @@ class ElasticAdmin(GroupAdmin[ElasticRecord]):
         max_messages: int = 0,
         max_bytes: int = 0,
     ) -> ElasticRecord:
-        """Make the group, without members, if there is none; return its record.
+        """Create the group, without members, if it does not exist; return its record.
 
-        Without `filters` it reads all of the stream, by whole subjects. At a limit, 0 for none, the work queue takes no
-        more until members have acknowledged some. What may fail is tried before the record is written, so that no half
-        made group is left; after an interruption, the same call completes it.
+        Without `filters` it reads the whole stream, and the whole subject is the key. When the work queue reaches
+        `max_messages` or `max_bytes` (0: no limit), it accepts no more until members have acknowledged some.
+        Every step that may fail runs before the record is written, so that no partial group remains; after an
+        interruption, the same call completes it.
         GroupExistsError if it exists with other settings, or if another stream has the work queue's name; BadGroupError
-        for what can't work, told before anything is made; StreamNotFoundError; UnsupportedError.
+        for settings that can't work, before anything is created; StreamNotFoundError; UnsupportedError.
         """
         rules.check_new_partitions(partitions)
         wanted = ElasticRecord(
@@ -102,63 +103,63 @@ class ElasticAdmin(GroupAdmin[ElasticRecord]):
             if queue is None:
                 await self._make_work_queue(there, source)
             elif not self._is_work_queue(queue) or queue["sources"][0]["subject_transforms"] != transforms(there):
-                raise self._taken()
+                raise self._taken_error()
             return there
         await self._make_work_queue(wanted, source)
         try:
             return await self._store(wanted)
-        except (GroupExistsError, BadGroupError):  # somebody made another group meanwhile
+        except (GroupExistsError, BadGroupError):  # another client created a different group meanwhile
             if queue is None:
                 await delete_stream(self._jetstream, self.consumed_stream)
             raise
 
     async def delete(self) -> list[str]:
-        """Delete the group and its work queue with what is buffered in it; its members end.
+        """Delete the group and its work queue with the messages in it; its members end.
 
-        Also what an interrupted creation or deletion has left. Only a stream that is this group's work queue is
-        deleted: another one of that name is returned.
+        It also deletes the remains of an interrupted creation or deletion. It deletes a stream only if that is this
+        group's work queue, and returns any other stream of that name.
         """
         queue = await self._queue()
         ours = queue is not None and self._is_work_queue(queue)
         if not await self._delete_record() and not ours:
-            raise self._missing()
+            raise self._missing_error()
         if ours:
             await delete_stream(self._jetstream, self.consumed_stream)
         return [f"stream {self.consumed_stream}"] if queue is not None and not ours else []
 
     async def add(self, *members: str) -> Change:
-        """List more members, after the ones that are there. BadGroupError if partitions are mapped, or for no name.
+        """Add members to the end of the list. BadGroupError if partitions are mapped, or without a name.
 
-        BadNameError for a name that no consumer can have. More members than partitions are taken: the last by name
-        wait, with no partition, until others are dropped (`Change.after.without_partition`).
+        BadNameError for a name that no consumer can have. There may be more members than partitions: the last by name
+        wait without a partition until others are dropped (`Change.after.without_partition`).
         """
         names = [check_member(name) for name in dict.fromkeys(members)]
         if not names:
             raise BadGroupError("nobody was named: name one member at least")
         return await self.change(
             lambda record: replace(
-                self._unmapped(record),
+                self._require_unmapped(record),
                 members=(*record.members, *(name for name in names if name not in record.members)),
             )
         )
 
     async def drop(self, *members: str) -> Change:
-        """List these members no more; others stay as they are. BadGroupError if partitions are mapped, or for no name.
+        """Remove members from the list. BadGroupError if partitions are mapped, or without a name.
 
-        What a dropped member has not acknowledged goes to the one that gets its partitions.
+        The members that get their partitions also get the messages that they have not acknowledged.
         """
         if not members:
             raise BadGroupError("nobody was named: name one member at least")
         return await self.change(
             lambda record: replace(
-                self._unmapped(record), members=tuple(name for name in record.members if name not in members)
+                self._require_unmapped(record), members=tuple(name for name in record.members if name not in members)
             )
         )
 
     async def set_mappings(self, mappings: Mapping[str, Sequence[int]]) -> Change:
-        """Give partitions to members by hand, instead of balancing them. Every partition needs exactly one member.
+        """Assign partitions to members explicitly, instead of balancing them. Every partition needs exactly one member.
 
-        BadGroupError, BadNameError; nothing is written then.
+        BadGroupError, BadNameError: then nothing is written.
         """
         if not mappings:
             raise BadGroupError("nothing was mapped: name one member at least, with its partitions")
@@ -167,26 +168,26 @@ class ElasticAdmin(GroupAdmin[ElasticRecord]):
 
         def mapped(record: ElasticRecord) -> ElasticRecord:
             if {one.member: set(one.partitions or ()) for one in record.mappings} == parts:
-                return record  # in another order at most
+                return record  # the same mapping, perhaps in another order
             return replace(record, members=(), mappings=wanted)
 
         return await self.change(mapped)
 
     async def delete_mappings(self) -> Change:
-        """Take all mappings back: the group is idle then, until members are added."""
+        """Delete all mappings: the group is then idle until members are added."""
         return await self.change(lambda record: replace(record, mappings=()))
 
     async def change(self, edit: Callable[[ElasticRecord], ElasticRecord]) -> Change:
-        """Store what `edit` makes of the record, if that is another one; only members and mappings may change.
+        """Store the record that `edit` returns, if it differs; only members and mappings may change.
 
-        It is called again with a newer record whenever somebody else was faster, so it must do nothing but compute.
+        `edit` is called again with a newer record whenever another client was faster, so it must have no side effects.
         """
         last: list[Change] = []
 
         def changed(value: bytes | None) -> bytes:
             if value is None:
-                raise self._missing()
-            before = self._decoded(value)
+                raise self._missing_error()
+            before = self._decode_record(value)
             after = edit(before)
             after.check()
             last[:] = [Change(before, after)]
@@ -195,18 +196,18 @@ class ElasticAdmin(GroupAdmin[ElasticRecord]):
         try:
             await self._bucket.modify(self.key, changed)
         except BucketNotFoundError as error:
-            raise self._missing() from error
+            raise self._missing_error() from error
         return last[0]
 
     async def buffered(self) -> int | None:
-        """Return how many messages are in the work queue, acknowledged by nobody; None if it is missing."""
+        """Return the number of unacknowledged messages in the work queue; None if it is missing."""
         try:
             answer = await self._jetstream.request(f"STREAM.INFO.{self.consumed_stream}")
         except StreamNotFoundError:
             return None
         return int(answer["state"]["messages"])
 
-    def _unmapped(self, record: ElasticRecord) -> ElasticRecord:
+    def _require_unmapped(self, record: ElasticRecord) -> ElasticRecord:
         if record.mappings:
             raise BadGroupError(
                 f"{self} has its partitions mapped: change the mappings, or delete them first"
@@ -215,19 +216,19 @@ class ElasticAdmin(GroupAdmin[ElasticRecord]):
         return record
 
     async def _make_work_queue(self, record: ElasticRecord, source: Mapping[str, Any]) -> None:
-        """Make the stream that the group reads. One that is there with just these settings will do."""
+        """Create the stream that the group reads. An existing one with exactly these settings is accepted."""
         config = work_queue_settings(self.stream, self.name, record, source)
         await refuse_lossy_sources(self._jetstream, config)
         try:
             await self._jetstream.request(f"STREAM.CREATE.{self.consumed_stream}", config)
         except JetStreamError as error:
             if error.err_code == STREAM_EXISTS:
-                raise self._taken() from error
+                raise self._taken_error() from error
             if error.err_code in _BAD_TRANSFORM:
                 raise BadGroupError(f"{self}: the server does not take these filters: {error}") from error
             raise
 
-    def _taken(self) -> GroupExistsError:
+    def _taken_error(self) -> GroupExistsError:
         return GroupExistsError(
             f"{self} needs a work queue named {self.consumed_stream}, and there is another stream of that name: choose"
             " another name for the group; if it is left of an earlier one, delete that first"
@@ -241,7 +242,7 @@ class ElasticAdmin(GroupAdmin[ElasticRecord]):
             return None
 
     def _is_work_queue(self, config: Mapping[str, Any]) -> bool:
-        """Whether a stream is a group's: a work queue that takes this stream's messages and partitions them."""
+        """Whether a stream is a group's work queue: it copies this stream's messages and partitions them."""
         sources = config.get("sources") or []
         return (
             config["retention"] == "workqueue"

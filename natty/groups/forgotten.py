@@ -1,4 +1,4 @@
-"""What the server forgot of a member's messages in a work queue: found before handlers begin, and while they run."""
+"""Detection of messages in a work queue that the server forgot to deliver, before handlers begin and while they run."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ PROVEN_AFTER = 2.0  # seconds between two looks before handlers begin: a cluster
 class Forgotten:
     """Looks for messages below the ack floor of a member's consumer that this instance does not hold.
 
-    Only the pinned instance looks, as nobody else holds messages then. What it finds has to be delivered before the
-    later ones of its keys: `found` becomes True, and the member finishes what runs and makes its consumer again. A
-    work queue then delivers all that is not acknowledged, in order. Other streams show nothing of it.
+    Only the pinned instance looks, since no other instance holds messages then. The server must deliver forgotten
+    messages before later messages of their keys: `found` becomes True, and the member finishes its running handlers and
+    creates its consumer again. A work queue then delivers all unacknowledged messages in order. In streams of other
+    kinds forgotten messages can't be detected.
     """
 
     def __init__(
@@ -37,8 +38,8 @@ class Forgotten:
         self.found = False
         self._jetstream, self._holds, self._changed = jetstream, holds, changed
         self._stream, self._consumer = place
-        self._blind = False  # it is not a work queue, or we may not look
-        self._since: float | None = None  # when the look before was, if it found something
+        self._blind = False  # it is not a work queue, or we have no permission to look
+        self._since: float | None = None  # time of the previous look, if it found something
         box, group = letters
         self._mender = QueueMender(
             jetstream, *place, box.buried if box is not None else None, named=group, remake=self._remake
@@ -48,9 +49,9 @@ class Forgotten:
         return f"Forgotten({self._stream}/{self._consumer}, {'found' if self.found else 'nothing known'})"
 
     async def allows_begin(self, info: Mapping[str, Any]) -> bool:
-        """Return whether handlers may begin: nothing is forgotten, as far as can be known, or nothing can be done.
+        """Return whether handlers may begin: no forgotten message can be seen, or nothing can be done about it.
 
-        `info` is CONSUMER.INFO; all that it counts as unacknowledged is held here. NattyError: nobody knows.
+        `info` is CONSUMER.INFO; all messages that it counts as unacknowledged are held here. NattyError: unknown.
         """
         now = await self._look(info)
         if now and self._since is not None and time.monotonic() < self._since + PROVEN_AFTER:
@@ -59,7 +60,7 @@ class Forgotten:
         return await self._mender.judge(now) in (Outcome.NOTHING, Outcome.REFUSED)
 
     async def watch(self, begun: Callable[[], bool]) -> None:
-        """Look now and then while handlers run, until cancelled."""
+        """Look every `LOOK_EVERY` seconds while handlers run, until cancelled."""
         while not self._blind:
             await asyncio.sleep(LOOK_EVERY)
             if begun() and not self.found:

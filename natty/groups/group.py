@@ -1,3 +1,5 @@
+"""The public group classes: administration, and `join`."""
+
 from __future__ import annotations
 
 from typing import Unpack
@@ -12,7 +14,7 @@ from natty.groups.static import StaticAdmin
 
 
 class ElasticGroup(ElasticAdmin):
-    """An elastic group of a stream: `async with group.join("m1", handler)`, and what administers it."""
+    """An elastic group of a stream: `async with group.join("m1", handler)`, and its administration."""
 
     def join(
         self,
@@ -24,9 +26,9 @@ class ElasticGroup(ElasticAdmin):
     ) -> Membership:
         """Return an instance of a member, to be used with `async with`; the member need not be listed yet.
 
-        Without a name it is a member that comes and goes by itself: its share of the partitions is given to it, and
-        taken back when it leaves or gives no sign of life for `ttl` seconds. Options: `JoinOptions`. It raises as
-        `Membership.__aenter__` says. TypeError without a handler.
+        Without a name, membership is automatic: the instance gets a share of the partitions, and loses it when it
+        leaves or gives no sign of life for `ttl` seconds. Options: `JoinOptions`. Entering raises as
+        `Membership.__aenter__` does. TypeError without a handler.
         """
         if handler is None:
             raise TypeError("join() was given no handler: pass one, `join(handler=…)` for a member without a name")
@@ -37,7 +39,7 @@ class ElasticGroup(ElasticAdmin):
 
 
 class StaticGroup(StaticAdmin):
-    """A static group of a stream: `async with group.join("m1", handler)`, and what administers it."""
+    """A static group of a stream: `async with group.join("m1", handler)`, and its administration."""
 
     def join(self, member: str, handler: Handler, **options: Unpack[JoinSettings]) -> Membership:
         """Return an instance of a listed member, to be used with `async with`. Options: `JoinOptions`."""

@@ -1,3 +1,5 @@
+"""Options of `join`, and the states and events of an instance."""
+
 from __future__ import annotations
 
 import time
@@ -15,7 +17,7 @@ from natty.streams.conversion import check_consumer_settings
 PARTITION = "partition"
 MAX_DELIVERIES = 30
 LAG_EVERY = 30.0  # seconds
-MAX_ACK_PENDING = 500  # Go's `cg` uses 1: an instance beside it must be given the same
+MAX_ACK_PENDING = 500  # Go's `cg` uses 1; instances of one member must use the same value
 
 
 class State(StrEnum):
@@ -23,11 +25,11 @@ class State(StrEnum):
 
     JOINING = "joining"
     OUTSIDE = "outside"  # its member is not listed, or has no partition
-    WAITING = "waiting"  # for its consumer: a partition is still another member's, or the server does not answer
-    STANDBY = "standby"  # another instance of this member is pinned, or nobody is yet
-    TAKING_OVER = "taking over"  # pinned, and what its predecessor had begun is not settled yet
+    WAITING = "waiting"  # for its consumer: another member still has a partition, or the server does not answer
+    STANDBY = "standby"  # another instance of this member is pinned, or none is yet
+    TAKING_OVER = "taking over"  # pinned, but its predecessor's messages are not settled yet
     ACTIVE = "active"
-    HANDING_OVER = "handing over"  # finishing what runs
+    HANDING_OVER = "handing over"  # finishing running handlers
     ENDED = "ended"
 
 
@@ -44,7 +46,7 @@ class JoinSettings(TypedDict, total=False):
     """The options of `join` as keywords: the fields of `JoinOptions`."""
 
     ordered_by: OrderedBy
-    """What orders messages: "partition" or, finer, "subject", "header:NAME", a function. Default "partition"."""
+    """Key that orders messages: "partition" or, finer, "subject", "header:NAME", a function. Default "partition"."""
     concurrency: int
     """Calls of the handler at one time. Default 100."""
     retries: Sequence[float]
@@ -54,45 +56,45 @@ class JoinSettings(TypedDict, total=False):
     dead_letters: bool | DeadLetterOptions
     """Where messages go after the last retry; False: the last retry repeats. Default True."""
     batch: int
-    """Call the handler with a list of up to so many messages of one key; 0: one message. Default 0."""
+    """Call the handler with a list of up to this many messages of one key; 0: one message. Default 0."""
     batch_wait: float
     """Seconds that the first message of a batch waits for the others. Default 0.1."""
     max_deliveries: int
     """Deliveries of a message without an outcome before it becomes a dead letter. Default 30."""
     ack_wait: float
-    """Seconds until another instance gets a dead one's messages and pin. Default 5.0."""
+    """Seconds until another instance gets the messages and the pin of a dead one. Default 5.0."""
     max_ack_pending: int
     """Unfinished messages of this member. Default 500."""
     max_bytes: int
-    """Bytes of them that are held here. Default 32 MiB."""
+    """Bytes of unfinished messages that this instance holds. Default 32 MiB."""
     shutdown_timeout: float
     """Seconds that running handlers have to finish when partitions or the pin are handed over. Default 10.0."""
     consumer: dict[str, Any]
     """Other settings of the consumer, by the server's names. Default {}."""
     on_event: Callable[[MemberEvent], None] | None
-    """Called on the event loop with each change of this instance. Default None."""
+    """Called on the event loop with each event of this instance. Default None."""
     lag_every: float
-    """Seconds between two counts of the messages that wait in its partitions; 0: none. Default 30.0."""
+    """Seconds between two counts of the messages that wait in its partitions; 0: no counts. Default 30.0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JoinOptions(WorkOptions):
-    """How an instance takes part. Instances of one name must agree on `ack_wait`, `max_ack_pending`, `consumer`.
+    """Options of an instance. Instances of one name must agree on `ack_wait`, `max_ack_pending` and `consumer`.
 
-    `ack_wait`: seconds after which a dead instance's messages and its pin go to another one. Handlers may take longer.
+    `ack_wait`: seconds after which another instance gets a dead one's messages and pin. Handlers may take longer.
     Running handlers have `shutdown_timeout` seconds to finish when partitions or pin are handed over.
     """
 
     ordered_by: OrderedBy = PARTITION  # or a finer key: "subject", "header:NAME", a function of the message
     concurrency: int = 100  # calls of the handler at one time
     retries: Sequence[float] = (1.0, 5.0, 30.0)  # seconds before each try after a failure; its key waits meanwhile
-    max_deliveries: int = MAX_DELIVERIES  # after so many that did not finish it, a message is a dead letter: counted
-    # by the consumer, which an elastic member loses with its last instance, and without its `max_deliver` (Go has none)
+    max_deliveries: int = MAX_DELIVERIES  # after this many deliveries without an outcome, a message is a dead letter.
+    # The consumer counts, and an elastic member loses it with its last instance; it has no `max_deliver`, as in Go
     ack_wait: float = ACK_WAIT
     max_ack_pending: int = MAX_ACK_PENDING  # unfinished messages of this member
     consumer: dict[str, Any] = field(default_factory=dict)  # other settings of the consumer, by the server's names
     on_event: Callable[[MemberEvent], None] | None = None
-    lag_every: float = LAG_EVERY  # seconds between two counts of what waits in our partitions, for metrics; 0: none
+    lag_every: float = LAG_EVERY  # seconds between two counts of waiting messages, for metrics; 0: no counts
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,7 +108,7 @@ class JoinOptions(WorkOptions):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The consumer's settings that are the user's."""
+        """The consumer's settings that the user chooses."""
         return {
             "ack_wait": self.ack_wait,
             "max_ack_pending": self.max_ack_pending,

@@ -1,4 +1,4 @@
-"""How many messages of each partition are waiting: for people and dashboards, not for decisions."""
+"""Counts the waiting messages of each partition, for people and dashboards, not for decisions."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from natty.wire.counters import LAG
 
 logger = logging.getLogger("natty.groups")
 
-IDLE = 5.0  # seconds after which the server removes a counting consumer, should we not be able to
+IDLE = 5.0  # seconds after which the server removes a counting consumer that we could not delete
 
 
 async def lag(jetstream: JetStream, admin: GroupAdmin[Any], partitions: Sequence[int] | None = None) -> dict[int, int]:
-    """Return how many messages each partition holds that nobody has acknowledged; of the partitions named, or of all.
+    """Return the number of unacknowledged messages in each partition: in `partitions`, or in all.
 
-    Of an elastic group, what its work queue holds: the cost grows with the number of different subjects. Of a static
-    group, what the stream holds behind the first message that its member has not acknowledged. What an elastic group's
-    server has not copied yet is in neither. GroupNotFoundError, BadGroupError; 0 where the stream is missing.
+    For an elastic group it counts the messages in the work queue: the cost grows with the number of different subjects,
+    and messages that the server has not copied yet are not counted. For a static group it counts the stream's messages
+    from the first one that the member has not acknowledged.
+    GroupNotFoundError, BadGroupError. The counts of an elastic group without its work queue are 0.
     """
     record = await admin.read()
     wanted = range(record.partitions) if partitions is None else partitions
-    count = _buffered if isinstance(admin, ElasticAdmin) else _behind
+    count = _count_buffered if isinstance(admin, ElasticAdmin) else _count_behind
     counts = await asyncio.gather(*(count(jetstream, admin, record, one) for one in wanted))
     return dict(zip(wanted, counts, strict=True))
 
 
-async def _buffered(jetstream: JetStream, admin: GroupAdmin[Any], record: Record, partition: int) -> int:
+async def _count_buffered(jetstream: JetStream, admin: GroupAdmin[Any], record: Record, partition: int) -> int:
     found, seen = 0, 0
     while True:
         question = {"subjects_filter": f"{partition}.>", "offset": seen}
@@ -52,7 +53,7 @@ async def _buffered(jetstream: JetStream, admin: GroupAdmin[Any], record: Record
             return found
 
 
-async def _behind(jetstream: JetStream, admin: GroupAdmin[Any], record: Record, partition: int) -> int:
+async def _count_behind(jetstream: JetStream, admin: GroupAdmin[Any], record: Record, partition: int) -> int:
     owner = next((name for name, parts in record.assignment().items() if partition in parts), "")
     consumer = f"{admin.consumed_stream}.{admin.consumer_name(owner)}"
     try:
@@ -78,7 +79,7 @@ async def _behind(jetstream: JetStream, admin: GroupAdmin[Any], record: Record, 
 
 @dataclass(eq=False)
 class PartitionLag:
-    """What waited in a partition when it was counted last."""
+    """The last count of waiting messages in a partition."""
 
     waiting: int = 0
 
@@ -86,9 +87,10 @@ class PartitionLag:
 async def count_lag(
     jetstream: JetStream, admin: GroupAdmin[Any], member: str, every: float, partitions: Callable[[], Sequence[int]]
 ) -> None:
-    """Count what waits in a member's partitions every so many seconds, for metrics, until cancelled.
+    """Count the waiting messages in a member's partitions every `every` seconds, for metrics, until cancelled.
 
-    `partitions` is asked each time: those that the member has no more are 0 here, whoever has them tells of them.
+    It calls `partitions` each time, and removes the counts of partitions that the member no longer has: their new
+    owner reports them.
     """
     observed = jetstream.connection.observed
     parts: dict[int, PartitionLag] = {}

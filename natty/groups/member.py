@@ -1,3 +1,5 @@
+"""An instance of a member: it follows the group's record, keeps its consumer, and runs the handler."""
+
 from __future__ import annotations
 
 import asyncio
@@ -35,7 +37,7 @@ from natty.wire.lifetime import Running
 
 logger = logging.getLogger("natty.groups")
 
-ASK_AGAIN = 0.3  # seconds before a server that did not answer is asked again
+ASK_AGAIN = 0.3  # seconds before the next try if the server did not answer
 EVENTS_HELD = 1000
 
 
@@ -43,9 +45,9 @@ class Membership:
     """One instance of a member: `async with group.join("m1", handler) as membership`.
 
     Several instances of one name are each other's standbys: the server gives the messages to one of them. The handler
-    is called for one message of a key at a time, in stream order. What is lost (consumer, pin, server, connection) is
-    found again by comparing with the server's view. `handed_over` counts, and `hand_over_seconds` adds up, the times
-    that we gave our consumer up; `rebalances` counts changes of our partitions.
+    is called for one message of a key at a time, in stream order. The instance recovers from the loss of consumer, pin,
+    server or connection by comparing its state with the server's. `handed_over` counts how often we gave up our
+    consumer, and `hand_over_seconds` adds up how long that took; `rebalances` counts changes of our partitions.
     """
 
     def __init__(
@@ -62,9 +64,9 @@ class Membership:
         self.rebalances = self.handed_over = self.lost = 0
         self.hand_over_seconds = 0.0
         self.record: Record | None = None
-        self.limit: Callable[[], float] = lambda: float("inf")  # when a lease ends at the latest, see `autojoin`
+        self.limit: Callable[[], float] = lambda: float("inf")  # latest end of a lease, see `autojoin`
         self.longest = float("inf")  # seconds that such a lease lasts
-        self.alone = False  # whether there can be no other instance of this name
+        self.alone = False  # whether no other instance can have this name
         self._jetstream = jetstream
         self._place = Place(jetstream, kind, group, member, options.settings)
         self._elastic = self._place.elastic
@@ -92,21 +94,21 @@ class Membership:
 
     @property
     def pinned(self) -> bool:
-        """Whether the server has this instance pinned, as far as it knows."""
+        """Whether the server has pinned this instance, as far as it knows."""
         return self._reading is not None and self._reading.pinned
 
     @property
     def counts(self) -> dict[str, int]:
-        """What handlers have done: `handled`, `failed`, `retried`, `buried`, `repeated`, `cut_short`, `overran`.
+        """Counts of the handlers' work: `handled`, `failed`, `retried`, `buried`, `repeated`, `cut_short`, `overran`.
 
-        `overran` counts handlers that were still running when our lease had ended: only after a pause of this process
-        longer than the ack wait can another instance have run the same key at the same time.
+        `overran` counts messages whose handlers were still running after our lease had ended. Another instance can have
+        run the same key at the same time only if this process was paused for longer than the ack wait.
         """
         names = ("handled", "failed", "retried", "buried", "repeated", "cut_short", "overran")
         return {name: getattr(self.work, name) for name in names}
 
     async def __aenter__(self) -> Self:
-        """Join. GroupNotFoundError if there is no such group; errors of the dead letters' streams, if they can't serve.
+        """Join. GroupNotFoundError if the group does not exist; errors of the dead letters' streams.
 
         BadGroupError for a record that can't be used, and for a static group that does not list this member.
         """
@@ -133,7 +135,7 @@ class Membership:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave: running handlers finish, their acks are sent, the pin is given up."""
+        """Leave: let running handlers finish, send their acks, and give up the pin."""
         self._leaving = True
         self._wake.set()
         try:
@@ -142,18 +144,18 @@ class Membership:
             await self._stop()
 
     async def ended(self) -> None:
-        """Return when the membership has ended: the group was deleted, or `leave` was called. Raises what ended it."""
+        """Wait for the end of the membership: the group was deleted, or `leave` was called. Raises the cause if any."""
         await self._ended.wait()
         if self._cause is not None:
             raise self._cause
 
     def leave(self) -> None:
-        """End the membership, as leaving the block does; `ended` returns when that is done."""
+        """End the membership, as leaving the block does; `ended` returns when it has ended."""
         self._leaving = True
         self._wake.set()
 
     async def events(self) -> AsyncGenerator[MemberEvent, None]:
-        """Yield what happens from now on, until the membership ends. A slow reader loses the oldest of 1000."""
+        """Yield events from now on, until the membership ends. A slow reader loses the oldest if 1000 events wait."""
         queue: asyncio.Queue[MemberEvent] = asyncio.Queue(EVENTS_HELD)
         self._readers.append(queue)
         try:
@@ -166,7 +168,7 @@ class Membership:
             self._readers.remove(queue)
 
     async def step_down(self) -> None:
-        """Let a standby take over; alone we are pinned again. Running handlers have an ack wait to finish."""
+        """Let a standby take over; without one we are pinned again. Running handlers have an ack wait to finish."""
         await self._place.unpin()
 
     async def _read_record(self) -> None:
@@ -178,7 +180,7 @@ class Membership:
             raise BadGroupError(f"static group {self.group} of {self.source} does not list member {self.member}")
 
     def _take(self, value: bytes) -> None:
-        """Take in a revision of the record. BadGroupError if what must not change has changed."""
+        """Apply a revision of the record. BadGroupError if a setting changed that must not change."""
         record: Record = ElasticRecord.decode(value) if self._elastic else StaticRecord.decode(value)
         before = self.record
         if before is not None and not may_follow(before, record):
@@ -196,7 +198,7 @@ class Membership:
         self._wake.set()
 
     async def _follow_record(self) -> None:
-        """Follow the record until it is deleted. One that vanishes with its bucket may come back: we wait for it."""
+        """Follow the record until it is deleted. If it disappears with its bucket, wait for it: it may come back."""
         try:
             there = False
             async with aclosing(self._bucket.watch(self._key).__aiter__()) as changes:
@@ -210,7 +212,7 @@ class Membership:
                         return
                     elif isinstance(change, Gone):
                         self._assign([])
-        except Exception as error:  # without the record nothing can be right
+        except Exception as error:  # an instance can't work without the record
             self._end(error)
 
     def _end(self, cause: BaseException | None) -> None:
@@ -234,7 +236,7 @@ class Membership:
                 self._ended.set()
 
     async def _reconcile(self) -> None:
-        """Compare with the server's view and do the next step, whenever something happened or it is time."""
+        """Compare with the server's state and run the next step, after every event and at regular times."""
         while not self._leaving:
             self._wake.clear()
             try:
@@ -261,7 +263,7 @@ class Membership:
         return self._instance.decide(time.monotonic(), None if info is None else seen(info), own), info
 
     async def _do(self, step: Step, info: dict[str, Any] | None) -> float | None:
-        """Do it; return when to look again."""
+        """Run a step; return the seconds until the next look."""
         match step.do:
             case Do.CREATE:
                 if await self._place.make(self._instance.filters):
@@ -333,7 +335,7 @@ class Membership:
         self.hand_over_seconds += time.monotonic() - began
 
     async def _leave(self) -> None:
-        """Finish what runs, then give up the consumer if nobody else pulls, else the pin."""
+        """Finish running handlers, then delete the consumer if no other instance pulls; otherwise give up the pin."""
         reading = self._reading
         if self._deleted and not self._elastic:
             await self._close()
@@ -365,7 +367,7 @@ class Membership:
         self._ended.set()
 
     def _show(self, state: State | None = None) -> None:
-        """Tell the state if it is another one."""
+        """Report the state if it has changed."""
         state = state or self._state()
         if state is not self.state:
             self.state = state

@@ -1,6 +1,6 @@
-"""Which member has which partition, under which subjects, and which partition a message is in. Pure.
+"""The partitions of members, their subjects, and the partition of a message. Pure.
 
-Synadia's pcgroups 0.2: every member works this out for itself, in Go, Java, .NET and here, so it must come out alike.
+Synadia's pcgroups 0.2: every member computes this itself, in Go, Java, .NET and here, so all must get the same result.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import msgspec
 from natty.names import decode, encode
 from natty.wire.message import Message
 
-WHOLE_SUBJECT = ">"  # the filter of a group that names none
+WHOLE_SUBJECT = ">"  # the filter of a group without filters
 _FNV_OFFSET = 2166136261
 _FNV_PRIME = 16777619
 
 
 class PartitionedMessage(Message):
-    """A message of a group: its subject is the one that it was published on, its `partition` the token before that."""
+    """A message of a group: `subject` is the subject that it was published on, `partition` the token before it."""
 
     __slots__ = ()
 
@@ -29,17 +29,17 @@ class PartitionedMessage(Message):
 
     @property
     def partition(self) -> str:
-        """The partition that it is in."""
+        """The message's partition."""
         return token_of(self)
 
 
 def token_of(message: Message) -> str:
-    """Return the partition that a message of a group is in."""
+    """Return the partition of a group's message."""
     return decode(message.raw[0].partition(b".")[0])
 
 
 class MemberMapping(msgspec.Struct, frozen=True):
-    """The partitions that a member was given by hand."""
+    """The partitions that an administrator assigned to a member."""
 
     member: str = ""
     partitions: tuple[int, ...] | None = None
@@ -48,7 +48,7 @@ class MemberMapping(msgspec.Struct, frozen=True):
 class PartitioningFilter(msgspec.Struct, frozen=True):
     """Subjects of an elastic group, and the numbers of the `*` tokens, from 1, whose values are a message's key.
 
-    No numbers, null as well as none: the key is the whole subject. The record tells the two apart.
+    Without numbers (null or an empty list) the key is the whole subject. The record distinguishes null from empty.
     """
 
     filter: str = ""
@@ -59,9 +59,10 @@ EVERYTHING = PartitioningFilter(WHOLE_SUBJECT)
 
 
 def balanced(members: Iterable[str], partitions: int) -> dict[str, tuple[int, ...]]:
-    """Return the partitions of each member, ascending: in order of their names, blocks of equal size, the rest in turn.
+    """Return the partitions of each member, ascending.
 
-    More members than partitions: the first by name have one each, the others are left out.
+    The members, sorted by name, get consecutive blocks of equal size; the remaining partitions go to them one by one.
+    With more members than partitions, the first by name get one each, and the others are left out.
     """
     kept = sorted(set(members))[:partitions]
     if not kept:
@@ -77,7 +78,7 @@ def balanced(members: Iterable[str], partitions: int) -> dict[str, tuple[int, ..
 def assignment(
     members: Sequence[str], mappings: Sequence[MemberMapping], partitions: int
 ) -> dict[str, tuple[int, ...]]:
-    """Return who has which partitions: balanced over the members, or else as mapped. Empty for an idle group."""
+    """Return each member's partitions: balanced over the members, otherwise as mapped. Empty for an idle group."""
     if members:
         return balanced(members, partitions)
     return {one.member: one.partitions or () for one in mappings}
@@ -86,14 +87,15 @@ def assignment(
 def assigned(
     members: Sequence[str], mappings: Sequence[MemberMapping], partitions: int, member: str
 ) -> tuple[int, ...]:
-    """Return the partitions of one member; none if it is not listed, or if more names come before it than there are."""
+    """Return the partitions of one member; none if it is not listed, or if the names before it take all partitions."""
     return assignment(members, mappings, partitions).get(member, ())
 
 
 def partition_filters(partitions: Sequence[int], filters: Sequence[str], *, mapped: bool) -> list[str]:
-    """Return the filters of the consumer that reads these partitions; their order counts.
+    """Return the filters of the consumer that reads these partitions; their order matters.
 
-    Mapped partitions are read whole, whatever the group's filters: once each, where Go writes them once a filter.
+    Mapped partitions are read whole, without the group's filters. Each has one filter here; Go repeats it for each of
+    the group's filters.
     """
     if mapped:
         return [f"{partition}.{WHOLE_SUBJECT}" for partition in partitions]
@@ -101,12 +103,12 @@ def partition_filters(partitions: Sequence[int], filters: Sequence[str], *, mapp
 
 
 def destination(one: PartitioningFilter, partitions: int) -> str:
-    """Return what the work queue's source makes of a subject: a partition token before it, all else as it is."""
+    """Return the destination of the work queue's subject transform: a partition token before the unchanged subject."""
     indexes = "".join(f",{index}" for index in one.wildcards or ())
-    return f"{{{{Partition({partitions}{indexes})}}}}.{'.'.join(_numbered(one.filter.split('.')))}"
+    return f"{{{{Partition({partitions}{indexes})}}}}.{'.'.join(_number_wildcards(one.filter.split('.')))}"
 
 
-def _numbered(tokens: Iterable[str]) -> Iterator[str]:
+def _number_wildcards(tokens: Iterable[str]) -> Iterator[str]:
     wildcard = 0
     for token in tokens:
         if token == "*":
@@ -116,9 +118,9 @@ def _numbered(tokens: Iterable[str]) -> Iterator[str]:
 
 
 def key_of(subject: str, one: PartitioningFilter) -> str:
-    """Return the key of a subject that the filter takes: the values of its wildcards joined, or the whole subject.
+    """Return the key of a subject that the filter matches: the values of its wildcards joined, or the whole subject.
 
-    The server joins them without anything between, so that `a`+`bc` and `ab`+`c` are the same key.
+    The server joins them without a separator, so `a`+`bc` and `ab`+`c` are the same key.
     """
     if not one.wildcards:
         return subject
@@ -136,5 +138,5 @@ def fnv1a(data: bytes) -> int:
 
 
 def partition_of(key: str, partitions: int) -> int:
-    """Return the partition that the server puts a key into."""
+    """Return the partition in which the server puts a key."""
     return fnv1a(encode(key)) % partitions

@@ -1,3 +1,5 @@
+"""Requests about a member's consumer: look, create, delete, unpin."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -22,7 +24,7 @@ _EXISTS = 10148
 
 
 class Place:
-    """A member's consumer on the server, whether there is one or not: looked at, made, deleted, unpinned."""
+    """A member's consumer on the server, which may or may not exist: to look at, create, delete and unpin."""
 
     def __init__(
         self, jetstream: JetStream, kind: str, group: tuple[str, str], member: str, settings: dict[str, Any]
@@ -39,14 +41,14 @@ class Place:
         return f"Place({self.stream}/{self.consumer})"
 
     async def look(self) -> dict[str, Any] | None:
-        """Return what the server tells about it; None if there is none."""
+        """Return the server's CONSUMER.INFO; None if the consumer does not exist."""
         try:
             return await self._ask("INFO")
         except ConsumerNotFoundError:
             return None
 
     async def make(self, filters: Sequence[str]) -> bool:
-        """Make it, or leave it as it is where somebody else was faster.
+        """Create it, or leave it as it is if another instance was faster.
 
         Return False if another member's consumer still reads one of these partitions.
         """
@@ -64,12 +66,12 @@ class Place:
         return True
 
     async def delete(self) -> None:
-        """Delete it; a missing one is no error."""
+        """Delete it; a missing consumer is not an error."""
         with suppress(ConsumerNotFoundError, StreamNotFoundError):
             await self._ask("DELETE")
 
     async def unpin(self) -> None:
-        """Have the server pin whoever waits longest. ConsumerNotFoundError."""
+        """Make the server pin the instance that waits longest. ConsumerNotFoundError."""
         await self._ask("UNPIN", {"group": PRIORITY_GROUP})
 
     async def _ask(self, verb: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -78,7 +80,7 @@ class Place:
 
 
 def seen(info: dict[str, Any]) -> Seen:
-    """Return what matters of what the server tells about a consumer."""
+    """Return the facts from a CONSUMER.INFO that decide the next step."""
     config = info["config"]
     group: dict[str, str] = next(iter(info.get("priority_groups") or []), {})
     return Seen(

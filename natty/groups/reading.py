@@ -1,3 +1,5 @@
+"""Reading a member's consumer: requests, the pin and its lease, and the transfer of messages to the handlers."""
+
 from __future__ import annotations
 
 import asyncio
@@ -23,17 +25,17 @@ from natty.wire.message import Batch, RawMessage
 
 logger = logging.getLogger("natty.groups")
 
-STOP_BEFORE = 0.1  # of the lease: handlers are stopped so long before the lease ends
+STOP_BEFORE = 0.1  # fraction of the lease: handlers are stopped this long before the lease ends
 KEEP_EVERY = 1.0  # seconds at most between two requests that keep the pin
-QUIET = 0.025  # seconds between two looks at what is not yet acknowledged
+QUIET = 0.025  # seconds between two looks at the number of unacknowledged messages
 
 
 class Reading:
-    """What we read from one incarnation of a member's consumer: as its pinned instance, or as a standby.
+    """Reads one incarnation of a member's consumer: as its pinned instance, or as a standby.
 
-    While we are pinned, a request that can't bring a message is sent every second at least, whatever the
-    handlers do. That the server accepted it with our pin makes the lease: no other instance gets our messages until
-    the ack wait after we sent it. Handlers start only within it, and are stopped before it ends unrenewed.
+    While we are pinned, it sends a request that can't return a message at least every second, independently of the
+    handlers. If the server accepts it with our pin, we have a lease: no other instance gets our messages until an ack
+    wait after we sent it. Handlers start only within the lease, and are stopped before it ends if it is not renewed.
     """
 
     def __init__(
@@ -52,12 +54,12 @@ class Reading:
         self.stream, self.consumer, self.created = place
         self.stint: PinnedStint | None = None
         self._last_reply = b""
-        self.refused = False  # the server ended our requests: the consumer is gone, or has a new leader
+        self.refused = False  # the server ended our requests: the consumer is missing, or has a new leader
         self._jetstream, self._timings, self._work, self._memory = jetstream, timings, work, memory
         self._changed, self._limit = changed, limit
         self._window = min(timings.ack_wait, timings.pinned_ttl)
         self._margin = STOP_BEFORE * min(timings.ack_wait, longest)
-        self._pin = Pin(PRIORITY_GROUP, self._pin_changed, self._on_refused, self._on_renewed)
+        self._pin = Pin(PRIORITY_GROUP, self._on_pin_change, self._on_refused, self._on_renewed)
         options = PullOptions(
             max_messages=credit[0],
             max_bytes=credit[1],
@@ -84,7 +86,7 @@ class Reading:
 
     @property
     def pinned(self) -> bool:
-        """Whether the server has us pinned, as far as we know."""
+        """Whether the server has pinned us, as far as we know."""
         return bool(self._pin.id)
 
     @property
@@ -99,22 +101,22 @@ class Reading:
 
     @property
     def forgot(self) -> bool:
-        """Whether the server forgot messages that have to be delivered: the consumer must be made again."""
+        """Whether the server forgot to deliver messages: the consumer must be created again."""
         return self._forgotten.found
 
     async def close(self) -> None:
-        """Stop reading and let go of what has not begun. Handlers that run go on."""
+        """Stop reading and drop messages whose handler has not begun. Running handlers continue."""
         await self._end_reading()
         await self._cancel()
 
     async def drain(self, timeout: float) -> None:
-        """Stop reading, let what runs finish, and return when the server has its acks; we stay pinned meanwhile."""
+        """Stop reading, finish running handlers, and wait until the server has their acks; we stay pinned meanwhile."""
         await self._end_reading()
         await self._work.finish(timeout)
         self._receipts.send()
         with suppress(NattyError):
             await self._jetstream.connection.flush(FLUSH_TIMEOUT)
-            await self._settled()
+            await self._wait_until_settled()
         await self._cancel()
 
     async def _end_reading(self) -> None:
@@ -129,11 +131,11 @@ class Reading:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _settled(self) -> None:
-        """Return when the server has taken in what we acknowledged: then the consumer may be deleted.
+    async def _wait_until_settled(self) -> None:
+        """Wait until the server has applied our acks: then the consumer may be deleted.
 
-        That it has read our acks says little: a busy server applies them much later. It does so in their order, and so
-        it answers to what is said of a message last. On replicas the count of what is open stands still then.
+        A busy server applies acks long after it has read them, but in order, so its answer about the last message means
+        that it has applied all. On replicas, the number of unacknowledged messages then stops changing.
         """
         if self._last_reply:
             await self._jetstream.connection.request(decode(self._last_reply), IN_PROGRESS, timeout=FLUSH_TIMEOUT)
@@ -149,15 +151,15 @@ class Reading:
         try:
             async with aclosing(self._pull.__aiter__()) as batches:
                 async for batch in batches:
-                    self._arrived(batch)
+                    self._receive(batch)
         except NattyError:
-            raise  # the member looks at the consumer, and begins anew
+            raise  # the member looks at the consumer, and starts again
         except Exception:
             logger.exception("the reading of %s/%s failed, and begins anew", self.stream, self.consumer)
             self._on_refused()
 
-    def _arrived(self, batch: Batch) -> None:
-        """Work on what was delivered in this stint; what is late of another one goes back."""
+    def _receive(self, batch: Batch) -> None:
+        """Pass on the messages that were delivered in this stint; hand back late ones of other stints."""
         stint = self.stint
         self._last_reply = batch.raw[-1][1]
         ours = [raw for raw in batch.raw if stint is not None and stint.mark in raw[2]]
@@ -171,8 +173,8 @@ class Reading:
         elif stint is not None:
             stint.early += ours
 
-    def _pin_changed(self) -> None:
-        """We are pinned, or not any more."""
+    def _on_pin_change(self) -> None:
+        """Begin a stint if we are pinned now, and end the one before."""
         if self.stint is not None:
             stint, self.stint = self.stint, None
             in_time = stint.lasts()
@@ -197,7 +199,7 @@ class Reading:
         self._changed()
 
     def _on_renewed(self) -> None:
-        """The session is another one: make sure again that all that is open has come to us."""
+        """Check again that all unfinished messages have come to us, since the session is a new one."""
         if self.stint is not None:
             self.stint.interrupt()
 
@@ -218,7 +220,7 @@ class Reading:
             await asyncio.sleep(min(self._timings.ack_wait / (5 if kept else 50), KEEP_EVERY if kept else ANSWER))
 
     async def _keep(self, stint: PinnedStint) -> bool:
-        """Keep the pin; return whether handlers may start."""
+        """Renew the pin; return whether handlers may start."""
         try:
             kept = await keep_pin(self._jetstream, self.stream, self.consumer, self._pin, self._window)
         except (NoRespondersError, ConsumerNotFoundError):
@@ -241,9 +243,10 @@ class Reading:
         return stint.may_start() or stint.over
 
     def _watch_lease(self, stint: PinnedStint) -> None:
-        """Stop the handlers shortly before the lease ends; it is extended all the time, as a rule.
+        """Stop the handlers shortly before the lease ends; normally it is renewed before.
 
-        After it, as when this process was stopped for long, we ask first: nobody else may have wanted the pin.
+        If the lease has already ended, for example because this process was paused, ask the server first: perhaps no
+        other instance wanted the pin.
         """
         stint.watched = False
         if (left := stint.remaining()) > 0:
@@ -264,20 +267,20 @@ class Reading:
             self._changed()
 
     def _holds_all(self, stint: PinnedStint, info: dict[str, Any]) -> bool:
-        """Return whether all that our predecessor was given was finished, or has come to us.
+        """Return whether every message that our predecessor got is finished, or has come to us.
 
-        So many messages were unfinished after so many deliveries: of those we look which ones we have, as more may have
-        come since the server counted.
+        The server counted the unfinished messages after a certain delivery. Only messages delivered up to that one are
+        compared, since more may have come after the count.
         """
         delivered = info["delivered"]["consumer_seq"]
-        replies = (*self._held(), *(raw[1] for raw in stint.early))
+        replies = (*self._iterate_held(), *(raw[1] for raw in stint.early))
         held = {identity_of(reply) for reply in replies if delivery_of(reply) <= delivered}
         return int(info["num_ack_pending"]) <= len(held)
 
     def _take_over_after_look(self, stint: PinnedStint, info: dict[str, Any]) -> None:
-        """Begin when it is known that the server will deliver all that is not acknowledged; the pin is kept meanwhile.
+        """Begin once the server is sure to deliver all unacknowledged messages; other tasks keep the pin meanwhile.
 
-        What it forgot comes before the later messages of its keys.
+        Forgotten messages must be handled before later messages of their keys.
         """
 
         async def look(interruptions: int) -> None:
@@ -290,7 +293,7 @@ class Reading:
             self._looking = asyncio.create_task(look(stint.interruptions))
 
     def _take_over(self, stint: PinnedStint) -> None:
-        """Let handlers begin. All that arrived is begun in stream order."""
+        """Let handlers begin with the messages that arrived, in stream order."""
         early, stint.early = stint.early, []
         if len(once := by_sequence(early)) < len(early):
             self._pull.finished(len(early) - len(once))
@@ -299,14 +302,14 @@ class Reading:
         self._changed()
 
     def _holds(self) -> set[int]:
-        """Return the sequences of what came to us in this stint and is not settled."""
+        """Return the sequences of the messages of this stint that are not settled."""
         stint = self.stint
         if stint is None:
             return set()
-        return set(map(sequence_of, (*self._held(stint), *(raw[1] for raw in stint.early))))
+        return set(map(sequence_of, (*self._iterate_held(stint), *(raw[1] for raw in stint.early))))
 
-    def _held(self, stint: PinnedStint | None = None) -> Iterator[bytes]:
-        """Yield the ack subjects of what came to us, or in one stint only, and is not settled."""
+    def _iterate_held(self, stint: PinnedStint | None = None) -> Iterator[bytes]:
+        """Yield the ack subjects of our messages that are not settled: of one stint, or of all."""
         for turn in self._work.held():
             one = turn.stint
             if one is stint or (stint is None and isinstance(one, PinnedStint) and one.reads is self):
@@ -316,7 +319,7 @@ class Reading:
         await self._forgotten.watch(lambda: self.active)
 
     async def _keep_waiting(self) -> None:
-        """Restart the ack wait of all that we hold."""
+        """Restart the ack wait of all messages that we hold, at regular times."""
         for times in count(1):
             await asyncio.sleep(self._timings.ack_wait / 3)
             if times % 4 == 0:
@@ -324,10 +327,10 @@ class Reading:
             with suppress(NotConnectedError):
                 self._pull.keep_waiting()
                 early = self.stint.early if self.stint is not None else []
-                self._pull.in_progress([*self._held(), *(raw[1] for raw in early)])
+                self._pull.in_progress([*self._iterate_held(), *(raw[1] for raw in early)])
 
 
 def by_sequence(raws: Iterable[RawMessage]) -> list[RawMessage]:
-    """Return messages in stream order, each once."""
+    """Return the messages in stream order, without duplicates."""
     once: dict[bytes, RawMessage] = {identity_of(raw[1]): raw for raw in raws}
     return [once[one] for one in sorted(once, key=lambda one: int(one.partition(b".")[0]))]

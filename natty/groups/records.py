@@ -1,7 +1,7 @@
-"""The records of pcgroups 0.2: what a group is, as JSON in its bucket, read and written as Go's library does.
+"""The records of pcgroups 0.2: a group's definition as JSON in its bucket, read and written as Go's library does.
 
-What a change does not touch goes back byte by byte. Members written in Go end when `partitioning_filters` changes from
-null to an empty list or the reverse, and compare what they started with to every later revision.
+Fields that a change does not touch are written back byte by byte. Members written in Go compare every revision with the
+one that they started with, and end when `partitioning_filters` changes from null to an empty list or the reverse.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from natty.kv.json_records import decode
 T = TypeVar("T")
 _ESCAPED = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 _Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # as Go's
-_OF_0_1 = "filter"  # the field by which records of pcgroups 0.1 are known
+_OF_0_1 = "filter"  # the field that identifies records of pcgroups 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record(ABC):
-    """What static and elastic groups have in common. An attribute `partitions` is Go's `max_members`."""
+    """The common part of the records of static and elastic groups. The attribute `partitions` is Go's `max_members`."""
 
     partitions: int
     members: tuple[str, ...] = ()
     mappings: tuple[MemberMapping, ...] = ()
-    unknown: Mapping[str, bytes] = field(default_factory=dict, compare=False, repr=False)  # fields of others, as read
+    unknown: Mapping[str, bytes] = field(default_factory=dict, compare=False, repr=False)  # unknown fields, as read
 
     @property
     @abstractmethod
@@ -52,21 +52,21 @@ class Record(ABC):
     @property
     @abstractmethod
     def fixed(self) -> dict[str, Any]:
-        """What never changes in a group's life, by name, to be compared: what means the same is the same here."""
+        """The settings that never change, by name. Settings with the same meaning are equal here."""
 
     def differences(self, other: Record) -> list[str]:
-        """Return what another record of this kind has otherwise in what never changes, a readable line for each."""
+        """Return the differences from another record in settings that never change, a readable line for each."""
         theirs = other.fixed
         return [f"{name} is {theirs[name]}, wanted {mine}" for name, mine in self.fixed.items() if theirs[name] != mine]
 
     @property
     def member_names(self) -> tuple[str, ...]:
-        """Everybody who is listed, in the record's order."""
+        """All listed members, in the record's order."""
         return tuple(dict.fromkeys((*self.members, *(one.member for one in self.mappings))))
 
     @property
     def without_partition(self) -> tuple[str, ...]:
-        """Who is listed and has nothing to read: more members than partitions, or mapped to none."""
+        """The listed members without a partition: more members than partitions, or mapped to none."""
         having = self.assignment()
         return tuple(member for member in self.member_names if not having.get(member))
 
@@ -75,7 +75,7 @@ class Record(ABC):
         return member in self.member_names
 
     def assignment(self) -> dict[str, tuple[int, ...]]:
-        """Return who has which partitions."""
+        """Return the partitions of each member."""
         return assignment(self.members, self.mappings, self.partitions)
 
     def partitions_of(self, member: str) -> tuple[int, ...]:
@@ -94,7 +94,7 @@ class Record(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class StaticRecord(Record):
-    """A static group: never changed once it is there."""
+    """The record of a static group, which never changes."""
 
     filters: tuple[str, ...] = ()
 
@@ -105,7 +105,7 @@ class StaticRecord(Record):
 
     @property
     def fixed(self) -> dict[str, Any]:
-        """What never changes: everything. The order of members and mappings means nothing."""
+        """The settings that never change: all of them. The order of members and mappings has no meaning."""
         return {
             "partitions": self.partitions,
             "filters": list(self.filters),
@@ -127,7 +127,7 @@ class StaticRecord(Record):
 
     @classmethod
     def decode(cls, value: bytes) -> StaticRecord:
-        """Read a record. BadGroupError if it is none, or breaks a rule."""
+        """Read a record. BadGroupError if it is not a record, or breaks a rule."""
         fields = _Fields(value)
         record = cls(
             partitions=fields.take("max_members", _Number, 0),
@@ -142,9 +142,9 @@ class StaticRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticRecord(Record):
-    """An elastic group: its members and mappings change, all else never does.
+    """The record of an elastic group: members and mappings may change, other settings never.
 
-    `filters` None and empty mean the same, and are written as they were read. A limit of 0 or less is none.
+    `filters` None and empty mean the same, and are written as they were read. A limit of 0 or less means no limit.
     """
 
     filters: tuple[PartitioningFilter, ...] | None = None
@@ -159,7 +159,10 @@ class ElasticRecord(Record):
 
     @property
     def fixed(self) -> dict[str, Any]:
-        """What never changes: all but members and mappings. Null and empty are one, and so are limits that are none."""
+        """The settings that never change: all except members and mappings.
+
+        Null and empty filters are equal here, and so are all limits of 0 or less.
+        """
         return {
             "partitions": self.partitions,
             "filters": [(one.filter, list(one.wildcards or ())) for one in self.filters or ()],
@@ -168,7 +171,7 @@ class ElasticRecord(Record):
         }
 
     def partitioning_filters(self) -> tuple[PartitioningFilter, ...]:
-        """Return the group's filters, the one for everything if it names none."""
+        """Return the group's filters, or the filter for everything if it has none."""
         return self.filters or (EVERYTHING,)
 
     def check(self) -> None:
@@ -177,7 +180,7 @@ class ElasticRecord(Record):
         rules.check_filters(self.filters or ())
 
     def encode(self) -> bytes:
-        """Return the record as Go's library writes it, what was read and not changed byte by byte."""
+        """Return the record as Go's library writes it; fields that were read and not changed are the same bytes."""
         filters = None if self.filters is None else list(self.filters)
         return _object(
             {
@@ -193,7 +196,7 @@ class ElasticRecord(Record):
 
     @classmethod
     def decode(cls, value: bytes) -> ElasticRecord:
-        """Read a record. BadGroupError if it is none, breaks a rule, or is one of pcgroups 0.1."""
+        """Read a record. BadGroupError if it is not a record, breaks a rule, or is one of pcgroups 0.1."""
         fields = _Fields(value)
         as_read = fields.raw("partitioning_filters")
         record = cls(
@@ -211,7 +214,7 @@ class ElasticRecord(Record):
 
 
 class _Fields:
-    """The fields of a record, by the names that Go reads them under: it does not tell cases apart."""
+    """The fields of a record by name. Names are case-insensitive, as in Go."""
 
     def __init__(self, value: bytes) -> None:
         try:
@@ -228,28 +231,28 @@ class _Fields:
             )
 
     def raw(self, name: str) -> bytes:
-        """Return a field as it stands in the record, b"" if it doesn't."""
+        """Return a field's bytes in the record, b"" if it is missing."""
         return next((raw for one, raw in reversed(self._raw.items()) if one.casefold() == name), b"")
 
     def take(self, name: str, kind: type[T] | Any, missing: T) -> T:
-        """Return a field's value, null and absence alike as `missing`, and count it as known."""
+        """Return a field's value, or `missing` if it is null or absent, and remove it from the rest."""
         raw = self.raw(name)
         self._raw = {one: other for one, other in self._raw.items() if one.casefold() != name}
         try:
-            value: T | None = msgspec.convert(_folded(decode(raw or b"null", Any)), kind | None)
+            value: T | None = msgspec.convert(_fold(decode(raw or b"null", Any)), kind | None)
         except (BadRecordError, msgspec.ValidationError, RecursionError) as error:
             raise BadGroupError(f"{name} of the group's record can't be read: {error}") from error
         return missing if value is None else value
 
     def rest(self) -> dict[str, bytes]:
-        """Return the fields that nobody took, as they stand in the record."""
+        """Return the fields that were not taken, as bytes of the record."""
         return self._raw
 
 
-def _folded(value: Any) -> Any:
+def _fold(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name.casefold(): _folded(one) for name, one in value.items()}
-    return [_folded(one) for one in value] if isinstance(value, list) else value
+        return {name.casefold(): _fold(one) for name, one in value.items()}
+    return [_fold(one) for one in value] if isinstance(value, list) else value
 
 
 def _object(known: Mapping[str, bytes], unknown: Mapping[str, bytes]) -> bytes:
@@ -264,7 +267,7 @@ def _list(values: Iterable[Any]) -> bytes:
 
 
 def _go(value: Any) -> bytes:
-    """Return JSON as Go's encoder writes it: what could be mistaken for HTML or JavaScript is escaped."""
+    """Return JSON as Go's encoder writes it: it escapes characters that have a meaning in HTML or JavaScript."""
     text = msgspec.json.encode(value).decode()
     for character, escaped in _ESCAPED.items():
         text = text.replace(character, escaped)
@@ -272,7 +275,7 @@ def _go(value: Any) -> bytes:
 
 
 def may_follow(before: Record, after: Record) -> bool:
-    """Return whether a record may be changed into another one while members run."""
+    """Return whether a record may change into another one while members run."""
     if isinstance(before, ElasticRecord) and isinstance(after, ElasticRecord):
         return before.fixed == after.fixed
     return before == after

@@ -1,4 +1,4 @@
-"""Who is there: each one registers under a key of a bucket that lives some seconds unless it is stored again."""
+"""Registrations of live members: each registers under a key of a bucket, and renews it before it expires."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ TTL = 5.0  # seconds
 
 
 class Roster:
-    """The registrations below a key, ours too: `prepare`, `register`, then `stay` beside the work, and `leave`.
+    """The registrations below a key, including ours: `prepare`, `register`, then `stay` beside the work, and `leave`.
 
-    `valid_until` is when ours ends at the earliest (`leader.clock`): before that nobody takes us for gone.
+    `valid_until` is the earliest end of our registration (`elections.clock`): until then all others count us as live.
     """
 
     def __init__(self, jetstream: JetStream, key: str, name: str, ttl: float) -> None:
@@ -35,18 +35,18 @@ class Roster:
         return f"Roster({self._key}.{self._name}, {self.valid_until - clock():.2f} s left)"
 
     async def prepare(self) -> None:
-        """Make the bucket if there is none. NattyError."""
+        """Create the bucket if it is missing. NattyError."""
         await create_bucket(self._jetstream, MEMBERS_BUCKET)
 
     async def register(self) -> None:
-        """Tell that we are there. NattyError."""
+        """Store our registration. NattyError."""
         sent, key = clock(), f"{self._key}.{self._name}"
         revision = await self._bucket.put(key, b"{}", ttl=self.ttl)
         self._entry = Entry(key, b"{}", revision)
         self.valid_until = sent + self.ttl * (1 - DRIFT)
 
     async def stay(self) -> None:
-        """Stay registered until cancelled; a registration that ran out, or was lost with its bucket, is made again."""
+        """Renew our registration until cancelled; store it again if it expired or was lost with its bucket."""
         while True:
             await asyncio.sleep(self.ttl / 4)
             assert self._entry is not None
@@ -61,7 +61,7 @@ class Roster:
                 logger.warning("%r: could not stay registered: %s", self, error, extra={"action": "registration"})
 
     async def follow(self, live: set[str], changed: asyncio.Event) -> None:
-        """Keep `live` as the names of those who are there, and set `changed`, once the picture is complete."""
+        """Keep `live` equal to the registered names; set `changed` at each change, once all existing ones are read."""
         complete, told = False, None
         async with aclosing(self._bucket.watch(f"{self._key}.*").__aiter__()) as events:
             async for event in events:
@@ -75,10 +75,10 @@ class Roster:
                     changed.set()
 
     async def add(self, name: str) -> None:
-        """Register somebody else for good."""
+        """Register another member without an expiry."""
         await self._bucket.put(f"{self._key}.{name}", b"{}")
 
     async def leave(self) -> None:
-        """Tell that we are gone; where that can't be told, the registration runs out."""
+        """Delete our registration; if that fails, it expires."""
         with suppress(NattyError):
             await self._bucket.delete(f"{self._key}.{self._name}")

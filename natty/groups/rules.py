@@ -1,7 +1,7 @@
-"""What a group may be.
+"""Rules for the settings of a group.
 
 `check_partitions`, `check_filters` and `check_members` are the rules of pcgroups 0.2, which every record that is read
-must keep. The others are ours, for groups that are made here: what would fail later, or silently do nothing.
+must follow. The others are ours, for groups created here: they refuse settings that would fail later or have no effect.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from natty.names import overlap
 
 T = TypeVar("T")
 MOST_PARTITIONS = 10_000  # of a new group
-MOST_PARTITIONS_READ = 1_000_000  # of one that another program made: their numbers are held in memory
+MOST_PARTITIONS_READ = 1_000_000  # of a group that another program created: their numbers are held in memory
 _PARTITION = re.compile(r"\{\{\s*partition\s*\(\s*(\d+)", re.IGNORECASE)
-_TOKEN_MADE = re.compile(r"\{\{[^{}]*\}\}|\$\d+")  # a token that a transform makes
+_TOKEN_MADE = re.compile(r"\{\{[^{}]*\}\}|\$\d+")  # a token that a transform writes
 
 
 def check_partitions(partitions: int) -> None:
-    """BadGroupError unless there is at least one, and no more than can be dealt out."""
+    """BadGroupError unless there is at least one, and at most `MOST_PARTITIONS_READ`."""
     if not 1 <= partitions <= MOST_PARTITIONS_READ:
         raise BadGroupError(
             f"a group of {partitions} partitions is not possible: name at least 1, and {MOST_PARTITIONS_READ:,} at most"
@@ -32,9 +32,9 @@ def check_partitions(partitions: int) -> None:
 
 
 def check_new_partitions(partitions: int) -> None:
-    """BadGroupError for more partitions than a group may be made with.
+    """BadGroupError for more partitions than a new group may have.
 
-    A member that is alone reads them all by one consumer, with a filter for each: they must fit into one request.
+    A single member reads them all with one consumer that has a filter for each: they must fit into one request.
     """
     if partitions > MOST_PARTITIONS:
         raise BadGroupError(
@@ -44,7 +44,7 @@ def check_new_partitions(partitions: int) -> None:
 
 
 def check_filters(filters: Iterable[PartitioningFilter]) -> None:
-    """BadGroupError for a filter without a wildcard, or with a number of a `*` that it hasn't."""
+    """BadGroupError for a filter without a wildcard, or with the number of a `*` that it does not have."""
     for one in filters:
         tokens = one.filter.split(".")
         stars, wildcards = tokens.count("*"), one.wildcards or ()
@@ -70,10 +70,10 @@ def check_members(partitions: int, members: Sequence[str], mappings: Sequence[Me
         raise BadGroupError("a group has either members or mappings, and this one would have both")
     if len(mappings) > partitions:
         raise BadGroupError(f"{len(mappings)} members are mapped, more than there are partitions, {partitions}")
-    if (name := _repeated([one.member for one in mappings])) is not None:
+    if (name := _find_repeated([one.member for one in mappings])) is not None:
         raise BadGroupError(f"member {name!r} is mapped twice: name it once with all its partitions")
     given = [partition for one in mappings for partition in one.partitions or ()]
-    if (partition := _repeated(given)) is not None:
+    if (partition := _find_repeated(given)) is not None:
         raise BadGroupError(f"partition {partition} is given twice: every partition has one member")
     if wrong := [partition for partition in given if not 0 <= partition < partitions]:
         raise BadGroupError(f"there is no partition {wrong[0]}: they count from 0 to {partitions - 1}")
@@ -81,13 +81,13 @@ def check_members(partitions: int, members: Sequence[str], mappings: Sequence[Me
         raise BadGroupError(f"nobody is given partition {', '.join(map(str, missing))}: each needs a member")
 
 
-def _repeated(values: Iterable[T]) -> T | None:
-    """Return the first value that comes more than once, None if there is none."""
+def _find_repeated(values: Iterable[T]) -> T | None:
+    """Return the first value that occurs more than once, None if there is none."""
     return next((value for value, times in Counter(values).items() if times > 1), None)
 
 
 def check_subjects(filters: Sequence[str]) -> None:
-    """BadGroupError for a filter that no server takes, or two that take the same subject: it would be read twice."""
+    """BadGroupError for a filter that servers refuse, or two that match the same subject: it would be read twice."""
     for one in filters:
         tokens = one.split(".")
         if not all(tokens) or ">" in tokens[:-1] or any(character.isspace() for character in one):
@@ -98,8 +98,8 @@ def check_subjects(filters: Sequence[str]) -> None:
 
 
 def check_listing(partitions: int, members: Sequence[str]) -> None:
-    """BadGroupError for a member named twice, or for more members than partitions where no partition ever moves."""
-    if (name := _repeated(members)) is not None:
+    """BadGroupError for a member named twice, or for more members than partitions (in static groups none moves)."""
+    if (name := _find_repeated(members)) is not None:
         raise BadGroupError(f"member {name!r} is named twice")
     if len(members) > partitions:
         raise BadGroupError(
@@ -109,9 +109,9 @@ def check_listing(partitions: int, members: Sequence[str]) -> None:
 
 
 def check_partitioned(stream: str, config: Mapping[str, Any], partitions: int) -> None:
-    """BadGroupError if the messages of a stream can't have a partition token of so many partitions before them.
+    """BadGroupError if a stream's subjects can't begin with the tokens of so many partitions.
 
-    What a stream takes from others is not looked at: they may put the token there.
+    Streams with sources or a mirror are not checked, since these may add the token.
     """
     transform = (config.get("subject_transform") or {}).get("dest", "")
     counted = _PARTITION.match(transform)
@@ -132,12 +132,12 @@ def check_partitioned(stream: str, config: Mapping[str, Any], partitions: int) -
 
 
 def check_limits(max_messages: int, max_bytes: int) -> None:
-    """BadGroupError for a limit of the buffer that is none: 0 and -1 both stand for no limit."""
+    """BadGroupError for an invalid limit of the buffer: 0 and -1 both mean no limit, and lower numbers are invalid."""
     for name, limit in (("max_messages", max_messages), ("max_bytes", max_bytes)):
         if limit < -1:
             raise BadGroupError(f"a {name} of {limit} is not possible: 0 is no limit")
 
 
 def partitions_all(transforms: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a source's transforms all put a partition before the subject, as those of groups do."""
+    """Return whether all transforms of a source put a partition before the subject, as those of groups do."""
     return bool(transforms) and all(_PARTITION.match(one.get("dest", "")) for one in transforms)

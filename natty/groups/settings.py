@@ -1,6 +1,6 @@
-"""The bucket, the work queue and the consumers of pcgroups 0.2: their names, their settings, and their timings.
+"""The bucket, the work queue and the consumers of pcgroups 0.2: their names, settings and timings.
 
-Nothing may be added to them: Go's library compares, and refuses what differs.
+Do not add settings: Go's library compares them, and refuses different ones.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ ELASTIC_BUCKET = "elastic-consumer-groups"
 PRIORITY_GROUP = "PCG"  # of every member's consumer
 _NAME = re.compile(r"[-_=A-Za-z0-9]+")
 
-ACK_WAIT = 5.0  # seconds, where none is given
-SHORTEST_PIN = 1.0  # seconds, and the shortest time that a pull is open
+ACK_WAIT = 5.0  # seconds, the default
+SHORTEST_PIN = 1.0  # seconds; also the shortest time that a pull is open
 RECONCILE_AFTER = 0.5  # seconds beyond the ack wait
 _OURS = ("name", "durable_name", "filter_subjects", "priority_policy", "priority_groups", "priority_timeout")
 _IMPOSSIBLE = ("filter_subject", "deliver_subject", "deliver_group", "flow_control", "idle_heartbeat")
@@ -36,7 +36,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def record_key(stream: str, group: str) -> str:
-    """Return the key of a group's record in its bucket. BadGroupError for a name that no key can have in it."""
+    """Return the key of a group's record in its bucket. BadGroupError for a name that can't be part of a key."""
     for kind, name in (("stream", stream), ("group", group)):
         if not _NAME.fullmatch(name):
             raise BadGroupError(
@@ -51,49 +51,49 @@ def work_queue(stream: str, group: str) -> str:
 
 
 def static_consumer(group: str, member: str) -> str:
-    """Return the name of a static member's durable consumer, which is on the group's stream itself."""
+    """Return the name of a static member's durable consumer, which is on the group's stream."""
     return f"{group}-{member}"
 
 
 def check_member(name: str) -> str:
-    """Return the name if a member can have it: it is a consumer's, or part of one. BadNameError."""
+    """Return the name if a member can have it: it becomes a consumer's name, or part of one. BadNameError."""
     return check_name("member", name)
 
 
 @dataclass(frozen=True)
 class Timings:
-    """What follows from the ack wait, seconds. Members of one name must agree on it, whatever they are written in."""
+    """Timings derived from the ack wait, in seconds. Instances of one member must agree on it, in all languages."""
 
     ack_wait: float = ACK_WAIT
 
     @property
     def pinned_ttl(self) -> float:
-        """After this time without a pull the pinned instance is replaced by a standby."""
+        """Time without a pull after which the server pins a standby instead."""
         return max(self.ack_wait, SHORTEST_PIN)
 
     @property
     def inactive_threshold(self) -> float:
-        """After this time without a pull the server removes an elastic member's consumer."""
+        """Time without a pull after which the server removes an elastic member's consumer."""
         return self.ack_wait
 
     @property
     def pull_expires(self) -> float:
-        """How long a pull is open."""
+        """Time that a pull is open."""
         return max(self.ack_wait / 2, SHORTEST_PIN)
 
     @property
     def pull_heartbeat(self) -> float:
-        """How often the server says that a pull is still open."""
+        """Time between two heartbeats of the server on an open pull."""
         return self.pull_expires / 2
 
     @property
     def reconcile(self) -> float:
-        """How often a member compares itself with the server."""
+        """Time between two comparisons of a member's state with the server's."""
         return self.ack_wait + RECONCILE_AFTER
 
 
 def bucket_settings() -> StreamConfig:
-    """Return the settings of a bucket of records, those that Go's library gives it; all but the replicas."""
+    """Return the settings of a bucket of records as Go's library creates it, without the replicas."""
     return {
         "max_msgs_per_subject": 1,
         "discard": "new",
@@ -105,7 +105,7 @@ def bucket_settings() -> StreamConfig:
 
 
 def work_queue_settings(stream: str, group: str, record: ElasticRecord, source: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration of an elastic group's stream; `source` is that of the stream whose messages it takes."""
+    """Return the configuration of an elastic group's work queue; `source` is that of the stream that it copies."""
     return {
         "name": work_queue(stream, group),
         "retention": "workqueue",
@@ -120,33 +120,33 @@ def work_queue_settings(stream: str, group: str, record: ElasticRecord, source: 
 
 
 def transforms(record: ElasticRecord) -> list[dict[str, str]]:
-    """Return what gives the messages of an elastic group their partition token."""
+    """Return the subject transforms that give the messages of an elastic group their partition token."""
     return [{"src": one.filter, "dest": destination(one, record.partitions)} for one in record.partitioning_filters()]
 
 
 def elastic_consumer(member: str, filters: list[str], settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the configuration of an elastic member's consumer, as on the wire; `settings` are the user's, in seconds.
 
-    To be made with `action: create`, else another one's is overwritten. BadGroupError for what no member can have.
+    Create it with `action: create`, or it overwrites another one's. BadGroupError for settings that members can't have.
     """
-    given = _given(settings)
+    given = _complete_settings(settings)
     for name, only in (("deliver_policy", "all"), ("ack_policy", "explicit")):
         if given[name] != only:
             raise BadGroupError(f"{name} {given[name]!r} is not possible in an elastic group, only {only!r} is")
     threshold = {"inactive_threshold": given["ack_wait"]}
-    return {"name": member, **to_wire(given | threshold), **_pinned(filters, given["ack_wait"])}
+    return {"name": member, **to_wire(given | threshold), **_pin_settings(filters, given["ack_wait"])}
 
 
 def static_member_consumer(
     group: str, member: str, filters: list[str], settings: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the configuration of a static member's consumer; as `elastic_consumer`."""
-    given = _given(settings)
+    """Return the configuration of a static member's consumer; see `elastic_consumer`."""
+    given = _complete_settings(settings)
     name = static_consumer(group, member)
-    return {"name": name, "durable_name": name, **to_wire(given), **_pinned(filters, given["ack_wait"])}
+    return {"name": name, "durable_name": name, **to_wire(given), **_pin_settings(filters, given["ack_wait"])}
 
 
-def _given(settings: Mapping[str, Any] | None) -> dict[str, Any]:
+def _complete_settings(settings: Mapping[str, Any] | None) -> dict[str, Any]:
     given = _DEFAULTS | {name: value for name, value in (settings or {}).items() if value is not None}
     if refused := sorted(set(given) & {*_OURS, *_IMPOSSIBLE}):
         raise BadGroupError(f"{', '.join(refused)} of a member's consumer can't be chosen: leave it out")
@@ -155,7 +155,7 @@ def _given(settings: Mapping[str, Any] | None) -> dict[str, Any]:
     return given
 
 
-def _pinned(filters: list[str], ack_wait: float) -> dict[str, Any]:
+def _pin_settings(filters: list[str], ack_wait: float) -> dict[str, Any]:
     pinned = {
         "priority_policy": "pinned_client",
         "priority_timeout": Timings(ack_wait).pinned_ttl,

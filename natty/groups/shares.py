@@ -1,4 +1,4 @@
-"""How an automatic group divides its partitions: evenly, and moving as few of them as that allows. Pure."""
+"""Division of an automatic group's partitions: evenly, and with as few moves as possible. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import replace
 from natty.groups.partitions import MemberMapping, balanced
 from natty.groups.records import ElasticRecord
 
-AUTOMATIC = "auto-"  # how the names of members begin that come and go by themselves
+AUTOMATIC = "auto-"  # prefix of the names of automatic members
 
 
 def shares(owned: Mapping[str, Sequence[int]], members: Iterable[str], partitions: int) -> dict[str, tuple[int, ...]]:
-    """Return each member's partitions: no two differ by more than one, and the fewest possible change their owner.
+    """Return each member's partitions: their numbers differ by one at most, and the fewest possible change their owner.
 
-    Who owns most may have one more. More members than partitions: some have none.
+    The extra partitions go to the members that own most. With more members than partitions, some have none.
     """
     order = sorted(set(members), key=lambda name: (-len(owned.get(name, ())), name))
     size, more = divmod(partitions, len(order))
@@ -29,16 +29,16 @@ def shares(owned: Mapping[str, Sequence[int]], members: Iterable[str], partition
 
 
 def moved(before: Mapping[str, Sequence[int]], after: Mapping[str, Sequence[int]], members: Iterable[str]) -> int:
-    """Return how many partitions of these members go to somebody else."""
+    """Return how many partitions of these members move to another member."""
     return sum(len(set(before.get(name, ())) - set(after.get(name, ()))) for name in set(members))
 
 
 def planned(record: ElasticRecord, members: Iterable[str]) -> ElasticRecord:
-    """Return the record with its partitions divided over these members; the same one where that is so already.
+    """Return the record with its partitions divided over these members; the same record if they already are.
 
-    Balanced as every implementation does it, so that anybody may add members; mapped where that moves fewer
-    partitions. Where both move as many, the record stays in its form: to change it would restart all members. Members
-    written in Go can't be mapped in a group of several filters, so then it is always balanced.
+    It is balanced as in every implementation, so that any client may add members, or mapped if that moves fewer
+    partitions. If both move the same number, the record keeps its form, because a change would restart all members.
+    Members written in Go can't be mapped in a group with several filters, so such a group is always balanced.
     """
     names = sorted(set(members))
     if not names:

@@ -1,4 +1,4 @@
-"""Static groups: members read the stream itself, whose subjects begin with a partition; nothing changes later."""
+"""Static groups: members read the stream itself, whose subjects begin with a partition. The group never changes."""
 
 from __future__ import annotations
 
@@ -40,13 +40,14 @@ class StaticAdmin(GroupAdmin[StaticRecord]):
         members: Sequence[str] = (),
         mappings: Mapping[str, Sequence[int]] | None = None,
     ) -> StaticRecord:
-        """Make the group if there is none, and return its record. No consumer is made: members do that.
+        """Create the group if it does not exist, and return its record. The members create the consumers.
 
-        Either `members`, over which the partitions are balanced, or `mappings` of each member to its partitions.
-        `filters` are subjects without the partition, none for all of the stream; mapped members have none: Go reads
-        whole partitions there, and more than one filter can't work.
-        GroupExistsError if it exists with other settings, or if consumers have the names of its members' already: they
-        would begin where those are. BadGroupError for what can't work; StreamNotFoundError; UnsupportedError.
+        Give either `members`, over which the partitions are balanced, or `mappings` of each member to its partitions.
+        `filters` are subjects without the partition; none: the whole stream. Mapped members can't have filters: Go
+        reads whole partitions there, and more than one filter can't work.
+        GroupExistsError if it exists with other settings, or if consumers with its members' names exist: the members
+        would continue at their positions. BadGroupError for settings that can't work; StreamNotFoundError;
+        UnsupportedError.
         """
         mapped = tuple(MemberMapping(name, tuple(given)) for name, given in (mappings or {}).items())
         wanted = StaticRecord(partitions=partitions, filters=tuple(filters), members=tuple(members), mappings=mapped)
@@ -72,14 +73,14 @@ class StaticAdmin(GroupAdmin[StaticRecord]):
         return await self._store(wanted)
 
     async def delete(self) -> list[str]:
-        """Delete the group and the consumers of its members, and of no others; its members end.
+        """Delete the group and its members' consumers, and no others; its members end.
 
-        A consumer of such a name that no member made is left, and returned. NattyError names those that could not be
-        deleted: the group is gone then all the same.
+        It keeps and returns a consumer of such a name that no member created. NattyError names the consumers that could
+        not be deleted; the group itself is then deleted.
         """
         try:
             names = (await self.read()).member_names
-        except BadGroupError:  # what can't be read can be deleted, and names nobody
+        except BadGroupError:  # a record that can't be read can be deleted; its members are unknown
             names = ()
         await self._delete_record()
         results = await asyncio.gather(*(self._delete_consumer(name) for name in names), return_exceptions=True)
@@ -97,7 +98,7 @@ class StaticAdmin(GroupAdmin[StaticRecord]):
         return [f"consumer {self.consumer_name(name)}" for name, result in zip(names, results, strict=True) if result]
 
     async def _delete_consumer(self, member: str) -> bool:
-        """Delete a member's consumer; return whether there is one that no member made."""
+        """Delete a member's consumer; return True if one of that name exists that no member created."""
         found = await self._consumer(member)
         if found is None:
             return False

@@ -1,4 +1,4 @@
-"""The time for which the server has this instance pinned: how it is kept, and what may be handled in it."""
+"""A pinned stint: the time for which the server has pinned this instance, its lease, and the messages handled in it."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from natty.wire.message import RawMessage
 
 logger = logging.getLogger("natty.groups")
 
-ANSWER = 0.05  # seconds within which the server answers to a request that keeps the pin
-DRIFT = 0.02  # how far the server's clock and ours may differ in rate
+ANSWER = 0.05  # seconds within which the server answers a request that renews the pin
+DRIFT = 0.02  # maximum relative difference in rate between the server's clock and ours
 FLUSH_TIMEOUT = 2.0
 
 
 class Memory:
-    """What a member remembers through all of its stints: which messages succeeded, and which were delivered too often.
+    """A member's memory across its stints: which messages succeeded, and which were delivered too often.
 
-    `max_deliveries`: after so many that did not finish it, a message has failed. With `gives_up` False it is handled
-    again nevertheless.
+    After `max_deliveries` deliveries that did not finish it, a message has failed. With `gives_up` False it is still
+    handled again.
     """
 
     def __init__(self, max_deliveries: int, *, gives_up: bool) -> None:
         self._max_deliveries, self._gives_up = max_deliveries, gives_up
         self._succeeded: set[bytes] = set()
         self._succeeded_before: set[bytes] = set()
-        self.suspects: dict[Hashable, tuple[bytes, int]] = {}  # by key: what came too often, and how often
+        self.suspects: dict[Hashable, tuple[bytes, int]] = {}  # by key: a message delivered too often, and how often
 
     def __repr__(self) -> str:
         return f"Memory({len(self._succeeded) + len(self._succeeded_before)} succeeded, {len(self.suspects)} suspects)"
 
     def succeeded(self, identity: bytes) -> None:
-        """Remember a message for one call of `age`, and until the next."""
+        """Remember a message until the second call of `age` from now."""
         self._succeeded.add(identity)
 
     def knows(self, identity: bytes) -> bool:
@@ -52,14 +52,15 @@ class Memory:
         return identity in self._succeeded or identity in self._succeeded_before
 
     def age(self, busy: set[Hashable]) -> None:
-        """Forget what succeeded before the last time that this was called, and suspects whose key is not busy."""
+        """Forget messages that succeeded before the previous call, and suspects whose key is not busy."""
         self._succeeded_before, self._succeeded = self._succeeded, set()
         self.suspects = {key: suspect for key, suspect in self.suspects.items() if key in busy}
 
     def check(self, turn: Delivery) -> None:
-        """TooManyDeliveriesError for what came too often, the first one of its key: those behind it came as often.
+        """TooManyDeliveriesError for a message delivered too often, but only for the first one of its key.
 
-        One of these is the next to be refused if it comes more often than that.
+        The messages behind it were delivered as often without being the cause. One of them is refused next if it is
+        delivered more often than that.
         """
         identity, deliveries, most = identity_of(turn.message.raw[1]), turn.message.deliveries, self._max_deliveries
         suspect, times = self.suspects.get(turn.key, (identity, 0))
@@ -75,8 +76,8 @@ class Memory:
 class PinnedStint(Stint):
     """The time for which we are pinned on one incarnation of our consumer: handlers may start while it lasts.
 
-    `until` is the end of the lease: no other instance gets our messages before. It counts from before the request was
-    sent that the server accepted with our pin, by a clock that runs on while this process is stopped.
+    `until` is the end of the lease: no other instance gets our messages before. The lease starts just before we sent
+    the request that the server accepted with our pin, on a clock that also runs while this process is stopped.
     """
 
     leased = True
@@ -89,11 +90,11 @@ class PinnedStint(Stint):
         self.mark = pin.encode()  # in the headers of each message that is delivered in it
         self.watched = False  # whether a timer will stop its handlers
         self.until = 0.0
-        self._margin = margin  # seconds before its end in which handlers are stopped, and none is started
+        self._margin = margin  # seconds before its end at which handlers are stopped, and no more are started
         self._memory = memory
-        self.open = False  # whether all that our predecessor had begun is settled, or came to us
+        self.open = False  # whether all messages that our predecessor had are settled, or came to us
         self.interruptions = 0
-        self.early: list[RawMessage] = []  # what arrived before it was open
+        self.early: list[RawMessage] = []  # messages that arrived before it was open
         self._changed = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -105,20 +106,20 @@ class PinnedStint(Stint):
         return self.open and not self.over and self.remaining() > 0
 
     def remaining(self) -> float:
-        """Return for how many seconds handlers may run, as things stand."""
+        """Return for how many seconds handlers may still run if the lease is not extended."""
         return self.until - self._margin - clock()
 
     def lasts(self) -> bool:
-        """Return whether the lease has not ended: nobody else has our messages yet."""
+        """Return whether the lease has not ended: no other instance has our messages yet."""
         return clock() < self.until
 
     async def changed(self) -> None:
-        """Return when that may have changed."""
+        """Wait until `may_start` may have changed."""
         self._changed.clear()
         await self._changed.wait()
 
     def extend(self, until: float) -> None:
-        """The server has accepted our pin: the lease lasts until then."""
+        """Extend the lease after the server has accepted our pin."""
         self.until = max(self.until, until)
         self._changed.set()
 
@@ -128,31 +129,31 @@ class PinnedStint(Stint):
         self._changed.set()
 
     def interrupt(self) -> None:
-        """Let none start until it has begun again: what was on its way to us may come late."""
+        """Let no handler start until `begin` is called again: messages that were sent to us may come late."""
         self.open = False
         self.interruptions += 1
 
     def end(self) -> None:
-        """Let none start any more."""
+        """Let no handler start any more."""
         super().end()
         self._changed.set()
 
     def was_handled(self, turn: Delivery) -> bool:
-        """Return whether a handler has succeeded with this message before, in whichever stint."""
+        """Return whether a handler has succeeded with this message before, in any stint."""
         return self._memory.knows(identity_of(turn.message.raw[1]))
 
     def note_success(self, turn: Delivery) -> None:
-        """Remember it."""
+        """Remember that a handler has succeeded with this message."""
         self._memory.succeeded(identity_of(turn.message.raw[1]))
 
     async def admit(self, turn: Delivery) -> None:
         """Check a message that was delivered before. TooManyDeliveriesError."""
-        await asyncio.sleep(0)  # it may end this process: let the acks of those before it be written
+        await asyncio.sleep(0)  # the message may end this process: first let earlier acks be written
         self._memory.check(turn)
 
 
 class Kept(NamedTuple):
-    """What came of it: whether the server has us pinned, until when (`leader.clock`), and what it tells besides."""
+    """The result of `keep_pin`: whether we are pinned, until when (`elections.clock`), and the CONSUMER.INFO."""
 
     ours: bool
     until: float
@@ -160,12 +161,13 @@ class Kept(NamedTuple):
 
 
 async def keep_pin(jetstream: JetStream, stream: str, consumer: str, pin: Pin, window: float) -> Kept:
-    """Ask with our pin for a message of a byte: none is that small. Nobody else is pinned for `window` seconds then.
+    """Renew our pin: for `window` seconds no other instance is pinned.
 
-    Such a request restarts the pin's time. That the server took it says nothing yet: with nothing to deliver it
-    does so from anybody while nobody is pinned. Who is, it tells afterwards; an id is never given twice. The time
-    counts from before the request was sent. ConsumerNotFoundError, NoRespondersError: there is no consumer any more;
-    another NattyError: nobody knows.
+    It requests, with our pin, a message of at most one byte; no message is that small. Such a request restarts the
+    pin's time. The server's acceptance alone proves nothing: with nothing to deliver, it accepts any request while no
+    instance is pinned. So it then reads which instance is pinned; the server never uses an id twice. The time counts
+    from before the request was sent. ConsumerNotFoundError, NoRespondersError: the consumer does not exist any more;
+    another NattyError: unknown.
     """
     mine, sent = pin.id, clock()
     body = request_body(1, min(ANSWER, window / 10), max_bytes=1, pin=pin.fields())
@@ -183,7 +185,7 @@ def make_work(
     options: JoinOptions,
     on_fault: Callable[[], None],
 ) -> Work:
-    """Return what runs the handlers of a member, through all of its stints."""
+    """Return the `Work` that runs a member's handlers across all of its stints."""
     return Work(
         jetstream,
         (group, member),
