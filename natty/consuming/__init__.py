@@ -1,1 +1,1 @@
-"""Handlers on messages of a durable consumer, and what becomes of messages that they can't handle."""
+"""Handlers for messages of a durable consumer, and dead letters for messages that they can't handle."""

@@ -1,4 +1,4 @@
-"""How a client is closed: what runs on it ends first, then what it publishes, then the connection."""
+"""Closing a client: first the work that runs on it, then its pending publishes, then the connection."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from natty.wire.lifetime import Lifetime
 
 logger = logging.getLogger("natty.closing")
 
-SPARE = 5.0  # seconds beyond the handlers' own that it may take to hand back the rest and to send the last acks
+SPARE = 5.0  # seconds after the handlers' own timeout to hand back the rest and to send the last acks
 
 
 async def close(connection: Connection, outbox: Outbox, *, tell: bool) -> None:
-    """Close a client, see `Natty.close`. Without `tell`, what could not be published is logged and not raised.
+    """Close a client, see `Natty.close`. Without `tell`, it logs publishes that failed, and does not raise for them.
 
-    Within a handler, or a leader's work, it returns at once, and the client is closed when that has returned: its own
-    ack has to be sent, its lease to be released before. Cancelled, it closes at once.
+    Within a handler, or a leader's work, it returns at once and closes the client after that has returned: its ack has
+    to be sent, or its lease released, before. If it is cancelled, it closes the client at once.
     """
     if connection.supervised:
         connection.check_loop()
@@ -45,7 +45,7 @@ async def _close(connection: Connection, outbox: Outbox, *, tell: bool) -> None:
 
 
 async def _stop_all(lifetime: Lifetime) -> None:
-    """Stop what runs on a connection, and return when it has ended, the last acks sent, or has had its time."""
+    """Stop the work on a connection; return when it has ended and sent its last acks, or after its timeout."""
     running = list(lifetime.running)
     for one in running:
         one.stop()

@@ -1,4 +1,4 @@
-"""Handlers on the messages of a durable consumer: the consumer, its pull loop, and the engine between them."""
+"""Handlers for the messages of a durable consumer: creates the consumer, pulls, and runs the handlers."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from natty.wire.message import Message
 
 logger = logging.getLogger("natty.consume")
 
-SPARE_DELIVERIES = 10  # beyond the ladder: restarts hand messages back untried, and that counts as a delivery
+SPARE_DELIVERIES = 10  # beyond `retries`: a restart hands messages back without a try, which counts as a delivery
 FLUSH_TIMEOUT = 2.0  # seconds to wait for the server to have the last acks
 
 
 class Consumption(RunsAsTask):
     """Messages of a durable consumer: `await` it with a handler, or iterate over it and settle each message yourself.
 
-    The handler returns: the message is acked, unless the handler settled it. It raises: the message comes again after
-    the next delay of `retries`; after the last one, or at once if its body does not fit the handler's annotation, it
-    becomes a dead letter and is terminated. `handled`, `failed`, `retried`, `buried` and `redelivered` count messages;
-    a batch that fails counts each of its own, and each of them is then tried alone.
-    With `ordered_by` a message that failed keeps its place: it is tried again here, the later ones of its key wait,
-    and all of them count against `max_messages`. Its retries then don't show in `message.deliveries`. The order holds
-    within one process: use groups to spread keys over several.
+    If the handler returns, the message is acked, unless the handler settled it. If the handler raises, the message is
+    delivered again after the next delay of `retries`; after the last one, or at once if its body does not fit the
+    handler's annotation, it becomes a dead letter and is terminated. `handled`, `failed`, `retried`, `buried` and
+    `redelivered` count messages; a batch that fails counts each of its messages, and each is then tried alone.
+    With `ordered_by` a message that failed keeps its place: this process tries it again, later messages of its key
+    wait, and all of them count against `max_messages`. `message.deliveries` does not count these retries. The order
+    holds within one process: use groups to spread keys over several.
     """
 
     def __init__(
@@ -79,45 +79,45 @@ class Consumption(RunsAsTask):
 
     @property
     def handled(self) -> int:
-        """How many messages a handler has succeeded with."""
+        """Number of messages that the handler succeeded with."""
         return self._work.handled
 
     @property
     def failed(self) -> int:
-        """How many messages a handler has failed with, each time counted."""
+        """Number of failures: a message counts each time that the handler fails with it."""
         return self._work.failed
 
     @property
     def retried(self) -> int:
-        """How many times a message was to be tried again."""
+        """Number of retries, including those that are still due."""
         return self._work.retried
 
     @property
     def buried(self) -> int:
-        """How many messages became dead letters."""
+        """Number of messages that became dead letters."""
         return self._work.buried
 
     @property
     def redelivered(self) -> int:
-        """How many messages came that had been delivered before, to this process or another."""
+        """Number of messages that had been delivered before, to this process or another."""
         return self._pull.counts.redelivered
 
     @property
     def stalled(self) -> bool:
-        """Whether messages can't be had: the server or its consumer does not answer."""
+        """Whether no messages can arrive: the server or its consumer does not answer."""
         return self._pull.stalled
 
     def stop(self) -> None:
-        """Stop gracefully: no more messages are taken; the ones being handled finish."""
+        """Stop gracefully: take no more messages, and let running handlers finish."""
         self._pull.stop()
 
     async def __aiter__(self) -> AsyncGenerator[Message, None]:
-        """Yield messages one by one, in order; a message's memory counts until the next one is asked for. Once."""
+        """Yield messages one by one, in order. A message counts as unfinished until you request the next one. Once."""
         self._pull.check_unused()
         work = self._work
         async with AsyncExitStack() as stack:
             stack.enter_context(self._running(reader=asyncio.current_task()))
-            await stack.enter_async_context(self._attended())
+            await stack.enter_async_context(self._attend())
             async for batch in await stack.enter_async_context(aclosing(self._pull.__aiter__())):
                 work.add(self._stint, batch.raw)
                 while not self._pull.stopping and (message := work.hand_out()) is not None:
@@ -127,9 +127,9 @@ class Consumption(RunsAsTask):
     async def run(self) -> None:
         """Run the handler on every message until `stop`, a signal, or cancellation.
 
-        Running handlers then get `shutdown_timeout` seconds to finish; the others are handed back. A thread can't be
-        cut short: the process does not end before a handler in a thread returns.
-        A consumption runs once, RuntimeError the second time; one that was stopped before it ran returns at once.
+        Running handlers then get `shutdown_timeout` seconds to finish; the other messages are handed back. A thread
+        can't be cancelled: the process does not end before a handler in a thread returns.
+        A consumption runs once: RuntimeError the second time. If it was stopped before it ran, it returns at once.
         """
         if not self._has_handler:
             raise TypeError("consume() was given no handler: iterate over it with `async for`, or pass one")
@@ -139,7 +139,7 @@ class Consumption(RunsAsTask):
             running = stack.enter_context(self._running())
             running.around(work.start)
             stack.push_async_callback(self._flush)
-            await stack.enter_async_context(self._attended())
+            await stack.enter_async_context(self._attend())
             stack.push_async_callback(work.close, self.options.shutdown_timeout)
             await work.watch_letters(self._stream, self._durable)
             await self._pull.run()
@@ -151,7 +151,7 @@ class Consumption(RunsAsTask):
         return Running(lifetime, self.stop, self.options.shutdown_timeout, reader=reader)
 
     async def _ensure(self) -> ServerConsumerConfig:
-        """Make the consumer if there is none. What exists may have another `max_deliver` than our ladder wants."""
+        """Create the consumer if it is missing. The `max_deliver` of an existing one may be too low for `retries`."""
         settings = self._consumer
         if self._work.letters is not None:
             try:
@@ -171,8 +171,8 @@ class Consumption(RunsAsTask):
         return consumer
 
     @asynccontextmanager
-    async def _attended(self) -> AsyncIterator[None]:
-        """Meanwhile, restart `ack_wait` of all that is held, look for what was forgotten, and stop at signals."""
+    async def _attend(self) -> AsyncIterator[None]:
+        """Within the block, restart `ack_wait` of held messages, look for forgotten ones, and stop at signals."""
         consumer = await self._ensure()
         every = consumer["ack_wait"] / NANOSECONDS / 3
         letters = self._work.letters
@@ -201,6 +201,6 @@ class Consumption(RunsAsTask):
                 self._pull.in_progress([turn.message.raw[1] for turn in self._work.held()])
 
     async def _flush(self) -> None:
-        """Let the server have the last acks."""
+        """Wait until the server has the last acks."""
         with suppress(NattyError):
             await self._jetstream.connection.flush(FLUSH_TIMEOUT)

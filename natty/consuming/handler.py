@@ -1,4 +1,4 @@
-"""Handlers as users write them: what they take, and how they are called."""
+"""Users' handlers: their parameters, and how they are called."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SEND_TIMEOUT = 5.0  # seconds that a thread waits for the event loop to send wha
 Decode = Callable[[bytes], Any]
 
 Handler = Callable[..., Any]
-"""What handles messages: `async def` on the event loop, `def` in a thread.
+"""A handler of messages: `async def` runs on the event loop, `def` in a thread.
 
-Its first parameter is the message, or its body if it is annotated with a type of body (see `decoder`); the
-message may then come second. With `batch`: a `list[Message]`, or a `Batch`.
+Its first parameter is the message, or the body if it is annotated with a type of body (see `decoder`); then the message
+may be the second parameter. With `batch`: a `list[Message]`, or a `Batch`.
 """
 
 Call = Callable[[list[Message]], Awaitable[object]]
-"""A handler in the one shape that consuming knows: one message, or a batch."""
+"""A handler in the uniform shape that consuming calls: with a list of one message, or of a batch."""
 
 
 class HandlerTimeoutError(NattyError, TimeoutError):
@@ -39,21 +39,21 @@ class BodyError(NattyError):
 
 
 def is_async(handler: Handler) -> bool:
-    """Return whether calling it gives a coroutine."""
+    """Return whether calling the handler returns a coroutine."""
     if isinstance(handler, partial):
         return is_async(handler.func)
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
 
 
 def takes_message(handler: Handler) -> bool:
-    """Return whether a message is all that it takes."""
+    """Return whether the handler takes only a message."""
     return _kinds(handler) == [Message]
 
 
 def caller(handler: Handler, *, batch: bool, threads: Executor | None) -> Call:
-    """Return how to call a handler with messages. TypeError says what is wrong with its parameters.
+    """Return a function that calls the handler with messages. TypeError says what is wrong with its parameters.
 
-    One that is no coroutine function is called in `threads`, with the caller's context variables.
+    A handler that is not a coroutine function is called in `threads`, with the caller's context variables.
     """
     kinds = _kinds(handler)
     call = handler if is_async(handler) else partial(_in_thread, threads, handler)
@@ -70,7 +70,7 @@ def caller(handler: Handler, *, batch: bool, threads: Executor | None) -> Call:
 
 
 def within(seconds: float, call: Call) -> Call:
-    """Return the same call, cancelled after so many seconds; it then raises HandlerTimeoutError."""
+    """Return the call with a time limit: after `seconds` it is cancelled and raises HandlerTimeoutError."""
 
     async def limited(messages: list[Message]) -> None:
         try:
@@ -93,7 +93,7 @@ def _batch_caller(call: Handler, kinds: list[Any]) -> Call:
 
 
 def _kinds(handler: Handler) -> list[Any]:
-    """Return the types of the parameters to be given; Message where there is no annotation."""
+    """Return the types of the parameters to pass; Message for a parameter without annotation."""
     function = inspect.unwrap(handler.func if isinstance(handler, partial) else handler)
     if not hasattr(function, "__globals__"):
         function = getattr(function, "__func__", type(function).__call__)
@@ -124,11 +124,11 @@ def _list(kinds: list[Any]) -> str:
 
 
 def decoder(kind: Any) -> Decode:
-    """Return the function that makes a body of this type of a payload; it raises BodyError with what does not fit.
+    """Return the function that decodes a payload to this type; it raises BodyError with the reason if that fails.
 
-    `bytes` as they are, `str` from UTF-8, a pydantic model by its own validation (pydantic itself is never imported),
-    anything else from JSON by msgspec: `dict`, `list`, `Any`, a `msgspec.Struct`, a dataclass, a TypedDict, unions of
-    them. TypeError if nothing of the kind can be made of JSON.
+    `bytes` are passed unchanged, `str` is decoded from UTF-8, and a pydantic model by its own validation (natty never
+    imports pydantic). All other types are decoded from JSON by msgspec: `dict`, `list`, `Any`, a `msgspec.Struct`, a
+    dataclass, a TypedDict, unions of them. TypeError for a type that can't be decoded from JSON.
     """
     name = getattr(kind, "__name__", str(kind))
     if kind is bytes:
@@ -155,12 +155,12 @@ def _read(decode: Decode, name: str, payload: bytes) -> Any:
 async def _in_thread(threads: Executor | None, handler: Handler, *arguments: Any) -> None:
     run = partial(copy_context().run, handler, *arguments)
     answer = await asyncio.get_running_loop().run_in_executor(threads, run)
-    if inspect.isawaitable(answer):  # a plain function that gives a coroutine
+    if inspect.isawaitable(answer):  # a plain function that returns a coroutine
         await answer
 
 
 class _Lot(Batch):
-    """A batch of which single messages may be settled: iterating gives the same ones each time."""
+    """A batch whose messages may be settled one by one: each iteration yields the same message objects."""
 
     def __init__(self, messages: list[Message]) -> None:
         super().__init__([message.raw for message in messages])
@@ -171,7 +171,7 @@ class _Lot(Batch):
 
 
 class FromThreads:
-    """What messages are settled by when their handler runs in a thread: the event loop sends for it."""
+    """A sender for messages whose handler runs in a thread: the event loop sends for it."""
 
     def __init__(self, connection: Sender) -> None:
         self._connection = connection
@@ -188,7 +188,7 @@ class FromThreads:
         self._connection.send(subject, data)
 
     def confirm(self, subject: bytes, data: bytes) -> Awaitable[object] | None:
-        """As `Connection.confirm`; in a thread, return when the answer has come."""
+        """As `Connection.confirm`; in a thread, it returns when the answer has arrived."""
         if asyncio._get_running_loop() is self._loop:
             return self._connection.confirm(subject, data)
         asyncio.run_coroutine_threadsafe(self._confirm(subject, data), self._loop).result()

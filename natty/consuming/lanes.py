@@ -1,4 +1,4 @@
-"""Which message may be handled next: in order by key, alone or in lots. Pure: no clock, no await."""
+"""Decides which messages may be handled next: in order by key, one by one or in lots. Pure: no clock, no await."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from natty.wire.message import Message
 
 
 class Turn:
-    """A message that waits for its handler or has it: its key, whether it came before, its retries in this process."""
+    """A message that waits or is being handled: its key, whether it was delivered before, its retries here."""
 
     __slots__ = ("again", "fault", "key", "message", "ready_at", "retries")
-    ready_at: float  # where lots of a key are waited for
+    ready_at: float  # set only with lots larger than one
 
     def __init__(self, message: Message, key: Hashable = None, *, again: bool = False) -> None:
         self.message, self.key, self.again, self.retries = message, key, again, 0
@@ -27,18 +27,18 @@ T = TypeVar("T", bound=Turn)
 
 
 class Lanes(Generic[T]):
-    """Which messages may be handled now: one lot of a key at a time, in the order they came; without a key, at once.
+    """Messages that may be handled now: one lot of a key at a time, in order of arrival; without a key, at once.
 
-    A lot has up to `lot` messages of one key, or without a key; one that is not full is due `wait` seconds after its
-    first message was ready. `now` is in seconds of any clock that only goes forward.
+    A lot has up to `lot` messages of one key, or without a key; a lot that is not full is due `wait` seconds after its
+    first message was ready. `now` is in seconds of any clock that never goes back.
     """
 
     def __init__(self, *, lot: int = 1, wait: float = 0.0) -> None:
         self._lot, self._wait = lot, wait
-        self._ready: deque[T] = deque()  # without a key; with lots of one, also the first of each key
-        self._since = 0.0  # when the first of the ready ones was ready, or when the lot before it was taken
+        self._ready: deque[T] = deque()  # messages without a key; with lots of one, also the first of each key
+        self._since = 0.0  # when the first ready message was ready, or when the previous lot was taken
         self._first: deque[T] = deque()  # with larger lots, the first of each key
-        self._behind: dict[Hashable, deque[T]] = {}  # by key that is ready or being handled: what waits behind it
+        self._behind: dict[Hashable, deque[T]] = {}  # for each key that is ready or being handled: its later messages
 
     def __repr__(self) -> str:
         ready = len(self._ready) + len(self._first)
@@ -48,14 +48,14 @@ class Lanes(Generic[T]):
         return len(self._ready) + len(self._first) + sum(map(len, self._behind.values()))
 
     def __iter__(self) -> Iterator[T]:
-        """Yield all that was not taken."""
+        """Yield all messages that were not taken."""
         yield from self._ready
         yield from self._first
         for lane in self._behind.values():
             yield from lane
 
     def add(self, turns: Iterable[T], now: float = 0.0) -> None:
-        """Take in what arrived, in order."""
+        """Add messages in the order of arrival."""
         if not self._ready:
             self._since = now
         for turn in turns:
@@ -77,7 +77,7 @@ class Lanes(Generic[T]):
         self._ready.append(turn)
 
     def due_in(self, now: float) -> float | None:
-        """Return the seconds until `take` returns something, 0.0 for now; None if nothing is ready."""
+        """Return the seconds until `take` returns a lot, 0.0 for now; None if no message is ready."""
         ready, due = self._ready, None
         if ready:
             if self._lot == 1 or len(ready) >= self._lot or ready[0].again:
@@ -94,9 +94,9 @@ class Lanes(Generic[T]):
         return max(0.0, turn.ready_at + self._wait - now)
 
     def take(self, now: float = 0.0) -> list[T]:
-        """Return the next lot, empty if none is due. One that came before is a lot of its own.
+        """Return the next lot, empty if none is due. A message that was delivered before is a lot by itself.
 
-        So a message that makes the handler of a lot fail can't do it again to its neighbours.
+        So a message that makes a lot fail can't make the same neighbours fail again.
         """
         ready = self._ready
         if self._lot == 1:
@@ -116,7 +116,7 @@ class Lanes(Generic[T]):
         return lot
 
     def done(self, turn: T, now: float = 0.0) -> None:
-        """Let the next of its key have its turn; of a lot, call it with one."""
+        """Make the next message of its key ready. Call it with one message of a lot."""
         if turn.key is None:
             return
         behind = self._behind[turn.key]
@@ -126,7 +126,7 @@ class Lanes(Generic[T]):
         self._is_first(behind.popleft(), now)
 
     def again(self, turns: Sequence[T]) -> None:
-        """Put a lot that was taken first in line, one by one; its key stays busy."""
+        """Put the messages of a taken lot back at the front, one by one; its key stays busy."""
         first, *others = turns
         first.again = True
         if first.key is None:
@@ -138,13 +138,13 @@ class Lanes(Generic[T]):
         (self._first if self._lot > 1 else self._ready).appendleft(first)
 
     def put_behind(self, turn: T, others: Sequence[T]) -> None:
-        """Let the others of a lot that was taken follow its first, one by one, before all else of their key."""
+        """Put the other messages of a taken lot behind its first, one by one, before all others of their key."""
         for other in others:
             other.again = True
         self._behind[turn.key].extendleft(reversed(others))
 
     def clear(self) -> list[T]:
-        """Forget and return all that was not taken."""
+        """Remove and return all messages that were not taken."""
         left = list(self)
         for turn in (*self._ready, *self._first):
             self._behind.pop(turn.key, None)

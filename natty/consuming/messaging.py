@@ -1,4 +1,4 @@
-"""Core NATS: subscriptions, and handlers that respond to requests. No stream is involved, and nothing is sent again."""
+"""Core NATS: subscriptions, and handlers that answer requests. There is no stream, and no message is sent again."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from natty.wire.message import Headers, RawMessage, encode_headers, parse_header
 
 logger = logging.getLogger("natty.messaging")
 
-MAX_MESSAGES = 65536  # that may wait to be read
-MAX_BYTES = 64 * 1024 * 1024  # of payloads and headers that may wait to be read
+MAX_MESSAGES = 65536  # messages that may wait to be read
+MAX_BYTES = 64 * 1024 * 1024  # bytes of payloads and headers that may wait to be read
 FAILED = {"Nats-Service-Error": "the handler failed", "Nats-Service-Error-Code": "500"}  # ADR-32
 
 
 class CoreMessage:
-    """A message of core NATS: what a subscription yields, and a request returns."""
+    """A message of core NATS, from a subscription or as the answer to a request."""
 
     __slots__ = ("_connection", "_raw")
 
@@ -36,12 +36,12 @@ class CoreMessage:
 
     @property
     def subject(self) -> str:
-        """The subject it was published on; a byte that is not UTF-8 is a lone surrogate in it (see `names`)."""
+        """The subject it was published on; a byte that is not UTF-8 becomes a lone surrogate (see `names`)."""
         return decode(self._raw[0])
 
     @property
     def reply(self) -> str:
-        """The subject that the answer is expected on; "" if none is."""
+        """The subject on which an answer is expected; "" if none is expected."""
         return decode(self._raw[1])
 
     @property
@@ -51,11 +51,11 @@ class CoreMessage:
 
     @property
     def headers(self) -> dict[str, list[str]]:
-        """The headers, every value of a repeated name in order."""
+        """The headers, with all values of a repeated name in order."""
         return parse_headers(self._raw[2])
 
     def respond(self, data: bytes = b"", *, headers: Headers | None = None) -> None:
-        """Answer the request; sent with the next write. Nothing is sent if no answer is expected.
+        """Answer the request with the next write. Does nothing if no answer is expected.
 
         Raises as `Connection.send` does.
         """
@@ -66,10 +66,11 @@ class CoreMessage:
 class CoreSubscription:
     """The messages of a subject as they are published: `async with` it, then `async for message in` it.
 
-    The server has the subscription when the block is entered. It outlives reconnects; what is published meanwhile is
-    not delivered. A reader that is too slow loses messages: when `max_messages`, or `max_bytes` of payloads and
-    headers, wait to be read, what arrives is dropped and counted in `dropped`. Ends with the block, with `stop`, or
-    when the client is closed. With `queue`, each message goes to one of the subscriptions of that queue group.
+    The server has the subscription when the block is entered. The subscription survives reconnects, but messages that
+    are published while disconnected are not delivered. A reader that is too slow loses messages: while `max_messages`,
+    or `max_bytes` of payloads and headers, wait to be read, it drops new messages and counts them in `dropped`. Ends
+    with the block, with `stop`, or when the client is closed. With `queue`, the server delivers each message to one of
+    the subscriptions of that queue group.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class CoreSubscription:
         self.stop()
 
     async def __aiter__(self) -> AsyncGenerator[CoreMessage, None]:
-        """Yield the messages. Outside of a block it subscribes here, and ends the subscription when the loop ends."""
+        """Yield the messages. Outside of a block, it subscribes first, and ends the subscription with the loop."""
         alone = self._subscription is None
         if alone:
             self._subscribe()
@@ -122,7 +123,7 @@ class CoreSubscription:
                 self.stop()
 
     async def next(self) -> CoreMessage | None:
-        """Return the next message; None when the subscription has ended. Several tasks may wait at one time."""
+        """Return the next message; None when the subscription has ended. Several tasks may wait at the same time."""
         while not self._waiting:
             if self._over:
                 return None
@@ -134,7 +135,7 @@ class CoreSubscription:
         return CoreMessage(raw, self._connection)
 
     def stop(self) -> None:
-        """End the subscription; what waits is still yielded. Idempotent."""
+        """End the subscription; waiting messages are still yielded. Idempotent."""
         if self._subscription is not None and not self._over:
             self._subscription.close()
             self._connection.listeners.remove(self._on_event)
@@ -177,10 +178,10 @@ Respond = Callable[[CoreMessage], Awaitable[bytes | None] | bytes | None]
 
 
 class Responder(RunsAsTask):
-    """Answers the requests on a subject by a handler: `await` it, run it as a task, or `async with` it.
+    """Answers the requests on a subject with a handler: `await` it, run it as a task, or `async with` it.
 
-    It ends with `stop`, with the block, or when the client is closed; handlers that run then have `shutdown_timeout`
-    seconds. A handler that raises is logged, and the caller gets an empty answer with the headers
+    It ends with `stop`, with the block, or when the client is closed; running handlers then have `shutdown_timeout`
+    seconds to finish. If a handler raises, the error is logged, and the caller gets an empty answer with the headers
     `Nats-Service-Error` and `Nats-Service-Error-Code`. `handled` and `failed` count requests.
     """
 
@@ -208,7 +209,7 @@ class Responder(RunsAsTask):
         return f"Responder({self.subscription!r}, {self.handled} handled, {self.failed} failed)"
 
     async def run(self) -> None:
-        """Answer requests until `stop`, the end of the client, or cancellation. Raises as `CoreSubscription` does."""
+        """Answer requests until `stop`, close of the client, or cancellation. Raises as `CoreSubscription` does."""
         with Running(self._connection.lifetime, self.stop, self._shutdown_timeout) as running:
             async with self.subscription:
                 self._ready.set()
@@ -219,7 +220,7 @@ class Responder(RunsAsTask):
                     await self._finish(workers)
 
     async def _finish(self, workers: list[asyncio.Task[None]]) -> None:
-        """Cancel the handlers that still run, and wait for their end."""
+        """Cancel the handlers that still run, and wait until they end."""
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
@@ -229,13 +230,13 @@ class Responder(RunsAsTask):
         self.subscription.stop()
 
     async def __aenter__(self) -> Self:
-        """Begin, and return when the server has the subscription."""
+        """Start, and return when the server has the subscription."""
         self._task = asyncio.create_task(self.run())
         ready = asyncio.create_task(self._ready.wait())
         await asyncio.wait([self._task, ready], return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
         if self._task.done():
-            await self._task  # raises what prevented it
+            await self._task  # raises the error that prevented the start
         return self
 
     async def __aexit__(self, *exception: object) -> None:

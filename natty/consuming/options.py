@@ -1,4 +1,4 @@
-"""How handlers are run: the options of `consume`, and those that members of groups have in common with it."""
+"""Options of handlers: those of `consume`, and those that it shares with members of groups."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from natty.pulling.requests import PullOptions
 from natty.wire.message import Message
 
 OrderedBy = str | Callable[[Message], Hashable] | None
-"""What makes messages wait for each other: "subject", "header:NAME", a function of the message, or nothing.
+"""The key by which messages wait for each other: "subject", "header:NAME", a function of the message, or None.
 
-A message whose function returns None, or that lacks the header, has no key: it waits for nobody.
+A message has no key if the function returns None for it, or if the header is missing; it then waits for no other.
 """
 
 
@@ -25,7 +25,7 @@ class ConsumeSettings(TypedDict, total=False):
     concurrency: int
     """Calls of the handler at one time. Default 1."""
     ordered_by: OrderedBy
-    """What orders messages: "subject", "header:NAME" or a function of the message. Default None."""
+    """Key that orders messages: "subject", "header:NAME" or a function of the message. Default None."""
     retries: Sequence[float]
     """Seconds before each retry of a message that failed. Default (1.0, 5.0, 30.0, 300.0)."""
     timeout: float | None
@@ -41,26 +41,26 @@ class ConsumeSettings(TypedDict, total=False):
     max_messages: int
     """Messages that are requested or being handled at one time. Default 500."""
     max_bytes: int
-    """Bytes of them. Default 32 MiB."""
+    """Bytes of these messages. Default 32 MiB."""
     keep_alive: bool
-    """Restart `ack_wait` of messages that are being handled, or wait for it. Default True."""
+    """Restart `ack_wait` of messages that wait or are being handled. Default True."""
     signals: bool
     """Stop at SIGTERM and SIGINT, unless the application handles them itself. Default True."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkOptions:
-    """How a handler is run, for `consume` and for members of groups alike."""
+    """Options of a handler that `consume` and members of groups share."""
 
     concurrency: int = 1  # calls of the handler at one time
     ordered_by: OrderedBy = None  # "subject", "header:NAME" or a function of the message: one call of a key at a time
     retries: Sequence[float] = (1.0, 5.0, 30.0, 300.0)  # seconds before each try after a failure
     timeout: float | None = None  # seconds that one call of the handler may take; then it is cancelled and has failed
     dead_letters: bool | DeadLetterOptions = True  # where messages go after the last retry; False: the last one repeats
-    batch: int = 0  # call the handler with a list of up to so many messages, with `ordered_by` of one key
+    batch: int = 0  # call the handler with a list of up to this many messages; with `ordered_by`, messages of one key
     batch_wait: float = 0.1  # seconds that the first message of a batch waits for the others
     shutdown_timeout: float = 10.0  # seconds that running handlers have to finish when asked to stop
-    max_bytes: int = PullOptions.max_bytes  # asked for or being handled at one time
+    max_bytes: int = PullOptions.max_bytes  # requested or being handled at one time
 
     def __post_init__(self) -> None:
         check_timings(self, "timeout", "batch_wait", "shutdown_timeout", "retries")
@@ -70,17 +70,17 @@ class WorkOptions:
             raise ValueError("retries is empty; name at least one delay in seconds, or leave dead_letters on")
 
     def check_batch(self, name: str, most: int) -> None:
-        """ValueError if a batch can't be full with at most so many messages."""
+        """ValueError if `batch` is more than `most` messages, so that no batch could be full."""
         if self.batch > most:
             raise ValueError(f"batch {self.batch} is over {name} {most}: it could never be full")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumeOptions(WorkOptions):
-    """How the handler of `consume` is run."""
+    """Options of the handler of `consume`."""
 
-    max_messages: int = 500  # asked for or being handled at one time
-    keep_alive: bool = True  # restart ack_wait of what runs and of what waits for its turn
+    max_messages: int = 500  # requested or being handled at one time
+    keep_alive: bool = True  # restart ack_wait of messages that wait or are being handled
     signals: bool = True  # stop at SIGTERM and SIGINT, unless the application handles them itself
 
     def __post_init__(self) -> None:
@@ -91,7 +91,7 @@ class ConsumeOptions(WorkOptions):
 
 
 def key_by(ordered_by: OrderedBy) -> Callable[[Message], Hashable]:
-    """Return the function that gives a message its key. ValueError on a name that is none."""
+    """Return the function that returns a message's key. ValueError for an invalid name."""
     if ordered_by is None:
         return lambda message: None
     if callable(ordered_by):

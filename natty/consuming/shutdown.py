@@ -1,3 +1,5 @@
+"""Graceful stop at SIGTERM and SIGINT."""
+
 from __future__ import annotations
 
 import asyncio
@@ -11,15 +13,15 @@ from typing import Any
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 _stops: list[tuple[asyncio.AbstractEventLoop, Callable[[], None]]] = []
-_before: dict[signal.Signals, Any] = {}  # whose handler we stand in for
+_before: dict[signal.Signals, Any] = {}  # the handlers that ours replace
 
 
 @contextmanager
 def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Meanwhile, SIGTERM and SIGINT call `stop` in this event loop.
+    """Within the block, SIGTERM and SIGINT call `stop` in this event loop.
 
-    Only signals that nobody handles are taken: an application's own handlers stay as they are. The first signal gives
-    them back, so that a second one ends the process as ever. In threads other than the main one nothing is done.
+    It replaces only default handlers: an application's own handlers stay as they are. The first signal restores the
+    default handlers, so a second one ends the process as usual. In threads other than the main one it does nothing.
     """
     here = (asyncio.get_running_loop(), stop)
     _stops.append(here)
@@ -41,7 +43,7 @@ def _take() -> None:
 
 
 def _is_free(handler: Any) -> bool:
-    """Whether it is the default one, or the one by which `asyncio.run` makes SIGINT a cancellation."""
+    """Whether a handler is the default one, or the one with which `asyncio.run` turns SIGINT into a cancellation."""
     bound_to = getattr(getattr(handler, "func", handler), "__self__", None)
     return handler in (signal.SIG_DFL, signal.default_int_handler) or isinstance(bound_to, asyncio.Runner)
 

@@ -1,7 +1,8 @@
-"""The engine under `consume` and groups: it runs the handler on messages, and decides what becomes of them.
+"""The engine under `consume` and groups: it runs the handler on messages and settles them.
 
-A message is added within a stint, waits in its lane and is taken by a worker. It is acknowledged when the handler
-returns. When the handler raises, it is tried again after the next delay of `retries`, then stored as a dead letter.
+A message is added within a stint, waits in its lane, and is taken by a worker. When the handler returns, the message is
+acknowledged. When the handler raises, it is tried again after the next delay of `retries`; after the last one, it is
+stored as a dead letter.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from natty.wire.message import Message, RawMessage, Sender
 
 logger = logging.getLogger("natty.consume")
 
-SLICE = 0.005  # seconds that a worker runs before the event loop has its turn
+SLICE = 0.005  # seconds that a worker runs before it yields to the event loop
 BURY_AGAIN_DELAY = 5.0  # seconds before a message that could not be buried is tried again, if `retries` is empty
 _RETRY_FOR = RETRY_FOR.encode()
 
@@ -40,7 +41,7 @@ class TooManyDeliveriesError(NattyError):
 
 
 class Receipts:
-    """Acks and credit of messages that are finished, joined: sent when the event loop has its next turn."""
+    """Acks and credit of finished messages, joined into one write in the next iteration of the event loop."""
 
     def __init__(self, pull: Pull) -> None:
         self._pull = pull
@@ -61,7 +62,7 @@ class Receipts:
             self._acks.append(raw[1])
 
     def send(self) -> None:
-        """Send what was joined. Acks that can't be sent are lost: their messages are delivered again."""
+        """Send the joined acks. Acks that can't be sent are lost: their messages are delivered again."""
         acks, done = self._acks, self._done
         self._acks, self._done = [], []
         try:
@@ -73,15 +74,15 @@ class Receipts:
             self._pull.finished(len(done), size_of(done))
 
     def hand_back(self, messages: Iterable[Message]) -> None:
-        """Have messages delivered again that are not handled here any more."""
+        """Request another delivery of messages that are no longer handled here."""
         self._pull.hand_back([message.raw[1] for message in messages if not message.settled])
 
 
 class Stint:
-    """The span in which the messages of one pull may be handled: until `end`. See `groups.stint` for one with a lease.
+    """The period in which the messages of one pull may be handled: until `end`. `groups.stint` has one with a lease.
 
-    `first` is what ack subjects of first deliveries contain. Where `leased` is True, the engine asks before each call
-    whether it may start, and after it whether it may still acknowledge.
+    Ack subjects of first deliveries contain `first`. If `leased` is True, the engine checks before each call whether it
+    may start, and after the call whether it may still acknowledge.
     """
 
     leased = False
@@ -102,7 +103,7 @@ class Stint:
         return not self.over
 
     async def changed(self) -> None:
-        """Return when that may have changed."""
+        """Wait until `may_start` may have changed."""
 
     def lasts(self) -> bool:
         """Return whether no other client has the messages yet: they may be settled."""
@@ -130,14 +131,14 @@ class Delivery(Turn):
 
 
 class Work:
-    """Handlers of one consumer, or of one member of a group through all of its stints.
+    """Runs the handlers of one consumer, or of one member of a group across all of its stints.
 
-    Of one key, one lot is handled at a time, in stream order; a lot is one message, or up to `options.batch` of them.
-    Workers are tasks that live while there is something to take, so that a handler that never waits needs no task of
-    its own. Context variables that a handler sets don't reach the next one: its worker is then replaced.
-    `handled`, `failed`, `retried` and `buried` count messages. `name` is what spans and threads are named by, and dead
-    letters name `consumer`. `key` takes the place of `options.ordered_by`; `default_key` is for messages that have
-    none. With `counts_deliveries`, deliveries before this one count as tries.
+    It handles one lot of a key at a time, in stream order; a lot is one message, or up to `options.batch` of them.
+    Workers are tasks that live while there are messages to take, so a handler that never waits needs no separate task.
+    If a handler sets context variables, its worker is replaced, so that the next handler does not see them.
+    `handled`, `failed`, `retried` and `buried` count messages. Spans and threads are named after `name`, and dead
+    letters name `consumer`. `key` replaces `options.ordered_by`; `default_key` is for messages without a key. With
+    `counts_deliveries`, deliveries before this one count as tries.
     """
 
     def __init__(
@@ -157,9 +158,9 @@ class Work:
     ) -> None:
         self.handled = self.failed = self.retried = self.buried = 0
         self.cut_short = 0  # messages whose handler was stopped in time, because our lease was ending
-        self.overran = 0  # messages whose handler still ran when it had ended: it may have run beside another client's
-        self.repeated = 0  # messages that came again after their handler had succeeded: acknowledged, and not handled
-        self.fault: BaseException | None = None  # what ended a worker: KeyboardInterrupt, SystemExit, …
+        self.overran = 0  # messages whose handler ran after our lease had ended: another client may have run it, too
+        self.repeated = 0  # messages delivered again after their handler had succeeded: acknowledged, not handled
+        self.fault: BaseException | None = None  # the exception that ended a worker: KeyboardInterrupt, SystemExit, …
         self.options, self.consumer = options, consumer
         self._sender: Sender = jetstream.connection
         self._make, self._default_key, self._counts_deliveries = make, default_key, counts_deliveries
@@ -167,13 +168,13 @@ class Work:
         self._on_fault, self._log = on_fault, log
         self._batching = bool(options.batch and handler)
         self._lanes: Lanes[Delivery] = Lanes(lot=max(1, options.batch if handler else 1), wait=options.batch_wait)
-        self._running: dict[object, list[Delivery]] = {}  # what is being handled, by task
-        self._waiting: set[object] = set()  # of these tasks, those whose stint does not let them start yet
-        self._cut: set[object] = set()  # and those whose handler was stopped because our lease was ending
+        self._running: dict[object, list[Delivery]] = {}  # messages that are being handled, by task
+        self._waiting: set[object] = set()  # tasks of `_running` that may not start yet: their stint does not allow it
+        self._cut: set[object] = set()  # tasks of `_running` whose handler was stopped because our lease was ending
         self._later: dict[Delivery, asyncio.TimerHandle] = {}  # failed, to be tried again here
         self._tasks: set[asyncio.Task[None]] = set()
-        self._soon: asyncio.Handle | None = None  # the next look for something to take
-        self._due: asyncio.TimerHandle | None = None  # the look when a lot that is not full is due
+        self._soon: asyncio.Handle | None = None  # the next call of `wake`
+        self._due: asyncio.TimerHandle | None = None  # the call of `wake` when a lot that is not full is due
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
         self._watching = AsyncExitStack()
@@ -204,11 +205,11 @@ class Work:
 
     @property
     def waiting(self) -> int:
-        """How many messages wait for a handler."""
+        """Number of messages that wait for a handler."""
         return len(self._lanes)
 
     def start(self) -> None:
-        """Let handlers run, in the context of this call and in this event loop."""
+        """Let handlers run, in the context and the event loop of this call."""
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()
         self._cancellations = _cancellations()
@@ -216,28 +217,28 @@ class Work:
             self._sender = FromThreads(self._sender)
 
     async def watch_letters(self, stream: str, advised: str, *, strip: int = 0) -> None:
-        """Until `close`, make letters of what a handler terminates and of what the server gives up on.
+        """Until `close`, bury messages that a handler terminates or the server gives up on.
 
-        `advised` is the consumer, or `*` for all of the stream's. Errors as of `DeadLetters.watch`.
+        `advised` is the consumer, or `*` for all consumers of the stream. Errors as of `DeadLetters.watch`.
         """
         if self.letters is not None:
             watch = self.letters.watch(stream, self.consumer, advised=advised, strip=strip)
             await self._watching.enter_async_context(watch)
 
     def held(self) -> Iterator[Delivery]:
-        """Yield what is held and not settled: it waits, is being handled, or is to be tried again here."""
+        """Yield unsettled messages that wait, are being handled, or will be tried again here."""
         for turn in chain(*self._running.values(), self._later, self._lanes):
             if not turn.message.settled:
                 yield turn
 
     def add(self, stint: Stint, raws: list[RawMessage], again: int = -1) -> None:
-        """Take in what arrived, in order. `again`: how many of them were delivered before, negative: not known."""
+        """Add messages in order of arrival. `again` is how many of them were delivered before; negative: unknown."""
         make, sender = self._make, self._sender
         turns = [Delivery(make(raw, sender), stint) for raw in raws]
         if again:
-            turns = self._without_held(stint, turns)
+            turns = self._drop_held(stint, turns)
         if _RETRY_FOR in b"".join([raw[2] for raw in raws]):
-            turns = self._without_foreign(stint, turns)
+            turns = self._drop_foreign(stint, turns)
         if self._key is not None:
             for turn in turns:
                 self._give_key(turn)
@@ -245,7 +246,7 @@ class Work:
         self._lanes.add(turns, loop.time() if loop is not None else 0.0)
         self.wake()
 
-    def _without_held(self, stint: Stint, turns: list[Delivery]) -> list[Delivery]:
+    def _drop_held(self, stint: Stint, turns: list[Delivery]) -> list[Delivery]:
         """Mark redeliveries, and drop those of messages that are still held in this stint."""
         first = stint.first
         for turn in turns:
@@ -262,8 +263,8 @@ class Work:
                 held.add(turn.message.sequence)
         return left
 
-    def _without_foreign(self, stint: Stint, turns: list[Delivery]) -> list[Delivery]:
-        """Acknowledge dead letters of other consumers that were published again: ours had not failed."""
+    def _drop_foreign(self, stint: Stint, turns: list[Delivery]) -> list[Delivery]:
+        """Acknowledge and drop retried dead letters of other consumers: our consumer had not failed with them."""
         left = []
         for turn in turns:
             if turn.message.headers.get(RETRY_FOR, [self.consumer]) == [self.consumer]:
@@ -277,26 +278,26 @@ class Work:
         try:
             turn.key = self._key(turn.message)
             hash(turn.key)
-        except Exception as error:  # the user's function: its message has failed, in its turn
-            turn.key, turn.fault, turn.again = None, error, True  # a lot of its own
+        except Exception as error:  # from the user's function: the message fails when it is its turn
+            turn.key, turn.fault, turn.again = None, error, True  # a lot by itself
         if turn.key is None and self._default_key is not None:
             turn.key = self._default_key(turn.message)
 
     def hand_out(self) -> Message | None:
-        """Return the next message, for those who handle messages without a handler; they call `finished` then."""
+        """Return the next message to a caller without a handler; it calls `finished` afterwards."""
         if turns := self._lanes.take():
             self._running[None] = turns
             return turns[0].message
         return None
 
     def finished(self) -> None:
-        """The message that was handed out last is finished: its memory is free, and the next of its key may come."""
+        """Finish the message that was handed out last: free its memory, and make the next of its key ready."""
         (turn,) = self._running.pop(None)
         self._lanes.done(turn)
         turn.stint.receipts.finish(turn.message)
 
     def release(self, stint: Stint, *, hand_back: bool = True) -> None:
-        """End a stint and let go of what has not begun. Handlers that run go on."""
+        """End a stint and drop messages whose handler has not begun. Running handlers continue."""
         stint.end()
         for timer in self._later.values():
             timer.cancel()
@@ -310,9 +311,9 @@ class Work:
             stint.receipts.hand_back(turn.message for turn in turns)
 
     def fence(self, stint: Stint) -> int:
-        """Stop the handlers of a stint whose lease is ending: another client may have their messages then.
+        """Stop the handlers of a stint whose lease is ending, since another client may then get their messages.
 
-        Return how many messages there were. A thread can't be stopped: its message is only counted.
+        Return the number of these messages. A thread can't be stopped: its message is only counted.
         """
         late, count = not stint.lasts(), 0
         for task, turns in self._running.items():
@@ -320,23 +321,23 @@ class Work:
                 continue
             count += len(turns)
             if late or self._threads is not None:
-                self._overran(turns)
+                self._report_overrun(turns)
             if self._threads is None:
                 self.cut_short += len(turns)
                 self._cut.add(task)
                 cast("asyncio.Task[None]", task).cancel()
         return count
 
-    def _overran(self, turns: list[Delivery]) -> None:
+    def _report_overrun(self, turns: list[Delivery]) -> None:
         self.overran += len(turns)
         text = "%r was being handled when our lease ended: another client may have it"
         for turn in turns:
             self._log.error(text, turn.message, extra={"action": "overran"})
 
     async def finish(self, timeout: float) -> None:
-        """Return when no handler runs; those that still do after `timeout` seconds are cancelled.
+        """Wait until no handler runs; cancel handlers that still run after `timeout` seconds.
 
-        They are cancelled at once if the caller is cancelled meanwhile, or has been more than once since `start`.
+        They are cancelled at once if the caller is cancelled meanwhile, or was cancelled more than once since `start`.
         """
         if not self._tasks:
             return
@@ -353,7 +354,7 @@ class Work:
             await asyncio.gather(*late, return_exceptions=True)
 
     async def close(self, timeout: float) -> None:
-        """As `finish`, and take nothing any more."""
+        """As `finish`, and take no more messages."""
         self._stopping = True
         if self._due is not None:
             self._due.cancel()
@@ -365,7 +366,7 @@ class Work:
                 self._threads.shutdown(wait=False)
 
     def wake(self) -> None:
-        """Start a worker if something can be taken; it wakes the next one."""
+        """Start a worker if a message can be taken; the worker starts the next one."""
         self._soon = None
         if self._loop is None or self._stopping or len(self._tasks) >= self.options.concurrency:
             return
@@ -373,7 +374,7 @@ class Work:
         if due == 0.0:
             task = self._loop.create_task(self._take_and_handle(), context=self._context.copy())
             self._tasks.add(task)
-            task.add_done_callback(self._task_ended)
+            task.add_done_callback(self._on_task_end)
         elif due is not None and self._due is None:
             self._due = self._loop.call_later(due, self._look)
 
@@ -404,7 +405,7 @@ class Work:
                 now = clock()
                 slice_end = now + SLICE
 
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (fault := task.exception()) is not None:
             self.fault = fault
@@ -413,7 +414,7 @@ class Work:
         self.wake()
 
     async def _handle(self, turns: list[Delivery], task: asyncio.Task[None]) -> None:
-        """Run the handler on a lot and settle it, or give it up if that is cut short."""
+        """Run the handler on a lot and settle it, or give the lot up if the handler is cancelled."""
         try:
             if not turns[0].stint.leased or await self._may_begin(turns, task):
                 await self._attempt(turns, task)
@@ -450,11 +451,11 @@ class Work:
         else:
             self.handled += len(turns)
             if turns[0].stint.leased and not turns[0].stint.lasts() and task not in self._cut:
-                self._overran(turns)
+                self._report_overrun(turns)
             self._succeed(turns)
 
     async def _may_begin(self, turns: list[Delivery], task: object) -> bool:
-        """Wait until the stint lets the handler start. Return whether anything is left to be handled."""
+        """Wait until the stint lets the handler start. Return whether any message is left to handle."""
         stint = turns[0].stint
         self._waiting.add(task)
         try:
@@ -478,9 +479,9 @@ class Work:
         stint = turns[0].stint
         ack = True
         if stint.leased:
-            ack = stint.lasts()  # else it could be taken for the ack of another client that has the message now
+            ack = stint.lasts()  # otherwise the server could take it for the ack of the client that has the message now
             for turn in turns:
-                if not turn.message.settled:  # by its handler, which may want it again
+                if not turn.message.settled:  # by its handler, which may want another delivery
                     stint.note_success(turn)
         finish = stint.receipts.finish
         for turn in turns:
@@ -492,25 +493,25 @@ class Work:
         return self._loop.time() if self._loop is not None else 0.0
 
     def _let_go(self, turns: list[Delivery]) -> None:
-        """Have no more to do with a lot: the next of its key may begin."""
+        """Drop a lot, and make the next message of its key ready."""
         for turn in turns:
             turn.stint.receipts.finish(turn.message)
         self._lanes.done(turns[0], self._now())
 
     def _give_up(self, turns: list[Delivery]) -> None:
-        """Hand back what was not finished. With a lease, the client that is pinned next has it after the ack wait."""
+        """Hand back unfinished messages. With a lease, the next pinned client gets them after the ack wait."""
         if not turns[0].stint.leased:
             turns[0].stint.receipts.hand_back(turn.message for turn in turns)
 
     def _begin_again(self, turns: list[Delivery]) -> None:
-        """Their handler was cut short: they have their turn again if we stay pinned, and else go to another client."""
+        """Handle a lot again whose handler was stopped; if the stint is over, leave it to another client."""
         if turns[0].stint.over:
             self._let_go(turns)
         else:
             self._lanes.again(turns)
 
     async def _fail(self, turns: list[Delivery], error: BaseException) -> None:
-        """Try each again after its next delay; bury those that had their last one, and those that can never succeed."""
+        """Try each message again after its next delay; bury it after its last delay, or if it can never succeed."""
         self.failed += len(turns)
         left = []
         for turn in turns:
@@ -529,7 +530,7 @@ class Work:
             if turn.key is None:
                 delay = self._delay(turn, error)
                 self._settle(turn.message, partial(turn.message.nak, delay))
-            else:  # those behind it went to another client, which needs it before them
+            else:  # the later messages of its key went to another client, which needs this one first
                 self._give_up([turn])
             turn.stint.receipts.finish(turn.message)
         self._lanes.done(turns[0], self._now())
@@ -550,12 +551,12 @@ class Work:
         return delay
 
     def _retry_here(self, turns: list[Delivery], error: BaseException) -> None:
-        """Try the first again after its delay, and each of the others alone behind it: their key waits for them."""
+        """Try the first again after its delay, then each of the others alone; later messages of their key wait."""
         delay, *_ = [self._delay(turn, error) for turn in turns]
         self._lanes.put_behind(turns[0], turns[1:])
-        self._later[turns[0]] = asyncio.get_running_loop().call_later(delay, self._again, turns[0])
+        self._later[turns[0]] = asyncio.get_running_loop().call_later(delay, self._retry, turns[0])
 
-    def _again(self, turn: Delivery) -> None:
+    def _retry(self, turn: Delivery) -> None:
         del self._later[turn]
         self._lanes.again([turn])
         self.wake()
@@ -571,7 +572,7 @@ class Work:
             except StreamNotFoundError:  # the letters' stream was deleted meanwhile
                 await self.letters.ensure()
                 await self.letters.bury(message, consumer=self.consumer, reason=reason, error=error)
-        except Exception as refused:  # an unknown one must not end the handling of all the others
+        except Exception as refused:  # an unknown error must not stop the handling of other messages
             text, unknown = "%r could not be buried, it is tried again: %s", not isinstance(refused, NattyError)
             self._log.error(text, message, refused, exc_info=unknown, extra={"action": "bury"})
             return False
@@ -589,6 +590,6 @@ class Work:
 
 
 def _cancellations() -> int:
-    """Return how often the current task has been cancelled."""
+    """Return how many times the current task has been cancelled."""
     task = asyncio.current_task()
     return task.cancelling() if task is not None else 0

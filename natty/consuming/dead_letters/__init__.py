@@ -1,4 +1,4 @@
-"""Dead letters: messages that no consumer could handle, in a stream of their own until an operator decides."""
+"""Dead letters: messages that a consumer could not handle, kept in a separate stream until an operator decides."""
 
 from natty.consuming.dead_letters.advisory import BadAdvisoryError
 from natty.consuming.dead_letters.box import LetterBox, LetterNotFoundError, Retried

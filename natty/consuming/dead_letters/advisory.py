@@ -12,17 +12,17 @@ from natty.consuming.dead_letters.letter import Original
 from natty.errors import NattyError
 from natty.jetstream import StoredMessage
 
-RETRY_DELAY = 1.0  # seconds before the watch begins anew; doubled for each look at the same advisory
+RETRY_DELAY = 1.0  # seconds before the watch starts again; doubled for each try of the same advisory
 RETRY_DELAY_MAX = 300.0
 CLOCKS_APART = 60  # seconds at most between the clocks of two servers of a cluster
 
 
 class BadAdvisoryError(NattyError):
-    """A message among the advisories is none of this consumer's."""
+    """A message among the advisories is not an advisory of this consumer."""
 
 
 class Advisory(msgspec.Struct, frozen=True):
-    """What the server says when it gives up on a message: `max_deliver` or `terminated`."""
+    """The server's advisory that it gave up on a message: `max_deliver` or `terminated`."""
 
     type: str
     stream: str
@@ -34,17 +34,17 @@ class Advisory(msgspec.Struct, frozen=True):
 
     @property
     def letter_reason(self) -> str:
-        """Why the message died, in the letter's words."""
+        """The reason that the letter gives."""
         if self.type.endswith(".terminated"):
             return f"terminated: {self.reason}" if self.reason else "terminated"
         return f"max deliveries: the server gave up after {self.deliveries}"
 
     def is_about(self, stored: StoredMessage) -> bool:
-        """Return whether this can be the message: not if its stream was deleted and made again meanwhile."""
+        """Return whether this can be the message: not if its stream was deleted and created again meanwhile."""
         return parse_time(stored.time) / NANOSECONDS <= self.timestamp.timestamp() + CLOCKS_APART
 
     def original(self, stored: StoredMessage | None) -> Original:
-        """Return what is known of the message; `stored` is None where its stream has it no more."""
+        """Return the known facts about the message; `stored` is None if its stream no longer has it."""
         if stored is None:
             return Original(self.stream, self.stream_seq, deliveries=self.deliveries)
         return Original(
@@ -59,7 +59,7 @@ class Advisory(msgspec.Struct, frozen=True):
 
 
 def read_advisory(data: bytes) -> Advisory:
-    """Return an advisory. BadAdvisoryError: everybody who may publish on its subject can have written it."""
+    """Return an advisory. BadAdvisoryError for other data: any client that may publish on its subject can send it."""
     try:
         return msgspec.json.decode(data, type=Advisory)
     except (ValueError, RecursionError, msgspec.MsgspecError) as error:
@@ -67,11 +67,11 @@ def read_advisory(data: bytes) -> Advisory:
 
 
 def delay_of(deliveries: int) -> float:
-    """Return the seconds before the next look at an advisory that was delivered so often."""
+    """Return the seconds before the next try of an advisory with this many deliveries."""
     return min(RETRY_DELAY * 2.0 ** min(deliveries, 30), RETRY_DELAY_MAX)
 
 
 def durable_of(stream: str, consumer: str, shown: str = "") -> str:
-    """Return the name of the advisories' consumer: readable, and no other stream and consumer have it."""
+    """Return the name of the advisories' consumer: readable, and unique for this stream and consumer."""
     digest = hashlib.blake2b(f"{stream}.{consumer}".encode(), digest_size=6).hexdigest()
     return f"{stream[:64]}-{(shown or consumer)[:64]}-{digest}"

@@ -1,3 +1,5 @@
+"""Operations on stored dead letters: list, show, retry, purge."""
+
 from __future__ import annotations
 
 import asyncio
@@ -32,25 +34,25 @@ from natty.streams.contents import check_purge
 logger = logging.getLogger("natty.deadletter")
 
 RETRY_FOR = "Natty-Retry-For"
-"""Header of a message that was published again: the consumer that it is for. Others that know it may pass it over."""
+"""Header of a retried message: the consumer that failed with it. Other consumers that know the header may skip it."""
 RETRIED_ID = "Natty-Retried-Msg-Id"
-"""Header of a message that was published again: the message id that it had at first."""
-KEPT = "Nats-TTL"  # the others that begin with `Nats-` were instructions for one write
+"""Header of a retried message: its first message id."""
+KEPT = "Nats-TTL"  # other headers that begin with `Nats-` were instructions for one write
 DELETE_FAILED = 10057
 ALL = LetterFilter()
 _WINDOW = 100  # sequences looked at together when reading backwards
 
 
 class LetterNotFoundError(NattyError):
-    """There is no such dead letter."""
+    """The dead letter does not exist."""
 
 
 @dataclass(slots=True)
 class Retried:
-    """How a retry went."""
+    """The result of a retry."""
 
     published: int = 0
-    refused: dict[int, str] = field(default_factory=dict)  # letter's sequence → why it was not published; it is kept
+    refused: dict[int, str] = field(default_factory=dict)  # letter's sequence → why its message was not published
 
 
 class LetterBox:
@@ -71,9 +73,9 @@ class LetterBox:
     async def ls(
         self, wanted: LetterFilter = ALL, *, newest_first: bool = False, limit: int | None = None
     ) -> AsyncIterator[Letter]:
-        """Yield the letters that are there now, the oldest first; those that come meanwhile are not among them.
+        """Yield the letters that exist now, the oldest first; letters that arrive meanwhile are not included.
 
-        A message that is not a letter is passed over and logged.
+        It skips and logs messages that are not letters.
         """
         state = await self._state()
         first, last = state["first_seq"], state["last_seq"]
@@ -96,14 +98,14 @@ class LetterBox:
     async def retry(
         self, wanted: LetterFilter = ALL, *, rate: float | None = None, limit: int | None = None
     ) -> Retried:
-        """Publish the originals again, on their own subjects, at most `rate` a second, and remove their letters.
+        """Publish the originals again on their own subjects, at most `rate` per second, and remove their letters.
 
-        A letter is removed when the message is stored, and not before. Interrupted in between, or run twice at a time,
-        a letter's message is published once as long as its stream remembers message ids (`duplicate_window`). What
-        the stream refuses, and what was buried without payload, stays and is named in the result.
-        The message has its headers but the server's own (of these only `Nats-TTL`); it has a new message id, and the
-        first one under `Natty-Retried-Msg-Id`. All consumers of its subject see it; `Natty-Retry-For` names the one
-        that failed.
+        A letter is removed only after its message is stored. If a retry is interrupted in between, or two run at the
+        same time, the message is stored once as long as its stream remembers message ids (`duplicate_window`). Letters
+        whose message the stream refuses, and letters without payload, are kept and named in the result.
+        The message has its original headers without the server's (except `Nats-TTL`), a new message id, and the first
+        id under `Natty-Retried-Msg-Id`. All consumers of its subject get it; `Natty-Retry-For` names the one that
+        failed.
         """
         if rate is not None and rate <= 0:
             raise ValueError(f"a rate of {rate:g} messages a second never ends; name more than 0, or None for no limit")
@@ -123,7 +125,7 @@ class LetterBox:
         return result
 
     async def purge(self, wanted: LetterFilter = ALL, *, limit: int | None = None, up_to: int | None = None) -> int:
-        """Remove letters for good, the oldest first, and return how many. With `up_to`, none behind this sequence."""
+        """Delete letters, the oldest first, and return how many. With `up_to`, none after this sequence."""
         if not wanted.reason and limit is None and await self._may_purge(wanted):
             body: dict[str, Any] = {"filter": wanted.subject(self._prefix)}
             if up_to is not None:
@@ -137,7 +139,7 @@ class LetterBox:
         return purged
 
     async def _may_purge(self, wanted: LetterFilter) -> bool:
-        """Return whether no reader of the letters would lose others by a purge; single deletions harm nobody."""
+        """Return whether a purge is safe for readers of the letters; single deletions always are."""
         await self._state()
         try:
             await check_purge(self._jetstream, self.stream, wanted.subject(self._prefix))
@@ -167,7 +169,7 @@ class LetterBox:
                 yield letter
 
     async def _backward(self, wanted: LetterFilter, first: int, last: int) -> AsyncIterator[Letter]:
-        """The server only reads forward: do so in windows."""
+        """Yield letters, the newest first: read windows forward, since the server can't read backward."""
         while last >= first:
             window = [letter async for letter in self._forward(wanted, max(first, last - _WINDOW + 1), last)]
             for letter in reversed(window):
@@ -175,7 +177,7 @@ class LetterBox:
             last -= _WINDOW
 
     async def _next(self, wanted: LetterFilter, sequence: int) -> StoredMessage | None:
-        """Return the first message at or behind a sequence whose subject fits."""
+        """Return the first message from a sequence on whose subject matches."""
         return await self._jetstream.read(self.stream, sequence=sequence, subject=wanted.subject(self._prefix))
 
     async def _publish(self, letter: Letter) -> None:
@@ -190,7 +192,7 @@ class LetterBox:
         await self._jetstream.publish(letter.subject, letter.data, headers=headers, stream=letter.stream, verbatim=True)
 
     async def _remove(self, sequence: int) -> bool:
-        """Delete a letter; return whether it was there."""
+        """Delete a letter; return whether it existed."""
         try:
             await self._jetstream.request(f"STREAM.MSG.DELETE.{self.stream}", {"seq": sequence, "no_erase": True})
         except JetStreamError as error:
@@ -201,7 +203,7 @@ class LetterBox:
 
 
 def headers_again(letter: Letter) -> dict[str, str | list[str]]:
-    """Return the headers to publish a letter's original with: the same ones for the same letter, always."""
+    """Return the headers for publishing a letter's original again; always the same for the same letter."""
     origin = f"{letter.stream}.{letter.consumer}.{letter.original_sequence}"
     headers: dict[str, str | list[str]] = {
         MESSAGE_ID: f"natty-retry.{origin}.{letter.sequence}.{letter.buried}",

@@ -1,3 +1,5 @@
+"""Burying: stores a letter about a message that a handler failed with, or that the server gave up on."""
+
 from __future__ import annotations
 
 import asyncio
@@ -36,18 +38,18 @@ from natty.wire.message import Batch, Message, encode_headers
 logger = logging.getLogger("natty.deadletter")
 
 BURIED = "natty: buried"
-"""The reason to `term` a message with after `bury`: an advisory that carries it makes no second letter."""
+"""The reason for `term` after `bury`: `watch` ignores the advisory with this reason, so there is no second letter."""
 EXACT_WITHIN = 5.0  # seconds that it may take to read a subject that is not UTF-8
-ALL = "*"  # the consumers of a stream
-_TRIES = 3  # of a conditional write that somebody else's came before
+ALL = "*"  # all consumers of a stream
+_TRIES = 3  # of a conditional write that conflicts with another one
 
 
 class DeadLetters:
-    """Buries messages: stores a letter about each in a stream of its own. `natty.dead_letters()` reads and retries it.
+    """Buries messages: stores a letter about each in a separate stream. `natty.dead_letters()` reads and retries them.
 
-    A letter is the payload as it was, the original's headers under `Natty-Original-`, and under `Natty-Dead-` where it
-    comes from and why it died. Streams of the work-queue and interest kinds delete a message that is terminated: bury
-    it first, then `message.term(BURIED)` (the reason keeps `watch` from a second letter).
+    A letter has the original payload, the original headers under `Natty-Original-`, and its origin and the reason of
+    the failure under `Natty-Dead-`. Streams of the work-queue and interest kinds delete a terminated message: bury it
+    first, then call `message.term(BURIED)` (the reason keeps `watch` from storing a second letter).
     """
 
     def __init__(self, jetstream: JetStream, options: DeadLetterOptions | None = None) -> None:
@@ -59,27 +61,27 @@ class DeadLetters:
         return f"DeadLetters({self.options.letters})"
 
     async def ensure(self) -> None:
-        """Make the letters' and the advisories' stream if they are missing. StreamExistsError if one can't serve."""
+        """Create the letters' and the advisories' stream if missing. StreamExistsError if one can't be used."""
         await ensure_streams(self._jetstream, self.options)
 
     async def bury(self, message: Message, *, consumer: str, reason: str, error: BaseException | None = None) -> int:
-        """Store a letter about the message and return its sequence; it is durable then.
+        """Store a letter about the message and return its sequence; the letter is then durable.
 
-        Burying the same message of the same consumer again returns the same letter. Headers that the server has no room
-        for are left out, the traceback first. StreamNotFoundError: `ensure` was not called; PublishError: the stream is
-        full; RequestTimeoutError, NotConnectedError: in doubt, bury it again.
+        Burying the same message of the same consumer again returns the same letter. Headers that exceed the server's
+        limit are left out, the traceback first. StreamNotFoundError: `ensure` was not called; PublishError: the stream
+        is full; RequestTimeoutError, NotConnectedError: the outcome is unknown, so bury it again.
         """
         return await self.store(Original.of(message), check_name("consumer", consumer), reason, error)
 
     def watch(
         self, stream: str, consumer: str, *, advised: str = "", strip: int = 0
     ) -> AbstractAsyncContextManager[None]:
-        """Return a context that buries, while it is open, what the server gave up on for this consumer.
+        """Return a context that, while open, buries messages that the server gave up on for this consumer.
 
-        That is: messages delivered `max_deliver` times, and terminated ones. Advisories that came while nobody watched
-        are held in their stream. Several processes may watch the same consumer: each advisory goes to one of them.
-        With `advised`, the letters name `consumer` and are about another one, or `*` for all of the stream's; `strip`
-        is how many tokens a group's stream has put before each subject.
+        These are messages delivered `max_deliver` times, and terminated ones. Advisories wait in their stream while no
+        process watches. Several processes may watch the same consumer: each advisory goes to one of them.
+        With `advised`, it watches that consumer, or all of the stream with `*`, and the letters name `consumer`;
+        `strip` is the number of tokens that a group's stream has put before each subject.
         """
         return Watch(self._jetstream, self, stream, consumer, advised, strip).open()
 
@@ -91,7 +93,7 @@ class DeadLetters:
         return found.sequence if found else None
 
     async def store(self, original: Original, consumer: str, reason: str, error: BaseException | None = None) -> int:
-        """Store a letter about an original; as `bury`."""
+        """Store a letter about an original; see `bury`."""
         subject, identity = subject_of(self._prefix, original, consumer), identity_of(original, consumer)
         condition = {"Nats-Expected-Last-Subject-Sequence": "9" * 20, "Natty-Nonce": identity}
         room = self._room(original.data) - len(encode_headers(condition))
@@ -120,7 +122,7 @@ class DeadLetters:
         return min(largest - len(data), MAX_HEADER_BYTES)
 
     async def _store_bare(self, subject: str, data: bytes) -> int:
-        """Store a letter without any header: the payload fills the message, and the subject says what it is about."""
+        """Store a letter without headers, since the payload fills the message; the subject names the original."""
         last = await self._jetstream.read(self.options.letters, subject=subject)
         if last is not None and last.data == data:
             return last.sequence
@@ -128,11 +130,11 @@ class DeadLetters:
 
 
 class Watch:
-    """Buries what the server gave up on for one consumer.
+    """Buries messages that the server gave up on for one consumer.
 
-    The advisories wait in a work-queue stream, and are acknowledged when the letter is durable. `advised` are the
-    consumers that they are about, `*` for all of the stream's; letters name `consumer`, and leave so many of a
-    subject's first tokens out (`strip`): a group's stream has put its partition there.
+    The advisories wait in a work-queue stream, and are acknowledged when the letter is durable. `advised` is the
+    consumer that they are about, `*` for all consumers of the stream; letters name `consumer`. `strip` is the number of
+    first tokens to remove from a subject: a group's stream has put its partition there.
     """
 
     def __init__(
@@ -144,15 +146,15 @@ class Watch:
         self.durable = durable_of(stream, self.advised, consumer if advised == ALL else "")
         self._jetstream = jetstream
         self._letters = letters
-        self._complete = False  # whether the streams and the consumer are there, as far as we know
+        self._complete = False  # whether the streams and the consumer exist, as far as we know
 
     def __repr__(self) -> str:
         return f"Watch({self.stream}/{self.consumer})"
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Watch until the block is left. Errors of the beginning are raised; later ones are logged and tried again."""
-        await self._ensure()  # whatever is wrong now is raised here
+        """Watch until the block ends. Errors at the start are raised; after later ones it logs them and tries again."""
+        await self._ensure()  # raises errors at the start
         task = asyncio.create_task(self._run(), name=repr(self))
         try:
             yield
@@ -164,7 +166,7 @@ class Watch:
         await self._letters.ensure()
         settings: ConsumerConfig = {
             "filter_subjects": [f"{kind}.{self.stream}.{self.advised}" for kind in (GAVE_UP, TERMINATED)],
-            "inactive_threshold": ADVISORIES_AGE,  # what it has not seen by then is gone as well
+            "inactive_threshold": ADVISORIES_AGE,  # older advisories have expired, too
             "description": f"dead letters of consumer {self.consumer} of stream {self.stream}",
         }
         await ensure_consumer(self._jetstream, self._letters.options.advisories, self.durable, settings)
@@ -174,7 +176,7 @@ class Watch:
         while self._jetstream.connection.state != "closed":
             try:
                 await self._follow()
-            except Exception as error:  # whatever it was: the advisories wait in their stream
+            except Exception as error:  # after any error: the advisories wait in their stream
                 known = isinstance(error, NattyError)
                 logger.warning("%r was interrupted, again in %g s: %s", self, RETRY_DELAY, error, exc_info=not known)
                 self._complete = False
@@ -192,7 +194,7 @@ class Watch:
                 pull.finished(len(batch))
 
     async def _settle(self, message: Message) -> None:
-        """Acknowledge the advisory when the letter is durable; otherwise it comes again."""
+        """Acknowledge the advisory when the letter is durable; otherwise the server delivers it again."""
         try:
             await self._bury(read_advisory(message.data))
             message.ack()
@@ -201,7 +203,7 @@ class Watch:
         except BadAdvisoryError as error:
             logger.warning("%r: an advisory can't be read: %s", self, error)
             message.ack()
-        except Exception as error:  # whatever it is, the other advisories are looked at
+        except Exception as error:  # after any error: continue with the other advisories
             known, delay = isinstance(error, NattyError), delay_of(message.deliveries)
             text = "%r: a letter could not be stored, again in %g s: %s"
             logger.warning(text, self, delay, error, exc_info=not known)
@@ -229,7 +231,7 @@ class Watch:
         )  # fmt: skip
 
     async def _find(self, advisory: Advisory) -> StoredMessage | None:
-        """Return the message that the server gave up on, None if its stream has it no more."""
+        """Return the message that the server gave up on, None if its stream no longer has it."""
         try:
             stored = await self._jetstream.read(self.stream, sequence=advisory.stream_seq)
         except StreamNotFoundError:
@@ -237,7 +239,7 @@ class Watch:
         return stored if stored and advisory.is_about(stored) else None
 
     async def _exact_subject(self, sequence: int) -> str:
-        """Return a subject byte for byte, as only a delivery tells it; "" where the stream allows none beside ours."""
+        """Return the exact bytes of a subject, which only a delivery has; "" if the stream allows no other consumer."""
         options = OrderedOptions(start=sequence, max_messages=1, headers_only=True)
         with suppress(NattyError, TimeoutError):
             async with (

@@ -1,9 +1,9 @@
 """A dead letter on the wire: its subject names the original, its headers say what happened, its payload is the same.
 
-Subject: `$NATTY.<letters' stream>.<stream>.<consumer>.<sequence>.<original subject>`. The part behind the sequence is
-missing where the original was gone, or where its subject is very long or not UTF-8, or has characters that no client
-publishes on: it is in the header `Natty-Dead-Subject` then. One subject a letter, so that a conditional write stores
-it once.
+Subject: `$NATTY.<letters' stream>.<stream>.<consumer>.<sequence>.<original subject>`. The part after the sequence is
+missing if the original no longer existed. It is also missing if the original subject is very long or not UTF-8, or has
+characters that no client publishes on: then the header `Natty-Dead-Subject` has it. Each letter has a unique subject,
+so that a conditional write stores it once.
 """
 
 from __future__ import annotations
@@ -23,25 +23,23 @@ from natty.names import check_name, check_subject, encode
 from natty.wire.message import Message, encode_headers
 
 FACT = "Natty-Dead-"  # begins our own headers
-ORIGINAL = (
-    "Natty-Original-"  # begins the original's headers: as they are, `Nats-TTL` and the like would act on the letter
-)
+ORIGINAL = "Natty-Original-"  # begins the original's headers: under their own names, `Nats-TTL` would act on the letter
 MESSAGE_ID = "Nats-Msg-Id"
-MAX_HEADER_BYTES = 65_535  # of one message in a stream; the server refuses more whatever its max_payload is
-MAX_SUBJECT_BYTES = 2048  # of a letter's; the server ends the session of who sends a line of more than 4096
-REPLACED = "\ufffd"  # what the server's JSON has for a byte that is not UTF-8
+MAX_HEADER_BYTES = 65_535  # of one message in a stream; the server refuses more with any max_payload
+MAX_SUBJECT_BYTES = 2048  # of a letter; the server ends the session of a client that sends a line of more than 4096
+REPLACED = "\ufffd"  # in the server's JSON, it replaces a byte that is not UTF-8
 REASON_CHARACTERS = 500
 TRACEBACK_LINES = 8
 TRACEBACK_CHARACTERS = 2000
 
 
 class BadLetterError(NattyError):
-    """A message among the dead letters is none."""
+    """A message among the dead letters is not a letter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """A message as its stream holds it, or what an advisory knows of it: then there is no subject and no payload."""
+    """A message as its stream holds it, or as an advisory describes it: then there is no subject and no payload."""
 
     stream: str
     sequence: int
@@ -50,7 +48,7 @@ class Original:
     data: bytes = b""
     time_ns: int = 0
     deliveries: int = 0
-    subject_known: bool = True  # False: as the server's API tells it, which is another one
+    subject_known: bool = True  # False: as the server's API returns it, which differs from the real subject
 
     @classmethod
     def of(cls, message: Message) -> Original:
@@ -74,9 +72,9 @@ class Letter:
     stream: str
     consumer: str
     original_sequence: int
-    subject: str  # "" if the original was gone; bytes that are not UTF-8 as in `Message.subject`
-    subject_known: bool  # whether that is the original's, byte for byte: the server's API tells only UTF-8
-    has_payload: bool  # whether the original was still there when the letter was written
+    subject: str  # "" if the original no longer existed; bytes that are not UTF-8 as in `Message.subject`
+    subject_known: bool  # whether it has the original's exact bytes: the server's API returns only UTF-8
+    has_payload: bool  # whether the original still existed when the letter was written
     time: str  # when the stream stored the original, RFC 3339; "" if unknown
     buried: str  # when the letter was stored
     deliveries: int
@@ -91,7 +89,7 @@ class Letter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LetterFilter:
-    """Which letters: all of them, or those of a stream, of a consumer, or whose reason holds a text. BadNameError."""
+    """Selects letters: all, or those of a stream, of a consumer, or whose reason contains a text. BadNameError."""
 
     stream: str = ""
     consumer: str = ""
@@ -108,12 +106,12 @@ class LetterFilter:
         return f"{prefix}.{self.stream or '*'}.{self.consumer or '*'}.>"
 
     def takes(self, letter: Letter) -> bool:
-        """Return whether the letter's reason holds the text, whatever its case."""
+        """Return whether the letter's reason contains the text; case is ignored."""
         return self.reason.lower() in letter.reason.lower()
 
 
 def prefix_of(letters: str) -> str:
-    """Return what the subjects of a stream of letters begin with; `$` keeps them apart from the users' subjects."""
+    """Return the prefix of the subjects of a stream of letters; `$` separates them from the users' subjects."""
     return f"$NATTY.{letters}"
 
 
@@ -125,7 +123,7 @@ def subject_of(prefix: str, original: Original, consumer: str) -> str:
 
 
 def _says_all(original: Original) -> bool:
-    """Return whether a letter's subject can end with the original's, and be asked for."""
+    """Return whether a letter's subject can end with the original's, and can be used in a request."""
     subject = original.subject
     try:
         check_subject(subject)
@@ -135,9 +133,9 @@ def _says_all(original: Original) -> bool:
 
 
 def identity_of(original: Original, consumer: str) -> str:
-    """Return what is the same for two letters only if they are about the same failure.
+    """Return an id that two letters share only if they are about the same failure.
 
-    The time tells a stream from one of the same name that was made later.
+    Its time distinguishes a stream from a later one of the same name.
     """
     return f"{original.stream}.{consumer}.{original.sequence}.{original.time_ns}"
 
@@ -145,20 +143,20 @@ def identity_of(original: Original, consumer: str) -> str:
 def headers_of(
     original: Original, consumer: str, reason: str, error: BaseException | None, room: int
 ) -> dict[str, str | list[str]]:
-    """Return the letter's headers, what matters most first, as many as `room` bytes take.
+    """Return the letter's headers, the most important first, as many as fit into `room` bytes.
 
-    The subject says stream, consumer, sequence and subject once more, so these are the first to go after the traceback;
-    what only a header can say of the subject is among the first.
+    Stream, consumer, sequence and subject are also in the letter's subject, so their headers are the first that are
+    left out after the traceback. If the letter's subject can't contain the original's, its header is among the first.
     """
     subject = original.subject if original.subject_known else ""
     only_here = {} if _says_all(original) else {FACT + "Subject": subject}
-    told = {
+    facts = {
         FACT + "Reason": one_line(reason, REASON_CHARACTERS),
         FACT + "Deliveries": str(original.deliveries),
         FACT + "Time": rfc3339(original.time_ns) if original.time_ns else "",
     }
     if not original.subject:
-        told[FACT + "Payload"] = "gone: the stream had the message no more"
+        facts[FACT + "Payload"] = "gone: the stream had the message no more"
     kept = {
         ORIGINAL + _no_break(name): [_no_break(one) for one in values]
         for name, values in (original.headers or {}).items()
@@ -170,11 +168,11 @@ def headers_of(
         FACT + "Subject": subject,
     }
     failure = _failure(error) if error else {}
-    return fit({MESSAGE_ID: identity_of(original, consumer), **only_here, **kept, **told, **origin, **failure}, room)
+    return fit({MESSAGE_ID: identity_of(original, consumer), **only_here, **kept, **facts, **origin, **failure}, room)
 
 
 def fit(headers: Mapping[str, str | list[str]], room: int) -> dict[str, str | list[str]]:
-    """Return the headers that fit into so many bytes, the first ones first; `Natty-Dead-Left-Out` counts the others."""
+    """Return the headers that fit into `room` bytes, the first ones first; `Natty-Dead-Left-Out` counts the others."""
     whole = {name: value for name, value in headers.items() if value}
     if len(encode_headers(whole)) <= room:
         return whole
@@ -192,7 +190,7 @@ def fit(headers: Mapping[str, str | list[str]], room: int) -> dict[str, str | li
 
 
 def read_letter(stored: StoredMessage) -> Letter:
-    """Return the letter that the stream holds. BadLetterError for what somebody else put there."""
+    """Return the letter that the stream holds. BadLetterError for other messages."""
     try:
         return _read(stored)
     except UNREADABLE as error:
@@ -230,10 +228,10 @@ def _read(stored: StoredMessage) -> Letter:
 
 
 def digest_of(error: BaseException) -> str:
-    """Return twelve characters that are the same wherever the same failure happens.
+    """Return twelve characters that are the same for the same failure on every machine.
 
-    Made of the types and of the files' and functions' names along the traceback and its causes: neither of line
-    numbers, nor of folders, nor of the message.
+    They are made of the types, file names and function names along the traceback and its causes, but not of line
+    numbers, folders or the message.
     """
     digest = hashlib.blake2b(digest_size=6)
     seen: set[int] = set()
@@ -253,7 +251,7 @@ def rfc3339(time_ns: int) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an error as a reason, `Type: text`, as text that can be logged, whatever its `__str__` does."""
+    """Return an error as a reason, `Type: text`, that can be logged even if its `__str__` fails."""
     try:
         return legible(f"{type(error).__name__}: {error}")
     except Exception as fault:
@@ -261,7 +259,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def one_line(text: str, characters: int) -> str:
-    """Return the text as one line that a header can hold, cut to so many characters."""
+    """Return the text as one line that a header can hold, cut to `characters`."""
     line = " ".join(text[: 4 * characters].encode("utf-8", "backslashreplace").decode().split())
     line = "".join(one if one.isprintable() else "?" for one in line)
     return line if len(line) <= characters else line[: characters - 1] + "…"

@@ -1,4 +1,4 @@
-"""The two streams of dead letters: the letters, and the server's advisories that nobody has looked at yet."""
+"""The two streams of dead letters: the letters, and the server's advisories that are not processed yet."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ LETTERS = "DEAD_LETTERS"
 ADVISORIES = "NATTY_ADVISORIES"
 GAVE_UP = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"
 TERMINATED = "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED"
-ADVISORIES_AGE = 30 * 24 * 3600.0  # seconds that an advisory waits for somebody to look at it
-ADVISORIES_WAITING = 100_000  # at most, of one consumer and kind: what nobody watches must not fill the disk
+ADVISORIES_AGE = 30 * 24 * 3600.0  # seconds that an advisory waits until a process reads it
+ADVISORIES_WAITING = 100_000  # at most, of one consumer and kind: advisories without a watcher must not fill the disk
 SUBJECTS_OVERLAP = 10065
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeadLetterOptions:
-    """Which streams hold letters and advisories; the others are what a missing one is made with."""
+    """Names of the streams of letters and advisories, and settings for creating missing ones."""
 
     letters: str = LETTERS
     advisories: str = ADVISORIES
-    replicas: int | None = None  # None: 3 on a cluster, else 1
+    replicas: int | None = None  # None: 3 on a cluster, otherwise 1
     max_age: float = 0.0  # seconds that a letter is kept; 0: until it is retried or purged
     max_bytes: int = -1  # of all letters; when they are full, `bury` fails and the message stays where it is
 
 
 async def ensure_streams(jetstream: JetStream, options: DeadLetterOptions) -> None:
-    """Make the streams that are missing; one that exists and can serve stays as it is.
+    """Create missing streams; usable existing ones stay as they are.
 
-    StreamExistsError if one can't serve, or if another stream holds its subjects.
+    StreamExistsError if one can't be used, or if another stream holds its subjects.
     """
     replicas: StreamConfig = {"num_replicas": options.replicas} if options.replicas else {}
     prefix = prefix_of(options.letters)
@@ -57,11 +57,11 @@ async def ensure_streams(jetstream: JetStream, options: DeadLetterOptions) -> No
 
 
 async def _ensure(jetstream: JetStream, name: str, settings: StreamConfig) -> str:
-    """Make the stream if it is missing, and see that it takes the subjects; return its kind of retention."""
+    """Create the stream if it is missing, check that it takes the subjects, and return its retention."""
     subjects = list(settings["subjects"])
     try:
         config = await create_replicated(jetstream, name, settings)
-    except StreamExistsError:  # with settings of its own, which are the operator's business
+    except StreamExistsError:  # with different settings, which the operator chose
         config = (await stream_info(jetstream, name))["config"]
     except JetStreamError as error:
         if error.err_code != SUBJECTS_OVERLAP:
