@@ -62,7 +62,7 @@ class Roster:
 
     async def follow(self, live: set[str], changed: asyncio.Event) -> None:
         """Keep `live` equal to the registered names; set `changed` at each change, once all existing ones are read."""
-        complete, told = False, None
+        complete, reported = False, None
         async with aclosing(self._bucket.watch(f"{self._key}.*").__aiter__()) as events:
             async for event in events:
                 if isinstance(event, PictureComplete):
@@ -70,8 +70,8 @@ class Roster:
                 else:
                     name = event.key.removeprefix(f"{self._key}.")
                     (live.discard if isinstance(event, Gone) else live.add)(name)
-                if complete and live != told:
-                    told = set(live)
+                if complete and live != reported:
+                    reported = set(live)
                     changed.set()
 
     async def add(self, name: str) -> None:

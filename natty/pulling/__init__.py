@@ -1,1 +1,1 @@
-"""Messages from a durable consumer, as they are asked for."""
+"""Messages from consumers by requests: the pull loop, a few messages at once, and ordered reading."""

@@ -1,4 +1,4 @@
-"""Reading a stream in order, without acknowledgements: `Ordered`, and `read` for its messages alone."""
+"""Reading a stream in order, without acknowledgements: `Ordered`, and `read`, which yields only its messages."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ logger = logging.getLogger("natty.ordered")
 
 RETRY_DELAY = 0.1  # seconds before a lost session is replaced; doubles up to the next line
 RETRY_DELAY_MAX = 2.0
-RECHECK = 0.25  # seconds between two questions whether the leader's last message is still there
-CONFIRM = 1.0  # seconds after which a leader that knows less than we do is asked again: was the stream rolled back?
+RECHECK = 0.25  # seconds between two checks whether the leader's last message still exists
+CONFIRM = 1.0  # seconds before a second check if the leader has fewer messages than we read: was it rolled back?
 LARGEST_REQUEST = 2**31 - 1  # bytes; no message is larger
-IDLE_CONSUMER = 30.0  # seconds after which the server removes a consumer that nobody asks
+IDLE_CONSUMER = 30.0  # seconds without a request after which the server removes a consumer
 
 
 @dataclass(frozen=True, kw_only=True)
 class OrderedOptions:
-    """What to read, from where on, and how much may wait to be read."""
+    """Options of `Ordered`: subjects, start position, and limits of waiting messages."""
 
     filters: tuple[str, ...] = ()
     start: Literal["first", "last_per_subject", "new"] | int | datetime = "first"  # or the first sequence, or time
     headers_only: bool = False
-    max_messages: int = 1024  # that have arrived and are not read yet
+    max_messages: int = 1024  # messages that have arrived and are not read yet
     max_bytes: int = 8 * 1024 * 1024
-    heartbeat: float = 5.0  # seconds; a server that is silent for two of them is taken for lost
+    heartbeat: float = 5.0  # seconds; a session counts as lost after two heartbeats without a message
     expires: float = 30.0  # seconds that the server keeps a request
 
     def __post_init__(self) -> None:
@@ -57,24 +57,24 @@ class OrderedOptions:
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """What follows is of a stream first seen now: at the start, and when it was deleted and made again."""
+    """A stream begins: at the start, and after it was deleted and created again. Later steps belong to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vanished:
-    """There is no such stream any more. The reader waits for it to be made again."""
+    """The stream was deleted. The reader waits until it is created again."""
 
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
-    """All that the stream's leader held when this session began has been read. Comes once a session."""
+    """All messages that the stream's leader held when this session began have been read. Once per session."""
 
 
 Step = Batch | Began | Vanished | CaughtUp
 
 
 class _Session:
-    """One consumer and the requests for its messages. Lost with the first message that is missing."""
+    """One consumer and the requests for its messages. It is lost with the first missing message."""
 
     def __init__(self, consumer: str) -> None:
         self.consumer = consumer
@@ -87,12 +87,12 @@ class _Session:
 class Ordered:
     """Reads a stream in order, every message at most once and without a gap: `async for step in reader`.
 
-    It stands on a consumer of its own, without acks, which is made again where the last message was whenever something
-    is wrong: a missing message, a lost connection, a silent or restarted server, a consumer that is gone. A stream that
-    was deleted and made again, or rolled back, is told from the one before and read from its beginning.
-    Messages that the stream itself drops before they are read (its limits, newer ones of a subject) are no gap.
-    At most `max_messages` wait here: a slow reader leaves the rest in the stream.
-    Protocol: `$JS.API.CONSUMER.CREATE` and `MSG.NEXT`; the idea of ordered consumers is ADR-17's.
+    It reads with a private consumer without acks. After any problem (a missing message, a lost connection, a silent or
+    restarted server, a missing consumer) it creates a new consumer that starts after the last message. It detects a
+    stream that was deleted and created again, or rolled back, and reads it from the beginning.
+    Messages that the stream itself removes before they are read (limits, newer ones of a subject) are not a gap.
+    At most `max_messages` wait here: if the reader is slow, the rest stays in the stream.
+    Protocol: `$JS.API.CONSUMER.CREATE` and `MSG.NEXT`; ordered consumers are the idea of ADR-17.
     """
 
     def __init__(self, jetstream: JetStream, stream: str, options: OrderedOptions | None = None) -> None:
@@ -100,12 +100,12 @@ class Ordered:
         self.options = options or OrderedOptions()
         self._jetstream = jetstream
         self._connection = jetstream.connection
-        self._created: str | None = None  # when the stream was made; "" while there is none
+        self._created: str | None = None  # when the stream was created; "" while it does not exist
         self._session: _Session | None = None
         self._arrived: list[RawMessage] = []
         self._position = 0  # the last sequence that arrived
-        self._read = 0  # the last one that was yielded
-        self._target: int | None = None  # the one to be read before we have caught up
+        self._read = 0  # the last sequence that was yielded
+        self._target: int | None = None  # the sequence to read until we have caught up
         self._max_bytes = self.options.max_bytes
         self._heard = 0.0
         self._retry_delay = RETRY_DELAY
@@ -119,20 +119,20 @@ class Ordered:
 
     @property
     def interrupted(self) -> bool:
-        """Whether the session is over: nothing follows, or another session with a `CaughtUp` of its own."""
+        """Whether the session is over. If the iteration continues, a new session follows, with another `CaughtUp`."""
         return self._stopping or self._session is None or bool(self._session.lost)
 
     def stop(self) -> None:
-        """End the iteration; what has arrived and was not read is dropped. Idempotent."""
+        """End the iteration; messages that arrived and were not read are dropped. Idempotent."""
         self._stopping = True
         self._wake.set()
 
     async def __aiter__(self) -> AsyncGenerator[Step, None]:
-        """Yield what happens until `stop`, or the end of the connection. Once: RuntimeError the second time.
+        """Yield steps until `stop`, or the end of the connection. Once: RuntimeError the second time.
 
-        Raises what prevents the first session: StreamNotFoundError, AuthorizationError, NotConnectedError for a client
-        that was not opened, … While there is only no
-        connection or no answer, and whatever happens after that session began, it tries again.
+        Raises errors that prevent the first session: StreamNotFoundError, AuthorizationError, NotConnectedError for a
+        client that was not opened, … It retries while there is no connection or no answer, and after every error once
+        the first session has begun.
         """
         if self._begun:
             raise RuntimeError(f"{self!r} was iterated over already, or is: make another one")
@@ -163,7 +163,7 @@ class Ordered:
                 self._close(self._session)
 
     async def _open(self) -> list[Step]:
-        """Begin a session; return what it is the beginning of. Where that fails, wait before the next try."""
+        """Begin a session, and return the steps to yield first. If that fails, wait before the next try."""
         steps: list[Step] = []
         try:
             consumer, waiting = await self._make_consumer(steps)
@@ -187,9 +187,9 @@ class Ordered:
         return steps
 
     async def _make_consumer(self, steps: list[Step]) -> tuple[str, int]:
-        """Make a consumer on the stream that there is now; return its name and how many messages wait for it.
+        """Create a consumer on the current stream; return its name and the number of messages that wait for it.
 
-        `steps` gets `Began` where it is another stream than before.
+        It adds `Began` to `steps` if the stream is a different one than before.
         """
         while True:
             info = await self._info()
@@ -204,7 +204,7 @@ class Ordered:
             consumer, waiting = await self._create_consumer()
             if (await self._info())["created"] == self._created:
                 return consumer, waiting
-            self._delete(consumer)  # the stream was made again in between: the consumer may be on either
+            self._delete(consumer)  # the stream was created again in between: the consumer may be on either
 
     async def _info(self) -> dict[str, Any]:
         return await self._jetstream.request(f"STREAM.INFO.{self.stream}")
@@ -230,7 +230,7 @@ class Ordered:
         return name, made["num_pending"]
 
     async def _last(self) -> int:
-        """Return the sequence of the last message that we are to read, as the stream's leader has it; 0 for none."""
+        """Return the sequence of the last message that matches our filters, from the stream's leader; 0 for none."""
         reads = (self._jetstream.read(self.stream, subject=one) for one in self.options.filters or (">",))
         return max(last.sequence if last else 0 for last in await asyncio.gather(*reads))
 
@@ -251,7 +251,7 @@ class Ordered:
         self._delete(session.consumer)
 
     def _delete(self, consumer: str) -> None:
-        """Ask for its end, without waiting for the answer: the server removes an idle one by itself, too."""
+        """Request the deletion of a consumer without waiting for the answer: the server also removes idle ones."""
         with contextlib.suppress(NotConnectedError):
             subject = f"{self._jetstream.prefix}.CONSUMER.DELETE.{self.stream}.{consumer}"
             self._connection.send(subject, reply=self._connection.new_inbox())
@@ -267,7 +267,7 @@ class Ordered:
                     self._wake.clear()
 
     async def _wait(self, session: _Session) -> None:
-        """Return when something has arrived or happened; every now and then while we wait to have caught up."""
+        """Wait for messages or an event; return every `RECHECK` seconds until we have caught up."""
         loop = asyncio.get_running_loop()
         while not (self._arrived or self._stopping or session.lost):
             self._ask(session)
@@ -279,7 +279,7 @@ class Ordered:
             except TimeoutError:
                 if loop.time() >= self._heard + 2 * self.options.heartbeat:
                     session.lost = "the server was silent for two heartbeats"
-                elif self._target is not None:  # what we wait for may have been dropped before we could read it
+                elif self._target is not None:  # the target may have been removed before we could read it
                     with contextlib.suppress(NattyError):
                         self._target = await self._last()
                     return
@@ -312,7 +312,7 @@ class Ordered:
                 self._status(session, raw)
 
     def _status(self, session: _Session, raw: RawMessage) -> None:
-        """Take a status into account: a heartbeat, the end of a request, or the end of the session."""
+        """Handle a status: a heartbeat, the end of a request, or the end of the session."""
         status = read_status(raw)
         if status.is_heartbeat:
             self._retry_delay = RETRY_DELAY
@@ -364,10 +364,10 @@ def read_options(
 async def read(
     jetstream: JetStream, stream: str, options: OrderedOptions, *, follow: bool
 ) -> AsyncGenerator[Message, None]:
-    """Yield the messages that the stream holds, in order; with `follow`, also those that are stored from then on.
+    """Yield the messages that the stream holds, in order; with `follow`, also messages that are stored later.
 
-    Ends when the client is closed. Raises as `Ordered.__aiter__` does; StreamNotFoundError, too, if the stream is
-    deleted while it is read.
+    Ends when the client is closed. Raises as `Ordered.__aiter__` does, and StreamNotFoundError if the stream is deleted
+    while it is read.
     """
     first = options.start if isinstance(options.start, int) else 0
     begun = False

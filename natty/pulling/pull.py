@@ -30,14 +30,14 @@ from natty.wire.message import Batch, RawMessage
 
 logger = logging.getLogger("natty.pull")
 
-SHARES = 3  # requests that overlap, so that the server has one to serve while the next is on its way
+SHARES = 3  # requests that overlap, so that the server can serve one while the next is being sent
 RECENT = 8  # batches over which the typical size of a message is averaged
-RETRY_DELAY = 0.1  # seconds before asking again where the server did not answer; doubles up to the next line
+RETRY_DELAY = 0.1  # seconds before the next request if the server did not answer; doubles up to the next line
 RETRY_DELAY_MAX = 1.0
-LOOK_TIMEOUT = 2.0  # seconds that the server has to answer a question about the consumer
-GONE_AFTER = 1.0  # seconds that other clients have to make a deleted consumer again
-DRAIN_TIMEOUT = 1.0  # seconds to wait for what is on its way when no more is wanted
-DRAIN_QUIET = 0.02  # seconds without a message after which nothing is on its way
+LOOK_TIMEOUT = 2.0  # seconds that the server has to answer CONSUMER.INFO
+GONE_AFTER = 1.0  # seconds that other clients have to create a deleted consumer again
+DRAIN_TIMEOUT = 1.0  # seconds to wait for requested messages when no more are wanted
+DRAIN_QUIET = 0.02  # seconds without a message after which no more are expected
 PULL_ONLY = "messages are taken from pull consumers; make one, or subscribe to that subject"
 
 Deliver = Callable[[list[RawMessage], int], None]
@@ -51,19 +51,19 @@ def size_of(messages: Iterable[RawMessage]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to ask the server for; `max_bytes` is 0 where one message may have any size."""
+    """The limits of one request; `max_bytes` is 0 if the message may have any size."""
 
     batch: int
     max_bytes: int
 
 
 class Credit:
-    """What may be asked for: messages and bytes that are neither under way (asked) nor unfinished (held).
+    """Messages and bytes that may be requested: the bounds minus those requested (asked) or unfinished (held).
 
-    Both together never exceed the bounds, whatever the reader's speed; the one exception is a message that is larger
-    than `max_bytes`: it is asked for alone, when nothing else is under way or held. Pure: no clock, no socket.
-    Protocol: ADR-37 and ADR-13. A server ends a request that ran out of messages, or whose next message doesn't fit,
-    with the count of what is left of it; one whose bytes are used up exactly ends without a word.
+    Both together never exceed the bounds, at any speed of the reader; the only exception is a message that is larger
+    than `max_bytes`: it is requested alone, when no other is requested or held. Pure: no clock, no socket.
+    Protocol: ADR-37 and ADR-13. If the server has no more messages for a request, or the next message doesn't fit, it
+    ends the request with the messages and bytes left of it. If the bytes are used up exactly, it sends no status.
     """
 
     def __init__(self, max_messages: int, max_bytes: int) -> None:
@@ -73,7 +73,7 @@ class Credit:
         self._request_messages: float = math.inf  # the consumer's own limits of one request
         self._request_bytes: float = math.inf
         self._lots: deque[tuple[int, int]] = deque()  # (messages, bytes) held, oldest first
-        self._typical = 0.0  # bytes of a message
+        self._typical = 0.0  # average bytes of a message
         self._refused = 0  # bytes that were too few for the next message
 
     def __repr__(self) -> str:
@@ -81,12 +81,12 @@ class Credit:
         return f"Credit({asked}, {self.held_messages} ({self.held_bytes} bytes) unfinished)"
 
     def limit(self, messages: int, size_bytes: int) -> None:
-        """Respect the consumer's `max_batch` and `max_bytes` of a request from now on; 0 or less: none."""
+        """Set the consumer's limits of one request, `max_batch` and `max_bytes`; 0 or less: no limit."""
         self._request_messages = messages if messages > 0 else math.inf
         self._request_bytes = size_bytes if size_bytes > 0 else math.inf
 
     def request(self) -> Request | None:
-        """Return the next request, counted as asked for; None while it is not worth one, or there is no room."""
+        """Return the next request and count it as asked; None if there is no room, or too little for a request."""
         at_once = min(self.max_messages, SHARES * self._request_messages)
         messages = int(min(self.max_messages - self.held_messages, at_once) - self.asked_messages)
         size = self.max_bytes - self.asked_bytes - self.held_bytes
@@ -98,10 +98,10 @@ class Credit:
         elif too_large:
             self.asked_messages, self.asked_bytes = 1, self.max_bytes
             return Request(1, 0)
-        return self._sized(messages, size)
+        return self._size_request(messages, size)
 
-    def _sized(self, messages: int, size: int) -> Request:
-        """Return a request for a share of the bytes and, where these are scarce, for the messages that fill it."""
+    def _size_request(self, messages: int, size: int) -> Request:
+        """Return a request for a share of the bytes, and for no more messages than fill it if bytes are scarce."""
         if not self._refused:
             size = min(size, max(self.max_bytes // SHARES, int(2 * self._typical), 1))
         size = int(min(size, self._request_bytes))
@@ -113,16 +113,16 @@ class Credit:
         return Request(batch, size)
 
     def fits(self, messages: int, size_bytes: int) -> bool:
-        """Return whether so much could be held beyond what was asked for."""
+        """Return whether this much more can be held beside everything asked and held."""
         return (
             self.asked_messages + self.held_messages + messages <= self.max_messages
             and self.asked_bytes + self.held_bytes + size_bytes <= self.max_bytes
         )
 
     def arrived(self, messages: int, size_bytes: int, *, asked: bool = True) -> None:
-        """Hold messages; `asked` is False for those of requests that were forgotten."""
+        """Hold messages; `asked` is False for messages of forgotten requests."""
         if asked:
-            self._returned(messages, size_bytes)
+            self._return_credit(messages, size_bytes)
         self._refused = 0
         self._typical += (size_bytes / messages - self._typical) / (RECENT if self._typical else 1)
         self.held_messages += messages
@@ -130,17 +130,17 @@ class Credit:
         self._lots.append((messages, size_bytes))
 
     def ended(self, messages: int, size_bytes: int, *, too_small: bool = False) -> None:
-        """A request ended with so much of it left; `too_small` if the next message is larger than the bytes left."""
+        """End a request with this much of it left; `too_small` if the next message is larger than the bytes left."""
         if too_small:
             self._refused = max(self._refused, size_bytes, 1)
-        self._returned(messages, size_bytes)
+        self._return_credit(messages, size_bytes)
 
     def forget(self) -> None:
-        """Nothing is under way any more."""
+        """Forget all requests."""
         self.asked_messages = self.asked_bytes = 0
 
     def finished(self, messages: int, size_bytes: int | None = None) -> None:
-        """Free what held messages took. Without their size the oldest are meant: exact for who finishes in order."""
+        """Free the room of held messages. Without their size it takes the oldest's, exact if finished in order."""
         self.held_messages -= messages
         oldest = self._take(messages)
         self.held_bytes -= oldest if size_bytes is None else size_bytes
@@ -160,39 +160,39 @@ class Credit:
             messages -= count
         return size
 
-    def _returned(self, messages: int, size_bytes: int) -> None:
+    def _return_credit(self, messages: int, size_bytes: int) -> None:
         self.asked_messages -= messages
         self.asked_bytes -= size_bytes
-        if self.asked_messages <= 0 or self.asked_bytes <= 0:  # the one without the other asks for nothing
+        if self.asked_messages <= 0 or self.asked_bytes <= 0:  # one without the other requests nothing
             self.asked_messages = self.asked_bytes = 0
 
 
 @dataclass
 class PullCounts:
-    """What happened since the start."""
+    """Counts since the start."""
 
     delivered: int = 0
     delivered_bytes: int = 0
-    redelivered: int = 0  # of the delivered ones, those that had been delivered before
+    redelivered: int = 0  # delivered messages that had been delivered before
     requests: int = 0
     renewals: int = 0  # sessions after the first
 
 
 class _Session:
-    """One inbox. What an older one still brings is delivered if there is room, and counts for nothing else."""
+    """One inbox. Messages that arrive in an older inbox are delivered if there is room, and have no other effect."""
 
     def __init__(self) -> None:
-        self.first = b""  # how the ack subject of a first delivery begins, after a line break
+        self.first = b""  # a line break and the prefix of ack subjects of first deliveries
         self.requests: Requests | None = None
 
 
 class Pull:
-    """The pull loop of a durable consumer: `async for batch in pull`, then `finished(...)` for what is done with.
+    """The pull loop of a durable consumer: `async for batch in pull`, then `finished(...)` for finished messages.
 
-    Requests overlap, so that the server never waits for us while there is credit. Lost sessions, restarted servers and
-    missed heartbeats lead to a new inbox and new requests, whatever the reader does meanwhile; messages that were lost
-    are delivered again after `ack_wait`. Closing the connection stops it: what arrived and was not yielded is handed
-    back first. Where `deliver` is set, messages go there as they arrive, and `run` takes the place of iterating.
+    Requests overlap, so the server never waits for us while there is credit. After a lost session, a server restart or
+    missed heartbeats it uses a new inbox and new requests, independently of the reader; lost messages are delivered
+    again after `ack_wait`. Closing the connection stops it, after messages that were not yielded are handed back. If
+    `deliver` is set, messages go there as they arrive, and `run` replaces iteration.
     BadNameError for a name that no stream or consumer can have.
     """
 
@@ -220,14 +220,14 @@ class Pull:
         self._arrived: list[RawMessage] = []
         self._wake = asyncio.Event()
         self._stopping = self._begun = False
-        self._ended = False  # all that still arrives is handed back
+        self._ended = False  # if True, messages that still arrive are handed back
         self._expires, self._heartbeat = options.expires, options.heartbeat
         self._changed = asyncio.Event()
         self._session = _Session()
-        self._owed = False  # whether the server has to give signs of life
-        self._heard = 0.0  # when it gave the last one, on the monotonic clock
+        self._owed = False  # whether the server has to send messages or heartbeats
+        self._heard = 0.0  # when it sent the last one, on the monotonic clock
         self._renewed = 0.0
-        self._retry_at = 0.0  # nothing is asked for before; 0: it may be; infinite: look at the consumer first
+        self._retry_at = 0.0  # no requests before this time; 0: no wait; infinite: look at the consumer first
         self._retry_delay = RETRY_DELAY
         self._gone_since = 0.0
 
@@ -236,7 +236,7 @@ class Pull:
         return f"Pull({self.stream}/{self.durable}, {state}, {self._credit!r})"
 
     async def __aiter__(self) -> AsyncGenerator[Batch, None]:
-        """Yield what arrives until `stop`, or until the connection is closed. Once.
+        """Yield batches until `stop`, or until the connection is closed. Once.
 
         ConsumerNotFoundError, StreamNotFoundError: it was deleted. ConnectionClosedError: closed before it began;
         NotConnectedError: the client was not opened. RuntimeError: iterated over a second time.
@@ -252,13 +252,13 @@ class Pull:
         healing.add_done_callback(lambda _: self._wake.set())
         try:
             while not self._stopping:
-                await self._arrival(healing)
+                await self._wait_for_arrival(healing)
                 if self._stopping:
                     break
                 if self._fault is not None:
                     raise self._fault
                 if healing.done() and not self._arrived:
-                    await healing  # raises what ended it
+                    await healing  # raises the error that ended it
                 if self._arrived or self.options.tick is not None:
                     raw, self._arrived = self._arrived, []
                     yield Batch(raw, self._connection)
@@ -268,13 +268,13 @@ class Pull:
             await asyncio.gather(healing, return_exceptions=True)
 
     async def run(self) -> None:
-        """Deliver until `stop`. Raises as iterating does, and what `deliver` raised."""
+        """Deliver until `stop`. Raises as iteration does, and errors of `deliver`."""
         async with aclosing(self.__aiter__()) as nothing:
             async for _ in nothing:
                 pass
 
     def check_unused(self) -> None:
-        """RuntimeError if it was iterated over, to its end or not: that is done once."""
+        """RuntimeError if an iteration has begun before, since only one is possible."""
         if self._begun:
             raise RuntimeError(f"{self!r} was used already, or is: consume() or pull() again makes another one")
 
@@ -285,30 +285,30 @@ class Pull:
 
     @property
     def stalled(self) -> bool:
-        """Whether the server owes us a sign of life since two heartbeats: silent, unreachable, the consumer missing.
+        """Whether the server has sent nothing for two heartbeats: silent, unreachable, or the consumer is missing.
 
-        Also while the reader holds a batch; False where nothing can be expected because the credit is used up.
+        It is also updated while the reader holds a batch. False if the credit is used up, so that nothing is expected.
         """
         return self.stalled_since is not None
 
     @property
     def stalled_since(self) -> float | None:
-        """When the server gave its last sign of life, in Unix seconds; None while it is not `stalled`."""
+        """Unix time in seconds when the server was heard last; None while not `stalled`."""
         silence = time.monotonic() - self._heard
         return time.time() - silence if self._owed and not self._ended and silence >= 2 * self._heartbeat else None
 
     def stop(self) -> None:
-        """End the iteration after the current batch; what arrived and was not yielded is handed back at once."""
+        """End the iteration after the current batch; messages that were not yielded are handed back at once."""
         if not self._stopping:
             self._stopping = True
             self._wake.set()
             self._on_stop()
 
     def finished(self, messages: int, size_bytes: int | None = None) -> None:
-        """Give credit back: this many messages need no memory any more.
+        """Give credit back: this many messages no longer need memory.
 
-        `size_bytes` is their size as `size_of` counts it. Without it the ones that came first are meant: exact if the
-        caller finishes in order; for others `max_bytes` may be exceeded while the first ones take long.
+        `size_bytes` is their size as `size_of` counts it. Without it, the size of the messages that came first is used:
+        exact if the caller finishes in order; otherwise `max_bytes` may be exceeded while the first ones take long.
         """
         self._credit.finished(messages, size_bytes)
         if not self._stopping:
@@ -323,23 +323,23 @@ class Pull:
         self._connection.send_to_each(replies, nak(delay))
 
     def hand_back(self, replies: Iterable[bytes]) -> None:
-        """Have messages delivered again that this client no longer handles; see `requests.hand_back`."""
+        """Request another delivery of messages that this client no longer handles; see `requests.hand_back`."""
         hand_back(self._connection, replies)
 
     def in_progress(self, replies: list[bytes]) -> None:
-        """Restart `ack_wait` of messages: work on them goes on."""
+        """Restart `ack_wait` of messages that are still being handled."""
         self._connection.send_to_each(replies, IN_PROGRESS)
 
     def keep_waiting(self) -> None:
-        """Restart `ack_wait` of what arrived and was not yielded yet."""
+        """Restart `ack_wait` of messages that are not yielded yet."""
         self.in_progress([raw[1] for raw in self._arrived])
 
     def _collect(self, messages: list[RawMessage], again: int) -> None:
         self._arrived += messages
         self._wake.set()
 
-    async def _arrival(self, healing: asyncio.Task[None]) -> None:
-        """Return when something has arrived, at a tick, when stopped, or when nothing will come any more."""
+    async def _wait_for_arrival(self, healing: asyncio.Task[None]) -> None:
+        """Wait for messages, a tick, a stop or a fault, or the end of `healing`."""
         while not (self._arrived or self._stopping or self._fault or healing.done()):
             self._wake.clear()
             try:
@@ -349,7 +349,7 @@ class Pull:
                 return
 
     def _on_event(self, event: str) -> None:
-        """Take note of what the connection reports."""
+        """React to an event of the connection."""
         if event == "closed":
             self.stop()
         elif event == "connected":
@@ -359,7 +359,7 @@ class Pull:
         self._changed.set()
 
     async def _leave(self) -> None:
-        """Stop, hand back what was not yielded, and stay until what is on its way has been handed back, too."""
+        """Stop, hand back messages that were not yielded, and wait until requested ones are handed back, too."""
         self.stop()
         self._ended = True
         messages, self._arrived = self._arrived, []
@@ -381,7 +381,7 @@ class Pull:
         self.hand_back([raw[1] for raw in messages])
 
     async def _heal(self) -> None:
-        """Keep asking until cancelled. ConsumerNotFoundError, StreamNotFoundError: gone for good."""
+        """Keep requests open until cancelled. ConsumerNotFoundError, StreamNotFoundError: it was deleted."""
         self.renew()
         while True:
             self._changed.clear()
@@ -394,7 +394,7 @@ class Pull:
                 self._look_after(time.monotonic())
 
     def _next_look(self, now: float) -> float | None:
-        """Return the seconds until something may have to be done; None: not before an event."""
+        """Return the seconds until the next check; None: not before an event."""
         if self._retry_at == math.inf:
             return 0.0
         if not self._connection.connected or not (self._retry_at or self._credit.asked_messages):
@@ -403,7 +403,7 @@ class Pull:
 
     @property
     def _silent_at(self) -> float:
-        """When two heartbeats will have been missed in this session."""
+        """Time at which two heartbeats of this session count as missed."""
         return max(self._heard, self._renewed) + 2 * self._heartbeat
 
     def _look_after(self, now: float) -> None:
@@ -415,7 +415,7 @@ class Pull:
             self.renew()
 
     def renew(self) -> None:
-        """Begin a session: a new inbox, nothing asked for yet. The previous inbox stays open for another heartbeat."""
+        """Begin a session with a new inbox and new requests. The previous inbox stays open for another heartbeat."""
         if self._ended:
             return
         if self._session.requests is not None:
@@ -436,7 +436,7 @@ class Pull:
             self._expect()
 
     def _ask(self) -> None:
-        """Send what requests the credit allows, if any."""
+        """Send the requests that the credit allows, if any."""
         requests, pin = self._session.requests, self._pin
         if requests is None or self._ended or self._retry_at or not self._connection.connected:
             return
@@ -453,13 +453,13 @@ class Pull:
             self._expect()
 
     def _expect(self) -> None:
-        """From now on the server owes us signs of life."""
+        """Expect messages or heartbeats from the server from now on."""
         if not self._owed:
             self._owed, self._heard = True, time.monotonic()
             self._changed.set()
 
     def _hear(self) -> None:
-        """Take note of a sign of life."""
+        """Record that the server has sent something."""
         if since := self.stalled_since:
             silent = time.time() - since
             logger.info("%s is heard again after %.1f s", self._name, silent, extra={"action": "healed"})
@@ -502,11 +502,11 @@ class Pull:
             self._wake.set()
 
     def _read_status(self, raw: RawMessage) -> None:
-        """Take a status into account: a heartbeat, the end of a request with what is left of it, or a fault."""
+        """Handle a status: a heartbeat, the end of a request with the rest of it, or a fault."""
         status, pin = read_status(raw), self._pin
         if status.is_heartbeat:
             self._hear()
-        elif pin and status.is_pin_refused:  # ask anew without the id that is not ours any more
+        elif pin and status.is_pin_refused:  # send new requests without the id, which is not ours any more
             pin.forget()
             self.renew()
         elif pin and status.messages is None:
@@ -522,7 +522,7 @@ class Pull:
             self._changed.set()
 
     async def _look_at_consumer(self) -> None:
-        """Find out why requests are refused: is it gone, has it narrower limits? Then try again, after a pause."""
+        """Find out why requests are refused (a missing consumer, lower limits), then try again after a pause."""
         session, info = self._session, f"CONSUMER.INFO.{self.stream}.{self.durable}"
         try:
             config = (await self._jetstream.request(info, timeout=LOOK_TIMEOUT))["config"]
@@ -532,26 +532,26 @@ class Pull:
         except ConfigError:
             raise
         except ConsumerNotFoundError as error:
-            await self._missing(error)
+            await self._recreate_consumer(error)
         except StreamNotFoundError as error:
-            self._gone(error)
-        except NattyError as error:  # no leader, no connection: ask again later
+            self._give_up_if_gone(error)
+        except NattyError as error:  # no leader or no connection: try again later
             logger.warning("can't see %s: %s", self._name, error)
-        if session is self._session:  # else a new connection has begun another one meanwhile
+        if session is self._session:  # otherwise a new connection has begun another one meanwhile
             self._retry_at = time.monotonic() + self._retry_delay
             self._retry_delay = min(2 * self._retry_delay, RETRY_DELAY_MAX)
 
     def _respect(self, config: dict[str, int]) -> None:
-        """Stay within the consumer's limits of one request."""
+        """Apply the consumer's limits of one request."""
         self._credit.limit(config.get("max_batch", 0), config.get("max_bytes", 0))
         longest = config.get("max_expires", 0) / NANOSECONDS or math.inf
         self._expires = min(self.options.expires, longest)
         self._heartbeat = min(self.options.heartbeat, self._expires / 2)
 
-    async def _missing(self, error: ConsumerNotFoundError) -> None:
-        """Make the consumer again if we may; else give somebody `GONE_AFTER` seconds to do so."""
+    async def _recreate_consumer(self, error: ConsumerNotFoundError) -> None:
+        """Create the consumer again if we may; otherwise wait `GONE_AFTER` seconds for another client to do so."""
         if self._recreate is None:
-            self._gone(error)
+            self._give_up_if_gone(error)
             return
         logger.warning("%s is gone: making it again", self._name)
         try:
@@ -559,19 +559,20 @@ class Pull:
         except ConsumerExistsError:
             raise
         except (ConsumerNotFoundError, StreamNotFoundError) as gone:
-            self._gone(gone)
+            self._give_up_if_gone(gone)
         except NattyError as failed:
             logger.warning("can't make %s: %s", self._name, failed)
 
-    def _gone(self, error: NattyError) -> None:
+    def _give_up_if_gone(self, error: NattyError) -> None:
         self._gone_since = self._gone_since or time.monotonic()
         if time.monotonic() - self._gone_since >= GONE_AFTER:
             raise error
 
     async def _drain(self) -> None:
-        """Stay until the server sends no more of what was asked for: what it sends to nobody waits for `ack_wait`.
+        """Wait until the server sends no more requested messages: if no inbox receives them, they wait for `ack_wait`.
 
-        Not with a pin: its owner settles what is open before it lets go, and others wait for that meanwhile.
+        It does not wait with a pin: its owner settles unfinished messages before it leaves, and other clients wait for
+        that.
         """
         if self._pin:
             return
@@ -587,9 +588,9 @@ class Pull:
 
 
 def _first_delivery(messages: list[RawMessage]) -> bytes:
-    """Return how the ack subject of a message begins that is delivered for the first time; b"" if none is there.
+    """Return a line break and the prefix of ack subjects of first deliveries; b"" if `messages` has no ack subject.
 
-    A line break stands before it, as between subjects that are joined for counting: it can't be in the middle of one.
+    The line break is the separator of subjects that are joined for counting, so it matches only at their beginning.
     """
     for _, reply, _, _ in messages:
         if reply.startswith(ACKS):

@@ -1,7 +1,7 @@
-"""Requests for the messages of a pull consumer: how they are asked, answered and ended.
+"""Requests for the messages of a pull consumer, and the statuses that answer them.
 
-Protocol: `$JS.API.CONSUMER.MSG.NEXT`, ADR-13 and ADR-37. A request is answered on its reply subject, the inbox, with
-messages and with statuses: an idle heartbeat, or the end of the request.
+Protocol: `$JS.API.CONSUMER.MSG.NEXT`, ADR-13 and ADR-37. The server answers a request on its reply subject, the inbox,
+with messages and with statuses: an idle heartbeat, or the end of the request.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from natty.wire.message import RawMessage, Sink, parse_headers, status_of
 
 logger = logging.getLogger("natty.pull")
 
-HAND_BACK_DELAY = 0.1  # seconds before a message that was handed back goes to another client: we have left by then
+HAND_BACK_DELAY = 0.1  # seconds before the server delivers a message again that we handed back: by then we have left
 _HEARTBEAT = 100
 _NOTHING, _TIMED_OUT, _REFUSED = 404, 408, 409
 _PIN_REFUSED = 423  # another client is pinned, or none is
-_TOO_LARGE = "message size exceeds maxbytes"  # the status has no other mark than its text
+_TOO_LARGE = "message size exceeds maxbytes"  # only its text identifies this status
 _COMPLETED = "Batch Completed"
 
 
@@ -36,20 +36,20 @@ class PullSettings(TypedDict, total=False):
     max_messages: int
     """Messages that are requested, or arrived and not finished, at one time. Default 4096."""
     max_bytes: int
-    """Bytes of them; a larger message comes alone. Default 32 MiB."""
+    """Bytes of these messages; a larger message is delivered alone. Default 32 MiB."""
     expires: float
-    """Seconds that a request lives: a request of a dead connection takes messages for so long. Default 10.0."""
+    """Seconds that a request lives: a request of a dead connection takes messages until then. Default 10.0."""
     heartbeat: float
-    """Seconds between two signs of life of a server that has nothing to deliver. Default 5.0."""
+    """Seconds between two heartbeats of a server that has nothing to deliver. Default 5.0."""
     tick: float | None
     """Seconds without a message after which an empty batch is yielded; None: never. Default None."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PullOptions:
-    """How much to ask for. Messages that were asked for, or arrived and are not finished, count: this bounds memory.
+    """Limits of requests. They count requested messages, and those that arrived and are not finished, to bound memory.
 
-    In Python a message takes some 400 bytes more than those that are counted (see `size_of`).
+    In Python a message takes about 400 bytes more than `size_of` counts.
     """
 
     max_messages: int = 4096
@@ -70,14 +70,14 @@ class PullOptions:
 
 
 def next_subject(jetstream: JetStream, stream: str, consumer: str) -> str:
-    """Return the subject on which messages of a consumer are asked for."""
+    """Return the subject of requests for a consumer's messages."""
     return f"{jetstream.prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer}"
 
 
 def request_body(
     batch: int, expires: float, *, heartbeat: float = 0.0, max_bytes: int = 0, pin: dict[str, str] | None = None
 ) -> bytes:
-    """Return a request for so many messages. It lives `expires` seconds; a `max_bytes` of 0 sets no limit."""
+    """Return a request for `batch` messages. It lives `expires` seconds; a `max_bytes` of 0 sets no limit."""
     body: dict[str, int | str] = {"batch": batch, "expires": int(expires * NANOSECONDS)}
     if heartbeat:
         body["idle_heartbeat"] = int(heartbeat * NANOSECONDS)
@@ -87,9 +87,9 @@ def request_body(
 
 
 class Status(NamedTuple):
-    """What the server says about a request. `messages` and `size_bytes` are what is left of it; None: it says nothing.
+    """The server's status of a request. `messages` and `size_bytes` are the rest of it; None: the server sent none.
 
-    `last_delivery` is the number of the consumer's last delivery, 0 where the server does not say it.
+    `last_delivery` is the number of the consumer's last delivery, 0 if the server did not send it.
     """
 
     code: int
@@ -100,12 +100,12 @@ class Status(NamedTuple):
 
     @property
     def is_heartbeat(self) -> bool:
-        """Whether the request goes on."""
+        """Whether the request continues."""
         return self.code == _HEARTBEAT
 
     @property
     def is_end(self) -> bool:
-        """Whether the request ended as requests do: no messages, its time is over, or all were delivered."""
+        """Whether the request ended normally: no messages, its time is over, or all were delivered."""
         return self.code in (_NOTHING, _TIMED_OUT) or self.text == _COMPLETED
 
     @property
@@ -115,7 +115,7 @@ class Status(NamedTuple):
 
     @property
     def is_too_large(self) -> bool:
-        """Whether the next message is larger than what was left of `max_bytes`."""
+        """Whether the next message is larger than the rest of `max_bytes`."""
         return self.code == _REFUSED and self.text.lower() == _TOO_LARGE
 
     @property
@@ -135,7 +135,7 @@ def read_status(raw: RawMessage) -> Status:
 
 
 class Requests:
-    """An inbox with the requests for messages of one consumer that are answered there. `sink` receives the answers."""
+    """Requests for messages of one consumer with a common inbox. `sink` receives the answers."""
 
     def __init__(self, jetstream: JetStream, stream: str, consumer: str, sink: Sink) -> None:
         self._connection = jetstream.connection
@@ -160,12 +160,12 @@ class Requests:
         self._connection.send(self._subject, body, reply=self._inbox)
 
     def close(self, *, last: Sink | None = None) -> None:
-        """End the subscription. `last` receives what the server sent before it read that."""
+        """End the subscription. `last` receives messages that the server sent before it processed the end."""
         self.subscription.close(last=last)
 
 
 def hand_back(connection: Connection, replies: Iterable[bytes], delay: float = HAND_BACK_DELAY) -> None:
-    """Have messages that are not handled here delivered again after `delay` seconds; statuses among them are skipped.
+    """Request another delivery of unhandled messages after `delay` seconds; statuses among them are skipped.
 
     Without a connection they are delivered again after `ack_wait`.
     """

@@ -1,4 +1,4 @@
-"""The next messages of a durable consumer, for who wants a few and then leaves. Who stays reads with `Pull`."""
+"""The next few messages of a durable consumer. Use `Pull` to read continuously."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ LOT = 500  # messages of one request
 async def take(
     jetstream: JetStream, stream: str, consumer: str, count: int, *, wait: float
 ) -> AsyncGenerator[Batch, None]:
-    """Yield the next messages as they come, `count` at most; end early when none came for `wait` seconds.
+    """Yield the next messages as they arrive, `count` at most; end early if none arrived for `wait` seconds.
 
-    One request for 500 messages and nothing else goes over the wire (`$JS.API.CONSUMER.MSG.NEXT`, ADR-37); only where
-    it is refused, the server is asked why: StreamNotFoundError, ConsumerNotFoundError, JetStreamError.
+    It sends only one request for each 500 messages (`$JS.API.CONSUMER.MSG.NEXT`, ADR-37). If the server refuses it, it
+    requests the reason: StreamNotFoundError, ConsumerNotFoundError, JetStreamError.
     AuthorizationError, NotConnectedError, RequestTimeoutError if the server is silent.
     """
     with _Inbox(jetstream, stream, consumer) as inbox:
@@ -47,12 +47,12 @@ async def take(
 
 
 async def why_silent(jetstream: JetStream, stream: str, consumer: str) -> str:
-    """Return why a consumer that is there delivers nothing, as the end of a sentence; "" if that is not known."""
+    """Return why an existing consumer delivers nothing, as the end of a sentence; "" if the reason is unknown."""
     with suppress(NattyError):
-        told = await jetstream.request(f"CONSUMER.INFO.{stream}.{consumer}")
-        if told.get("paused"):
-            return f"; it is paused until {told['config']['pause_until']}"
-        most, open_ = told["config"].get("max_ack_pending", 0), told["num_ack_pending"]
+        info = await jetstream.request(f"CONSUMER.INFO.{stream}.{consumer}")
+        if info.get("paused"):
+            return f"; it is paused until {info['config']['pause_until']}"
+        most, open_ = info["config"].get("max_ack_pending", 0), info["num_ack_pending"]
         if 0 < most <= open_:
             return f"; {open_} delivered messages wait for their acknowledgement, and more than {most} may not"
         if open_:
@@ -61,24 +61,24 @@ async def why_silent(jetstream: JetStream, stream: str, consumer: str) -> str:
 
 
 class _Inbox:
-    """Requests and what comes in answer to them. In the end, what nobody took is handed back."""
+    """Requests and their answers. At exit, messages that were not taken are handed back."""
 
     def __init__(self, jetstream: JetStream, stream: str, consumer: str) -> None:
         self._jetstream, self._stream, self._consumer = jetstream, stream, consumer
         self._connection, self._subject = jetstream.connection, next_subject(jetstream, stream, consumer)
         self._arrived: list[RawMessage] = []
-        self._owed = 0  # messages that were asked for
+        self._owed = 0  # requested messages that have not arrived
         self._wake = asyncio.Event()
         self._error: NattyError | None = None
 
     def __enter__(self) -> _Inbox:
         self._requests = Requests(self._jetstream, self._stream, self._consumer, self._receive)
-        self._connection.refusals.listeners.append(self._refused)
+        self._connection.refusals.listeners.append(self._on_refusal)
         self._connection.listeners.append(self._on_event)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._connection.refusals.listeners.remove(self._refused)
+        self._connection.refusals.listeners.remove(self._on_refusal)
         self._connection.listeners.remove(self._on_event)
         self._requests.close(last=self._hand_back if self._owed else None)
         self._hand_back(self._arrived)
@@ -89,7 +89,7 @@ class _Inbox:
         self._requests.ask(messages, expires)
 
     async def arrival(self, expires: float) -> tuple[list[RawMessage], Status | None]:
-        """Return the messages that arrived, and the status that ended the request; None while it goes on."""
+        """Wait for messages; return them, and the status that ended the request, or None while it continues."""
         patience = self._connection.config.timeout
         try:
             async with asyncio.timeout(expires + patience):
@@ -116,7 +116,7 @@ class _Inbox:
     def _hand_back(self, messages: list[RawMessage]) -> None:
         hand_back(self._connection, [raw[1] for raw in messages], delay=0.0)
 
-    def _refused(self, text: str) -> None:
+    def _on_refusal(self, text: str) -> None:
         if f'"{self._subject}"' in text:
             self._fail(AuthorizationError(f"not permitted: {text}"))
 
@@ -130,7 +130,7 @@ class _Inbox:
 
 
 async def _limits(jetstream: JetStream, stream: str, consumer: str, text: str, *, again: bool) -> tuple[int, float]:
-    """Find out why a request was refused: raise that, or return the messages and seconds that it may ask for."""
+    """Find out why a request was refused: raise the reason, or return the messages and seconds that it may request."""
     config: dict[str, Any] = (await jetstream.request(f"CONSUMER.INFO.{stream}.{consumer}"))["config"]
     name = f"consumer {consumer} of stream {stream}"
     if target := config.get("deliver_subject"):

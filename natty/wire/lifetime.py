@@ -1,4 +1,4 @@
-"""What runs on a connection until its client is closed: consumptions, members of groups, candidacies of elections."""
+"""Tracks the work on a connection until its client is closed: consumptions, members of groups, election candidates."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ T = TypeVar("T")
 
 
 class RunsAsTask(Coroutine[Any, Any, None]):
-    """Has `run`, and is what that gives: `await it`, `asyncio.create_task(it)`, `group.create_task(it)`.
+    """Has `run`, and can be used as its coroutine: `await it`, `asyncio.create_task(it)`, `group.create_task(it)`.
 
-    Unlike a coroutine it may be dropped unused, and `run` may be called by itself.
+    Unlike a coroutine, it may be dropped unused, and `run` may be called directly.
     """
 
     _coroutine: Coroutine[Any, Any, None] | None = None
 
     @abstractmethod
     async def run(self) -> None:
-        """Do what it is for, to its end."""
+        """Run to the end."""
 
     def __await__(self) -> Generator[Any, None, None]:
         return self.run().__await__()
 
     def send(self, value: Any) -> Any:
-        """Go on to the next `await`, as a task does; the first call begins."""
+        """Continue to the next `await`, as a task does; the first call starts it."""
         if self._coroutine is None:
             self._coroutine = self.run()
         return self._coroutine.send(value)
 
     def throw(self, *error: Any) -> Any:
-        """Raise an error where it waits, as a task does that is cancelled."""
+        """Raise an error where it waits, as a cancelled task does."""
         if self._coroutine is None:
             self._coroutine = self.run()
         return self._coroutine.throw(*error)
@@ -45,32 +45,31 @@ class RunsAsTask(Coroutine[Any, Any, None]):
 
 
 class Lifetime:
-    """Knows what runs on one connection. `close` of the client stops all of it, and waits for its end."""
+    """The work that runs on one connection. `close` of the client stops all of it, and waits until it ends."""
 
     def __init__(self) -> None:
         self.running: list[Running] = []
-        self.closing: set[asyncio.Task[None]] = set()  # what handlers and leaders have begun, and do not wait for
+        self.closing: set[asyncio.Task[None]] = set()  # closings that handlers and leaders started and do not wait for
 
     def __repr__(self) -> str:
         return f"Lifetime({len(self.running)} running)"
 
     @property
     def is_called_by_its_own(self) -> bool:
-        """Whether the caller, in any thread, is a handler or a leader's work of something here."""
+        """Whether the caller, in any thread, is a handler or a leader's work that runs here."""
         return any(one in _part_of.get() for one in self.running)
 
     @property
     def is_ended_by_its_own(self) -> bool:
-        """Whether the caller is part of something here that can't end before the caller continues."""
+        """Whether the caller is part of work here that can't end before the caller continues."""
         return any(one in _part_of.get() or (one.cancels and one.waits_for_caller) for one in self.running)
 
 
 class Running:
-    """Something that runs on a connection until it is stopped; `with` it, as long as that takes.
+    """Work that runs on a connection until it is stopped; it runs within the `with` block.
 
     Closing the client calls `stop`, and waits for the end of the block: for `shutdown_timeout` seconds and some more.
-    `reader` is the task that iterates over it or runs its block; `cancels`: stopping it cancels
-    that task.
+    `reader` is the task that iterates over it or runs its block; `cancels`: stopping it cancels that task.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class Running:
             self.over.set_result(None)
 
     def around(self, make: Callable[[], T]) -> T:
-        """Return what `make` makes: tasks that start in the context of that call are known to be part of this."""
+        """Call `make` and return its result; tasks that it starts are known to be part of this work."""
         context = copy_context()
         context.run(_part_of.set, (*_part_of.get(), self))
         return context.run(make)
