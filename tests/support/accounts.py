@@ -1,4 +1,4 @@
-"""An operator with one account, as `nsc` makes them: a server that trusts it, and credentials files that expire."""
+"""An operator with one account, as `nsc` creates them: a server that trusts it, and credentials files that expire."""
 
 import base64
 import json
@@ -47,7 +47,7 @@ class Operator:
         self.config = f"operator: {trusted}\nresolver: MEMORY\nresolver_preload: {{ {preloaded} }}"
 
     def credentials(self, path, *, seconds):
-        """Write a new user's credentials file, which expires after so many seconds, no earlier."""
+        """Write a new user's credentials file, which expires after this many seconds, not earlier."""
         seed, user = _pair(nkeys.PREFIX_BYTE_USER)
         unlimited = {"pub": {}, "sub": {}, **dict.fromkeys(["subs", "data", "payload"], -1)}
         token = _sign(self._account, user, {"type": "user", **unlimited}, exp=ceil(time.time() + seconds))

@@ -1,4 +1,4 @@
-"""A state of an archive as its leader would publish it, and of a node; both are never late."""
+"""The states that an archive's leader and a node would publish; neither ever counts as late."""
 
 from capture.archive.iceberg_state import TableState
 from capture.ingest.board import ArchiveState, NodeState

@@ -1,7 +1,7 @@
-"""An archive in which every access to store and heads is a step, and a schedule decides who takes the next one.
+"""An archive in which every access to store and heads is a step, and a schedule decides which actor takes the next one.
 
-Whoever is never given a step again was killed; whoever gets one after its successor was elected is a deposed leader
-that stood still, and believes in its term. Time passes only between the steps, by a whole grace time at once.
+An actor that gets no more steps was killed; one that gets a step after its successor was elected is a deposed leader
+that was paused and still believes in its term. Time passes only between the steps, by a whole grace time at once.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class Actor:
 
 
 class Steps(MemoryStore):
-    """A store whose every call waits to be given a step."""
+    """A store whose every call waits for a step."""
 
     def __init__(self, world):
         super().__init__("world", clock=lambda: world.now)
@@ -63,7 +63,7 @@ class Steps(MemoryStore):
 
 
 class Lagging(HeadState):
-    """A head whose readers may be told what was committed before the last time."""
+    """A head whose readers may get the commit before the last one."""
 
     def __init__(self, world):
         super().__init__()
@@ -80,7 +80,7 @@ class Lagging(HeadState):
         return self._before if self._world.chance(3) else self.head
 
     def caught_up(self):
-        """Nobody is told of what is older than this any more."""
+        """From now on, readers get no commit older than the current one."""
         self._before = self.head
 
     async def read_now(self):
@@ -89,7 +89,7 @@ class Lagging(HeadState):
 
 
 class Believing(MemoryHead):
-    """A term whose holder never notices by itself that it is over, and whose commits may go without an answer."""
+    """A term whose holder never notices its end without the store, and whose commits may lose their answer."""
 
     def __init__(self, world, token, state):
         super().__init__(token, state)
@@ -112,9 +112,9 @@ class Believing(MemoryHead):
 
 
 class World:
-    """One archive, and everybody who works on it. `random` is the schedule.
+    """One archive, and all actors that work on it. `random` is the schedule.
 
-    With `named_by_content` a block that is stored again has the name that it had, as in earlier versions.
+    With `named_by_content` a block that is stored again keeps its name, as in earlier versions.
     """
 
     def __init__(self, random, rules=(), *, named_by_content=False):
@@ -157,7 +157,7 @@ class World:
         return actor
 
     async def give_a_step(self, actor):
-        """Let it take one step, and go on up to the next one."""
+        """Let the actor take one step, and continue to its next one."""
         if actor.waiting:
             self.trace.append(actor.name)
             actor.waiting.pop(self.random.randrange(len(actor.waiting))).set_result(None)
@@ -175,7 +175,7 @@ class World:
             self._dead.append(actor)
 
     async def close(self):
-        """Take away what the schedule left."""
+        """Remove the actors that the schedule left."""
         left = [actor.task for actor in [*self.actors, *self._dead]]
         for task in left:
             task.cancel()
@@ -187,7 +187,7 @@ class World:
     # Who works on it.
 
     def elect(self, kind):
-        """Begin a term. The last leader is not told."""
+        """Begin a term without notice to the last leader."""
         self.tokens += 1
         work = self._sweeps if kind == "sweeper" else self._compacts
         return self.start(f"{kind} {self.tokens}", work(self.tokens), self.tokens)
@@ -230,7 +230,7 @@ class World:
         self.start("writer", self._writes(path, sequences, interval))
 
     async def _writes(self, path, sequences, interval):
-        """Store a block as `capture.commit` does, and ack it, unless half of the grace has passed meanwhile."""
+        """Store a block as `capture.commit` does, and ack it, unless half of the grace time has passed meanwhile."""
         for sequence in sequences:
             self.copies[sequence].add(path)
         since = self.now
@@ -261,7 +261,7 @@ class World:
         self._check(acked, files, blocks, self.removed(picture))
 
     def removed(self, picture):
-        """Return what retention has removed by what is recorded; it may remove that by now."""
+        """Return the messages recorded as removed by retention; assert that it may have removed them by now."""
         gone = set(picture.removed.get("S", ()))
         for rule in self.retention.rules:
             if rule.keep_bytes is None:
@@ -308,7 +308,7 @@ class World:
             self._pass_time()
 
     def _pass_time(self):
-        """Let a grace time pass: far more than a lease, so that whoever stood still meanwhile is in office no more."""
+        """Let a grace time pass: far more than a lease, so that a leader that was paused meanwhile no longer leads."""
         self.now += GRACE * 1.1
         self.tokens += 1
         for head in (self.manifest, self.table):
@@ -333,7 +333,7 @@ class World:
         self.write(sorted(set(fresh)))
 
     def _write_again(self):
-        """The very same block once more, as after its consumer was made anew, or its writer was killed."""
+        """Write the same block again, as after its consumer was created again, or its writer was killed."""
         path, sequences = self.random.choice(self.blocks)
         if self.named_by_content:
             self.start("writer", self._writes(path, sequences, self.intervals[sequences[0]]))
@@ -341,9 +341,9 @@ class World:
             self.write(sequences)
 
     async def settle(self):
-        """All are dead; new leaders do what is left, undisturbed. Return the rows of the table.
+        """Kill all actors and let new leaders do the remaining work without faults. Return the rows of the table.
 
-        After a while they have no rules of retention any more: what is retired by then is deleted in peace.
+        After some rounds they have no retention rules any more, and delete the objects that are retired by then.
         """
         self.kill(list(self.actors))
         self.chance = lambda one_in: False

@@ -1,4 +1,4 @@
-"""A whole archive in memory, with an object of every kind, made by the parts that make it in production."""
+"""A whole archive in memory, with an object of every kind, made by the same code as in production."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TTL = b"NATS/1.0\r\nNats-TTL: 1h\r\nColour: red\r\nColour: blue\r\n\r\n"
 
 
 class Settled:
-    """Where acks go that nobody waits for."""
+    """Ignores acks."""
 
     def ack(self, replies):
         pass
@@ -47,7 +47,7 @@ class Settled:
 
 
 def records(sequences):
-    """Messages of every kind, one a sequence."""
+    """Messages of every kind, one for each sequence."""
     sequences = list(sequences)
     return Records(
         STREAM,
@@ -86,7 +86,7 @@ class Archived:
 
     @property
     def readers(self):
-        """What NATS would say."""
+        """The readers of heads, in place of NATS."""
         return {kind: state.read for kind, state in self.heads.items()}
 
     async def sweep(self):
@@ -101,7 +101,7 @@ class Archived:
         return await compact(self.store, pointer, manifest, ArrowEngine(), policy, **told)
 
     async def record(self, state=None, deleted=(), config=None, consumers=()):
-        """Record what a server would say, at `self.now`."""
+        """Record what a server would report at `self.now`."""
         await claim(self.store, ARCHIVE, STREAM, CREATED, self.signer)
         head, before = await current(self.store, self.pointer(Recording), Recording, self.now)
         seen = Seen(
@@ -124,7 +124,7 @@ class Archived:
         await follow_up(self.store, self.pointer(Recording), head, before, after, grace=GRACE)
 
     async def make(self):
-        """Blocks adopted, compacted and waiting; an entry; several documents of each chain; two hours of history."""
+        """Make adopted, compacted and waiting blocks, an entry, documents of each chain, and two hours of history."""
         await claim(self.store, ARCHIVE, STREAM, CREATED, self.signer)
         await write_record(self.store, Asked(stream=STREAM, durable="capture", created=CREATED))
         await store_block(self.store, [1, 2, 3, 4])
@@ -145,7 +145,7 @@ class Archived:
         return [one.path for one in await self.store.list(prefix)]
 
     async def change(self, path, data):
-        """Do what whoever can write to the store can do; None removes the object."""
+        """Change an object, as any client with write access can; None removes it."""
         await self.store.delete(path)
         if data is not None:
             await self.store.put(path, data)

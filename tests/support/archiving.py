@@ -1,4 +1,4 @@
-"""Archives of real streams without a node: what is there is stored once, and swept once, in the test's own process."""
+"""Archives of real streams without a node: the test's process stores existing messages once, and sweeps once."""
 
 import asyncio
 import time
@@ -25,7 +25,7 @@ from natty import Batch
 
 
 async def store_all(natty, config, store, *, leave_out=()):
-    """Store what capture's durable consumer has to deliver, and acknowledge it; `leave_out` are acknowledged only."""
+    """Store and acknowledge the messages of capture's durable consumer; only acknowledge those in `leave_out`."""
     info = await natty.jetstream.request(f"STREAM.INFO.{config.stream}")
     await claim(store, config.name, config.stream, info["created"])
     await prepare(natty, store, config.consumer())
@@ -53,7 +53,7 @@ async def store_all(natty, config, store, *, leave_out=()):
 
 
 async def acknowledged(natty, config):
-    """Wait until the server knows that nothing is unacknowledged."""
+    """Wait until the server has no unacknowledged messages."""
     async with asyncio.timeout(PATIENCE):
         while True:
             state = await natty.jetstream.request(f"CONSUMER.INFO.{config.stream}.{config.durable}")
@@ -63,7 +63,7 @@ async def acknowledged(natty, config):
 
 
 async def compact_once(natty, config, store, engine=None):
-    """Compact whatever there is, as the elected leader; without Spark, unless that is the engine."""
+    """Compact the archive as the elected leader; without Spark, unless that is the engine."""
 
     async def work(term):
         told = {
@@ -79,7 +79,7 @@ async def compact_once(natty, config, store, engine=None):
 
 
 async def sweep_once(natty, config, store):
-    """Adopt what is stored, and record the stream, as the elected leader."""
+    """Adopt the stored blocks, and record the stream, as the elected leader."""
 
     async def work(term):
         told = {"now": time.time(), "grace": config.sweep.grace}

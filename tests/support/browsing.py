@@ -17,7 +17,7 @@ BROWSER = Path(__file__).parent / "browser"
 
 
 class Browser:
-    """Does what it is told; see look.mjs."""
+    """Runs commands in the browser; see look.mjs."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -35,7 +35,7 @@ class Browser:
 
 @contextlib.contextmanager
 def browsing(folder: Path) -> Iterator[Browser]:
-    """Meanwhile, a browser runs, with its files in this folder."""
+    """Run a browser within the block, with its files in this folder."""
     node, place = npm.installed(BROWSER)
     script = place / "look.mjs"
     shutil.copy(BROWSER / script.name, script)  # beside what it imports

@@ -1,4 +1,4 @@
-"""What the tests of dead letters share: a stream, a consumer, and letters of their own."""
+"""Helpers for tests of dead letters: a private stream, consumer and stream of letters."""
 
 import asyncio
 from contextlib import asynccontextmanager, suppress
@@ -10,7 +10,7 @@ from natty.consuming.dead_letters.advisory import durable_of
 
 
 class Scene:
-    """A stream with a consumer `c`, and letters of its own."""
+    """A stream with a consumer `c`, and a private stream of letters."""
 
     def __init__(self, natty, name, **options):
         self.natty, self.name = natty, name
@@ -18,7 +18,7 @@ class Scene:
         self.box = natty.dead_letters(f"L_{name}")
 
     async def make(self, retention="limits", **consumer):
-        """Make the streams and the consumer."""
+        """Create the streams and the consumer."""
         await self.dead.ensure()
         await self.natty.ensure_stream(self.name, subjects=[f"{self.name}.>"], retention=retention)
         settings = {"ack_wait": NEVER, "max_deliver": 2} | consumer
@@ -31,7 +31,7 @@ class Scene:
             await self.natty.publish(f"{self.name}.eu", payload, headers=headers, msg_id=f"id-{payload[:8].hex()}")
 
     async def take(self, count=1):
-        """Return so many messages, unsettled."""
+        """Return this many messages, unsettled."""
         taken, pull = [], self.natty.pull(self.name, "c", max_messages=count)
         async with asyncio.timeout(PATIENCE):
             async for batch in pull:
@@ -42,7 +42,7 @@ class Scene:
 
     @asynccontextmanager
     async def handler(self, settle=lambda message: None, consumer="c"):
-        """Meanwhile, pull and do so with each message; by default nothing, as a handler that hangs."""
+        """Within the block, pull and call `settle` with each message; by default do nothing, like a hanging handler."""
         pull = self.natty.pull(self.name, consumer)
 
         async def run():
@@ -57,7 +57,7 @@ class Scene:
         await task
 
     async def letters(self, count=None):
-        """Return the letters, when there are `count` of them."""
+        """Wait until there are `count` letters, and return them."""
         async with asyncio.timeout(PATIENCE):
             while True:
                 found = [letter async for letter in self.box.ls()]
@@ -66,7 +66,7 @@ class Scene:
                 await asyncio.sleep(0.02)
 
     async def letter_about(self, data):
-        """Return the letter with this payload, when there is one; what stood still may have letters, too."""
+        """Wait for the letter with this payload, and return it; after a pause, other messages may have letters, too."""
         async with asyncio.timeout(PATIENCE):
             while True:
                 async for letter in self.box.ls():
@@ -75,7 +75,7 @@ class Scene:
                 await asyncio.sleep(0.02)
 
     async def all_looked_at(self):
-        """Return when every advisory about the consumer has been looked at."""
+        """Wait until every advisory about the consumer is processed."""
         subject = f"CONSUMER.INFO.{self.dead.options.advisories}.{durable_of(self.name, 'c')}"
         async with asyncio.timeout(PATIENCE):
             while True:
@@ -85,7 +85,7 @@ class Scene:
                 await asyncio.sleep(0.02)
 
     async def advisories(self, count):
-        """Return when so many advisories about the stream wait for somebody to look at them."""
+        """Wait until this many advisories about the stream are stored and not processed."""
         wanted = {"subjects_filter": f"$JS.EVENT.ADVISORY.CONSUMER.*.{self.name}.*"}
         async with asyncio.timeout(PATIENCE):
             while True:

@@ -1,8 +1,8 @@
-"""Capture nodes of real processes on real servers and stores over TLS, faults, and the proof that nothing is lost.
+"""Capture nodes as real processes on real servers and stores over TLS, faults, and the proof that no message is lost.
 
 python tests/support/capture_chaos.py --messages 1000000 --kills 200 [--store folder] [--cluster] [--spark] [--broken]
 
-`--help` names the rest.
+`--help` lists the other options.
 """
 
 import argparse
@@ -46,7 +46,7 @@ REASON = "could not be stored in"  # it has to store it then, and the store is s
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """A run. Seconds; `every` is from one fault to the next, on average."""
+    """Options of a run. Times are in seconds; `every` is the average time from one fault to the next."""
 
     stream: str = "CHAOS"
     messages: int = 1_000_000
@@ -67,7 +67,7 @@ class Options:
     broken: bool = False  # the control: nodes ack too early
 
     def settings(self):
-        """Return capture.toml's settings, but for where NATS and the store are."""
+        """Return the settings for capture.toml, without the addresses of NATS and the store."""
         return {
             "stream": self.stream,
             "decoder": "json",
@@ -87,7 +87,7 @@ class Options:
 
 @dataclass
 class Outcome:
-    """What was done to whom, and what was found then."""
+    """The faults that were played, and what was found afterwards."""
 
     options: Options
     store: str
@@ -101,7 +101,7 @@ class Outcome:
 
     @property
     def wrong(self):
-        """Everything that is wrong, in words."""
+        """All problems, in words."""
         said = [] if self.verified == 0 else [f"capture verify --deep ended with {self.verified}"]
         return [*self.wrongs, *self.findings.wrongs, *said]
 
@@ -126,7 +126,7 @@ class Outcome:
 
 
 class Chaos:
-    """Nodes that capture one stream into one store, what is published to it, and what strikes them."""
+    """Nodes that capture one stream into one store, the messages published to it, and the faults."""
 
     def __init__(self, natty, servers, store, folder, options, say):
         self.natty, self.options, self._say = natty, options, say
@@ -147,7 +147,7 @@ class Chaos:
         self._environment = environment(store.environment)
 
     async def run(self):
-        """Publish, strike, mend, wait until all is stored, stop, and look at what is there."""
+        """Publish, play and repair faults, wait until all is stored, stop, and check the store."""
         stream, grouped = self.options.stream, self.options.ack == "group"
         settings = {"num_replicas": self.options.replicas, "allow_batched": True, "allow_rollup_hdrs": True}
         if grouped:
@@ -196,7 +196,7 @@ class Chaos:
         await self._stop()
 
     async def _strike(self, tasks):
-        """Begin one fault after the other, in step with what is published; return when all are over and mended."""
+        """Begin one fault after the other, in step with publishing; return when all are over and repaired."""
         going, options = set(), self.options
         for index, kind in enumerate(self._struck):
             dice = random.Random(f"{options.seed} {index}")
@@ -218,7 +218,7 @@ class Chaos:
             raise StuckError(f"publishing stands still at {self._load.published:,}") from None
 
     async def _settle(self):
-        """Wait until everything in the stream is acknowledged."""
+        """Wait until every message in the stream is acknowledged."""
         state, stream = {}, self.options.stream
         try:
             async with asyncio.timeout(SETTLE + self._load.published / SLOWEST):
@@ -235,7 +235,7 @@ class Chaos:
             raise StuckError(f"not everything was acknowledged, all being mended: {state}\n{logs}") from None
 
     async def _healed(self):
-        """Wait until the sweep's leader finds nothing that it has to store, in sweeps that have begun since."""
+        """Wait until the sweep's leader finds nothing to store in sweeps that begin from now on."""
         board, seen, state = Board(self.natty, self.options.stream), set(), None
         try:
             async with asyncio.timeout(SETTLE):
@@ -255,7 +255,7 @@ class Chaos:
         return Position.of([await self.natty.jetstream.request(one) for one in asked])
 
     async def _stop(self):
-        """Stop the nodes in peace."""
+        """Stop the nodes without faults."""
         for node in self.nodes:
             await node.at_work()
             node.retiring = True
@@ -278,7 +278,7 @@ class Chaos:
 
 
 async def chaos(servers, store, folder, options, say=print):
-    """Play a run on these servers, in a folder of its own; return its outcome."""
+    """Play a run on these servers, in this folder; return its outcome."""
     nats = servers[0].connect_options() | {"servers": [server.url for server in servers]}
     with patch.dict(os.environ, store.environment):
         async with Natty(**nats, connect_timeout=PATIENCE, ping_interval=NEVER) as natty:
@@ -286,7 +286,7 @@ async def chaos(servers, store, folder, options, say=print):
 
 
 def tls_context(files):
-    """Return what a proxy in front of the store needs in order to speak TLS."""
+    """Return the TLS context of a proxy in front of the store."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(files.server_cert, files.server_key)
     return context
@@ -309,7 +309,7 @@ def _arguments():
 
 
 def main():
-    """The long run; its folder stays where something is wrong."""
+    """Play the long run; keep its folder if there are problems."""
     given = vars(_arguments())
     kind, cluster = given.pop("store"), given.pop("cluster")
     options = Options(**given, replicas=3 if cluster else 1)

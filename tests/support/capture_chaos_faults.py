@@ -1,4 +1,4 @@
-"""What strikes the nodes of a chaos run; each fault is played to its end, and what it broke is mended."""
+"""Faults for the nodes of a chaos run; each is played to its end, and its damage is repaired."""
 
 import asyncio
 import contextlib
@@ -27,9 +27,9 @@ FULL = Say(507, "XMinioStorageFull")
 
 
 def schedule(kind, kills, seed):
-    """Return the faults of a run with this kind of store, in order: so many kills, and three others to four of them.
+    """Return the faults of a run with this kind of store, in order: `kills` kills, and three others for each four.
 
-    Every kind of fault is there at least once; the seed decides on the rest.
+    Every kind of fault occurs at least once; the seed decides the rest.
     """
     dice = random.Random(seed)
     others = OTHERS | REMOVALS | (OF_S3 if kind == "s3" else {})
@@ -44,7 +44,7 @@ def schedule(kind, kills, seed):
 
 
 class Faults:
-    """Plays faults, several at a time; of those of the servers and of those of the store, one at a time each."""
+    """Plays faults, several at a time, but only one server fault and one store fault at a time."""
 
     def __init__(self, natty, nodes, servers, store, options):
         self.natty, self.nodes, self.servers, self.store, self.options = natty, nodes, servers, store, options
@@ -55,11 +55,11 @@ class Faults:
 
     @property
     def kills(self):
-        """How many nodes were killed."""
+        """Number of nodes that were killed."""
         return sum(self.played[kind] for kind in KILLS["s3"])
 
     async def play(self, kind, node, dice):
-        """Play one fault to its end; this node is struck where it does not matter which. StuckError."""
+        """Play one fault to its end, on `node` if any node will do. StuckError."""
         try:
             async with asyncio.timeout(8 * PATIENCE):
                 self.played[await getattr(self, f"_{kind}")(node, dice) or kind] += 1
@@ -76,12 +76,12 @@ class Faults:
                 return "kill"
 
     async def _kill_put(self, node, dice):
-        """Kill whoever stores the next block or entry, on one side of the network call or the other."""
+        """Kill the node that stores the next block or entry, before or after the network call."""
         folder = dice.choice(("blocks/", "_entries/"))
         return await self._kill_at(lambda request: _is(request, "PUT", folder), node, dice)
 
     async def _kill_sweep(self, node, dice):
-        """Kill the sweep's leader: at its new manifest, or when it has begun to remove the entries adopted by it."""
+        """Kill the sweep's leader: at its new manifest, or when it has begun to remove the entries that this adopts."""
         if self.store.kind == "folder":
             return await self._kill_sweep_of_folder(node, dice)
         which = dice.choice((("PUT", "_manifest/"), ("DELETE", "_entries/")))
@@ -108,7 +108,7 @@ class Faults:
         return None if leader.kill() else await self._kill(node, dice)
 
     async def _leader(self):
-        """Wait until somebody leads the sweep."""
+        """Wait until a node leads the sweep."""
         while True:
             with contextlib.suppress(NattyError):
                 name = await self.natty.get_leader(SWEEP.election(self.options.stream))
@@ -118,7 +118,7 @@ class Faults:
             await asyncio.sleep(0.1)
 
     async def _stop(self, node, dice):
-        """Let it stand still for longer than the sweep's lease, or than the messages it has wait for their acks."""
+        """Pause the node for longer than the sweep's lease, or than the ack wait of its messages."""
         await node.at_work()
         node.signal(signal.SIGSTOP)
         await asyncio.sleep(1.3 * dice.choice((self.options.lease, self.options.ack_wait)))
@@ -138,7 +138,7 @@ class Faults:
         await self._until_done(lambda: self.natty.jetstream.request(f"STREAM.PURGE.{self.options.stream}", body))
 
     async def _forget(self, node, dice):
-        """Purge some of the first messages while a node has others of them, and kill it: 2.15.1 forgets those."""
+        """Purge some of the first messages while a node holds others of them, and kill it: 2.15.1 forgets those."""
         await self._all_read()
         node.signal(signal.SIGSTOP)
         stays, goes = (f"{self.options.stream}.{name}" for name in ("stays", "goes"))
@@ -154,7 +154,7 @@ class Faults:
         node.kill()
 
     async def _all_read(self):
-        """Wait until every node asks for messages."""
+        """Wait until every node has an open request for messages."""
         where = f"CONSUMER.INFO.{self.options.stream}.capture"
         while self.options.ack != "group":
             with contextlib.suppress(NattyError):
@@ -173,7 +173,7 @@ class Faults:
                 await self._until_done(lambda seq=victim.sequence: self.natty.jetstream.request(where, {"seq": seq}))
 
     async def _victims(self, dice, subject="", count=0, pause=None):
-        """Publish some messages on a subject of their own, and let nodes have them for a while; return them."""
+        """Publish some messages on a separate subject, and let nodes hold them for a while; return them."""
         stream, found = self.options.stream, []
         subject = subject or f"{stream}.victims-{dice.randrange(10**9)}"
         for _ in range(count or dice.randint(2, 20)):
@@ -191,7 +191,7 @@ class Faults:
         )
 
     async def _until_done(self, call):
-        """Return what the call returns, tried again while the server is away."""
+        """Return the result of the call, and retry it while the server is down."""
         while True:
             try:
                 return await call()
@@ -233,7 +233,7 @@ class Faults:
             await self._answered(dice.choice(([node], self.nodes)), lambda request: REFUSED, dice)
 
     async def _full(self, node, dice):
-        """Refuse what is more than some bytes: a part of an object is written then."""
+        """Refuse bytes above a limit, so that only a part of an object is written."""
         if self.store.kind == "folder":
             await self._limited(node, resource.RLIMIT_FSIZE, dice.choice((0, 1000)), dice)
         else:
@@ -243,13 +243,13 @@ class Faults:
         await self._answered([node], lambda request: HANG if request.method == "PUT" else None, dice)
 
     async def _lie(self, node, dice):
-        """Say of one block or entry that it is stored."""
+        """Answer for one block or entry that it is stored, without storing it."""
         folder = dice.choice(("blocks/", "_entries/"))
         told = await self._at_request(lambda request: _is(request, "PUT", folder), lambda sender: LIE)
         return "lie" if told else "nothing"
 
     async def _lose(self, node, dice):
-        """Store something, and lose the answer."""
+        """Store an object, and lose the answer."""
         lost = await self._at_request(lambda request: request.method == "PUT", lambda sender: LOSE_ANSWER)
         return "lose" if lost else "nothing"
 
@@ -265,7 +265,7 @@ class Faults:
                 await _a_while(dice, longest=4.0)
 
     async def _at_request(self, wanted, answer):
-        """Answer the first wanted request of whatever node; return whether one came."""
+        """Answer the first wanted request of any node; return whether one came."""
         done = asyncio.Event()
 
         def fault_of(node):

@@ -1,8 +1,8 @@
-"""`capture` with its promise broken: it acknowledges a block's messages, and stores the block only later.
+"""A broken `capture`: it acknowledges a block's messages before it stores the block.
 
-Nor does its sweep store what no node has stored.
+Its sweep does not store messages that no node has stored.
 
-The control of capture_chaos.py, which must find out. The first process of a node dies in between, once.
+It is the control of capture_chaos.py, which must detect this. The first process of a node dies in between, once.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What is left after a chaos run: the stream's own copy, everything in the store, and what differs."""
+"""Judges a chaos run: compares the stream's messages with everything in the store."""
 
 import re
 from collections import Counter
@@ -25,7 +25,7 @@ HASH = re.compile(r"-\d+-\d+-\d+-([0-9a-f]{8})[^/]*$")  # in a block's name, of 
 
 @dataclass
 class Findings:
-    """Counts, and what is wrong in words."""
+    """Counts, and the problems in words."""
 
     messages: int = 0  # in the stream
     blocks: int = 0
@@ -40,15 +40,16 @@ class Findings:
     wrongs: list[str] = field(default_factory=list)
 
     def complain(self, what, sequences):
-        """Note something wrong with some sequences or numbers, if there are any."""
+        """Add a problem with these sequences or numbers, if there are any."""
         if found := Sequences.from_iterable(sequences):
             self.wrongs.append(f"{what}: {len(found):,} ({found.describe()})")
 
 
 async def judge(natty, config, load, removed):
-    """Compare what was published, what the stream holds and what the archive holds, message by message.
+    """Compare the published messages, the stream and the archive, message by message.
 
-    What was `removed` from the stream on purpose, digests by sequence, may be in the archive, as it was.
+    Messages in `removed` (digests by sequence) were removed from the stream on purpose; the archive may hold them
+    unchanged.
     """
     findings, store = Findings(), open_store(config.store)
     copy = await _stream_copy(natty, load, findings)
@@ -77,7 +78,7 @@ async def judge(natty, config, load, removed):
 
 
 async def _stream_copy(natty, load, findings):
-    """Return {sequence: digest} of what the stream holds, having compared it with what was published."""
+    """Compare the stream's messages with the published ones, and return their {sequence: digest}."""
     copy, numbers, changed = {}, Counter(), []
     reader = Ordered(natty.jetstream, load.stream)
     async for batch in reader:
@@ -103,7 +104,7 @@ async def _stream_copy(natty, load, findings):
 
 
 def _as_published(load, subject, block, payload):
-    """Return the number of a message, and whether it is what was published under it."""
+    """Return the number of a message, and whether it equals the published message of this number."""
     headers = parse_headers(block)
     number = int(headers["Nats-Msg-Id"][0].partition("-")[2])
     one = made(load.seed, number)
@@ -114,7 +115,7 @@ def _as_published(load, subject, block, payload):
 
 
 def _compare(stored, rows, copy, counts, findings):
-    """Compare every row of an object with the stream's copy of it."""
+    """Compare every row of an object with the stream's message."""
     names = "sequence", "time_ns", "subject", "header_block", "payload", "deliveries", "error"
     differ, misplaced = [], []
     for row in zip(*(rows[name].to_pylist() for name in names), strict=True):
@@ -138,7 +139,7 @@ def _is_json(payload):
 
 
 async def _look_at_objects(store, named, findings):
-    """Whatever is visible is whole, even what nothing names: a block's name tells the hash of its bytes."""
+    """Check that every visible object is complete, even unnamed ones: a block's name contains the hash of its bytes."""
     listed = [one.path for one in await store.list()]
     blocks = [path for path in listed if path.startswith(BLOCKS)]
     dangling = {entry_block(path) for path in listed if path.startswith(ENTRIES)} - set(blocks)

@@ -1,4 +1,4 @@
-"""What a chaos run publishes: every message follows from its number, so what is stored can be compared with it."""
+"""The messages of a chaos run: each follows from its number, so that stored messages can be compared with it."""
 
 import asyncio
 import random
@@ -24,7 +24,7 @@ _TEXT = _NOISE.hex().encode()
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A message as it is published, and whether it is JSON."""
+    """A message to publish, and whether it is JSON."""
 
     key: str
     headers: dict[str, str | list[str]]
@@ -33,7 +33,7 @@ class Made:
 
 
 def made(seed, number):
-    """Return the message of this number: mostly short JSON; some empty, long, not JSON, with repeated headers."""
+    """Return the message of this number: mostly short JSON; some are empty, long, not JSON, or repeat headers."""
     dice = blake2b(b"%d %d" % (seed, number), digest_size=16).digest()
     kind, at, size = (int.from_bytes(dice[part]) for part in (slice(2), slice(2, 5), slice(5, 7)))
     match kind % 500:
@@ -54,7 +54,7 @@ def made(seed, number):
 
 
 class Load:
-    """Publishes so many messages at an even rate, then slowly on until told to end; knows what was acknowledged."""
+    """Publishes messages at an even rate, then slowly until it is stopped; records which were acknowledged."""
 
     def __init__(self, stream, *, seed, messages, rate):
         self.stream, self.seed, self.messages, self.rate = stream, seed, messages, rate
@@ -86,11 +86,11 @@ class Load:
 
     @property
     def acknowledged(self):
-        """The numbers of the messages that the server has acknowledged; known when `run` has ended."""
+        """The numbers of the messages that the server has acknowledged; complete when `run` has ended."""
         return set(range(self.published)) - self.refused
 
 
 def digest(time_ns, subject, block, payload):
-    """Return what a message is compared by."""
+    """Return the digest by which messages are compared."""
     lengths = b"%d %d %d\n" % (time_ns, len(subject), len(block))
     return blake2b(lengths + subject + block + payload, digest_size=16).digest()

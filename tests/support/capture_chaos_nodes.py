@@ -1,4 +1,4 @@
-"""The nodes of a chaos run: `capture run` as processes that are started again whenever they end, as in production."""
+"""The nodes of a chaos run: `capture run` as processes that are restarted whenever they end, as in production."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ LAST_LINES = 12  # of a log, shown where a node does not do what it should
 
 
 class StuckError(Exception):
-    """Something did not happen, however long it was waited for."""
+    """An expected event did not happen in time."""
 
 
 def toml(settings):
@@ -39,18 +39,18 @@ def toml(settings):
 
 
 def environment(more):
-    """Return this process's environment without settings of ours or of a cloud, and with these."""
+    """Return this process's environment without settings of ours or of a cloud, plus `more`."""
     foreign = ("CAPTURE_", "NATS_", *SETTINGS)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     return kept | {"PYTHONPATH": str(ROOT)} | more
 
 
 def nothing(request):
-    """What a store's proxy does on good days."""
+    """No fault of a store's proxy."""
 
 
 class Node:
-    """One process after the other, each behind the same proxies; its log goes on."""
+    """A sequence of processes behind the same proxies, with one log."""
 
     def __init__(self, name, server, store, folder, settings, program=PRODUCT):
         self.name, self._store, self._folder, self._program = name, store, folder / name, program
@@ -66,7 +66,7 @@ class Node:
         return f"Node({self.name}, started {self.started} times, ended with {dict(self.statuses)})"
 
     async def run(self):
-        """Start it, again and again, until it is retiring and ends."""
+        """Start a process, and restart it until the node is retiring and it ends."""
         self._folder.mkdir()
         config, log = self._folder / "capture.toml", self._folder / "log"
         async with self.nats, self.http or contextlib.nullcontext():
@@ -85,7 +85,7 @@ class Node:
                 self.kill()
 
     async def ended(self, process, within=None):
-        """Wait for the end of a process of it; return its status. StuckError."""
+        """Wait for the end of one of its processes; return the exit status. StuckError."""
         try:
             async with asyncio.timeout(within):
                 while process.poll() is None:
@@ -113,18 +113,18 @@ class Node:
         return False
 
     def signal(self, number):
-        """Send a signal, if it lives; return whether it does."""
+        """Send a signal if the process is alive; return whether it is."""
         lives = self.process is not None and self.process.poll() is None
         if lives:
             os.kill(self.process.pid, number)
         return lives
 
     def kill(self):
-        """End it without a chance to do anything; return whether it lived."""
+        """Kill the process; return whether it was alive."""
         return self.signal(signal.SIGKILL)
 
     def limit(self, what, most):
-        """Let the kernel refuse it more than this of a resource; None takes that back."""
+        """Make the kernel limit a resource of the process; None removes the limit."""
         with contextlib.suppress(ProcessLookupError):
             _, hard = resource.prlimit(self.process.pid, what)
             resource.prlimit(self.process.pid, what, (hard if most is None else most, hard))
@@ -148,15 +148,15 @@ class Folder:
         self.root, self.environment = root, {}
 
     def proxy(self):
-        """Return nothing: between a process and a folder nobody stands."""
+        """Return None: there is no proxy between a process and a folder."""
 
     def url(self, http=None):
-        """Return what `store` is in capture.toml."""
+        """Return the value of `store` in capture.toml."""
         return str(self.root)
 
 
 class Bucket:
-    """An archive on an S3 server, of which each node sees no more than its own proxy lets through."""
+    """An archive on an S3 server; each node reaches it only through its own proxy."""
 
     kind = "s3"
 
@@ -165,11 +165,11 @@ class Bucket:
         self.environment = server.environment
 
     def proxy(self):
-        """Return what stands between a node and the server."""
+        """Return the proxy between a node and the server."""
         http = FaultyHTTP(self.server.plain_port, self._context)
         http.fault = nothing
         return http
 
     def url(self, http=None):
-        """Return what `store` is in capture.toml: through a proxy, or directly."""
+        """Return the value of `store` in capture.toml: through a proxy, or directly."""
         return self.server.url(self._prefix, **({"endpoint": http.endpoint, "timeout": self._timeout} if http else {}))

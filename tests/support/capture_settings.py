@@ -1,4 +1,4 @@
-"""What tests of capture's settings begin with: two settings, and an environment without any."""
+"""A start for tests of capture's settings: two settings, and an environment without any."""
 
 import os
 

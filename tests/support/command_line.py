@@ -1,4 +1,4 @@
-"""`natty …` run in this process, which is quick, and as a process on a terminal, which is what people have."""
+"""Runs `natty …`: in this process, which is fast, or as a process on a terminal, as users do."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ END_OF_INPUT = b"\x04"  # what Ctrl-D sends
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended."""
+    """The result of a command."""
 
     status: int
     out: str
@@ -54,9 +54,9 @@ class CommandLine:
         monkeypatch.chdir(folder)
 
     def __call__(self, *words, typed=None):
-        """Run a command and return how it ended. With `typed`, lines, its standard input is a terminal.
+        """Run a command and return its result. With `typed` (lines), its standard input is a terminal.
 
-        What asks for more than was typed comes to the end of input.
+        A command that asks for more lines gets the end of input.
         """
         self._monkeypatch.setattr(sys, "argv", ["natty", *map(str, words)])
         self._capsys.readouterr()
@@ -83,7 +83,7 @@ class CommandLine:
 
 
 class Terminal:
-    """`natty …` as a process whose standard input and standard error are a terminal; use it with `with`."""
+    """`natty …` as a process with a terminal as standard input and standard error; use it with `with`."""
 
     def __init__(self, environment, folder, *words):
         self._ours, theirs = pty.openpty()
@@ -109,7 +109,7 @@ class Terminal:
         os.close(self._ours)
 
     def asks(self, question):
-        """Wait until the terminal shows this; what was shown before it is forgotten."""
+        """Wait until the terminal shows this text, and forget all text before it."""
         deadline = time.monotonic() + PATIENCE
         while question not in self.said:
             ready, _, _ = select.select([self._ours], [], [], max(0, deadline - time.monotonic()))
@@ -122,6 +122,6 @@ class Terminal:
         os.write(self._ours, f"{line}\n".encode())
 
     def ends(self):
-        """Return the exit status and what was written to standard output."""
+        """Return the exit status and the standard output."""
         out, _ = self._process.communicate(timeout=PATIENCE)
         return self._process.returncode, out

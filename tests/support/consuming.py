@@ -1,4 +1,4 @@
-"""What the tests of consuming share: streams with numbered messages, handlers that take notes, waiting for events."""
+"""Helpers for tests of consuming: streams with numbered messages, handlers that record messages, waits for events."""
 
 import asyncio
 import secrets
@@ -13,7 +13,7 @@ HANDED_BACK = {"ack_wait": NEVER}  # settings of a consumer: what comes again wa
 
 
 async def fill(natty, name, count, *, subject=lambda number: number, payload=lambda number: b"%d" % number, **settings):
-    """Make a stream and publish so many messages in order; return its name."""
+    """Create a stream and publish `count` messages in order; return its name."""
     await natty.create_stream(name, subjects=[f"{name}.>"], **settings)
     for number in range(count):
         await natty.publish(f"{name}.{subject(number)}", payload(number))
@@ -26,7 +26,7 @@ async def info(natty, stream, durable="d"):
 
 
 async def until(condition, within=PATIENCE):
-    """Wait until a plain or a coroutine function says yes."""
+    """Wait until a function or coroutine function returns true."""
     async with asyncio.timeout(within):
         while True:
             answer = condition()
@@ -49,7 +49,7 @@ async def until_settled(natty, stream, durable="d"):
 
 
 async def outlast_ack_wait(stream, start):
-    """Return when a message that is not kept alive for ACK_WAIT has come again twice: to another consumer."""
+    """Wait until another consumer, without keep_alive and with ACK_WAIT, has got a message twice again."""
     handler = Handler()
     handler.gate.clear()
     consumer = {"ack_wait": ACK_WAIT, "deliver_policy": "last"}
@@ -62,10 +62,10 @@ async def outlast_ack_wait(stream, start):
 
 
 async def until_outlived(consumption, stream, start):
-    """Wait until nothing came again to a consumption of ACK_WAIT and without `max_deliver` in such a time.
+    """Wait for a period without redeliveries to a consumption with ACK_WAIT and without `max_deliver`.
 
-    When we stand still ourselves its messages do come again, and the next time is looked at. Those that are not kept
-    alive come again in each of them.
+    A period lasts until messages without keep_alive are delivered again twice. If this process was paused, the
+    consumption's messages are delivered again, too; then it waits for the next period.
     """
 
     async def outlived():
@@ -77,14 +77,14 @@ async def until_outlived(consumption, stream, start):
 
 
 async def end_redeliveries(natty, stream):
-    """Have no message of the consumer run out any more; return when those that did have arrived."""
+    """Stop redeliveries to the consumer, and wait until those that are due have arrived."""
     await natty.ensure_consumer(stream, "d", ack_wait=NEVER)
     delivered = (await info(natty, stream))["delivered"]["consumer_seq"]
     await until(lambda: natty.connection.observed.totals(PULL)[stream, "d"]["counts.delivered"] >= delivered)
 
 
 class Handler:
-    """Notes what it is given; `gate` keeps it from ending."""
+    """Records its messages; it returns only while `gate` is set."""
 
     def __init__(self):
         self.got, self.done, self.running, self.most = [], [], 0, 0

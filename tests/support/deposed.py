@@ -1,4 +1,4 @@
-"""A term whose holder believes in it for ever: it slept through the end of its lease, and only the server can tell."""
+"""A term whose holder never notices its end: it was paused when its lease ended, and only the server knows."""
 
 import math
 
@@ -8,14 +8,14 @@ from natty.elections.tenure import Tenure
 
 
 def believing(term: Term) -> Term:
-    """Make a term believe that it goes on."""
+    """Make a term believe that it never ends."""
     term._tenure = Tenure(term.token, term.number, 0.0)
     term._tenure.deadline = math.inf
     return term
 
 
 async def elected_and_asleep(election: Election) -> Term:
-    """Be elected, and never renew."""
+    """Win an election, and never renew the lease."""
     await election.prepare()
     candidacy = await Candidacy(election).__aenter__()
     term = await candidacy.elected()

@@ -1,7 +1,7 @@
-"""A process whose every step on disk and network is counted, and something happens at one of them.
+"""A process whose steps on disk and network are counted, with an event at one of them.
 
-The disk is a real folder. What was not synced is known, so that the power can be cut: then it is gone, and what was
-removed without a sync is there again.
+The disk is a real folder. Unsynced changes are recorded, so that a power cut can be simulated: unsynced files are then
+lost, and files that were removed without a sync are back.
 """
 
 import contextlib
@@ -18,13 +18,13 @@ FAILS_AFTER = "it fails, having done all the same what it should"
 
 
 class Killed(BaseException):
-    """The process is gone, and takes no further step."""
+    """The process was killed, and takes no further step."""
 
 
 class Steps:
-    """Counts the steps of one process; at the step of this number, counted from 1, something happens.
+    """Counts the steps of one process; at the step of this number, counted from 1, an event happens.
 
-    `done` are the names of the steps it took.
+    `done` are the names of the steps that it took.
     """
 
     def __init__(self, at=0, way=FAILS):
@@ -47,9 +47,9 @@ class Steps:
 
 
 class Disk:
-    """Takes the place of the operating system's calls that change something below a folder; a context manager.
+    """Replaces the operating system's calls that change files below a folder; a context manager.
 
-    What is removed lies in the graveyard, an empty folder beside it, until that was synced.
+    Removed files are kept in the graveyard, an empty folder beside it, until the removal is synced.
     """
 
     def __init__(self, folder, steps, graveyard):
@@ -73,7 +73,7 @@ class Disk:
         io.open = self._open
 
     def cut_power(self):
-        """Lose what was not synced."""
+        """Undo all changes that were not synced."""
         for path, grave in self._removed.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError):
@@ -117,7 +117,7 @@ class Disk:
             self._removed[Path(path)] = grave
 
     def _rmdir(self, path, **options):
-        """A folder that is empty goes, and is there again after a cut only if something in it is."""
+        """Remove an empty folder; after a power cut it is back only if a file in it is."""
         self._change("remove", path, self._real["rmdir"], path, **options)
         self._added.discard(Path(path))
 

@@ -20,4 +20,4 @@ async def put_and_die(path, data, **options):
 node.store.put = put_and_die
 asyncio.run(node.run())
 """
-"""Its arguments: the configuration, how the object's path begins, and at which of them it dies."""
+"""Its arguments: the configuration, the prefix of the objects' paths, and the number of the object at which it dies."""

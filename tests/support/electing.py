@@ -1,4 +1,4 @@
-"""What the tests of elections share: work that can be told apart by its terms, and leases that time does not touch."""
+"""Helpers for tests of elections: work that records its terms, and elections that are free at once with any lease."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ LONG = 600.0  # seconds: a lease that no stall ends, and for whose end nobody in
 
 
 async def vacated(natty, name, bucket=BUCKET):
-    """Return the name of an election whose last leader has left: the next one leads at once, however long its lease."""
+    """Return the name of an election whose last leader has left: the next one leads at once, even with a long lease."""
     await make_bucket(natty.jetstream, ElectionOptions(name=name, bucket=bucket))
     left = Lease(id="nobody", inc="nobody", state="released", L=0.3, nonce="nobody")
     await natty.bucket(bucket).put(name, msgspec.json.encode(left))
@@ -32,7 +32,7 @@ async def vacated_archive(natty, archive):
 
 
 class Work:
-    """Notes its terms; `end` lets it return. A stubborn one swallows its cancellation until it is `let_go`."""
+    """Records its terms; `end` lets it return. A stubborn one ignores its cancellation until it is `let_go`."""
 
     def __init__(self, *, stubborn=False):
         self.terms, self.begun_at, self.ended_at, self.left = [], [], [], []
@@ -55,16 +55,16 @@ class Work:
 
     @property
     def in_office(self):
-        """Whether it runs and was not told to stop."""
+        """Whether it runs and was not cancelled."""
         return len(self.terms) > len(self.left)
 
     def begun_under(self, above):
-        """When the first term began whose token is above this sequence; None if there was none."""
+        """The start of the first term with a token above this sequence; None if there was none."""
         return next((at for term, at in zip(self.terms, self.begun_at, strict=True) if term.token > above), None)
 
 
 def forever(terms):
-    """Work that notes its term and never ends."""
+    """Work that records its term and never ends."""
 
     async def work(term):
         terms.append(term)
@@ -74,14 +74,14 @@ def forever(terms):
 
 
 async def renewals(term, count=3):
-    """Wait until a term was renewed so often."""
+    """Wait until a term was renewed `count` times."""
     for _ in range(count):
         deadline = term._tenure.deadline
         await until(lambda deadline=deadline: term._tenure.deadline > deadline)
 
 
 async def committed(terms, name, data):
-    """Commit under the newest of these terms, as soon as one is in office and its bucket there; return it."""
+    """Commit under the newest of these terms, once a term is valid and its bucket exists; return the term."""
     while True:
         term = terms[-1]
         try:
@@ -93,6 +93,6 @@ async def committed(terms, name, data):
 
 
 def outlasting(work, lease):
-    """The tokens of the terms renewed one and a half leases after their beginning: nobody had taken over by then."""
+    """The tokens of terms that were renewed one and a half leases after their start: until then no other took over."""
     told = zip(work.terms, work.begun_at, strict=True)
     return [term.token for term, begun in told if term._tenure.deadline > begun + 2.5 * lease]

@@ -1,4 +1,4 @@
-"""Faults for elections of real processes on real servers over TLS, and the judgement of what they did.
+"""Faults for elections of real processes on real servers over TLS, and checks of what the processes did.
 
 python tests/support/election_chaos.py --faults 10000 [--nodes 4] [--lease 0.3] [--cluster]
 """
@@ -46,10 +46,10 @@ CONNECT = 60.0  # seconds for a session: the machine may be busy, and links are 
 
 @dataclass
 class History:
-    """What the nodes told, what the server stored, and what is wrong with it.
+    """The nodes' reports, the server's stored commits, and the problems in them.
 
-    Who acts is told by the number of the term. For one lease after a store was rolled back, what it says of the lease
-    is not true any more: then only the fence holds.
+    The number of the term identifies the node that acts. For one lease after a store was rolled back, its lease is
+    wrong: then only the fence holds.
     """
 
     lease: float
@@ -60,7 +60,7 @@ class History:
     lives: int = 1  # of the store, one more each time it was rolled back
 
     def of(self, event):
-        """The lines of one kind."""
+        """The lines about one kind of event."""
         return [line for line in self.lines if line[0] == event]
 
     @property
@@ -69,11 +69,11 @@ class History:
         return sorted((line[1], line[-1]) for line in self.of("effect"))
 
     def void(self, when):
-        """Whether the stream may have told of a lease that had passed."""
+        """Whether the stream may have shown an expired lease."""
         return any(began <= when <= over + self.lease for began, over in self.voids)
 
     def overlaps(self):
-        """How often somebody acted again after another had begun to act."""
+        """How often a node acted again after another had begun to act."""
         seen, stale, now = set(), 0, None
         for when, who in self.effects:
             if who != now and who in seen and not self.void(when):
@@ -114,7 +114,7 @@ class History:
 
 
 class Node:
-    """A process behind a proxy, started again whenever it ends."""
+    """A process behind a proxy, restarted whenever it ends."""
 
     def __init__(self, chaos, number):
         self.chaos, self.number, self.process = chaos, number, None
@@ -196,7 +196,7 @@ class Chaos:
         await self.natty.close()
 
     async def strike(self, faults, weights=WEIGHTS, every=0.15):
-        """Play so many faults; some mend only after the next ones have begun."""
+        """Play this many faults; some are repaired only after the next ones have begun."""
         kinds = {kind: weight for kind, weight in weights.items() if weight}
         for _ in range(faults):
             kind = self.random.choices(list(kinds), list(kinds.values()))[0]
@@ -208,7 +208,7 @@ class Chaos:
             await asyncio.sleep(every * self.random.uniform(0.5, 1.5))
 
     async def settle(self):
-        """Wait until all is mended and somebody leads, by an effect of a term that began afterwards or goes on."""
+        """Wait until all faults are repaired and a node leads: a later term, or one that continues, had an effect."""
         await asyncio.gather(*self._healing, return_exceptions=True)
         before = len(self.history.of("effect"))
         async with asyncio.timeout(SETTLE):
@@ -269,7 +269,7 @@ class Chaos:
             await asyncio.to_thread(server.start)
 
     async def _roll_back(self, node):
-        """The only server loses what it has acknowledged lately: an older copy of its store is put back."""
+        """Restore an older copy of the only server's store, so that it loses recent acknowledged writes."""
         (server,) = self.servers
         store, copy = server.folder / "jetstream", server.folder / f"older-{len(self.history.voids)}"
         async with self._operating:
@@ -293,7 +293,7 @@ class Chaos:
 
 
 async def long(arguments):
-    """The long run: an hour and more for ten thousand faults."""
+    """Play the long run: more than an hour for ten thousand faults."""
     with NatsCluster() if arguments.cluster else NatsServer() as servers:
         many = list(servers) if arguments.cluster else [servers]
         weights = WEIGHTS | ({"roll_back": 0} if arguments.cluster else {})

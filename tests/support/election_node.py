@@ -1,12 +1,11 @@
-"""A node of an election as a process of its own: acts, commits, and tells what it does when, line by line.
+"""A node of an election as a separate process: it acts, commits, and reports each event with its time as a line.
 
     python election_node.py <JSON: connection settings, name, election options, kind>
 
-`kind` is "ours", "quiet" (no commits), "many" (elections of these names, which tell that they were won and do nothing),
-or "ancestor": natty's loop in Go (leader.go), get, then put whatever stands there, and a callback that nobody stops.
-Lines: [event, seconds of CLOCK_BOOTTIME, token, …]; the term's
-number is the last word of those that `ours` tells of its terms.
-SIGUSR1 blocks the event loop for a while, SIGUSR2 keeps the interpreter's lock without a break.
+`kind` is "ours", "quiet" (no commits), "many" (elections of these names, which only report that they were won), or
+"ancestor": natty's loop in Go (leader.go): get, then put over any value, and a callback that is never stopped.
+Lines: [event, seconds of CLOCK_BOOTTIME, token, …]; lines of `ours` about its terms end with the term's number.
+SIGUSR1 blocks the event loop for a while, SIGUSR2 holds the interpreter's lock without a break.
 """
 
 import asyncio
@@ -74,7 +73,7 @@ async def many(natty, names, options):
 
 
 async def commit(term):
-    """As a node does that has not heard of the end of its term: the server has to decide."""
+    """Commit like a node that has not noticed the end of its term: the server has to decide."""
     try:
         await term.commit("head", str(term.token).encode())
         say("committed", clock(), term.token, term._chain["head"])
@@ -86,7 +85,7 @@ async def commit(term):
 
 
 async def ancestor(natty, name, options):
-    """Get, put or create, once a period; the callback runs on when the answer was "yes"."""
+    """Get, then put or create, once per period; the callback runs while the answer is "yes"."""
     bucket, node = await natty.create_bucket(options["bucket"], ttl=options["lease"]), options["node_name"]
     leading = asyncio.Event()
 

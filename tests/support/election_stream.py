@@ -1,4 +1,4 @@
-"""The stream of a simulated election, and the weather that its world is in: see election_world.py."""
+"""The stream of a simulated election, and the weather (rates of faults) of its world: see election_world.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEASE = 1.0  # seconds
 
 @dataclass(frozen=True)
 class Weather:
-    """How bad it is. Probabilities are for one message, rates for one second of the whole world."""
+    """Frequencies of faults. Probabilities are for one message, rates for one second of the whole world."""
 
     loss: float = 0.02
     duplicate: float = 0.02
@@ -99,7 +99,7 @@ class Stream:
         self.put(Sight(self.last, "deleted"))
 
     def purge(self) -> None:
-        """Leave nothing, nor a trace of what was there; a bucket that is made again goes on above, too."""
+        """Remove everything without a marker; sequences continue, as they also do in a bucket that is created again."""
         self.lease, self.epoch = ABSENT, (0, "", 0)
         self.history.append((self.world.now, ABSENT))
 

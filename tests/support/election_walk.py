@@ -1,4 +1,4 @@
-"""A candidate whose every event a test gives itself, at times that it names."""
+"""A candidate that gets every event from the test, at times that the test chooses."""
 
 import random
 
@@ -20,7 +20,7 @@ def due(walk, now):
 
 
 class Walk:
-    """A candidate with a lease of two seconds, step by step at times that the test names."""
+    """A candidate with a lease of two seconds, step by step at times that the test chooses."""
 
     def __init__(self):
         self.candidate = Candidate(Rules(lease=2.0), "me", "mine", random.Random(0), wall=1_700_000_000.0)
@@ -28,7 +28,7 @@ class Walk:
         self.writes = []
 
     def do(self, event, now, *arguments):
-        """Give an event, and return what is to be done."""
+        """Pass an event, and return the actions to do."""
         actions = getattr(self.candidate, event)(now, *arguments)
         self.reads += [one.number for one in actions if isinstance(one, Read)]
         self.writes += [one for one in actions if isinstance(one, Write)]
@@ -39,7 +39,7 @@ class Walk:
         return self.do("read", now, self.reads[-1], sight)
 
     def elect(self, at=10.0, revision=100):
-        """Let the candidate be elected over a lease that somebody has left."""
+        """Let the candidate win after another one has left its lease."""
         self.answer(at, Sight(revision, "released", lease(state="released")))
         self.do("tick", at + 0.1)
         self.do("stored", at + 0.1, self.writes[-1].record.nonce, revision + 1)

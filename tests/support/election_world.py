@@ -1,7 +1,7 @@
-"""A world for elections, in virtual time: a stream, a network, clocks and processes that fail as a seed says.
+"""A world for elections, in virtual time: a stream, a network, clocks and processes that fail as a seed decides.
 
-Every seed is one schedule. What the candidates do is judged as it happens, by the properties P1 to P6 of
-docs/guarantees.md; `World.wrongs` tells which were broken.
+Every seed is one schedule. The world checks the candidates' actions as they happen against the properties P1 to P6 of
+docs/guarantees.md; `World.wrongs` lists the violations.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EPOCH_2026 = 1_767_225_600.0
 
 
 class World:
-    """Nodes, a stream and what is between them; `run` plays a seed's schedule and judges it."""
+    """Nodes, a stream and the network between them; `run` plays a seed's schedule and checks it."""
 
     def __init__(self, seed: int, weather: Weather = ROUGH, nodes: int = 3, candidate: type = Candidate) -> None:
         self.random = Random(seed)
@@ -73,7 +73,7 @@ class World:
         return self.finish(when + 7 * LEASE)
 
     def finish(self, seconds: float) -> World:
-        """Go on until then, in fair weather at the end, and judge."""
+        """Continue until this time, in fair weather at the end, and check."""
         self.advance(seconds)
         if not any(node.machine and node.machine.phase is Phase.LEADING for node in self.nodes):
             states = [node.machine.phase for node in self.nodes if node.machine]
@@ -87,7 +87,7 @@ class World:
         return self
 
     def fault(self, until: float) -> None:
-        """Play a fault, and plan the next one, until then."""
+        """Play a fault, and schedule the next one, until this time."""
         if self.now > until:
             return
         weather = self.weather
@@ -100,7 +100,7 @@ class World:
         self.at(self.random.expovariate(total), self.fault, until)
 
     def strike(self, kind: str, node: Node, length: float) -> None:
-        """One fault."""
+        """Play one fault."""
         if kind in ("pause", "cut", "stall"):
             node.impair(kind, length)
         elif kind == "crash":
@@ -120,7 +120,7 @@ class World:
             self.forge()
 
     def forge(self) -> None:
-        """A stranger republishes what it likes; it knows all that can be known, and what is likely to come."""
+        """Let a stranger republish forged leases; it knows all public values, and likely future ones."""
         random, written = self.random, self.stream.lease.lease
         machines = [node.machine for node in self.nodes if node.machine is not None]
         if not machines:
@@ -142,11 +142,11 @@ class World:
             node.hear(random.choice(forged))
 
     def calm(self) -> None:
-        """From now on nothing is lost, late or stale."""
+        """Stop losses, delays and stale reads from now on."""
         self.weather = replace(self.weather, loss=0, duplicate=0, busy=0, stale_read=0, slow=0)
 
     def roll_back(self) -> None:
-        """The stream loses its tail: what was acknowledged is gone, and sequences are given out again."""
+        """Remove the stream's tail: acknowledged writes are lost, and sequences are used again."""
         stream, before = self.stream, self.now - self.random.uniform(0.1, 2) * LEASE
         kept = [sight for when, sight in stream.history if when <= before]
         if not kept:
@@ -159,7 +159,7 @@ class World:
             self.at(4 * LEASE, stream.expire, stream.lease.revision)
 
     def judge(self) -> None:
-        """P1, P2 and P3 over the whole history."""
+        """Check P1, P2 and P3 over the whole history."""
         tokens = [token for token, _, _ in self.terms]
         terms = [term for _, _, term in self.terms]
         if not self.lost_tail and tokens != sorted(set(tokens)):
@@ -179,7 +179,7 @@ class World:
 
 
 class Node:
-    """One process: a candidate, its clock, its link, and work that goes on while it leads."""
+    """One process: a candidate, its clock, its link, and work that runs while it leads."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
@@ -230,7 +230,7 @@ class Node:
             self.stalled_until = self.world.now + seconds
 
     def mine(self, local_seconds: float, what, *arguments) -> None:
-        """Have something happen in this life of the process, as soon as it is not frozen."""
+        """Schedule a call in this life of the process, as soon as it is not frozen."""
         self.world.at(max(0.0, local_seconds) / self.rate, self._mine, self.life, what, arguments)
 
     def _mine(self, life: int, what, arguments) -> None:
@@ -300,7 +300,7 @@ class Node:
             self.feed(self.machine.joined(self.local))
 
     def step(self, number: int) -> None:
-        """The work: a guarded effect, and sometimes a commit."""
+        """Work: a guarded effect, and sometimes a commit."""
         if not self.work or number != self.work_number:
             return
         token, term = self.work

@@ -1,4 +1,4 @@
-"""Which files of a package a piece of work enters: how many one opens to follow a message."""
+"""The files of a package that a piece of work enters: how many a reader opens to follow a message."""
 
 import sys
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Keys that live for a while."""
+"""Keys that expire."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Table files as the compaction writes them, and what other engines read of them."""
+"""Table files as the compaction writes them, and how other engines read them."""
 
 import hashlib
 import io
@@ -20,7 +20,7 @@ HOUR = 1_795_230_000
 
 
 async def table_file(store, sequences, *, stream="S", key="eu", interval=HOUR, name="1", typed=None, own=True):
-    """Store a table file and return what is recorded of it; `typed` are further columns."""
+    """Store a table file and return its record; `typed` are additional columns."""
     rows, file = len(sequences), io.BytesIO()
     columns = {
         "stream": [stream] * rows,
@@ -56,7 +56,7 @@ async def table_file(store, sequences, *, stream="S", key="eu", interval=HOUR, n
 
 
 def static_table(store, stream="S"):
-    """Return the Iceberg table as whoever knows nothing but its folder reads it, without a server."""
+    """Return the Iceberg table as a reader sees it that knows only its folder, without a server."""
     return StaticTable.from_metadata(f"{archive_location(store)}/{folder(stream)}")
 
 
@@ -66,7 +66,7 @@ def sequences_of(table, snapshot_id=None):
 
 
 async def read_back(store, exposed):
-    """Return an Iceberg table of any store, from a copy in memory: also where no other engine could read."""
+    """Return an Iceberg table of any store, from a copy in memory, even if no other engine can read the store."""
     base = archive_location(store)
     files = MemoryFiles({f"{base}/{one.path}": await store.get(one.path) for one in await store.list()})
     location = f"{base}/{exposed.metadata}"

@@ -1,11 +1,11 @@
-"""A store that dies in the middle of what it is asked."""
+"""A store that dies in the middle of its calls."""
 
 from capture.errors import StoreError
 from capture.stores import MemoryStore
 
 
 class Failing(MemoryStore):
-    """A store that dies at its n-th call, before or after having done what it was asked."""
+    """A store that dies at its n-th call, before or after it has run the call."""
 
     def __init__(self, clock, name=""):
         super().__init__(name, clock=clock)

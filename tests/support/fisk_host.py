@@ -1,7 +1,7 @@
-"""The part of the `nats` tool that takes in a plugin and calls it, rebuilt from what its sources say it does.
+"""The part of the `nats` tool that loads a plugin and calls it, rebuilt from its sources.
 
-choria-io/fisk, model.go and app_plugin.go (which JSON fields there are, how a call is put together), flags.go, args.go
-and app.go (what makes the whole tool refuse to start); nats-io/natscli, nats/main.go (its own options).
+choria-io/fisk, model.go and app_plugin.go (the JSON fields, and how a call is built), flags.go, args.go and app.go (the
+reasons for which the whole tool refuses to start); nats-io/natscli, nats/main.go (its own options).
 """
 
 import itertools
@@ -35,15 +35,15 @@ FIELDS = {
         "cumulative": bool,
     },
 }  # fmt: skip
-"""The JSON fields of each part of a model, and what Go decodes into them."""
+"""The JSON fields of each part of a model, and the types that Go decodes into them."""
 
 
 class Refused(Exception):
-    """The tool would not start with this plugin, or not take this call."""
+    """The tool would not start with this plugin, or would refuse this call."""
 
 
 def leaves(model, path=()):
-    """Yield (path, command) of every command that does something."""
+    """Yield (path, command) of every command without subcommands."""
     for one in model.get("commands") or []:
         here = (*path, one["name"])
         if one.get("commands"):
@@ -53,7 +53,7 @@ def leaves(model, path=()):
 
 
 def check(part, kind="application"):
-    """Refused unless every field is one that Go knows, of its kind, and the whole passes fisk's own checks."""
+    """Refused unless Go knows every field and its type, and the whole passes fisk's own checks."""
     for name, value in part.items():
         if type(value) is not FIELDS[kind].get(name):
             raise Refused(f"{kind} {part['name']!r}: {name} is {value!r}")
@@ -99,9 +99,9 @@ def _unique(names, what):
 
 
 def call(model, *words):
-    """Return every list of words that the tool may start the plugin with when it is called like this.
+    """Return every list of words with which the tool may start the plugin for this call.
 
-    Go goes through what was given in no particular order; single arguments are exchanged here, too.
+    Go iterates over the given options in no particular order; this also exchanges single arguments.
     """
     path, words = [], list(words)
     level = model
@@ -139,7 +139,7 @@ def call(model, *words):
 
 
 def _handed_over(command, arguments):
-    """Yield the words of single arguments, in each order, and those of a repeated one, as they came."""
+    """Yield the words of single arguments in every order, and those of a repeated argument in their order."""
     args = command.get("args") or []
     if len([one for one in args if one.get("required")]) > len(arguments):
         raise Refused("a required argument is not provided")

@@ -1,4 +1,4 @@
-"""Work queues whose server has forgotten messages, as it does at a purge by subject while they are held."""
+"""Work queues whose server has forgotten messages, which happens after a purge by subject while they are held."""
 
 import contextlib
 from contextlib import aclosing
@@ -11,7 +11,7 @@ HELD, FORGOTTEN = 20, 9  # messages 1 to 20 are held, 10 is purged, 11 to 20 are
 
 
 async def hold(natty, stream, count, durable="d"):
-    """Take messages as a process that will be killed does: nothing is handed back. Return them by sequence."""
+    """Take messages like a process that will be killed: hand none back. Return them by sequence."""
     held = {}
     async with aclosing(natty.pull(stream, durable, max_messages=count).__aiter__()) as batches:
         async for batch in batches:
@@ -22,9 +22,9 @@ async def hold(natty, stream, count, durable="d"):
 
 
 async def forgotten(natty, name, *, replicas=1, **consumer):
-    """Make a work queue with consumer "d" whose server has forgotten messages 1 to 9; return its name.
+    """Create a work queue with consumer "d" whose server has forgotten messages 1 to 9; return its name.
 
-    The server forgets them nearly always, and not in one of some hundred queues: that one is made again.
+    The server does not forget them in about one of some hundred queues; such a queue is created again.
     """
     for _ in range(TRIES - 1):
         with contextlib.suppress(TimeoutError):

@@ -1,7 +1,7 @@
-"""A disk that fills up: a small file system of our own where one can be mounted, else one that is played.
+"""A disk that fills up: a small private file system where one can be mounted, otherwise a simulated one.
 
-Run as a program, it plays the disk for a Python script: `full_disk.py FOLDER BYTES SCRIPT [ARGUMENT…]`. What is beyond
-the bytes that all files in the folder may have together is written to /dev/full, where the kernel says ENOSPC.
+Run as a program, it simulates the disk for a Python script: `full_disk.py FOLDER BYTES SCRIPT [ARGUMENT…]`. When all
+files in the folder together would exceed BYTES, it writes to /dev/full, where the kernel returns ENOSPC.
 """
 
 import io
@@ -13,20 +13,20 @@ from pathlib import Path
 
 
 def can_mount():
-    """Tell whether a small file system can be mounted in a namespace of our own, which needs no root on most Linux."""
+    """Return whether a small file system can be mounted in a private namespace; most Linux needs no root for that."""
     unshare = shutil.which("unshare")
     command = [unshare or "", "-Urm", "sh", "-c", "mount -t tmpfs -o size=64k none /mnt"]
     return bool(unshare) and subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def mounted(folder, size, script, *arguments):
-    """Return the command that runs a script with a file system of so many bytes at a folder."""
+    """Return the command that runs a script with a mounted file system of `size` bytes at a folder."""
     mount = f'mkdir -p "$0" && mount -t tmpfs -o size={size} none "$0" && exec "$@"'
     return ["unshare", "-Urm", "sh", "-c", mount, str(folder), sys.executable, "-c", script, *map(str, arguments)]
 
 
 def played(folder, size, script, *arguments):
-    """Return the command that runs a script with a disk of so many bytes at a folder."""
+    """Return the command that runs a script with a simulated disk of `size` bytes at a folder."""
     return [sys.executable, __file__, str(folder), str(size), script, *map(str, arguments)]
 
 

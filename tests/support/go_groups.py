@@ -1,4 +1,4 @@
-"""The part of pcgroups 0.2 in Go, as it is on the wire: what its library and its tool `cg` send, byte by byte."""
+"""The wire format of pcgroups 0.2 in Go: the requests of its library and its tool `cg`, byte by byte."""
 
 import json
 
@@ -10,18 +10,18 @@ SECOND = 1_000_000_000
 
 
 class Go:
-    """Puts, reads and makes things with raw requests."""
+    """Writes, reads and creates with raw requests."""
 
     def __init__(self, natty):
         self.natty = natty
 
     async def ask(self, subject, body=b""):
-        """Send bytes, or JSON, to the API and return its answer, errors too."""
+        """Send bytes, or JSON, to the API and return its answer, also an error."""
         data = body if isinstance(body, bytes) else json.dumps(body, separators=(",", ":")).encode()
         return json.loads((await self.natty.connection.request(f"$JS.API.{subject}", data))[3])
 
     async def make_bucket(self, bucket):
-        """Make a bucket as nats.go does for the library; an error if there is one with other settings."""
+        """Create a bucket as nats.go does for the library; an error if one exists with other settings."""
         name = f"KV_{bucket}"
         config = (
             f'{{"name":"{name}","subjects":["$KV.{bucket}.>"],"retention":"limits","max_consumers":-1,"max_msgs":-1,'
@@ -32,7 +32,7 @@ class Go:
         return await self.ask(f"STREAM.CREATE.{name}", config.encode())
 
     async def put(self, bucket, key, value, *, expected=None):
-        """Write a record as the library does, with an expected revision for `add` and `drop`."""
+        """Write a record as the library does; `add` and `drop` pass an expected revision."""
         headers = {} if expected is None else {"Nats-Expected-Last-Subject-Sequence": str(expected)}
         raw = await self.natty.connection.request(
             f"$KV.{bucket}.{key}", value, headers=encode_headers(headers) if headers else b""
@@ -53,7 +53,7 @@ class Go:
         return raw[3], int(headers["Nats-Sequence"][0]), headers
 
     async def make_work_queue(self, stream, group, transforms, **limits):
-        """Make an elastic group's stream as the library does."""
+        """Create an elastic group's stream as the library does."""
         name = f"{stream}-{group}"
         config = {
             "name": name,
@@ -77,7 +77,7 @@ class Go:
         return await self.ask(f"STREAM.CREATE.{name}", config)
 
     async def make_consumer(self, stream, group, member, filters, *, ack_wait=5, action="create"):
-        """Make an elastic member's consumer, as the appendix records it."""
+        """Create an elastic member's consumer, as the appendix records it."""
         name = f"{stream}-{group}"
         wait = ack_wait * SECOND
         body = (
@@ -89,7 +89,7 @@ class Go:
         return await self.ask(f"CONSUMER.CREATE.{name}.{member}", body.encode())
 
     def pull(self, stream, consumer, *, pin="", expires=30):
-        """Open a pull as the library does; return the list that what comes is added to, raw."""
+        """Open a pull as the library does; return the list to which raw messages are added as they arrive."""
         inbox, arrived = self.natty.connection.new_inbox(), []
         self.natty.connection.subscribe(inbox.decode(), arrived.extend)
         body = {"expires": expires * SECOND, "batch": 500, "idle_heartbeat": expires * SECOND // 2, "group": "PCG"}
@@ -99,5 +99,5 @@ class Go:
 
 
 def pinned_by(raw):
-    """Return the pin id that a delivered message carries."""
+    """Return the pin id in a delivered message."""
     return parse_headers(raw[2])[PIN_HEADER][0]

@@ -49,7 +49,7 @@ class Options:
 
 
 class Chaos:
-    """A stream, a group, its processes, and what is done to them."""
+    """A stream, a group, its processes, and the faults."""
 
     def __init__(self, server, folder, name, options, seed=None):
         self.server, self.folder, self.name, self.options = server, folder, name, options
@@ -86,7 +86,7 @@ class Chaos:
         return [name for name, process in self.started.items() if process.poll() is None and name not in self.ended]
 
     async def run(self):
-        """Publish, strike, wait until all is handled, and judge."""
+        """Publish, play faults, wait until all messages are handled, and judge."""
         options = self.options
         async with Natty(**self.server.connect_options(), **PATIENT) as natty:
             await natty.create_stream(self.name, subjects=[f"{self.name}.*"], allow_batched=True)
@@ -134,7 +134,7 @@ class Chaos:
         await published
 
     def _some(self):
-        """Return a process that may be harmed, if enough are left."""
+        """Return a process for a fault, if enough are left."""
         harmless = [name for name in self.alive() if name not in self.stopped]
         return self.random.choice(harmless) if len(harmless) > 1 else None
 
@@ -160,7 +160,7 @@ class Chaos:
                 self.start()
 
     async def stop(self):
-        """Let a process stand still for longer than its pin, its consumer and its registration last."""
+        """Pause a process for longer than its pin, its consumer and its registration last."""
         if name := self._some():
             self.stopped.add(name)
             self.started[name].send_signal(signal.SIGSTOP)
@@ -185,7 +185,7 @@ class Chaos:
         await self._write(group)
 
     async def purge(self, group):
-        """Purge, by subject, messages that members may hold: the server may forget others that they hold."""
+        """Purge by subject messages that members may hold: the server may forget other messages that they hold."""
         subject = f"{self.name}.{PURGED}"
         partition = partition_of(key_of(subject, self._filter()), self.options.partitions)
         with contextlib.suppress(NattyError):
@@ -215,7 +215,7 @@ class Chaos:
         self.outages.append((since, time.monotonic_ns()))
 
     async def _settle(self, group):
-        """From now on nothing happens any more; each listed member has a process."""
+        """End the faults, and give each listed member a process."""
         while self.stopped:
             await asyncio.sleep(0.05)
         served = {self.member_of[name] for name in self.alive()}
@@ -223,7 +223,7 @@ class Chaos:
             self.start()
 
     async def _empty(self, natty):
-        """Wait until the group has handled everything: as long as it gets on."""
+        """Wait until the group has handled all messages, as long as it makes progress."""
         before, since = None, time.monotonic()
         source = await natty.jetstream.request(f"STREAM.INFO.{self.name}")
         while True:
@@ -245,11 +245,11 @@ class Chaos:
             process.wait()
 
     def healed(self):
-        """Return how often a member made its consumer again, as its server had forgotten messages."""
+        """Return how often a member created its consumer again because the server had forgotten messages."""
         return sum(path.read_text().count("nats-server forgot") for path in self.folder.glob("*.err"))
 
     def said(self):
-        """Return what processes complained about."""
+        """Return the complaints of the processes."""
         return "\n".join(text for path in self.folder.glob("*.err") if "Traceback" in (text := path.read_text()))
 
 

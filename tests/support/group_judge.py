@@ -1,4 +1,4 @@
-"""What the processes of a group did, and what is wrong with it."""
+"""Judges the logs of a group's processes."""
 
 import math
 from bisect import bisect_left
@@ -9,7 +9,7 @@ from itertools import pairwise
 
 @dataclass
 class Verdict:
-    """Counts, and what must not be: empty lists where the promise was kept."""
+    """Counts, and lists of violations, which are empty if the guarantees held."""
 
     handled: int = 0  # successes
     twice: int = 0  # successes of messages that had succeeded before
@@ -38,15 +38,15 @@ class Verdict:
 
 @dataclass
 class Flight:
-    """What decides whether a message was in flight in a process when that lost something. Nanoseconds."""
+    """The times that decide whether a message was in flight in a process at a loss. Nanoseconds."""
 
     confirmed: list[tuple[int, int]] = field(default_factory=list)  # (acks before this, are there by then)
     losses: list[tuple[float, float]] = field(default_factory=list)  # (from, until)
 
     def excuses(self, run, following):
-        """Return whether a message may be begun once more, after this run of it, at this time.
+        """Return whether a message may be handled again at time `following`, after this run.
 
-        It may where something was lost between the run's beginning and the server's having its ack.
+        It may if there was a loss between the start of the run and the arrival of its ack at the server.
         """
         index = bisect_left(self.confirmed, (run[1], 0))
         landed = self.confirmed[index][1] if run[4] and index < len(self.confirmed) else math.inf
@@ -54,10 +54,10 @@ class Flight:
 
 
 def judge(logs, ended, published, window, *, killed=(), outages=()):
-    """Judge the logs of processes, {name: path}; `ended` says when one was, in ns of the monotonic clock.
+    """Judge the logs of processes, {name: path}; `ended` is when each ended, in ns of the monotonic clock.
 
-    `published` is how many messages each key had, `window` the ack wait in seconds: a loss is noticed within that.
-    `killed` names the processes that did not leave by themselves, `outages` are times (from, until) without a server.
+    `published` is the number of messages of each key, `window` the ack wait in seconds: a loss is noticed within it.
+    `killed` names the processes that were killed, `outages` are times (from, until) without a server.
     """
     verdict = Verdict()
     runs = defaultdict(list)  # key → (began, over, number, process, succeeded)
@@ -86,7 +86,7 @@ def judge(logs, ended, published, window, *, killed=(), outages=()):
 
 
 def _unexcused(key, of_key, flights):
-    """Yield the runs of messages that were in flight nowhere: handled before, acknowledged, and nothing was lost."""
+    """Yield repeated runs without an excuse: the message was handled and acknowledged before, without a loss."""
     before = {}
     for run in of_key:
         began, _, number, process, _ = run
@@ -135,7 +135,7 @@ def _overlaps(key, of_key, pauses, window, verdict):
 
 
 def _paused(run, pauses, window):
-    """Return whether the process stood still, for about the window, while the handler ran."""
+    """Return whether the process was paused, for about the window, while the handler ran."""
     return any(
         began < run[1] and until > run[0] and until - began > 0.8 * window for began, until in pauses.get(run[3], [])
     )

@@ -1,4 +1,4 @@
-"""What tests of groups' members share: a stream with a group, and handlers that take notes of keys and order."""
+"""Helpers for tests of members of groups: a stream with a group, and handlers that record keys and order."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ QUICK = {"ack_wait": 1.0, "dead_letters": False}
 
 
 class Notes:
-    """Handles messages and notes them by subject; `together` counts handlers that ran beside another of their key."""
+    """Handles messages and records them by subject; `together` counts handlers that overlapped another of their key."""
 
     def __init__(self, work=0.0):
         self.done = defaultdict(list)
@@ -34,7 +34,7 @@ class Notes:
         return sum(map(len, self.done.values()))
 
     def handler(self):
-        """Return a handler of an instance; those of one `Notes` are judged together."""
+        """Return a handler for an instance; all handlers of one `Notes` are judged together."""
 
         async def handle(message):
             self.begun += 1
@@ -57,12 +57,12 @@ class Notes:
         return all([*dict.fromkeys(numbers)] == sorted(set(numbers)) for numbers in self.done.values())
 
     async def have(self, count):
-        """Wait until so many different messages are done."""
+        """Wait until `count` different messages are done."""
         await until(lambda: sum(len(set(numbers)) for numbers in self.done.values()) >= count)
 
 
 async def make(natty, name, *, members=(), partitions=4, **settings):
-    """Make a stream and an elastic group "g" of it, by its second token; return the group."""
+    """Create a stream and its elastic group "g", whose key is the second token; return the group."""
     await natty.create_stream(name, subjects=[f"{name}.*"], allow_batched=True, **settings)
     group = natty.group(name, "g")
     await group.create(partitions, [PartitioningFilter(f"{name}.*", (1,))])
@@ -72,9 +72,9 @@ async def make(natty, name, *, members=(), partitions=4, **settings):
 
 
 def start_instance(server, stream, member, log, options, *, work=0.0, pause=1.0, nats=None, **more):
-    """Start an instance of a member of group "g" as a process, which notes in a log what it does; return the process.
+    """Start an instance of a member of group "g" as a process that writes a log; return the process.
 
-    `member` "" is one that comes and goes by itself. More goes to the process itself: where its output goes.
+    `member` "" is an automatic member. `more` are arguments of the process, such as its output.
     """
     log.touch()
     settings = {
@@ -94,7 +94,7 @@ def start_instance(server, stream, member, log, options, *, work=0.0, pause=1.0,
 def partitioned(stream, partitions):
     """Return the settings of a stream on `<stream>.*` that puts the partition of the second token before its subjects.
 
-    A static group of so many partitions can read it.
+    A static group with `partitions` partitions can read it.
     """
     token = f"{{{{partition({partitions},1)}}}}"
     transform = {"src": f"{stream}.*", "dest": f"{token}.{stream}.{{{{wildcard(1)}}}}"}
@@ -102,7 +102,7 @@ def partitioned(stream, partitions):
 
 
 async def publish(natty, stream, numbers, keys=8):
-    """Publish each number on so many keys, in order."""
+    """Publish each number on `keys` keys, in order."""
     for number in numbers:
         for key in range(keys):
             await natty.publish(f"{stream}.k{key}", b"%d" % number, msg_id=f"{number}/{key}", timeout=PATIENCE)
@@ -114,5 +114,5 @@ async def has_state(membership, *states):
 
 
 async def consumer(natty, group, member):
-    """Return what the server tells of a member's consumer."""
+    """Return the CONSUMER.INFO of a member's consumer."""
     return await natty.jetstream.request(f"CONSUMER.INFO.{group.consumed_stream}.{group.consumer_name(member)}")

@@ -1,12 +1,12 @@
-"""An instance of a group's member as a process of its own: tells what its handlers do when, line by line.
+"""An instance of a group's member as a separate process: it writes a line for each event of its handlers.
 
     python group_node.py <JSON: connection settings, stream, group, member ("" for an automatic one), options, log>
 
-A message's payload is `<key> <number>`. Lines: what, nanoseconds of the monotonic clock, and for S (a handler began),
-E (it succeeded), C (it was cut short) the key and the number. P: the process stood still until then, for so many
-nanoseconds. O: so many handlers overran their lease, in all. L: it lost pin or consumer. F: the server has all that was
-acknowledged before the time that follows. SIGTERM leaves. With `forgetful` one ack of ten is never sent: the judge has
-to see what comes of that.
+A message's payload is `<key> <number>`. Lines: a letter, nanoseconds of the monotonic clock, and for S (a handler
+began), E (it succeeded) and C (it was cut short) the key and the number. P: the process was paused until then, for this
+many nanoseconds. O: the total number of handlers that overran their lease. L: it lost pin or consumer. F: the server
+has all acks from before the time that follows. After SIGTERM it leaves. With `forgetful` it never sends one ack of ten:
+the judge has to detect the consequences.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ HELD = ("active", "taking over")
 
 
 def lossy(say):
-    """Return what hears of a member's events, and says when it lost what it held without handing it over."""
+    """Return a listener for a member's events that reports when the member lost messages without a hand-over."""
     before = ["joining"]
 
     def hear(event):

@@ -1,4 +1,4 @@
-"""Streams whose server has forgotten deliveries to a node that died, and what nodes store of them."""
+"""Streams whose server has forgotten deliveries to a dead node, and the messages that nodes store of them."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ HELD = 10  # messages that are delivered to a node that dies with them
 
 @pytest.fixture
 def configured(fleet):
-    """Claim the archive and make the durable, as the first node does; return the path of the configuration."""
+    """Claim the archive and create the durable, as the first node does; return the path of the configuration."""
 
     async def configure(**settings):
         await fleet.natty.ensure_stream(fleet.stream, allow_rollup_hdrs=True, allow_destructive=True)
@@ -62,7 +62,7 @@ async def publish(fleet, numbers):
 
 
 async def die_with(fleet, count):
-    """Have so many messages delivered to somebody who never says a word about them again."""
+    """Take `count` messages like a client that dies: never settle them."""
     taken = 0
     async for batch in (pull := fleet.natty.pull(fleet.stream, "capture", max_messages=count)):
         if (taken := taken + len(batch)) >= count:
@@ -71,7 +71,7 @@ async def die_with(fleet, count):
 
 
 async def stored_by_the_dead(fleet, config, sequences):
-    """Store a block of these messages, as a node does that dies before it has acknowledged them."""
+    """Store a block of these messages, like a node that dies before it has acknowledged them."""
     messages = [await fleet.natty.jetstream.read(fleet.stream, sequence=one) for one in sequences]
     columns = (
         [one.sequence for one in messages],
@@ -90,7 +90,7 @@ async def stored_by_the_dead(fleet, config, sequences):
 
 
 async def passed(fleet, how):
-    """Wait until all but the messages of the dead are acknowledged; then let the server give them to others."""
+    """Wait until all messages except the dead node's are acknowledged; then let the server deliver those to others."""
     lost, unacked = how in ("purge", "rollup"), HELD - (how == "delete")
     await fleet.until(
         lambda one: (
@@ -123,7 +123,7 @@ async def published_state(fleet):
 
 
 async def is_captured(fleet, path):
-    """Return the check of the archive once nothing of the stream is missing in it."""
+    """Wait until no message of the stream is missing in the archive; return the result of the check."""
     config = load(path, environment={})
     async with asyncio.timeout(2 * PATIENCE):
         while True:
@@ -134,7 +134,7 @@ async def is_captured(fleet, path):
 
 
 async def rows(path):
-    """Return what the archive holds: (time, subject, headers, payload) and the deliveries of each row, by sequence."""
+    """Return the archive's rows by sequence: the deliveries and (time, subject, headers, payload) of each."""
     config = load(path, environment={})
     store = open_store(config.store)
     entries, _ = await read_entries(store)
@@ -149,7 +149,7 @@ async def rows(path):
 
 
 async def stream_copy(fleet):
-    """Return the same of the stream."""
+    """Return the stream's messages by sequence: (time, subject, headers, payload)."""
     state = await stream_state(fleet)
     read = [fleet.natty.jetstream.read(fleet.stream, sequence=one) for one in range(1, state["last_seq"] + 1)]
     messages = [one for one in await asyncio.gather(*read) if one]
@@ -161,7 +161,7 @@ def said(fleet, words):
 
 
 async def check_rows(fleet, path, *, healed):
-    """Compare the archive with the stream, byte by byte, and which messages were healed."""
+    """Compare the archive with the stream, byte by byte, and check which messages were healed."""
     stored = await rows(path)
     assert {sequence: {content for _, content in some} for sequence, some in stored.items()} == {
         sequence: {content} for sequence, content in (await stream_copy(fleet)).items()
@@ -170,7 +170,7 @@ async def check_rows(fleet, path, *, healed):
 
 
 async def forgotten(fleet, start_beside, path, how="purge"):
-    """Have messages delivered to the dead, remove one, let two nodes capture the rest; return the nodes."""
+    """Take messages like a dead node, remove one, and let two nodes capture the rest; return the nodes."""
     await publish(fleet, range(1, COUNT + 1))
     await die_with(fleet, HELD)
     await remove(fleet, how, HELD)

@@ -1,11 +1,11 @@
-"""Tasks of Spark that wait: who opens an object of a name for which there is a pipe waits until it is let go.
+"""Tasks of Spark that wait: a process that opens an object for which there is a pipe waits until it is released.
 
     monkeypatch.setenv("PYTHONPATH", str(prepared(folder)))
     pipe = hold(folder, path)
     ...
     while not let_go(pipe): ...
 
-The objects are regular files: a store opens nothing else. The file is the processes' `sitecustomize`, too.
+The objects are regular files: a store opens no other kind. This file is also the processes' `sitecustomize`.
 """
 
 import os
@@ -15,21 +15,21 @@ from pathlib import Path
 
 
 def prepared(folder):
-    """Return a folder, made for this: processes that have it in PYTHONPATH wait at its pipes."""
+    """Prepare and return a folder: processes that have it in PYTHONPATH wait at its pipes."""
     folder.mkdir(exist_ok=True)
     shutil.copyfile(__file__, folder / "sitecustomize.py")
     return folder
 
 
 def hold(folder, path):
-    """Let whoever opens an object next wait; return the pipe."""
+    """Make processes that open an object wait; return the pipe."""
     pipe = folder / Path(path).name
     os.mkfifo(pipe)
     return pipe
 
 
 def let_go(pipe):
-    """Let those go on that wait; tell whether there was one."""
+    """Release the waiting processes; return whether there was one."""
     try:
         end = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
     except OSError:  # nobody waits there

@@ -1,4 +1,4 @@
-"""Subjects that the server takes and no careful client would publish on."""
+"""Subjects that the server accepts, and that no careful client would publish on."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ HEADERS = b"NATS/1.0\r\nNats-Msg-Id: \xff%d\r\nX-\xfe: \xff \x1b[31m\r\nOdd\nNam
 
 
 async def publish_raw(natty, subject, data=b"x", headers=b""):
-    """Publish on these bytes, and return the stream's sequence."""
+    """Publish on a subject of these bytes, and return the stream's sequence."""
     reply, answer = natty.connection.expect_answer()
     natty.connection.put((subject, reply, headers, data))
     async with asyncio.timeout(PATIENCE):

@@ -1,4 +1,4 @@
-"""What the tests of other engines share: an archive, what is to be read of its table, and a Python of their own."""
+"""Helpers for tests of other engines: an archive, the expected rows of its table, and a separate Python."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ TOKEN = "a token that nobody guesses"
 
 
 async def archive(url):
-    """Make an archive with a table of two snapshots; return its store and head."""
+    """Create an archive with a table of two snapshots; return its store and head."""
     store, state = open_store(url), HeadState()
     exposer = Exposer(store, node="node-1")
 
@@ -55,11 +55,11 @@ EXPECTED = {
     "tables": ["S"],
     "by_catalog": [["a/b %", 3], ["eu", 2]],
 }
-"""What an engine answers of that archive, if its catalog's name for it is `orders`."""
+"""The expected answers of an engine about that archive, if its catalog calls it `orders`."""
 
 
 def prepare(environment, *installed):
-    """Return the Python of a virtual environment, which is made if it is not there, by these arguments of pip."""
+    """Return the Python of a virtual environment; create it with these arguments of pip if it is missing."""
     python = environment / "bin" / "python"
     if not (environment / "made").exists():
         subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
@@ -70,7 +70,7 @@ def prepare(environment, *installed):
 
 
 def report(engine, found, expected):
-    """Print whether an engine has found what it should; return the exit status that says so."""
+    """Print whether an engine's answers are as expected; return the exit status."""
     wrong = {name: (found.get(name), wanted) for name, wanted in expected.items() if found.get(name) != wanted}
     for name, (answer, wanted) in wrong.items():
         print(f"{name}: {answer}, not {wanted}")

@@ -1,8 +1,8 @@
 """DuckDB with its own Iceberg extension, which reads archives' tables in a process beside the tests.
 
-`make test-iceberg-duckdb`, and long tests. DuckDB downloads extensions from a host of its own; PyPI has those of some
-versions, in packages by others: DuckDB checks its own signature on what it loads. They are of an earlier DuckDB than
-ours, so they get a virtual environment.
+`make test-iceberg-duckdb`, and long tests. DuckDB downloads extensions from its own host. PyPI has those of some
+versions in packages by other authors; DuckDB checks its own signature on extensions that it loads. They are for an
+earlier DuckDB than ours, so they get a virtual environment.
 """
 
 import argparse
@@ -48,7 +48,7 @@ class Refused(Exception):
 
 
 class DuckDB:
-    """A DuckDB in a process of its own, which answers one question after the other."""
+    """A DuckDB in a separate process, which answers one query after the other."""
 
     def __init__(self, process):
         self._process = process
@@ -56,7 +56,7 @@ class DuckDB:
     async def ask(self, *questions):
         """Return the rows of the last answer, each a list; Refused with DuckDB's reason.
 
-        What JSON has no type for is text; a TIMESTAMPTZ can't be asked for, but its epoch can.
+        Values without a JSON type are text; a query can't return a TIMESTAMPTZ, but its epoch.
         """
         for question in questions:
             self._process.stdin.write(json.dumps(question).encode() + b"\n")
@@ -73,7 +73,7 @@ class DuckDB:
 
 @contextlib.asynccontextmanager
 async def running(python):
-    """Yield a DuckDB; it is gone afterwards, with all that it was told."""
+    """Yield a DuckDB; its process and state end with the block."""
     process = await asyncio.create_subprocess_exec(str(python), "-c", ANSWERS, *EXTENSIONS, stdin=PIPE, stdout=PIPE)
     try:
         yield DuckDB(process)
@@ -84,12 +84,12 @@ async def running(python):
 
 
 def attach(url, *, token=TOKEN, options=""):
-    """Return the statement that makes a catalog known as `lake`."""
+    """Return the statement that attaches a catalog as `lake`."""
     return f"ATTACH '' AS lake (TYPE iceberg, ENDPOINT '{url}', TOKEN '{token}'{options})"
 
 
 async def answers(duck, location):
-    """Return what it says of the archive, by its folder and by the catalog that is attached."""
+    """Return DuckDB's answers about the archive, by its folder and by the attached catalog."""
     table = f"iceberg_scan('{location}')"
     [[first]] = await duck.ask(f"SELECT arg_min(snapshot_id, sequence_number) FROM iceberg_snapshots('{location}')")
     [[headers, payload]] = await duck.ask(f"SELECT headers, decode(payload) FROM {table} WHERE sequence = 1")
@@ -111,7 +111,7 @@ async def answers(duck, location):
 
 
 async def ask(python):
-    """Return what DuckDB says of an archive."""
+    """Return DuckDB's answers about an archive."""
     with tempfile.TemporaryDirectory() as root:
         store, state = await archive(f"{root}/an archive")
         catalog = RestCatalog({"orders": Archive(store, state.read)}, [TOKEN])

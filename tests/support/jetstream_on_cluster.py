@@ -1,4 +1,4 @@
-"""Executors of a cluster read a stream: a driver in a session of its own, killed whole at the end."""
+"""Executors of a cluster read a stream: a driver in its own process session, which is killed whole at the end."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ MESSAGES = 2000
 
 
 async def filled(server, name):
-    """Make a stream of MESSAGES; return the data source's options for it."""
+    """Create a stream of MESSAGES; return the data source's options for it."""
     connection = server.connect_options()
     async with Natty(**connection) as natty:
         await natty.create_stream(name, subjects=[f"{name}.>"], allow_direct=True, allow_batched=True)
@@ -30,9 +30,9 @@ async def filled(server, name):
 
 @asynccontextmanager
 async def read_by_executors(options, stream, folder):
-    """Have a driver read the stream in four tasks, keep it on executors' disks, and wait.
+    """Start a driver that reads the stream in four tasks, keeps it on executors' disks, and waits.
 
-    Yield its process, and what it said of where that was.
+    Yield its process, and its report of where that was.
     """
     spark = {"properties_file": options.properties_file, "properties": dict(options.properties)}
     with (folder / "log").open("wb") as log:

@@ -1,4 +1,4 @@
-"""A stream of twenty messages, the data source for it, and what is read of it."""
+"""A stream of twenty messages, the data source for it, and the rows that are read."""
 
 import pyarrow as pa
 from spark_jetstream import source_options
@@ -12,7 +12,7 @@ WAYS = ["direct", "consumer"]
 
 
 async def twenty_messages(natty, name):
-    """Make a stream of them: odd ones and even ones have subjects of their own, each third has headers."""
+    """Create the stream: odd and even messages have different subjects, each third has headers."""
     await natty.create_stream(name, subjects=[f"{name}.>"], allow_direct=True, allow_batched=True)
     for number in range(1, 21):
         headers = {"Number": str(number), "Nats-Stream": ["mine", "own"]} if number % 3 == 0 else None
@@ -21,7 +21,7 @@ async def twenty_messages(natty, name):
 
 
 def source_of(server, stream):
-    """Return what makes the data source of that stream, with these options."""
+    """Return a function that makes the data source of that stream with given options."""
     given = source_options(server.connect_options(), stream)
     return lambda **options: DefaultSource(given | {name: str(value) for name, value in options.items()})
 

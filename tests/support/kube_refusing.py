@@ -1,4 +1,4 @@
-"""What looks like a Kubernetes API server as far as to refuse everything: it keeps what it was asked, and by whom."""
+"""A fake Kubernetes API server that refuses all requests, and records them with their authorization."""
 
 import json
 import ssl
@@ -11,9 +11,9 @@ STATUS = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "
 
 @contextmanager
 def refusing_api_server(files):
-    """Run one over HTTPS, with the server's certificate of `TLSFiles`.
+    """Run the fake server over HTTPS, with the server's certificate of `TLSFiles`.
 
-    Gives its URL, and the list that (method, path, authorization, body) are added to.
+    Yields its URL, and the list to which (method, path, authorization, body) of each request is added.
     """
     asked = []
 

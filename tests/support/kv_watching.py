@@ -9,7 +9,7 @@ from natty.kv import Entry, Gone, PictureComplete
 
 
 class Seen:
-    """What a watch has shown, read by a task of its own."""
+    """The events of a watch, read by a separate task."""
 
     def __init__(self, watch):
         self.watch = watch
@@ -54,12 +54,12 @@ class Seen:
 
     @property
     def revisions(self):
-        """The revisions of what was shown, in the order shown; without those that no write has."""
+        """The revisions of the events, in their order, without events that have none."""
         return [event.revision for event in self.events if getattr(event, "revision", 0)]
 
 
 def kinds(events):
-    """Return what matters of events for a comparison."""
+    """Return the parts of events that are compared."""
     return [(type(event).__name__, getattr(event, "key", None), getattr(event, "reason", None)) for event in events]
 
 

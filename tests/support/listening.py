@@ -1,4 +1,4 @@
-"""A listener on the loopback whose connections all end with it."""
+"""A listener on the loopback that ends all its connections when it ends."""
 
 import asyncio
 import contextlib
@@ -10,8 +10,8 @@ from patient import PATIENCE
 async def listening(handle, host="127.0.0.1", port=0, *, drain=False, **options):
     """Serve with a function or a coroutine function of (reader, writer); yield the port.
 
-    When the block is left every connection is aborted, those too whose handler has not begun; with `drain` their ends
-    are waited for first. What handlers raise when their clients go is of no matter.
+    When the block ends, it aborts every connection, including those whose handler has not begun; with `drain` it first
+    waits until they end. It ignores errors that handlers raise when their clients disconnect.
     """
     tasks, writers = set(), set()
 

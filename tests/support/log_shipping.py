@@ -1,6 +1,6 @@
-"""Shippers of the log shipper's tests: hosts with logs that grow, as a program many producers in one process.
+"""Hosts with growing logs for tests of the log shipper; as a program, many shippers in one process.
 
-`log_shipping.py HOST…` ships `<working folder>/in/<host>/app.log` of each host, settings as in the environment.
+`log_shipping.py HOST…` ships `<working folder>/in/<host>/app.log` of each host, with settings from the environment.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from natty import Natty
 
 
 class Host:
-    """A host's log: what was written to it, and the file as a program that is rotated would leave it."""
+    """A host's log: the lines written to it, and the file, which is rotated as a program's log is."""
 
     def __init__(self, folder, name):
         self.name, self.folder = name, folder
@@ -27,7 +27,7 @@ class Host:
         self.rotations = 0
 
     def append(self, lines):
-        """Write so many lines."""
+        """Write this many lines."""
         first = self.written.count(b"\n")
         text = b"".join(b"%s line %d of the log\n" % (self.name.encode(), first + n) for n in range(lines))
         with self.file.open("ab") as file:
@@ -35,13 +35,13 @@ class Host:
         self.written += text
 
     def rotate(self):
-        """Rename the file and begin a new one."""
+        """Rename the file and start a new one."""
         self.rotations += 1
         self.file.rename(self.file.with_name(f"app.log.{self.rotations}"))
         self.file.touch()
 
     def received(self, directory="out"):
-        """Return what was written for this host, all days together."""
+        """Return the output for this host, of all days together."""
         return b"".join(path.read_bytes() for path in sorted((self.folder / directory / self.name).glob("*")))
 
 

@@ -25,7 +25,7 @@ _names = count(1)
 async def block(
     store, sequences, *, format="parquet", compression="", keys=None, columns=None, payload=None, ids=None, deliveries=1
 ):
-    """Store a block of these messages; `columns` are its decoder's, `payload` and `ids` give what a message has."""
+    """Store a block of these messages; `columns` are its decoder's, `payload` and `ids` return a message's values."""
     payload = payload or (lambda number: b'{"n": %d}' % number)
     header = b"NATS/1.0\r\nNats-Msg-Id: %s\r\nColour: red\r\n\r\n"
     records = Records(
@@ -63,7 +63,7 @@ async def block(
 
 
 async def every_format(store):
-    """Store blocks of every format that the table takes in, each way around; some messages are in several."""
+    """Store blocks of every format that the table accepts, each way around; some messages are in several blocks."""
     choices = [
         {},
         {"compression": "snappy"},
@@ -87,7 +87,7 @@ async def every_format(store):
 
 
 async def evolving(store):
-    """Store blocks whose typed columns differ: one is added, one widened, one conflicts, one is called like ours."""
+    """Store blocks with different typed columns: one is added, one widened, one conflicts, one has a name of ours."""
     numbers = {"id": pa.int32(), "total": pa.float32(), "key": pa.string(), "when": pa.timestamp("us", "UTC")}
     old = await block(
         store, [1, 2], columns=numbers,
@@ -106,7 +106,7 @@ async def evolving(store):
 
 
 def group(inputs, *, ending="", **more):
-    """Return a group of these inputs, to be merged into a file of a new name."""
+    """Return a group of these inputs, to be merged into a file with a new name."""
     output = f"table/stream=ORDERS/key=eu/date=2026-11-21/hour=03/c-1-{next(_names):032x}.parquet{ending}"
     return Group(stream="ORDERS", key="eu", interval=HOUR, inputs=list(inputs), output=output, **more)
 

@@ -1,4 +1,4 @@
-"""Capture nodes in the test's own process, over connections of the test's."""
+"""Capture nodes in the test's own process, over the test's connections."""
 
 import asyncio
 
@@ -28,7 +28,7 @@ class Running:
 
 @pytest.fixture
 async def start_beside(fleet, monkeypatch):
-    """Start a node in this process, `start_beside(path, natty)`; those that still run are cancelled in the end."""
+    """Start a node in this process with `start_beside(path, natty)`; cancel nodes that still run at the end."""
     for limit in (
         "capture.ingest.source.END_TIMEOUT",
         "natty.pulling.pull.DRAIN_TIMEOUT",

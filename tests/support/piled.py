@@ -1,7 +1,7 @@
-"""Large archives of a stream that no server had, laid down as nodes leave them, and what restoring one takes.
+"""Large archives of a stream that never existed, written as nodes write them, and the cost of restoring one.
 
 Run as a program, `piled.py CONNECTION WARM STORE`, it restores a small archive, then another one, and prints the
-messages, seconds, CPU seconds, and bytes: the most that the process had, and how far that was above what it had before.
+messages, seconds, CPU seconds, the peak memory of the process in bytes, and how much it grew.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ CONFIG = {
 
 
 def chunks(messages, block, keys=1):
-    """Yield the sequences of each block: blocks of so many messages, of so many keys that take turns."""
+    """Yield the sequences of each block: each has `block` messages, and `keys` keys take turns."""
     for start in range(1, messages + 1, block * keys):
         for key in range(keys):
             if mine := range(start + key, min(start + block * keys, messages + 1), keys):
@@ -25,7 +25,7 @@ def chunks(messages, block, keys=1):
 
 
 async def pile(folder, blocks, payload, **options):
-    """Make an archive of blocks of these sequences, adopted, with the stream's recording; return its store."""
+    """Create an archive of adopted blocks of these sequences, with the stream's record; return its store."""
     from archived import Settled
 
     from capture.archive import chain
@@ -73,14 +73,14 @@ async def pile(folder, blocks, payload, **options):
 
 
 def measured(server, warm, store):
-    """Restore in a process of its own; return what the program above prints."""
+    """Restore in a separate process; return the numbers that this program prints."""
     command = [sys.executable, __file__, repr(server.connect_options()), str(warm), str(store)]
     told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
     return int(told[0]), float(told[1]), float(told[2]), int(told[3]), int(told[4])
 
 
 class _Hidden:
-    """As where the extra `capture` alone is installed: pyarrow loads pandas if it is there."""
+    """Hides pandas, as if only the extra `capture` were installed: pyarrow loads pandas if it exists."""
 
     def find_spec(self, name, path=None, target=None):
         if name == "pandas":

@@ -1,21 +1,21 @@
-"""What the tests of publishing share: streams, what they hold, and publishers that take a stall for nothing worse."""
+"""Helpers for tests of publishing: streams, their payloads, and options of publishers that ignore stalls."""
 
 from patient import PATIENCE
 
 UNHURRIED = {"ack_timeout": PATIENCE, "give_up": 2 * PATIENCE}
-"""Options of a publisher: what is sent gets its ack, however long that takes, and is not sent again for being late."""
+"""Options of a publisher that waits for late acks, and does not send messages again because of them."""
 LASTING = {"give_up": 2 * PATIENCE}
-"""Options of a publisher whose acks get lost: it sends again as soon as the test says, and does not give up."""
+"""Options of a publisher whose acks get lost: it sends again when the test says so, and does not give up."""
 
 
 async def make_stream(natty, name, **settings):
-    """Make a stream that offers fast ingest, `<name>.>`."""
+    """Create a stream with fast ingest, `<name>.>`."""
     await natty.ensure_stream(name, subjects=[f"{name}.>"], allow_batched=True, **settings)
     return name
 
 
 async def payloads(natty, stream):
-    """Return every payload the stream holds, in order."""
+    """Return every payload in the stream, in order."""
     await natty.ensure_consumer(stream, "reader", ack_policy="none")
     count = (await natty.jetstream.request(f"STREAM.INFO.{stream}"))["state"]["messages"]
     found, pull = [], natty.pull(stream, "reader", max_messages=20_000)

@@ -1,4 +1,4 @@
-"""Streams as a server tells them, message by message, to be compared before and after a restore."""
+"""Streams as a server returns them, message by message, for comparison before and after a restore."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ async def info(natty, stream, **body):
 
 
 async def dumped(natty, stream):
-    """Return every message of a stream as STREAM.MSG.GET tells it, by its sequence, and the stream's state."""
+    """Return every message of a stream as STREAM.MSG.GET returns it, by sequence, and the stream's state."""
     state = (await info(natty, stream, deleted_details=True))["state"]
     deleted = Sequences.from_iterable(state.get("deleted") or [])
     there = iter(Sequences.from_range(max(1, state["first_seq"]), state["last_seq"]) - deleted)
@@ -42,7 +42,7 @@ async def dumped(natty, stream):
 
 
 async def configured(natty, stream):
-    """Return a stream's configuration without what the server adds to it, but with the level that it needs."""
+    """Return a stream's configuration without the server's additions, but with the API level that it needs."""
     return without_own((await info(natty, stream))["config"])
 
 
@@ -53,7 +53,7 @@ def without_own(config):
 
 
 async def positions(natty, stream):
-    """Return the configuration of each consumer, and up to where it has acknowledged everything."""
+    """Return the configuration and the ack floor of each consumer."""
     listed = (await natty.jetstream.request(f"CONSUMER.LIST.{stream}")).get("consumers") or []
     return {one["name"]: (without_own(one["config"]), place_of(one, "ack_floor")) for one in listed}
 
@@ -63,14 +63,14 @@ def place_of(consumer, name):
 
 
 async def send(natty, subject, payload=b"", headers=b""):
-    """Publish raw headers, and wait until the message is stored; return its sequence."""
+    """Publish with raw headers, wait until the message is stored, and return its sequence."""
     answer = json.loads((await natty.connection.request(subject, payload, headers=headers))[3])
     assert "error" not in answer, answer
     return answer["seq"]
 
 
 async def all_kinds(natty, name, **settings):
-    """Make a stream with messages of every kind, and gaps of every kind."""
+    """Create a stream with messages of every kind, and gaps of every kind."""
     await natty.ensure_stream(name, subjects=[f"{name}.>"], allow_rollup_hdrs=True, **settings)
     await send(natty, f"{name}.a", b"purged")
     await send(natty, f"{name}.a", b"purged too")
@@ -91,7 +91,7 @@ async def delete(natty, stream, *sequences):
 
 
 async def read_some(natty, stream, durable, count):
-    """Read and acknowledge so many messages of a durable consumer; return their sequences."""
+    """Read and acknowledge `count` messages of a durable consumer; return their sequences."""
     pull, found = natty.pull(stream, durable, max_messages=1), []
     async with asyncio.timeout(PATIENCE):
         async for batch in pull:
@@ -107,12 +107,12 @@ async def read_some(natty, stream, durable, count):
 
 
 async def floor_of(natty, stream, durable):
-    """Return up to which sequence a consumer has acknowledged everything."""
+    """Return the sequence up to which a consumer has acknowledged every message."""
     return (await natty.jetstream.request(f"CONSUMER.INFO.{stream}.{durable}"))["ack_floor"]["stream_seq"]
 
 
 class Capturing:
-    """A stream and its archive in a folder: stored and swept in the test's own process."""
+    """A stream and its archive in a folder; the test's process stores and sweeps."""
 
     def __init__(self, natty, stream, folder, **settings):
         self.natty, self.stream = natty, stream
@@ -125,14 +125,14 @@ class Capturing:
 
 
 async def planned(natty, captured, **options):
-    """Return the plan of a restore; settings of the window and of the rest together."""
+    """Return the plan of a restore; `options` are settings of the window and all others."""
     window = Window(**{name: options.pop(name) for name in Window.__dataclass_fields__ if name in options})
     offline = options.pop("offline", False)
     return await prepare(natty, captured.config, captured.store, Options(window=window, **options), offline=offline)
 
 
 async def restored(natty, captured, *, on_progress=None, **options):
-    """Restore a stream; return what was done."""
+    """Restore a stream; return the result."""
     plan = await planned(natty, captured, **options)
     carry_out = restore_exactly if plan.exact else rebuild_published
     return await carry_out(natty, plan, captured.store, captured.config.keys(), on_progress)

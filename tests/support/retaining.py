@@ -1,4 +1,4 @@
-"""Objects of an archive for tests of retention: where they lie, how old and how large they are."""
+"""Objects of an archive for tests of retention, with their paths, ages and sizes."""
 
 from capture.archive.manifest import Stored
 from capture.archive.sequences import Sequences

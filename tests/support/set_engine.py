@@ -28,7 +28,7 @@ class SetEngine:
 
 
 async def read_back(store, outputs):
-    """Compare what lies in the store with what was reported."""
+    """Compare the objects in the store with the reported outputs."""
     for one in outputs:
         assert json.loads(await store.get(one.path)) == list(Sequences.from_text(one.sequences))
 

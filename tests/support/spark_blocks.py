@@ -1,4 +1,4 @@
-"""Blocks for tests of Spark: rows of the envelope, written with pyarrow directly, and the records of them."""
+"""Blocks for tests of Spark: rows of the envelope, written with pyarrow directly, and their records."""
 
 import hashlib
 

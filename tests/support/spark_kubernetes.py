@@ -1,7 +1,7 @@
-"""A namespace on a Kubernetes cluster that there is: an account for Spark, secrets for its executors, and settings.
+"""A namespace on an existing Kubernetes cluster: an account for Spark, secrets for its executors, and settings.
 
-The tests' servers listen on this machine's loopback, so its one node must be this machine, and pods are of its network.
-`kubectl` does the rest, by KUBECONFIG; the image is named by SPARK_KUBERNETES_IMAGE.
+The tests' servers listen on this machine's loopback, so the cluster's only node must be this machine, and pods use its
+network. `kubectl` does the rest, with KUBECONFIG; SPARK_KUBERNETES_IMAGE names the image.
 """
 
 import base64
@@ -24,7 +24,7 @@ RIGHTS = Path(__file__).parents[2] / "examples" / "spark_kubernetes" / "rights.y
 
 
 class SparkOnKubernetes:
-    """What a driver needs: properties files of `settings`. `pods` and `delete` look at and disturb its executors."""
+    """A driver's properties files, from `settings`. `pods` lists its executors, and `delete` kills one."""
 
     def __init__(self, image, folder):
         self.image, self.folder = image, folder
@@ -46,7 +46,7 @@ class SparkOnKubernetes:
         self.kubectl("create", "-f", "-", said=json.dumps(made))
 
     def open(self):
-        """Make the namespace, and in it an account that may do what Spark must."""
+        """Create the namespace, and in it an account with the rights that Spark needs."""
         self.create("Namespace", self.namespace)
         self.create("ServiceAccount", "spark")
         self.kubectl("create", "-f", str(RIGHTS))
@@ -64,12 +64,12 @@ class SparkOnKubernetes:
         )
 
     def give(self, name, variables):
-        """Give executors these variables, by a secret."""
+        """Give executors these variables through a secret."""
         self._keep(name, {key: value.encode() for key, value in variables.items()})
         self.given |= {f"spark.kubernetes.executor.secretKeyRef.{key}": f"{name}:{key}" for key in variables}
 
     def mount(self, name, folder):
-        """Give executors the files of a folder, at its own path, by a secret."""
+        """Give executors the files of a folder, at the same path, through a secret."""
         self._keep(name, {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()})
         self.mounted[f"spark.kubernetes.executor.secrets.{name}"] = str(folder)
 
@@ -77,7 +77,7 @@ class SparkOnKubernetes:
         self.create("Secret", name, data={key: base64.b64encode(value).decode() for key, value in values.items()})
 
     def settings(self, name, *, executors_ca=None, executors_secret=None, **changed):
-        """Write a properties file; executors have a certificate of the authority, and the secret, that are given."""
+        """Write a properties file; executors get a certificate of the given authority, and the given secret."""
         folder = self.folder / name
         mine, theirs = folder / "driver", folder / "executor"
         security, _ = sealed(mine, self.ca), sealed(theirs, executors_ca or self.ca)
@@ -112,15 +112,15 @@ class SparkOnKubernetes:
         return str(file)
 
     def pods(self):
-        """Return the executors' pods that there are, ended or not."""
+        """Return the executors' existing pods, ended or not."""
         return json.loads(self.kubectl("get", "pods", f"--selector={EXECUTORS}", "-o=json"))["items"]
 
     def running(self):
-        """Return the names of those that run."""
+        """Return the names of the running pods."""
         return [pod["metadata"]["name"] for pod in self.pods() if pod["status"].get("phase") == "Running"]
 
     def kept(self):
-        """Return the names of those that nobody has deleted, ended or not."""
+        """Return the names of the pods that are not deleted, ended or not."""
         return {pod["metadata"]["name"] for pod in self.pods() if "deletionTimestamp" not in pod["metadata"]}
 
     def delete(self, pod):
@@ -128,7 +128,7 @@ class SparkOnKubernetes:
         self.kubectl("delete", "pod", pod, "--grace-period=0", "--force")
 
     def wait(self, condition, what):
-        """Wait until a condition holds; show the pods if it never does."""
+        """Wait until a condition holds; on timeout, show the pods."""
         deadline = time.monotonic() + 3 * PATIENCE
         while not condition():
             if time.monotonic() > deadline:
@@ -136,13 +136,13 @@ class SparkOnKubernetes:
             time.sleep(0.2)
 
     def close(self):
-        """Delete all of it."""
+        """Delete the namespace."""
         self.kubectl("delete", "namespace", self.namespace, "--wait=false")
 
 
 @pytest.fixture(scope="module")
 def spark_on_kubernetes(tmp_path_factory):
-    """A namespace for the tests of a file."""
+    """A namespace for the tests of one file."""
     image = os.environ.get("SPARK_KUBERNETES_IMAGE")
     if not image:
         pytest.fail("SPARK_KUBERNETES_IMAGE names no image of executors", pytrace=False)

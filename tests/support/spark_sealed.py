@@ -1,12 +1,12 @@
-"""What the tests' Spark clusters have in common: a secret is asked for, RPC is over TLS, disks are encrypted."""
+"""Security settings that the tests' Spark clusters share: a required secret, RPC over TLS, encrypted disks."""
 
 HOST = "127.0.0.1"
 
 
 def sealed(folder, ca):
-    """Make a folder with a key and a certificate of this authority; return the settings that use them.
+    """Create a folder with a key and a certificate of this authority; return the settings that use them.
 
-    The certificate's chain is also what is trusted.
+    The certificate's chain is also the trusted one.
     """
     folder.mkdir(mode=0o700, parents=True)
     certificate = ca.issue("spark", hosts=[HOST, "localhost"])

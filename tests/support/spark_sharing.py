@@ -1,8 +1,8 @@
-"""A program for a test of Spark's driver: while a merge of many tasks holds all cores, others are asked for.
+"""A program for a test of Spark's driver: it requests other work while a merge of many tasks holds all cores.
 
     python spark_sharing.py FOLDER
 
-It prints, as JSON, how many of the tasks were still to be let go when a small merge was answered, and a query.
+It prints as JSON how many of the tasks still waited when a small merge, and a query, were answered.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ LARGE, SMALL, ASKED = 1, 2, 3
 
 
 class Heard(Answers):
-    """Notes which requests were answered."""
+    """Records which requests were answered."""
 
     def __init__(self):
         super().__init__(io.BytesIO())
@@ -57,13 +57,13 @@ def until(condition):
 
 
 class Stuck:
-    """The tasks of the large merge, which is Spark's first job: each waits at its pipe until it is let go."""
+    """The tasks of the large merge, which is Spark's first job: each waits at its pipe until it is released."""
 
     def __init__(self, pipes, tracker):
         self.pipes, self.tracker, self.let_go = pipes, tracker, 0
 
     def release(self):
-        """Let one of those go on that wait, and end; tell whether there was one."""
+        """Release one waiting task, which then ends; return whether there was one."""
         pipe = next(filter(let_go, self.pipes), None)
         if pipe is None:
             return False
@@ -72,11 +72,11 @@ class Stuck:
         return True
 
     def is_over(self):
-        """Tell whether Spark has heard of the end of each that was let go: their cores are given to others by then."""
+        """Return whether Spark has seen the end of each released task: by then it has given their cores to others."""
         return self.stages()[0].numCompletedTasks >= self.let_go
 
     def others_wait(self):
-        """Tell whether another job has nothing that runs."""
+        """Return whether another job has unfinished tasks and none that runs."""
         found = [one for number, one in self.stages().items() if number]
         return any(one.numActiveTasks == 0 and one.numCompletedTasks < one.numTasks for one in found)
 

@@ -1,6 +1,6 @@
-"""Settings for Spark on a YARN cluster that there is: HADOOP_CONF_DIR names the folder that says where.
+"""Settings for Spark on an existing YARN cluster; HADOOP_CONF_DIR names the folder with its address.
 
-Its one node must be this machine, whose processes are looked at, since the tests' servers listen on loopback.
+The cluster's only node must be this machine: the tests look at its processes, and their servers listen on loopback.
 """
 
 import os
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class SparkOnYarn:
-    """What a driver needs: properties files of `settings`. `executors` are the processes on this machine."""
+    """A driver's properties files, from `settings`. `executors` are the processes on this machine."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -29,7 +29,7 @@ class SparkOnYarn:
         self.given = {"PYTHONPATH": str(ROOT), **({"JAVA_HOME": java} if (java := os.environ.get("JAVA_HOME")) else {})}
 
     def settings(self, name, **changed):
-        """Write a properties file: a secret that YARN hands over, TLS, encrypted disks, two executors."""
+        """Write a properties file: a secret that YARN passes on, TLS, encrypted disks, two executors."""
         folder = self.folder / name
         security = sealed(folder, self.ca)
         file = folder / "spark.conf"
@@ -56,7 +56,7 @@ class SparkOnYarn:
         self.given |= variables
 
     def executors(self):
-        """Return the ids of the executors' JVMs, not of the shells that begin them."""
+        """Return the ids of the executors' JVMs, without the shells that start them."""
         lines = {path.parent.name: command_line(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline")}
         java = [one for one, line in lines.items() if line.partition(b"\0")[0].endswith(b"java")]
         return [int(one) for one in java if EXECUTOR in lines[one]]

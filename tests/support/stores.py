@@ -1,7 +1,7 @@
-"""Servers that keep objects, for tests: SeaweedFS (S3), Azurite (Azure), rclone (an S3 that ignores conditions).
+"""Object store servers for tests: SeaweedFS (S3), Azurite (Azure), rclone (an S3 that ignores conditions).
 
-All from PyPI, but Azurite, which is JavaScript: its Node.js is from PyPI, and npm installs what the lock file beside
-this one pins, once, into the Python environment that runs the tests.
+All are from PyPI except Azurite, which is JavaScript: its Node.js is from PyPI, and npm installs the versions of the
+lock file beside this one, once, into the Python environment that runs the tests.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ AZURITE = Path(__file__).parent / "azurite"
 
 @dataclass
 class StoreServer:
-    """A running server; `url()` is a store of its own in it, `environment` its credentials."""
+    """A running server; `url()` is a separate store in it, `environment` its credentials."""
 
     scheme: str
     endpoint: str
@@ -58,14 +58,14 @@ class StoreServer:
     again: Callable[[], subprocess.Popen[bytes]] | None = None  # starts it anew, with what it has stored
 
     def restart(self, down: float = 0.0) -> None:
-        """Kill it, and start it again after so many seconds, on the same ports. It blocks."""
+        """Kill it, and restart it after `down` seconds on the same ports. It blocks."""
         assert self.again is not None
         kill(self.process)
         time.sleep(down)
         self.process = self.again()
 
     def url(self, prefix: str | None = None, **settings: object) -> str:
-        """A store below a prefix that nobody else uses, or this one."""
+        """Return a store below a new prefix, or below the given one."""
         prefix = f"with space/p%25/{uuid4().hex}" if prefix is None else prefix
         settings = {"endpoint": self.endpoint, "ca": self.ca, "timeout": f"{PATIENCE:g}", **settings}
         query = "&".join(f"{name}={value}" for name, value in settings.items() if value != "")
@@ -74,14 +74,14 @@ class StoreServer:
 
 @dataclass
 class Program:
-    """A child process with its log; killed with everything it started."""
+    """A child process with its log; it is killed with all processes that it started."""
 
     command: list[str]
     folder: Path
     environ: dict[str, str]
 
     def start(self, ready: Callable[[], bool]) -> subprocess.Popen[bytes]:
-        """Start it and wait until it is ready; fails the test with its log if it never is."""
+        """Start it and wait until it is ready; on timeout, fail the test with its log."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as output:
             environ = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
@@ -107,7 +107,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def program(name: str) -> str:
-    """The path of a program that a package from PyPI brings."""
+    """Return the path of a program from a PyPI package."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if not found:
@@ -116,7 +116,7 @@ def program(name: str) -> str:
 
 
 def answers(endpoint: str, ca: Path) -> bool:
-    """Tell whether something speaks HTTP there."""
+    """Return whether an HTTP server answers at the endpoint."""
     try:
         urllib.request.urlopen(endpoint, context=ssl.create_default_context(cafile=ca), timeout=5).close()
     except urllib.error.HTTPError:
@@ -200,7 +200,7 @@ def azurite(natty_tls: TLSFiles, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def rclone(natty_tls: TLSFiles, tmp_path_factory):
-    """rclone serve s3: an S3 server that takes every conditional put for an unconditional one."""
+    """rclone serve s3: an S3 server that treats every conditional put as an unconditional one."""
     port = free_ports(1)[0]
     folder = tmp_path_factory.mktemp("rclone")
     (folder / "served" / BUCKET).mkdir(parents=True)
@@ -217,7 +217,7 @@ def rclone(natty_tls: TLSFiles, tmp_path_factory):
 
 
 def _make_container(endpoint: str, ca: Path) -> None:
-    """Create the container; obstore does not, Azure's Shared Key signs the request."""
+    """Create the container, since obstore does not; Azure's Shared Key signs the request."""
     now, version = formatdate(usegmt=True), "2021-08-06"
     signed = "PUT" + "\n" * 12 + f"x-ms-date:{now}\nx-ms-version:{version}\n/{ACCOUNT}/{ACCOUNT}/{BUCKET}"
     signed += "\nrestype:container"
@@ -230,7 +230,7 @@ def _make_container(endpoint: str, ca: Path) -> None:
 
 @pytest.fixture
 def bare_environment(monkeypatch):
-    """No settings of a cloud in the environment, and no cloud that could be asked for credentials."""
+    """No settings of a cloud in the environment, and no reachable cloud service for credentials."""
     for name in [name for name in os.environ if name.startswith(SETTINGS)]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", NOBODY)

@@ -1,4 +1,4 @@
-"""An HTTP server in front of an object store that does to requests what stores and networks do on bad days."""
+"""An HTTP server in front of an object store that simulates faults of stores and networks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from natty.testing import free_ports
 
 @dataclass(frozen=True)
 class Request:
-    """What a client asked; `target` is as it was sent, percent-encoded."""
+    """A client's request; `target` is as it was sent, percent-encoded."""
 
     method: str
     target: str
@@ -25,7 +25,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Say:
-    """Answer this, and don't ask the store; or only afterwards, when `after` is set."""
+    """Answer this without a request to the store, or after one if `after` is set."""
 
     status: int
     code: str = ""
@@ -46,7 +46,7 @@ Fault = Callable[[Request], "Say | str | None"]
 class FaultyHTTP:
     """Forwards requests to `port` on the loopback, speaking TLS itself; an async context manager.
 
-    `fault` says what happens to a request: None forwards it. `requests` are all that came, in order.
+    `fault` decides what happens to a request: None forwards it. `requests` are all that arrived, in order.
     """
 
     def __init__(self, port: int, context: ssl.SSLContext) -> None:
@@ -109,7 +109,7 @@ def _headers(head: bytes) -> dict[str, str]:
 
 
 async def _answer(reader: asyncio.StreamReader, method: str) -> bytes:
-    """One whole answer, as it came."""
+    """Read one whole answer, unchanged."""
     head = await reader.readuntil(b"\r\n\r\n")
     headers = _headers(head)
     if method == "HEAD" or head[9:12] in (b"204", b"304"):
@@ -126,7 +126,7 @@ async def _answer(reader: asyncio.StreamReader, method: str) -> bytes:
 
 @pytest.fixture
 async def faulty(s3, natty_tls):
-    """What stands in front of the S3 server; it ends the store's TLS."""
+    """The proxy in front of the S3 server; it terminates the store's TLS."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(natty_tls.server_cert, natty_tls.server_key)
     async with FaultyHTTP(s3.plain_port, context) as server:

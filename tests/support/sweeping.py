@@ -38,7 +38,7 @@ def listing(*blocks, at=YOUNG, entries=()):
 
 
 async def sweep(store, pointer, *, table=None, **options):
-    """Sweep beside this table, or none."""
+    """Sweep beside this table, or without one."""
     return await sweep_with(store, pointer, (table or HeadState()).read, **options)
 
 

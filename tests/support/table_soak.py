@@ -1,4 +1,4 @@
-"""Hundreds of compactions of one archive, with crashes and new leaders: what lies in the store must not grow for ever.
+"""Hundreds of compactions of one archive, with crashes and new leaders: the store must not grow forever.
 
 `make soak-table`, or: python tests/support/table_soak.py --runs 500
 """
@@ -38,7 +38,7 @@ GROWTH = 1.4  # the last runs' largest figures may be so many times the first on
 
 @dataclass(frozen=True)
 class Rules:
-    """What is kept, in seconds, bytes, and sequences of the stream; `horizon` runs later each has let something go."""
+    """Limits of retention in seconds, bytes, and stream sequences; after `horizon` runs each has removed objects."""
 
     grace: float = 900.0
     kept_for: float = 3600.0
@@ -49,12 +49,12 @@ class Rules:
 
 
 BRIEF = Rules(grace=300.0, kept_for=900.0, interval=900.0, kept_bytes=15_000, stream_keeps=50, horizon=24)
-"""For a soak of seconds."""
+"""Rules for a soak of a few seconds."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The store after a run: objects and bytes of each kind; snapshots, manifests; bytes of the newest documents."""
+    """The store after a run: objects and bytes of each kind, snapshots, manifests, bytes of the newest documents."""
 
     objects: int
     bytes: int
@@ -70,7 +70,7 @@ class Measured:
 
 
 class Soak:
-    """An archive whose leaders come and go, and its clock."""
+    """An archive with changing leaders, and its clock."""
 
     def __init__(self, seed=1, rules=None):
         self.rules = rules or Rules()
@@ -83,14 +83,14 @@ class Soak:
         self.terms = {}
 
     def term(self, state):
-        """Return the leader's term: mostly the one of before."""
+        """Return the leader's term: usually the previous one."""
         if id(state) not in self.terms or self.random.random() < 0.1:
             self.tokens += 1
             self.terms[id(state)] = MemoryHead(self.tokens, state)
         return self.terms[id(state)]
 
     async def write(self):
-        """Store two blocks, in which some messages of before come again; every third one is not ours."""
+        """Store two blocks, with some earlier messages again; every third message is not ours."""
         for _ in range(2):
             again = self.random.randint(0, 3)
             first = max(1, self.sequence - again)
@@ -100,7 +100,7 @@ class Soak:
             await store_block(self.store, ours, key=key, interval=interval, clock=lambda: self.now)
 
     async def run(self, crash):
-        """Let a round of both leaders pass; with `crash` the compaction's dies in the middle."""
+        """Run a round of both leaders; with `crash` the compaction's leader dies in the middle."""
         self.now += EVERY
         await self.write()
         manifest = self.term(self.manifest)
@@ -146,7 +146,7 @@ class Soak:
         )
 
     async def check(self):
-        """See that Iceberg's readers get what the archive's own get, in every snapshot that is left."""
+        """Check that Iceberg's readers and the archive's own get the same rows, in every existing snapshot."""
         table = await self.committed()
         reader = await read_back(self.store, table.iceberg[STREAM])
         held = [row for one in table.files for row in Sequences.from_text(one.sequences)]
@@ -158,7 +158,7 @@ class Soak:
 
 
 async def soak(runs, *, crash_every=7, seed=1, rules=None):
-    """Return what was measured after each of so many runs; readers are asked now and then."""
+    """Return the measurements after each of `runs` runs; check the readers every 50 runs and at the end."""
     world, measured = Soak(seed, rules), []
     for number in range(1, runs + 1):
         measured.append(await world.run(number % crash_every == 0))
@@ -172,7 +172,7 @@ FIGURES = ("objects", "bytes", "table", "iceberg", "snapshots", "metadata", "doc
 
 
 def peaks(measured, horizon):
-    """Return, for each figure, its largest values in the four quarters of the runs after the rules' horizon."""
+    """Return the largest values of each figure in the four quarters of the runs after the rules' horizon."""
     quarter = (len(measured) - horizon) // 4
     parts = [measured[horizon + number * quarter :][:quarter] for number in range(4)]
     return {name: [max(getattr(one, name) for one in part) for part in parts] for name in FIGURES}

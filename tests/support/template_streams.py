@@ -1,4 +1,4 @@
-"""What the streams of a template hold, once nothing waits any more."""
+"""The payloads of a template's streams, once its intake is empty."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ async def _waiting(natty, template):
 
 
 async def payloads_of(natty, stream):
-    """Return the payloads that a stream holds, in order."""
+    """Return the payloads in a stream, in order."""
     state = (await natty.jetstream.request(f"STREAM.INFO.{stream}"))["state"]
     sequences = range(max(1, state["first_seq"]), state["last_seq"] + 1)
     found = await asyncio.gather(*(natty.jetstream.read(stream, sequence=sequence) for sequence in sequences))

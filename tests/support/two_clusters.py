@@ -1,4 +1,4 @@
-"""Two clusters of three servers each, with JetStream domains of their own, joined by leaf nodes; TLS everywhere."""
+"""Two clusters of three servers each, with separate JetStream domains, joined by leaf nodes; TLS everywhere."""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -8,7 +8,7 @@ from natty.testing import NatsCluster, ServerOptions, free_ports
 
 @contextmanager
 def two_clusters(size=3):
-    """Yield the clusters `hub` and `edge`; what is published on one is stored by whichever has a stream for it."""
+    """Yield the clusters `hub` and `edge`; a message published on one is stored on the one with a stream for it."""
     hub = NatsCluster(size, ServerOptions(name="hub"))
     edge = NatsCluster(size, ServerOptions(name="edge"), tls_files=hub.tls_files)
     ports = free_ports(size)

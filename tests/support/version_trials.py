@@ -1,4 +1,4 @@
-"""One trial for each feature of `natty.servers.NEEDS`: it fails on a server that can't do what the feature promises."""
+"""One trial for each feature of `natty.servers.NEEDS`: it fails on a server that does not support the feature."""
 
 import asyncio
 from contextlib import aclosing
@@ -36,7 +36,7 @@ async def streams(natty, name, folder):
 
 
 async def capture(natty, name, folder):
-    """Without a leader: what nodes store."""
+    """Only the nodes' part of capture, without a leader."""
     await fill(natty, name, 20)
     captured = Capturing(natty, name, folder)
     await store_all(natty, captured.config, captured.store)
@@ -155,7 +155,7 @@ async def election(natty, name, folder):
 
 
 async def template(natty, name, folder):
-    """Acknowledged messages of tokens that are new, in bursts, are in their streams, each once."""
+    """Acknowledged messages with new tokens, published in bursts, are in their streams, each once."""
     await natty.stream_templates().add(name, subject=f"{name}.*", stream=f"{name}_{{1}}")
     running = asyncio.create_task(natty.stream_templates().run())
     sent = {b"first"}
