@@ -37,7 +37,7 @@ class ConsumeSettings(TypedDict, total=False):
     batch_wait: float
     """Seconds that the first message of a batch waits for the others. Default 0.1."""
     shutdown_timeout: float
-    """Seconds that running handlers have to finish when asked to stop. Default 10.0."""
+    """Seconds that running handlers have to finish after a stop. Default 10.0."""
     max_messages: int
     """Messages that are requested or being handled at one time. Default 500."""
     max_bytes: int
@@ -59,7 +59,7 @@ class WorkOptions:
     dead_letters: bool | DeadLetterOptions = True  # where messages go after the last retry; False: the last one repeats
     batch: int = 0  # call the handler with a list of up to this many messages; with `ordered_by`, messages of one key
     batch_wait: float = 0.1  # seconds that the first message of a batch waits for the others
-    shutdown_timeout: float = 10.0  # seconds that running handlers have to finish when asked to stop
+    shutdown_timeout: float = 10.0  # seconds that running handlers have to finish after a stop
     max_bytes: int = PullOptions.max_bytes  # requested or being handled at one time
 
     def __post_init__(self) -> None:

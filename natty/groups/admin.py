@@ -92,7 +92,7 @@ class GroupAdmin(ABC, Generic[R]):
 
     @abstractmethod
     async def delete(self) -> list[str]:
-        """Delete the group; members end when they see it. Return streams and consumers with its names that it kept."""
+        """Delete the group; members end when they see it. Return streams or consumers of its names that are not its."""
 
     async def read(self) -> R:
         """Return the group's record from the bucket's leader."""

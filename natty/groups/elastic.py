@@ -146,7 +146,7 @@ class ElasticAdmin(GroupAdmin[ElasticRecord]):
     async def drop(self, *members: str) -> Change:
         """Remove members from the list. BadGroupError if partitions are mapped, or without a name.
 
-        The members that get their partitions also get the messages that they have not acknowledged.
+        The members that get a dropped member's partitions also get its unacknowledged messages.
         """
         if not members:
             raise BadGroupError("nobody was named: name one member at least")

@@ -59,7 +59,7 @@ class Memory:
     def check(self, turn: Delivery) -> None:
         """TooManyDeliveriesError for a message delivered too often, but only for the first one of its key.
 
-        The messages behind it were delivered as often without being the cause. One of them is refused next if it is
+        The messages behind it were delivered as often, perhaps only because of it. One of them is refused next if it is
         delivered more often than that.
         """
         identity, deliveries, most = identity_of(turn.message.raw[1]), turn.message.deliveries, self._max_deliveries

@@ -45,7 +45,7 @@ class OrderedOptions:
     headers_only: bool = False
     max_messages: int = 1024  # messages that have arrived and are not read yet
     max_bytes: int = 8 * 1024 * 1024
-    heartbeat: float = 5.0  # seconds; a session counts as lost after two heartbeats without a message
+    heartbeat: float = 5.0  # seconds; a session counts as lost after a silence of two heartbeats
     expires: float = 30.0  # seconds that the server keeps a request
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class Began:
 
 @dataclass(frozen=True, slots=True)
 class Vanished:
-    """The stream was deleted. The reader waits until it is created again."""
+    """The stream no longer exists. The reader waits until it is created again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ async def take(
 ) -> AsyncGenerator[Batch, None]:
     """Yield the next messages as they arrive, `count` at most; end early if none arrived for `wait` seconds.
 
-    It sends only one request for each 500 messages (`$JS.API.CONSUMER.MSG.NEXT`, ADR-37). If the server refuses it, it
-    requests the reason: StreamNotFoundError, ConsumerNotFoundError, JetStreamError.
+    It sends only one request for each 500 messages (`$JS.API.CONSUMER.MSG.NEXT`, ADR-37). If the server refuses that,
+    it finds out the reason and raises it: StreamNotFoundError, ConsumerNotFoundError, JetStreamError.
     AuthorizationError, NotConnectedError, RequestTimeoutError if the server is silent.
     """
     with _Inbox(jetstream, stream, consumer) as inbox:

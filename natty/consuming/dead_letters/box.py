@@ -58,7 +58,7 @@ class Retried:
 class LetterBox:
     """The dead letters of an account: list, show, retry and purge them.
 
-    Reads come from the stream's leader, one letter a request. Each method raises StreamNotFoundError if the letters'
+    Reads come from the stream's leader, one letter per request. Each method raises StreamNotFoundError if the letters'
     stream is missing.
     """
 
