@@ -34,7 +34,7 @@ _actor = ContextVar("who takes this step")
 class Actor:
     name: str
     token: int = 0
-    waiting: list = field(default_factory=list)  # futures, one a step that it is about to take
+    waiting: list = field(default_factory=list)  # futures, one for each step that it is about to take
     task: asyncio.Task | None = None
 
 
@@ -142,7 +142,7 @@ class World:
 
     async def step(self):
         actor = _actor.get(None)
-        if actor is None:  # the end of the test: nobody else is there
+        if actor is None:  # the end of the test: there are no other actors
             return
         waiting = asyncio.get_running_loop().create_future()
         actor.waiting.append(waiting)
@@ -216,7 +216,7 @@ class World:
             except Fenced:
                 return
             except NotStored as error:
-                if term.token == term.state.highest_token:  # whoever stood still is not promised anything
+                if term.token == term.state.highest_token:  # a paused actor has no guarantees
                     raise AssertionError(f"an object that was needed is gone: {error}") from error
             except CaptureError:
                 continue
@@ -251,7 +251,7 @@ class World:
         assert unreadable == []
         try:
             picture = await read_picture(self.store, self.manifest.read_now, self.table.read)
-        except ManifestError:  # it was told twice what is not true any more
+        except ManifestError:  # it read an outdated state twice
             return
         files = [json.loads(await self.store.get(one.path)) for one in picture.files]
         blocks = [json.loads(await self.store.get(one.path)) for one in picture.blocks]
@@ -283,7 +283,7 @@ class World:
     async def run(self, steps):
         for kind in ("sweeper", "compactor"):
             self.elect(kind)
-        favoured = None  # whoever goes on for a while, as others stand still
+        favoured = None  # an actor that continues for a while as others are paused
         for _ in range(steps):
             if not self.actors or self.chance(8):
                 self._something()
@@ -304,7 +304,7 @@ class World:
             self._elect_some("compactor")
         elif what < 16 and self.actors:
             self.kill([self.random.choice(self.actors)])
-        elif not self.of("reader"):  # who reads for longer than the grace is not promised anything
+        elif not self.of("reader"):  # a reader that reads for longer than the grace time has no guarantees
             self._pass_time()
 
     def _pass_time(self):

@@ -40,7 +40,7 @@ async def store_all(natty, config, store, *, leave_out=()):
     async for batch in pull:
         arrived += batch.raw
         pull.finished(len(batch))
-        if len(arrived) < waiting:  # a block a key, in however many pieces the messages come
+        if len(arrived) < waiting:  # one block for each key, no matter how many pieces the messages arrive in
             continue
         records = decode(Batch(arrived))
         kept = [index for index, sequence in enumerate(records.sequences) if sequence not in leave_out]

@@ -38,7 +38,7 @@ def browsing(folder: Path) -> Iterator[Browser]:
     """Run a browser within the block, with its files in this folder."""
     node, place = npm.installed(BROWSER)
     script = place / "look.mjs"
-    shutil.copy(BROWSER / script.name, script)  # beside what it imports
+    shutil.copy(BROWSER / script.name, script)  # beside its imports
     pipe = subprocess.PIPE
     environment = {"TMPDIR": str(folder), "HOME": str(folder), "PATH": "/usr/bin:/bin"}
     process = subprocess.Popen([node, str(script)], stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)

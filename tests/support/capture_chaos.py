@@ -41,7 +41,7 @@ SETTLE = 5 * PATIENCE  # seconds until everything must be stored, all being mend
 SLOWEST = 500  # messages a second that are stored then, at least
 TOLD_EVERY = 25  # faults
 ALARM = "MISSING"  # what a sweep's leader logs if something seems to be
-REASON = "could not be stored in"  # it has to store it then, and the store is struck
+REASON = "could not be stored in"  # the leader has to store it then, during a fault of the store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Options:
     ack: str = "explicit"  # "all" for one node, or "group": nodes share the partitions of a group
     buffers: str = "memory"
     spark: bool = False
-    faults: tuple[str, ...] = ()  # these, in this order, and not those that `kills` and `seed` give
+    faults: tuple[str, ...] = ()  # these, in this order, instead of the faults from `kills` and `seed`
     broken: bool = False  # the control: nodes ack too early
 
     def settings(self):

@@ -22,7 +22,7 @@ PRODUCT = ("-m", "capture")
 HASTY = (str(Path(__file__).with_name("capture_chaos_hasty.py")),)  # the control: acks before it stores
 PING_INTERVAL = 1.0  # seconds: a dead link is noticed while it is dead
 LOOK = 0.02  # seconds between two looks at a process
-LAST_LINES = 12  # of a log, shown where a node does not do what it should
+LAST_LINES = 12  # of a log, shown if a node does not behave as expected
 
 
 class StuckError(Exception):

@@ -8,8 +8,8 @@ from patient import NEVER, PATIENCE
 from natty import ConsumerNotFoundError
 from natty.wire.counters import PULL
 
-ACK_WAIT = 0.5  # seconds: what is not kept alive comes again while a test looks on
-HANDED_BACK = {"ack_wait": NEVER}  # settings of a consumer: what comes again was handed back and did not run out
+ACK_WAIT = 0.5  # seconds: messages without keep_alive are delivered again during a test
+HANDED_BACK = {"ack_wait": NEVER}  # settings of a consumer: redelivered messages were handed back, not overdue
 
 
 async def fill(natty, name, count, *, subject=lambda number: number, payload=lambda number: b"%d" % number, **settings):

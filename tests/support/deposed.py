@@ -20,5 +20,5 @@ async def elected_and_asleep(election: Election) -> Term:
     candidacy = await Candidacy(election).__aenter__()
     term = await candidacy.elected()
     await candidacy._renewer.leave(candidacy._driver, candidacy._check)
-    candidacy.running.__exit__()  # nobody waits for it when the client is closed
+    candidacy.running.__exit__()  # closing the client does not wait for it
     return believing(term)

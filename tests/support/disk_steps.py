@@ -57,7 +57,7 @@ class Disk:
         self._graveyard = graveyard
         self._unsynced = set()  # inodes with content
         self._added = set()  # names, of files and folders
-        self._removed = {}  # name → where it lies now
+        self._removed = {}  # name → its current path
         self._real = {"fsync": os.fsync, "link": os.link, "mkdir": os.mkdir, "unlink": os.unlink, "rmdir": os.rmdir}
 
     def __enter__(self):

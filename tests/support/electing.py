@@ -13,7 +13,7 @@ from natty.elections.election_bucket import make_bucket
 from natty.elections.options import ElectionOptions
 from natty.elections.record import Lease
 
-LONG = 600.0  # seconds: a lease that no stall ends, and for whose end nobody in a test can have waited
+LONG = 600.0  # seconds: a lease that no stall ends, and that no test can have waited for
 
 
 async def vacated(natty, name, bucket=BUCKET):

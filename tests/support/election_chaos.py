@@ -40,7 +40,7 @@ WEIGHTS = {
     "step_down": 0.5,
     "roll_back": 0.1,
 }
-SETTLE = 120.0  # seconds until somebody must lead again
+SETTLE = 120.0  # seconds until a node must lead again
 CONNECT = 60.0  # seconds for a session: the machine may be busy, and links are held on purpose
 
 
@@ -56,7 +56,7 @@ class History:
     lines: list[list] = field(default_factory=list)
     faults: Counter = field(default_factory=Counter)
     stored: list[tuple[int, int, int]] = field(default_factory=list)  # commits as they were republished, see `commits`
-    voids: list[list[float]] = field(default_factory=list)  # when the store was put back, and when that was over
+    voids: list[list[float]] = field(default_factory=list)  # when the restore of the store began and ended
     lives: int = 1  # of the store, one more each time it was rolled back
 
     def of(self, event):
@@ -93,7 +93,7 @@ class History:
             if life == same and following < token:
                 found.append(f"P1: commit {sequence} under {following} was accepted after one under {token}")
         elected = self.of("elected")
-        for place in (2, 3) if self.lives == 1 else (3,):  # a token may come again if the store forgot it, no term may
+        for place in (2, 3) if self.lives == 1 else (3,):  # a token may repeat if the store lost it, a term never
             if len({line[place] for line in elected}) < len(elected):
                 found.append(f"P3: a {'token' if place == 2 else 'term'} was given out twice")
         ended = {line[-1]: line[1] for line in self.of("ended")}
@@ -139,7 +139,7 @@ class Node:
         )
         try:
             async for line in self.process.stdout:
-                with contextlib.suppress(ValueError):  # half a line of one that was killed
+                with contextlib.suppress(ValueError):  # half a line of a killed node
                     self.chaos.heard(self, json.loads(line))
         finally:
             self.signal(signal.SIGKILL)
@@ -285,7 +285,7 @@ class Chaos:
             await asyncio.to_thread(server.kill)
             await asyncio.to_thread(shutil.rmtree, store)
             await asyncio.to_thread(copy.rename, store)
-            while self.natty.connection.connected:  # what this life has stored was heard by then
+            while self.natty.connection.connected:  # by then we have received all that this life stored
                 await asyncio.sleep(0.01)
             self.history.lives += 1
             await asyncio.to_thread(server.start)

@@ -32,7 +32,7 @@ def say(*words):
 def hang(number, frame):
     if number == signal.SIGUSR1:
         time.sleep(HANG)
-    else:  # one call into C that does not let go of the lock: a regular expression that backtracks
+    else:  # one call into C that does not release the lock: a regular expression that backtracks
         until = clock() + HANG
         while clock() < until:
             re.match(r"(a+)+b", "a" * 22)

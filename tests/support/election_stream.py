@@ -33,9 +33,9 @@ class Weather:
     outage: float = 0.1
     resign: float = 0.2
     drift: float = 0.0195
-    deaf: float = 0.01  # what was stored is not heard of
-    forge: float = 0.0  # a stranger republishes what nobody stored
-    stubborn: float = 0.1  # work that goes on after it was told to stop
+    deaf: float = 0.01  # a stored message is not delivered
+    forge: float = 0.0  # a stranger republishes messages that were never stored
+    stubborn: float = 0.1  # work that continues after its cancellation
 
 
 ROUGH = Weather()

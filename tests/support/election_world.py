@@ -329,7 +329,7 @@ class Node:
         wait = max(self.delay(), self.cut_until - self.world.now if random.random() < 0.5 else 0.0)
         if self.world.now < self.cut_until and wait < self.cut_until - self.world.now:
             return
-        self.world.at(wait, self.arrive, write, attempt, self.life)  # bytes on their way survive the process
+        self.world.at(wait, self.arrive, write, attempt, self.life)  # sent bytes survive the process
         if random.random() < weather.duplicate:
             self.world.at(wait + self.delay(), self.arrive, write, attempt, self.life)
 

@@ -27,7 +27,7 @@ from natty.testing import NatsServer
 ROOT = Path(__file__).parents[2]
 WEIGHTS = {"join": 3, "leave": 3, "kill": 3, "stop": 2, "edit": 3, "purge": 2, "restart": 0.4}
 MEMBERS = ("m1", "m2", "m3", "m4", "m5")
-PURGED = "purged"  # a key that nobody judges
+PURGED = "purged"  # a key that is not judged
 GONE_WITHIN = 120.0  # seconds until a process must have left
 
 

@@ -15,13 +15,13 @@ class Verdict:
     twice: int = 0  # successes of messages that had succeeded before
     begun_again: int = 0  # messages that were begun more than once
     cut: int = 0
-    overran: int = 0  # handlers that were still running when their lease ended, as the processes told
-    overlaps: int = 0  # handlers that stood still for too long, while another one of their key ran
+    overran: int = 0  # handlers still running when their lease ended, as the processes reported
+    overlaps: int = 0  # handlers that were paused for too long, while another one of their key ran
     lost: list[str] = field(default_factory=list)
     unordered: list[str] = field(default_factory=list)
-    together: list[str] = field(default_factory=list)  # at the same time, and nobody had stood still
-    again: list[str] = field(default_factory=list)  # once more than it was in flight when its process lost something
-    losses: int = 0  # of all processes: killed, stood still, without server, pin or consumer
+    together: list[str] = field(default_factory=list)  # at the same time, without a pause
+    again: list[str] = field(default_factory=list)  # more often than its process had losses while it was in flight
+    losses: int = 0  # of all processes: killed, paused, without server, pin or consumer
 
     @property
     def wrongs(self):

@@ -13,7 +13,7 @@ from patient import PATIENCE, PATIENT
 from natty.groups import PartitioningFilter
 
 NODE = Path(__file__).with_name("group_node.py")
-LONG = {"ack_wait": 60.0, "dead_letters": False}  # nothing comes again, no pin runs out, while a machine stands still
+LONG = {"ack_wait": 60.0, "dead_letters": False}  # no redelivery and no expired pin while a machine is paused
 QUICK = {"ack_wait": 1.0, "dead_letters": False}
 
 

@@ -21,7 +21,7 @@ from capture.stores import open_store
 from capture.verification.check import archive_picture, check
 from natty.config.units import parse_time
 
-LONG, SHORT = 120.0, 1.0  # seconds of `ack_wait`: while something must not come again, and when it may
+LONG, SHORT = 120.0, 1.0  # seconds of `ack_wait`: without redeliveries, and with them
 COUNT = 20
 HEALED = "stored {} messages of {} that the server counts as acknowledged and no node has stored (1–9)"
 

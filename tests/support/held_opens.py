@@ -32,7 +32,7 @@ def let_go(pipe):
     """Release the waiting processes; return whether there was one."""
     try:
         end = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-    except OSError:  # nobody waits there
+    except OSError:  # no process waits there
         return False
     os.close(end)
     return True

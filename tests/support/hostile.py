@@ -7,13 +7,13 @@ from patient import PATIENCE
 TAILS = (
     b"\xff\xfe",  # not UTF-8
     b"\xed\xa0\x80",  # a lone surrogate, encoded
-    b"a\x1b[2J\x1b]0;title\x07",  # what a terminal acts on
+    b"a\x1b[2J\x1b]0;title\x07",  # control sequences of terminals
     b"a\x00b",
     b"a\xc2\x9b31m",  # C1
     b"a\xe2\x80\x83b",  # a blank that is not ASCII
     b"a.*",
     b"[red]x",
-    b"\xef\xbf\xbd",  # what stands for bytes that are not UTF-8 in the server's answers
+    b"\xef\xbf\xbd",  # replaces bytes that are not UTF-8 in the server's answers
 )
 HEADERS = b"NATS/1.0\r\nNats-Msg-Id: \xff%d\r\nX-\xfe: \xff \x1b[31m\r\nOdd\nName: two\nlines\r\n\r\n"
 

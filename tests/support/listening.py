@@ -19,7 +19,7 @@ async def listening(handle, host="127.0.0.1", port=0, *, drain=False, **options)
         with contextlib.suppress(OSError):
             await handling
 
-    def accepted(reader, writer):  # called as soon as there is a connection; a coroutine may be cancelled unbegun
+    def accepted(reader, writer):  # called at once for each connection; a coroutine may be cancelled before it begins
         writers.add(writer)
         if asyncio.iscoroutine(handling := handle(reader, writer)):
             tasks.add(asyncio.ensure_future(served(handling)))
@@ -29,7 +29,7 @@ async def listening(handle, host="127.0.0.1", port=0, *, drain=False, **options)
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
-        for _ in range(5):  # what was accepted in this turn of the loop becomes a connection in one of the next
+        for _ in range(5):  # accepted sockets become connections in one of the loop's next iterations
             await asyncio.sleep(0)
         if drain:
             await asyncio.wait(tasks, timeout=PATIENCE) if tasks else None

@@ -103,7 +103,7 @@ async def _restore(options, warm, store):
         await capture.restore(natty, warm, name="PILED_WARM", detached=True)
         gc.collect()
         with open("/proc/self/clear_refs", "w") as file:  # noqa: PTH123
-            file.write("5")  # VmHWM begins anew
+            file.write("5")  # resets VmHWM
         before, began, cpu = _bytes("VmRSS:"), time.perf_counter(), time.process_time()
         done = await capture.restore(natty, store)
         most = _bytes("VmHWM:")

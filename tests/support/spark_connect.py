@@ -37,7 +37,7 @@ class ConnectServer:
     def __init__(self, folder):
         self.folder, self.token = folder, secrets.token_hex(16)
         [self.port] = free_ports(1)
-        self.url = f"sc://localhost:{self.port}"  # clear text, and so a token, is sent to this name alone
+        self.url = f"sc://localhost:{self.port}"  # clear text, and so a token, is sent only to this name
         self.log = folder / "server.log"
         self.process = None
 

@@ -40,7 +40,7 @@ KEY_ID, SECRET = "capture-tests", "not-a-secret-for-tests"
 ACCOUNT, ACCOUNT_KEY = "capturetests", base64.b64encode(b"not a secret, for tests" * 2).decode()
 BUCKET = "lake"
 SETTINGS = ("AWS_", "AZURE_", "GOOGLE_")
-NOBODY = "http://127.0.0.1:9"  # where clouds answer who we are, nobody does: no test asks a real cloud
+NOBODY = "http://127.0.0.1:9"  # a dead address for the clouds' credentials services: no test uses a real cloud
 AZURITE = Path(__file__).parent / "azurite"
 
 
@@ -55,7 +55,7 @@ class StoreServer:
     process: subprocess.Popen[bytes]
     plain_port: int = 0  # where the same server speaks plain HTTP
     folder: Path = field(default_factory=Path)
-    again: Callable[[], subprocess.Popen[bytes]] | None = None  # starts it anew, with what it has stored
+    again: Callable[[], subprocess.Popen[bytes]] | None = None  # restarts it with its stored objects
 
     def restart(self, down: float = 0.0) -> None:
         """Kill it, and restart it after `down` seconds on the same ports. It blocks."""

@@ -33,7 +33,7 @@ STREAM = "ORDERS"
 BEGAN = 1_795_230_000.0  # when the messages of `archived.records` were stored
 EVERY = 300.0  # seconds
 POLICY = Policy(min_files=2, max_wait=600.0, target_bytes=20_000)
-GROWTH = 1.4  # the last runs' largest figures may be so many times the first ones': blocks are of random sizes
+GROWTH = 1.4  # the last runs' largest figures may be this many times the first ones': blocks have random sizes
 
 
 @dataclass(frozen=True)
