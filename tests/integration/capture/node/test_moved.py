@@ -93,10 +93,20 @@ async def test_another_store_under_a_running_archive_is_refused_with_both_stores
     assert not (fleet.folder / "prod").exists()
 
 
+async def remove(folder):
+    """Remove a folder that a thread of a node that was stopped may still write to."""
+
+    def try_to_remove():
+        shutil.rmtree(folder, ignore_errors=True)
+        return not folder.exists()
+
+    await until(try_to_remove)
+
+
 async def test_an_archive_that_was_copied_goes_on_in_its_new_store(fleet, first, configured):
     moved = configured()
     shutil.copytree(fleet.store, fleet.folder / "prod")
-    shutil.rmtree(fleet.store)
+    await remove(fleet.store)
     await fleet.publish([b"more"])
     await captured(fleet, moved, 11)
     checked = await check(fleet.natty, moved, open_store(moved.store))
@@ -133,7 +143,7 @@ async def test_the_same_store_under_another_spelling_is_the_same(fleet, first):
 
 
 async def test_a_store_whose_archive_was_lost_is_refused(fleet, first):
-    shutil.rmtree(fleet.store)
+    await remove(fleet.store)
     said = await refusal(first)
     assert said.startswith(f"the store {open_store(first.store).url} has lost the archive {fleet.stream}: ")
     assert not fleet.store.exists()
