@@ -91,7 +91,7 @@ def test_a_node_is_seen_while_it_runs_and_told_of_when_it_was_killed(shell, serv
     assert (seen["stored"]["messages"], seen["pending"], seen["oldest"]) == (MESSAGES, 0, None)
     node.kill()
     node.communicate()
-    until(lambda view: view.nodes[0].is_late)
+    until(lambda view: view.nodes[0].is_late and view.is_late)
     done = shell.capture("status", "--config", "capture.toml")
     assert done.status == 3
     assert "node-1 was not heard of for" in done.out
