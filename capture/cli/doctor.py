@@ -23,7 +23,7 @@ from capture.stores import open_store
 from natty import Natty
 from natty.cli import connect, server_checks
 from natty.cli.checks import Finding, Status
-from natty.cli.doctor import tell
+from natty.cli.doctor import report
 from natty.cli.run import run_async
 from natty.elections import ElectionOptions
 from natty.errors import NattyError
@@ -53,7 +53,7 @@ def doctor(
         findings.append(run_async(_store(wanted.store)))
     if wanted.stream or wanted.streams:
         findings += run_async(_streams(wanted))
-    tell(facts, findings, as_json=as_json)
+    report(facts, findings, as_json=as_json)
 
 
 def _spark(config: CaptureConfig) -> list[Finding]:

@@ -29,14 +29,14 @@ def _group() -> None:
 def info(
     *, nats: dict[str, Any], as_json: Annotated[bool, typer.Option("--json", "-j", help="Print JSON.")] = False
 ) -> None:
-    """Show the connection, and what the account uses of JetStream against its limits."""
+    """Show the connection, and the account's JetStream usage and limits."""
     account = run_async(_info(nats))
     if as_json:
         print_document(asdict(account))
         return
     print_facts("Connection", _connection(account))
     if not account.jetstream:
-        print_facts("JetStream", [("Not here", account.why_not)])
+        print_facts("JetStream", [("Not available", account.why_not)])
         return
     print_facts("JetStream", _jetstream(account.jetstream))
     rows = [
@@ -50,7 +50,7 @@ def info(
         for tier, names in usage(account.jetstream).items()
         for name, (used, limit) in names.items()
     ]
-    print_table(("tier", "what", ">used", ">of", ">share"), rows)
+    print_table(("tier", "resource", ">used", ">limit", ">share"), rows)
 
 
 async def _info(settings: dict[str, Any]) -> Account:
@@ -96,9 +96,9 @@ def _jetstream(told: dict[str, Any]) -> list[tuple[str, Any]]:
         ("API requests", api.get("total", 0)),
         ("API errors", api.get("errors", 0)),
         ("Reserved", _sizes(reserved)),
-        ("A stream at most", _sizes(largest)),
-        ("A stream must have max_bytes", limits.get("max_bytes_required") or ""),
-        ("Unacknowledged at most", f"{limits['max_ack_pending']:,}" if limits.get("max_ack_pending", -1) > 0 else ""),
+        ("Max stream size", _sizes(largest)),
+        ("Streams need max_bytes", limits.get("max_bytes_required") or ""),
+        ("Max unacknowledged", f"{limits['max_ack_pending']:,}" if limits.get("max_ack_pending", -1) > 0 else ""),
     ]
 
 

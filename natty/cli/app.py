@@ -18,27 +18,23 @@ class Commands(LateGroup):
     """The commands of `natty`, each with the first sentence of its help."""
 
     places: ClassVar = {
-        "doctor": Place(
-            "natty.cli.doctor:doctor", "Connect, say what is there, and look for what is wrong or soon will be."
-        ),
-        "pub": Place(
-            "natty.cli.pub:pub", "Publish a message: to whoever listens now, or with --jetstream until it is stored."
-        ),
+        "doctor": Place("natty.cli.doctor:doctor", "Summarise the server, and report current and upcoming problems."),
+        "pub": Place("natty.cli.pub:pub", "Publish a message; with --jetstream, wait until a stream has stored it."),
         "request": Place(
             "natty.cli.pub:request",
-            "Send a request and print the answer's payload; with --json its headers too, and how long it took.",
+            "Send a request and print the payload of the answer; with --json also its headers and its duration.",
         ),
         "sub": Place(
             "natty.cli.sub:sub",
-            "Print messages as they come, until interrupted; with --stream those that a stream holds, too.",
+            "Print messages as they arrive, until interrupted; with --stream also those that the stream has stored.",
         ),
         "bench": Place(
             "natty.cli.bench:bench",
-            "Measure publishing and consuming on a stream of its own, which is deleted in the end.",
+            "Measure publishing and consuming on a temporary stream.",
         ),
         "server": Place(
             "natty.cli.server:server",
-            "Run a JetStream server for development, with TLS and certificates made on the spot, until interrupted.",
+            "Run a JetStream server for development, with TLS and new certificates, until interrupted.",
         ),
         "tls": Place("natty.cli.tls:app", "Certificates for development and tests."),
         "dlq": Place("natty.cli.dlq:app", "Dead letters."),
@@ -47,7 +43,7 @@ class Commands(LateGroup):
         "leader": Place("natty.cli.leader:app", "Elections."),
         "stream": Place("natty.cli.stream:app", "Streams, and streams as code."),
         "consumer": Place("natty.cli.consumer:app", "Consumers."),
-        "permissions": Place("natty.cli.permissions:app", "What a kind of client needs to be permitted."),
+        "permissions": Place("natty.cli.permissions:app", "Permissions that each kind of client needs."),
         "account": Place("natty.cli.account:app", "The account."),
     }
 
@@ -67,10 +63,8 @@ def make_app() -> typer.Typer:
 
 
 def options(
-    log_level: Annotated[
-        LogLevel, typer.Option(case_sensitive=False, help="What is logged: this and worse.")
-    ] = LogLevel.ERROR,
-    log_format: Annotated[LogFormat, typer.Option(help="How it is logged.")] = LogFormat.TEXT,
+    log_level: Annotated[LogLevel, typer.Option(case_sensitive=False, help="Minimum level to log.")] = LogLevel.ERROR,
+    log_format: Annotated[LogFormat, typer.Option(help="Format of log lines.")] = LogFormat.TEXT,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=version_of("natty"), is_eager=True)
     ] = False,

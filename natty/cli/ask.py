@@ -44,7 +44,7 @@ def on_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def needed(given: T | None, flag: str, question: str, parse: Callable[[str], T]) -> T:
+def ask_if_missing(given: T | None, flag: str, question: str, parse: Callable[[str], T]) -> T:
     """Return the given value, or ask for it. Without a terminal, raises a usage error that names the flag."""
     if given is not None:
         return given
@@ -80,7 +80,7 @@ def one_of(*choices: str) -> Callable[[str], str]:
 
     def parse(text: str) -> str:
         if text.lower() not in choices:
-            raise typer.BadParameter(f"{text!r} is none of {', '.join(choices)}")
+            raise typer.BadParameter(f"{text!r} is not one of {', '.join(choices)}")
         return text.lower()
 
     return parse
@@ -89,7 +89,7 @@ def one_of(*choices: str) -> Callable[[str], str]:
 def number(text: str) -> int:
     """Return a whole number above zero. Raises a usage error if it is not one."""
     if not (text.isascii() and text.isdecimal() and int(text)):
-        raise typer.BadParameter(f"{text!r} is no number from 1 on")
+        raise typer.BadParameter(f"{text!r} is not a whole number above 0")
     return int(text)
 
 
@@ -98,7 +98,7 @@ def _resolve_choice(answer: str, choices: Sequence[str]) -> str:
         return answer
     if answer.isdecimal() and 1 <= int(answer) <= len(choices):
         return choices[int(answer) - 1]
-    raise typer.BadParameter(f"{answer!r} is none of them; type a number from 1 to {len(choices)}, or a name")
+    raise typer.BadParameter(f"{answer!r} is not one of them; type a number from 1 to {len(choices)}, or a name")
 
 
 def seconds(text: str) -> float:
@@ -123,9 +123,9 @@ def headers_of(given: list[str]) -> dict[str, str | list[str]]:
     for one in given:
         name, colon, value = one.partition(":")
         if not colon or not name.strip():
-            raise typer.BadParameter(f"{one!r} is no header; write it as 'Name: value'", param_hint="--header")
+            raise typer.BadParameter(f"{one!r} is not a header; write it as 'Name: value'", param_hint="--header")
         if "\n" in one or "\r" in one:
-            raise typer.BadParameter(f"{one!r} has a line break in it", param_hint="--header")
+            raise typer.BadParameter(f"{one!r} contains a line break", param_hint="--header")
         try:
             check_header_name(name.strip())
         except ValueError as error:

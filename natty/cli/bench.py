@@ -28,21 +28,21 @@ Row = dict[str, Any]
 def bench(
     *,
     nats: dict[str, Any],
-    msgs: Annotated[int, typer.Option(min=1, help="How many messages.")] = 100_000,
-    size: Annotated[int, typer.Option(min=0, help="Bytes of a message.")] = 128,
-    storage: Annotated[str, typer.Option(help="Where the stream keeps them: file or memory.")] = "file",
-    replicas: Annotated[int, typer.Option(min=1, help="Copies of the stream.")] = 1,
+    msgs: Annotated[int, typer.Option(min=1, help="Number of messages.")] = 100_000,
+    size: Annotated[int, typer.Option(min=0, help="Size of each message, in bytes.")] = 128,
+    storage: Annotated[str, typer.Option(help="Storage of the stream: file or memory.")] = "file",
+    replicas: Annotated[int, typer.Option(min=1, help="Number of replicas of the stream.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Measure publishing and consuming on a stream of its own, which is deleted in the end."""
+    """Measure publishing and consuming on a temporary stream."""
     if storage not in ("file", "memory"):
-        raise typer.BadParameter("file or memory", param_hint="--storage")
+        raise typer.BadParameter("choose file or memory", param_hint="--storage")
     rows = run_async(_bench(nats, msgs, size, {"storage": storage, "num_replicas": replicas}))
     if as_json:
         print_document(rows)
         return
     print_table(
-        ("", ">messages/s", ">MB/s", ">client CPU, µs a message"),
+        ("", ">messages/s", ">MB/s", ">client CPU, µs per message"),
         [
             (row["step"], f"{row['rate']:,.0f}", f"{row['rate'] * size / 1e6:.1f}", f"{row['cpu_us']:.1f}")
             for row in rows

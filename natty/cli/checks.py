@@ -47,7 +47,7 @@ def check_version(version: tuple[int, ...]) -> Finding:
     text = text_of(version)
     if missing := [f"{name} ({need})" for name, need in NEEDS.items() if not need.met_by(version)]:
         return Finding("version", Status.WARN, f"{text} is too old for {', '.join(missing)}")
-    return Finding("version", Status.OK, f"{text} has all that natty uses")
+    return Finding("version", Status.OK, f"{text} supports everything that natty uses")
 
 
 def check_limits(account: Mapping[str, Any]) -> list[Finding]:
@@ -60,24 +60,24 @@ def check_limits(account: Mapping[str, Any]) -> list[Finding]:
                 status = Status.FAIL if used[name] >= limit else Status.WARN
                 text = f"{name}{f' of {tier}' if tier else ''}: {used[name]} of {limit} are used"
                 findings.append(Finding("limits", status, text))
-    return findings or [Finding("limits", Status.OK, "the account is far from its JetStream limits")]
+    return findings or [Finding("limits", Status.OK, "the account is far below its JetStream limits")]
 
 
 def check_streams(streams: Iterable[Mapping[str, Any]], missing: Iterable[str] = ()) -> list[Finding]:
     """Find replicas that are lost or late, and streams that will soon refuse messages."""
-    findings = [Finding("replicas", Status.FAIL, f"nobody answers for stream {name}") for name in missing]
+    findings = [Finding("replicas", Status.FAIL, f"no server answers for stream {name}") for name in missing]
     looked_at = list(streams)
     for one in looked_at:
         findings += _replicas(f"stream {one['config']['name']}", one)
         findings += _filling(one)
     return findings or [
-        Finding("streams", Status.OK, f"{len(looked_at)}: replicas are complete, none is about to refuse messages")
+        Finding("streams", Status.OK, f"{len(looked_at)}: replicas are complete, no stream is about to refuse messages")
     ]
 
 
 def check_consumers(consumers: Iterable[Mapping[str, Any]], missing: Iterable[str] = ()) -> list[Finding]:
     """Find lost replicas, and settings and positions that delay or repeat messages."""
-    findings = [Finding("replicas", Status.FAIL, f"nobody answers for consumer {name}") for name in missing]
+    findings = [Finding("replicas", Status.FAIL, f"no server answers for consumer {name}") for name in missing]
     looked_at = list(consumers)
     for one in looked_at:
         name = f"consumer {one['name']} of stream {one['stream_name']}"
@@ -89,7 +89,7 @@ def check_consumers(consumers: Iterable[Mapping[str, Any]], missing: Iterable[st
 def check_clock(skews: Mapping[str, tuple[float, float]]) -> list[Finding]:
     """Compare clocks: server → (its time minus ours, the possible error), in seconds."""
     if not skews:
-        return [Finding("clock", Status.OK, "not compared: there is no stream to ask")]
+        return [Finding("clock", Status.OK, "not compared: there is no stream to request the time with")]
     findings = []
     for server, (skew, doubt) in skews.items():
         off = max(0.0, abs(skew) - doubt)
@@ -104,8 +104,8 @@ def check_certificate(whose: str, ends: datetime, now: datetime) -> Finding:
     """Report how long a certificate is still valid."""
     days = (ends - now).total_seconds() / 86400
     if days < 0:
-        return Finding("certificate", Status.FAIL, f"{whose} ended on {ends:%Y-%m-%d %H:%M} UTC: renew it")
-    text = f"{whose} ends on {ends:%Y-%m-%d %H:%M} UTC, in {days:.1f} days"
+        return Finding("certificate", Status.FAIL, f"{whose} expired on {ends:%Y-%m-%d %H:%M} UTC: renew it")
+    text = f"{whose} expires on {ends:%Y-%m-%d %H:%M} UTC, in {days:.1f} days"
     if days < CERTIFICATE_WARN:
         return Finding("certificate", Status.WARN, f"{text}: renew it")
     return Finding("certificate", Status.OK, text)
@@ -124,7 +124,7 @@ def _replicas(name: str, one: Mapping[str, Any]) -> list[Finding]:
             text = f"{name} has lost its replica on {replica['name']}, silent for {silent:.0f} s"
             findings.append(Finding("replicas", Status.FAIL, text))
         elif not replica.get("current", True):
-            text = f"{name} on {replica['name']} lags {replica.get('lag', 0)} operations behind"
+            text = f"{name} on {replica['name']} is {replica.get('lag', 0)} operations behind"
             findings.append(Finding("replicas", Status.WARN, text))
     return findings
 
@@ -137,7 +137,7 @@ def _filling(one: Mapping[str, Any]) -> list[Finding]:
         Finding(
             "streams",
             Status.WARN,
-            f"stream {config['name']} holds {state[name]} of {config[limit]} {name}, then refuses more",
+            f"stream {config['name']} holds {state[name]} of {config[limit]} {name}, and refuses more at the limit",
         )
         for name, limit in _STREAM_LIMITS.items()
         if config.get(limit, -1) > 0 and state[name] >= NEARLY_FULL * config[limit]
@@ -153,9 +153,11 @@ def _settings(name: str, one: Mapping[str, Any]) -> list[Finding]:
         text = f"{name} waits {ack_wait:g} s for an ack: slower handlers get their messages twice; raise ack_wait"
         findings.append(Finding("ack_wait", Status.WARN, text))
     if ack_wait > ACK_WAIT_LONG:
-        text = f"{name} waits {ack_wait:g} s for an ack: so long messages of a dead process stay away; lower ack_wait"
+        text = f"{name} waits {ack_wait:g} s for an ack: after a crash, its messages wait that long; lower ack_wait"
         findings.append(Finding("ack_wait", Status.WARN, text))
     if 0 < most <= one.get("num_ack_pending", 0):
-        text = f"{name} has all of its {most} messages unacknowledged: nothing more is delivered until some are"
+        text = (
+            f"{name} has {most} unacknowledged messages, its maximum: the server delivers no more until some are acked"
+        )
         findings.append(Finding("consumers", Status.WARN, text))
     return findings

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from natty import Natty
-from natty.cli.ask import ask, needed, on_terminal
+from natty.cli.ask import ask, ask_if_missing, on_terminal
 from natty.cli.run import run_async
 from natty.errors import ConfigError
 from natty.names import check_name
@@ -15,7 +15,7 @@ from natty.streams.listing import consumer_names, stream_names
 from natty.streams.nearest import naming_nearest
 
 StreamName = Annotated[
-    str | None, typer.Argument(metavar="STREAM", help="The stream's name; without it, it is asked for.")
+    str | None, typer.Argument(metavar="STREAM", help="The stream's name. Default: asked for on the terminal.")
 ]
 
 
@@ -25,7 +25,7 @@ def stream_of(nats: dict[str, Any], given: str | None) -> str:
         given = _choose(
             "Stream", run_async(_stream_names(nats)), "there is no stream yet; make one with `natty stream add`"
         )
-    return check_name("stream", needed(given, "STREAM", "Stream", str))
+    return check_name("stream", ask_if_missing(given, "STREAM", "Stream", str))
 
 
 def consumer_of(nats: dict[str, Any], stream: str, given: str | None) -> str:
@@ -33,7 +33,7 @@ def consumer_of(nats: dict[str, Any], stream: str, given: str | None) -> str:
     if given is None and on_terminal():
         names = run_async(_consumer_names(nats, stream))
         given = _choose("Consumer", names, f"stream {stream} has no consumer; make one with `natty consumer add`")
-    return check_name("consumer", needed(given, "CONSUMER", "Consumer", str))
+    return check_name("consumer", ask_if_missing(given, "CONSUMER", "Consumer", str))
 
 
 def _choose(question: str, names: list[str], none: str) -> str:

@@ -13,7 +13,7 @@ _OPTIONS: dict[str, Any] = {
     "servers": Annotated[
         str | None,
         typer.Option(
-            "--server", "-s", help="Server URLs, separated by commas; only --context counts then [env NATS_URL]."
+            "--server", "-s", help="Server URLs, separated by commas; a context then needs --context [env NATS_URL]."
         ),
     ],
     "context": Annotated[
@@ -21,33 +21,38 @@ _OPTIONS: dict[str, Any] = {
     ],
     "creds": Annotated[str | None, typer.Option("--creds", help="Credentials file [env NATS_CREDS].")],
     "user": Annotated[
-        str | None, typer.Option("--user", help="User name [env NATS_USER]; the password by NATS_PASSWORD.")
+        str | None, typer.Option("--user", help="User name; set its password in NATS_PASSWORD [env NATS_USER].")
     ],
     "password": Annotated[
-        str | None, typer.Option("--password", help="Its password; who lists processes sees it [env NATS_PASSWORD].")
+        str | None,
+        typer.Option("--password", help="Password (visible in `ps`; prefer NATS_PASSWORD) [env NATS_PASSWORD]."),
     ],
     "token": Annotated[
-        str | None, typer.Option("--token", help="Token; who lists processes sees it [env NATS_TOKEN].")
+        str | None, typer.Option("--token", help="Token (visible in `ps`; prefer NATS_TOKEN) [env NATS_TOKEN].")
     ],
     "nkey": Annotated[str | None, typer.Option("--nkey", help="File with an nkey's seed [env NATS_NKEY].")],
     "tls_ca": Annotated[str | None, typer.Option("--tlsca", "--tls-ca", help="The server's CA, PEM [env NATS_CA].")],
     "tls_cert": Annotated[
-        str | None, typer.Option("--tlscert", "--tls-cert", help="Our certificate, PEM [env NATS_CERT].")
+        str | None, typer.Option("--tlscert", "--tls-cert", help="Client certificate, PEM [env NATS_CERT].")
     ],
-    "tls_key": Annotated[str | None, typer.Option("--tlskey", "--tls-key", help="Its key, PEM [env NATS_KEY].")],
+    "tls_key": Annotated[
+        str | None, typer.Option("--tlskey", "--tls-key", help="Key of the client certificate, PEM [env NATS_KEY].")
+    ],
     "domain": Annotated[str | None, typer.Option("--js-domain", help="JetStream domain.")],
     "api_prefix": Annotated[str | None, typer.Option("--js-api-prefix", help="Subject prefix of JetStream's API.")],
-    "inbox_prefix": Annotated[str | None, typer.Option("--inbox-prefix", help="Subject prefix of answers to us.")],
+    "inbox_prefix": Annotated[
+        str | None, typer.Option("--inbox-prefix", help="Subject prefix of inboxes, for replies.")
+    ],
 }
 """Keyword of `Natty` → its option."""
 
 
 def options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the connection's options to a command; it gets the given ones as `nats`, keywords of `Natty`."""
-    return injected("nats", _OPTIONS)(command)
+    return inject("nats", _OPTIONS)(command)
 
 
-def injected(keyword: str, table: Mapping[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def inject(keyword: str, table: Mapping[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add the options of a table, name → annotation, to a command; it gets the given ones as one dictionary."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:

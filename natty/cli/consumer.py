@@ -9,7 +9,7 @@ import typer
 
 from natty import Natty
 from natty.cli import connect
-from natty.cli.ask import confirm, needed
+from natty.cli.ask import ask_if_missing, confirm
 from natty.cli.choose import consumer_of, stream_of
 from natty.cli.consumer_make import add, edit
 from natty.cli.consumer_next import next_messages
@@ -127,10 +127,10 @@ def pause(
     ] = None,
     force: Force = False,
 ) -> None:
-    """Pause a consumer: it delivers nothing for a while, and keeps its position."""
+    """Pause a consumer: it delivers no messages for a while, and keeps its position."""
     stream = stream_of(nats, stream)
     consumer = consumer_of(nats, stream, consumer)
-    until = needed(until, "UNTIL", "Pause for so long, or until a time", moment)
+    until = ask_if_missing(until, "UNTIL", "Pause for a duration, or until a time", moment)
     confirm(f"Pause consumer {consumer} of stream {stream} until {_show_time(until)}?", force=force)
     answer = run_async(_pause(nats, stream, consumer, until))
     left = show_duration(round(answer["pause_remaining"] / NANOSECONDS))

@@ -12,7 +12,7 @@ import typer
 
 from natty import Natty
 from natty.cli import connect
-from natty.cli.ask import ask, confirm, needed, on_terminal, one_of, seconds
+from natty.cli.ask import ask, ask_if_missing, confirm, on_terminal, one_of, seconds
 from natty.cli.choose import consumer_of, stream_of
 from natty.cli.consumer_show import facts_of
 from natty.cli.run import run_async
@@ -41,16 +41,17 @@ from natty.streams.nearest import naming_nearest
 Stream = Annotated[str | None, typer.Argument(help="The stream's name.")]
 Name = Annotated[str | None, typer.Argument(help="The durable consumer's name.")]
 Json = Annotated[bool, typer.Option("--json", "-j", help="Print JSON.")]
-Ephemeral = Annotated[bool, typer.Option("--ephemeral", hidden=True, help="Not made: only durable ones are.")]
-Target = Annotated[str | None, typer.Option("--target", hidden=True, help="Not made: only pull consumers are.")]
+Ephemeral = Annotated[bool, typer.Option("--ephemeral", hidden=True, help="Not supported: only durable consumers are.")]
+Target = Annotated[str | None, typer.Option("--target", hidden=True, help="Not supported: only pull consumers are.")]
 Config = Annotated[
-    Path | None, typer.Option("--config", help="A configuration, or what `info --json` printed, JSON; options win.")
+    Path | None,
+    typer.Option("--config", help="File with a configuration, or output of `info --json`; options override it."),
 ]
-Pull = Annotated[bool, typer.Option("--pull", hidden=True, help="It is one in any case.")]
+Pull = Annotated[bool, typer.Option("--pull", hidden=True, help="No effect: every consumer is one.")]
 
 
 @connect.options
-@connect.injected("given", consumer_options())
+@connect.inject("given", consumer_options())
 def add(
     *,
     nats: dict[str, Any],
@@ -59,7 +60,7 @@ def add(
     consumer: Name = None,
     config: Config = None,
     defaults: Annotated[
-        bool, typer.Option("--defaults", help="Take the default of each option that is not given.")
+        bool, typer.Option("--defaults", help="Use the default of each option that is not given.")
     ] = False,
     ephemeral: Ephemeral = False,
     target: Target = None,
@@ -74,7 +75,7 @@ def add(
     settings = _read(config)
     asked = stream is None or consumer is None
     stream = stream_of(nats, stream)
-    consumer = check_name("consumer", needed(consumer, "CONSUMER", "Consumer", partial(check_name, "consumer")))
+    consumer = check_name("consumer", ask_if_missing(consumer, "CONSUMER", "Consumer", partial(check_name, "consumer")))
     if asked and on_terminal() and not (defaults or config):
         given = given | _interview(given)
     told = run_async(_add(nats, stream, consumer, {**settings, **settings_of(given)}))
@@ -85,7 +86,7 @@ def add(
 
 
 @connect.options
-@connect.injected("given", consumer_options(editing=True))
+@connect.inject("given", consumer_options(editing=True))
 def edit(
     *,
     nats: dict[str, Any],
@@ -109,7 +110,7 @@ def edit(
     for one in plan.changes:
         say(f"{SIGNS[one.risk]} {one}")
     if plan.settled:
-        say(f"nothing to change at consumer {consumer} of stream {stream}")
+        say(f"nothing to change in consumer {consumer} of stream {stream}")
     elif dry_run:
         raise typer.Exit(EXIT_PENDING)
     else:
@@ -142,10 +143,10 @@ _QUESTIONS = (
     _Question("deliver", "Start: all, new, last, subject, a sequence, 1h, or a time", start, "all"),
     _Question("ack", "Ack policy", one_of(*ACK_POLICIES), "explicit", ACK_POLICIES),
     _Question("replay", "Replay", one_of(*REPLAY_POLICIES), "instant", REPLAY_POLICIES),
-    _Question("filter", "Only these subjects", lambda text: [] if text == "all" else [text], "all"),
+    _Question("filter", "Subjects to deliver", lambda text: [] if text == "all" else [text], "all"),
     _Question("wait", "Ack wait", seconds, "30s"),
-    _Question("max_deliver", "Deliveries at most, -1: no limit", int, "-1"),
-    _Question("max_pending", "Unacknowledged at most, -1: no limit", int, "1000"),
+    _Question("max_deliver", "Maximum deliveries, -1: no limit", int, "-1"),
+    _Question("max_pending", "Maximum unacknowledged, -1: no limit", int, "1000"),
 )
 _OF_ACKS = {"wait", "max_deliver", "max_pending"}
 
@@ -172,7 +173,7 @@ async def _plan(settings: dict[str, Any], stream: str, consumer: str, wanted: Co
         of_stream = (await stream_info(natty.jetstream, stream))["config"]
         config = (await consumer_info(natty.jetstream, stream, consumer))["config"]
         if config.get("deliver_subject") or not config.get("durable_name"):
-            raise ConfigError(f"consumer {consumer} of stream {stream} is another kind: {ONLY_DURABLE}")
+            raise ConfigError(f"consumer {consumer} of stream {stream} has another kind: {ONLY_DURABLE}")
         check_consumer({**_current_settings(config), **wanted}, of_stream)
         plan = await plan_consumer(natty.jetstream, stream, consumer, wanted)
         if fixed := plan.beyond({Risk.SAFE, Risk.DESTRUCTIVE}):

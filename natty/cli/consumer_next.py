@@ -98,9 +98,9 @@ def _answer(
     if len(named := [name for name, wanted in given.items() if wanted]) > 1:
         raise typer.BadParameter(f"{' and '.join(named)} contradict each other: give one of them")
     if delay is not None and not nak:
-        raise typer.BadParameter("it is how long --nak hands a message back for: give --nak, too", param_hint="--delay")
+        raise typer.BadParameter("--delay works only with --nak: give --nak, too", param_hint="--delay")
     if reason and not term:
-        raise typer.BadParameter("it is why --term gives a message up: give --term, too", param_hint="--reason")
+        raise typer.BadParameter("--reason works only with --term: give --term, too", param_hint="--reason")
     if nak:
         return partial(Message.nak, delay=delay or 0.0)
     if term:
@@ -126,7 +126,7 @@ async def _next(settings: dict[str, Any], wish: _Wish) -> None:
                         wish.answer(message)
         if shown < wish.count:
             raise RequestTimeoutError(
-                f"no message came from consumer {wish.consumer} of stream {wish.stream} within {wish.timeout:g} s;"
-                f" {shown} of {wish.count} were printed"
+                f"consumer {wish.consumer} of stream {wish.stream} delivered no message within {wish.timeout:g} s;"
+                f" printed {shown} of {wish.count}"
                 f"{await why_silent(natty.jetstream, wish.stream, wish.consumer)}"
             )

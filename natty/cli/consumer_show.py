@@ -54,9 +54,9 @@ def since(moment: str | None, now: datetime) -> str:
     return f"{show_duration(max(0, round((nanoseconds_of(now) - parse_time(moment)) / 1e9)))} ago"
 
 
-def facts_of(told: Mapping[str, Any], now: datetime) -> list[tuple[str, Any]]:
+def facts_of(info: Mapping[str, Any], now: datetime) -> list[tuple[str, Any]]:
     """Return the facts about a consumer, as names and values."""
-    return [*_settings(told["config"]), *_state(told, now)]
+    return [*_settings(info["config"]), *_state(info, now)]
 
 
 def _settings(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -75,12 +75,12 @@ def _settings(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
         ("Ack wait", _duration(config, "ack_wait")),
         ("Backoff", ", ".join(show_duration(one / NANOSECONDS) for one in config.get("backoff") or [])),
         ("Replay", config["replay_policy"]),
-        ("Deliveries at most", _limit(config, "max_deliver")),
-        ("Unacknowledged at most", _limit(config, "max_ack_pending")),
-        ("Waiting requests at most", _limit(config, "max_waiting")),
-        ("Messages of a request at most", _limit(config, "max_batch")),
-        ("Bytes of a request at most", show_size(config["max_bytes"]) if config.get("max_bytes", 0) > 0 else ""),
-        ("Duration of a request at most", _duration(config, "max_expires")),
+        ("Max deliveries", _limit(config, "max_deliver")),
+        ("Max unacknowledged", _limit(config, "max_ack_pending")),
+        ("Max waiting requests", _limit(config, "max_waiting")),
+        ("Max messages per request", _limit(config, "max_batch")),
+        ("Max bytes per request", show_size(config["max_bytes"]) if config.get("max_bytes", 0) > 0 else ""),
+        ("Max request duration", _duration(config, "max_expires")),
         ("Sampling", f"{config['sample_freq'].rstrip('%')}%" if config.get("sample_freq") else ""),
         ("Headers only", config.get("headers_only") or ""),
         ("Deleted when idle for", _duration(config, "inactive_threshold")),
@@ -92,31 +92,30 @@ def _settings(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
     ]
 
 
-def _state(told: Mapping[str, Any], now: datetime) -> list[tuple[str, Any]]:
-    config = told["config"]
-    paused = f"until {config.get('pause_until')}" if told.get("paused") else ""
-    if left := told.get("pause_remaining", 0):
+def _state(info: Mapping[str, Any], now: datetime) -> list[tuple[str, Any]]:
+    config = info["config"]
+    paused = f"until {config.get('pause_until')}" if info.get("paused") else ""
+    if left := info.get("pause_remaining", 0):
         paused += f", {show_duration(round(left / NANOSECONDS))} from now"
-    groups = told.get("priority_groups") or []
+    groups = info.get("priority_groups") or []
     pinned = [f"{one['group']}: {one['pinned_client_id']}" for one in groups if one.get("pinned_client_id")]
     return [
-        ("Created", f"{told['created'][:19].replace('T', ' ')} UTC, {since(told['created'], now)}"),
+        ("Created", f"{info['created'][:19].replace('T', ' ')} UTC, {since(info['created'], now)}"),
         ("Paused", paused),
-        ("Cluster", _cluster(told)),
-        ("Last delivered", _place(told["delivered"], now)),
-        ("Acknowledged up to", _place(told["ack_floor"], now)),
-        ("Unacknowledged", told["num_ack_pending"]),
-        ("Redelivered", told["num_redelivered"]),
-        ("Not yet delivered", told["num_pending"]),
-        ("Waiting requests", told["num_waiting"]),
+        ("Cluster", _cluster(info)),
+        ("Last delivered", _place(info["delivered"], now)),
+        ("Acknowledged up to", _place(info["ack_floor"], now)),
+        ("Unacknowledged", info["num_ack_pending"]),
+        ("Redelivered", info["num_redelivered"]),
+        ("Not yet delivered", info["num_pending"]),
+        ("Waiting requests", info["num_waiting"]),
         ("Pinned", pinned),
     ]
 
 
 def _place(one: Mapping[str, Any], now: datetime) -> str:
-    return (
-        f"stream sequence {one['stream_seq']:,}, its own {one['consumer_seq']:,}, {since(one.get('last_active'), now)}"
-    )
+    sequences = f"stream sequence {one['stream_seq']:,}, consumer sequence {one['consumer_seq']:,}"
+    return f"{sequences}, {since(one.get('last_active'), now)}"
 
 
 def _duration(config: Mapping[str, Any], name: str) -> str:

@@ -26,11 +26,11 @@ NUMBERS = ("letter", "sequence", "bytes")
 
 Stream = Annotated[str, typer.Option(help="Only letters from this stream.")]
 Consumer = Annotated[str, typer.Option(help="Only letters of this consumer.")]
-Reason = Annotated[str, typer.Option(help="Only letters whose reason holds this text, whatever its case.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="At most so many letters, the oldest first.")]
+Reason = Annotated[str, typer.Option(help="Only letters whose reason contains this text, in any case.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Maximum number of letters, the oldest first.")]
 Letters = Annotated[str, typer.Option("--letters", help="The stream that holds the letters.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list the letters that are meant.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="List the selected letters; change nothing.")]
 
 
 @app.command()
@@ -41,8 +41,8 @@ def ls(
     stream: Stream = "",
     consumer: Consumer = "",
     reason: Reason = "",
-    limit: Annotated[int, typer.Option(min=1, help="At most so many letters.")] = LISTED,
-    oldest: Annotated[bool, typer.Option("--oldest", help="The oldest first.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of letters.")] = LISTED,
+    oldest: Annotated[bool, typer.Option("--oldest", help="List the oldest first.")] = False,
     letters: Letters = LETTERS,
     as_json: AsJson = False,
 ) -> None:
@@ -51,7 +51,7 @@ def ls(
     found = run_async(_list(nats, letters, wanted, limit + 1, newest_first=not oldest))
     _print_list(found[:limit], as_json=as_json)
     if len(found) > limit:
-        print(f"natty: there are more than {limit}: raise --limit", file=sys.stderr)
+        print(f"natty: there are more than {limit} letters: raise --limit", file=sys.stderr)
 
 
 @app.command()
@@ -63,7 +63,7 @@ def show(
     letters: Letters = LETTERS,
     as_json: AsJson = False,
 ) -> None:
-    """Show one dead letter: where it comes from, why it died, its headers and its payload."""
+    """Show one dead letter: its origin, its reason, its headers and its payload."""
     letter = run_async(_show(nats, letters, sequence))
     if as_json:
         details = {"traceback": letter.traceback, "headers": letter.headers}
@@ -81,14 +81,15 @@ def retry(
     consumer: Consumer = "",
     reason: Reason = "",
     limit: Limit = None,
-    rate: Annotated[float | None, typer.Option(min=0.001, help="At most so many messages a second.")] = None,
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Maximum number of messages per second.")] = None,
     dry_run: DryRun = False,
     letters: Letters = LETTERS,
     as_json: AsJson = False,
 ) -> None:
-    """Publish the originals again, on their own subjects, and remove their letters. Safe to interrupt and to repeat.
+    """Publish the original messages again, on their own subjects, and remove their letters.
 
-    Every consumer of the subject sees them; the header Natty-Retry-For names the one that failed.
+    Safe to interrupt and to repeat. Every consumer of the subject gets them; the header Natty-Retry-For names the one
+    that failed.
     """
     wanted = LetterFilter(stream=stream, consumer=consumer, reason=reason)
     if dry_run:
@@ -112,22 +113,24 @@ def purge(
     consumer: Consumer = "",
     reason: Reason = "",
     limit: Limit = None,
-    force: Annotated[bool, typer.Option("--force", "-f", help="Don't ask.")] = False,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Do not ask.")] = False,
     dry_run: DryRun = False,
     letters: Letters = LETTERS,
     as_json: AsJson = False,
 ) -> None:
-    """Remove dead letters for good: those that were there when it was asked, not what was buried meanwhile."""
+    """Remove dead letters permanently: those that exist at the question, not those that arrive later."""
     wanted = LetterFilter(stream=stream, consumer=consumer, reason=reason)
     up_to = None
     if not force and not dry_run and not sys.stdin.isatty():
-        raise NattyError("letters are removed for good and there is nobody to ask: say --force, or try --dry-run")
+        raise NattyError(
+            "letters are removed permanently, and there is no terminal to ask on: give --force, or try --dry-run"
+        )
     if not force:
         meant = run_async(_list(nats, letters, wanted, limit))
         if dry_run:
             _print_list(meant, as_json=as_json)
             return
-        typer.confirm(f"Remove {_count(len(meant))} for good?", abort=True, err=True)
+        typer.confirm(f"Remove {_count(len(meant))} permanently?", abort=True, err=True)
         up_to = meant[-1]["letter"] if meant else 0
     purged = run_async(_purge(nats, letters, wanted, limit, up_to))
     if as_json:
@@ -190,7 +193,7 @@ def payload_of(data: bytes) -> dict[str, str]:
         return {"payload_hex": data.hex()}
 
 
-def shown(data: bytes) -> str:
+def preview(data: bytes) -> str:
     """Return the beginning of a payload for display: as text if it is UTF-8, otherwise as hexadecimal digits."""
     payload = payload_of(data)
     if "payload" in payload:
@@ -229,7 +232,9 @@ def _print_letter(letter: Letter) -> None:
     console.print(facts)
     for line in letter.traceback:
         console.print(Text("  " + printable(line)))
-    payload = shown(letter.data) if letter.has_payload else "(the payload was gone when the letter was written)"
+    payload = (
+        preview(letter.data) if letter.has_payload else "(the payload was already deleted when the letter was written)"
+    )
     console.print(Text("\n" + payload))
 
 

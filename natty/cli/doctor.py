@@ -35,11 +35,11 @@ def doctor(
     nats: dict[str, Any],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Connect, say what is there, and look for what is wrong or soon will be. Exit status 1 if something is wrong."""
-    tell(*run_async(_examine(nats)), as_json=as_json)
+    """Summarise the server, and report current and upcoming problems. Exits with 1 if a check fails."""
+    report(*run_async(_examine(nats)), as_json=as_json)
 
 
-def tell(facts: dict[str, Any], findings: list[Finding], *, as_json: bool) -> None:
+def report(facts: dict[str, Any], findings: list[Finding], *, as_json: bool) -> None:
     """Print facts and findings; exit with status 1 if a finding is a failure."""
     if as_json:
         print_document(facts | {"checks": [asdict(one) for one in findings]})
@@ -151,11 +151,11 @@ def _certificates(natty: Natty, now: datetime) -> list[Finding]:
     config, findings = natty.config, []
     if ends := natty.connection.server_certificate.get("notAfter"):
         until = datetime.fromtimestamp(ssl.cert_time_to_seconds(ends), UTC)
-        findings.append(checks.check_certificate("the server's", until, now))
+        findings.append(checks.check_certificate("the server's certificate", until, now))
     if config.tls_cert:
         ours = tls.expiries(config.tls_cert)[0]
-        findings.append(checks.check_certificate(f"ours, {config.tls_cert},", ours, now))
+        findings.append(checks.check_certificate(f"the client certificate {config.tls_cert}", ours, now))
     if config.tls_ca:
         authority = max(tls.expiries(config.tls_ca))
-        findings.append(checks.check_certificate(f"the CA's, {config.tls_ca},", authority, now))
+        findings.append(checks.check_certificate(f"the CA certificate {config.tls_ca}", authority, now))
     return findings

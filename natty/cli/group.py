@@ -17,13 +17,13 @@ from natty.groups.static import StaticAdmin
 
 Filters = Annotated[
     list[str] | None,
-    typer.Option("--filter", help="Only these subjects, without the partition; may be repeated."),
+    typer.Option("--filter", help="Only these subjects, without the partition. May be given several times."),
 ]
 
 app = typer.Typer(help="Partitioned consumer groups.", no_args_is_help=True)
 static = typer.Typer(help="Groups on a stream whose subjects begin with a partition.", no_args_is_help=True)
-elastic = typer.Typer(help="Groups with a work queue of their own, whose members change.", no_args_is_help=True)
-create = typer.Typer(help="Make a group with its members; nothing of it can be changed later.", no_args_is_help=True)
+elastic = typer.Typer(help="Groups with their own work queue, whose members can change.", no_args_is_help=True)
+create = typer.Typer(help="Make a group with its members; it cannot be changed later.", no_args_is_help=True)
 
 add_shared(static, "static")
 add_shared(elastic, "elastic")
@@ -42,7 +42,7 @@ def balanced(
     stream: Stream,
     group: Group,
     partitions: Partitions,
-    members: Annotated[list[str], typer.Argument(help="The members, over which the partitions are balanced.")],
+    members: Annotated[list[str], typer.Argument(help="Members; the partitions are balanced over them.")],
     filters: Filters = None,
     as_json: Json = False,
 ) -> None:
@@ -63,7 +63,7 @@ def mapped(
     filters: Filters = None,
     as_json: Json = False,
 ) -> None:
-    """Make a group whose members have the partitions that are named."""
+    """Make a group whose members have the given partitions."""
     record = run_async(_create(nats, stream, group, partitions, filters or [], mappings=mappings_of(mappings)))
     show_record("static", stream, group, record, as_json)
 

@@ -14,8 +14,8 @@ from natty.cli.group_shared import (
     Json,
     Partitions,
     Stream,
+    add_command,
     mappings_of,
-    named,
     partitioning_filter,
     show_record,
 )
@@ -26,7 +26,7 @@ from natty.groups import ElasticRecord, PartitioningFilter
 from natty.groups.elastic import Change, ElasticAdmin
 
 Members = Annotated[list[str], typer.Argument(help="Names of members.")]
-Limit = typer.Option(min=-1, help="The work queue takes no more than this until members acknowledge; 0 for no limit.")
+Limit = typer.Option(min=-1, help="Maximum in the work queue; at it, new messages wait for acks. 0: no limit.")
 
 
 def add_elastic(app: typer.Typer) -> None:
@@ -45,14 +45,14 @@ def add_elastic(app: typer.Typer) -> None:
             typer.Option(
                 "--filter",
                 metavar="SUBJECT[:1,2]",
-                help="Only these subjects, and which of their `*` are the key, else all of it; may be repeated.",
+                help="Only these subjects; the numbers name the `*` that form the key. Default: the whole subject.",
             ),
         ] = None,
         max_buffered_msgs: Annotated[int, Limit] = 0,
         max_buffered_bytes: Annotated[int, Limit] = 0,
         as_json: Json = False,
     ) -> None:
-        """Make a group, without members; they are added later. Making it again changes nothing."""
+        """Make a group without members; add them later. Repeating the command changes nothing."""
         keyed = [partitioning_filter(one) for one in filters] if filters else None
         limits = {"max_messages": max_buffered_msgs, "max_bytes": max_buffered_bytes}
         record = run_async(_create(nats, stream, group, partitions, keyed, limits))
@@ -61,18 +61,18 @@ def add_elastic(app: typer.Typer) -> None:
     @app.command()
     @connect.options
     def add(*, nats: dict[str, Any], stream: Stream, group: Group, members: Members, as_json: Json = False) -> None:
-        """Add members; the partitions are balanced anew."""
+        """Add members; the partitions are balanced again."""
         change = run_async(_change(nats, stream, group, lambda admin: admin.add(*members)))
         _show(change, members, "added", "a member already", as_json)
 
     @app.command()
     @connect.options
     def drop(*, nats: dict[str, Any], stream: Stream, group: Group, members: Members, as_json: Json = False) -> None:
-        """Drop members; the partitions are balanced anew over the others."""
+        """Drop members; the partitions are balanced again over the others."""
         change = run_async(_change(nats, stream, group, lambda admin: admin.drop(*members)))
-        _show(change, members, "dropped", "no member", as_json)
+        _show(change, members, "dropped", "not a member", as_json)
 
-    @named(app, "create-mapping", "createmapping", "cm")
+    @add_command(app, "create-mapping", "createmapping", "cm")
     @connect.options
     def create_mapping(
         *,
@@ -82,15 +82,15 @@ def add_elastic(app: typer.Typer) -> None:
         mappings: Annotated[list[str], typer.Argument(metavar="MEMBER:P,P...", help="Each member's partitions.")],
         as_json: Json = False,
     ) -> None:
-        """Give partitions to members by hand, each partition to one, in place of whatever is listed."""
+        """Assign each partition to one member; this replaces the current members or mappings."""
         wanted = mappings_of(mappings)
         change = run_async(_change(nats, stream, group, lambda admin: admin.set_mappings(wanted)))
         _show_mappings(change, as_json)
 
-    @named(app, "delete-mapping", "deletemapping", "dm")
+    @add_command(app, "delete-mapping", "deletemapping", "dm")
     @connect.options
     def delete_mapping(*, nats: dict[str, Any], stream: Stream, group: Group, as_json: Json = False) -> None:
-        """Take the mappings back; the group is idle then, until members are added."""
+        """Delete the mappings; the group is then idle until members are added."""
         change = run_async(_change(nats, stream, group, lambda admin: admin.delete_mappings()))
         if as_json:
             _show_mappings(change, as_json)
@@ -131,7 +131,7 @@ def _show(change: Change, named: list[str], verb: str, otherwise: str, as_json: 
         say(f"{otherwise}: {', '.join(others)}")
     say(f"members: {', '.join(record.members) or 'none'}")
     if record.without_partition:
-        say(f"without a partition, as there are only {record.partitions}: {', '.join(record.without_partition)}")
+        say(f"without a partition, because there are only {record.partitions}: {', '.join(record.without_partition)}")
 
 
 def _show_mappings(change: Change, as_json: bool) -> None:
@@ -142,4 +142,4 @@ def _show_mappings(change: Change, as_json: bool) -> None:
     for member, partitions in mapped.items():
         say(f"{member}: {', '.join(map(str, partitions)) or 'none'}")
     if not mapped:
-        print("nothing is mapped")
+        print("there are no mappings")

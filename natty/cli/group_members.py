@@ -15,7 +15,7 @@ from rich.live import Live
 from natty import Message, Natty
 from natty.cli import connect
 from natty.cli.ask import seconds
-from natty.cli.group_shared import Group, Json, Member, Stream, admin_of, named
+from natty.cli.group_shared import Group, Json, Member, Stream, add_command, admin_of
 from natty.cli.run import run_async
 from natty.cli.tables import PlainConsole, Rows, print_document, print_table
 from natty.consuming.shutdown import stopped_by_signals
@@ -25,12 +25,15 @@ from natty.groups.lag import lag
 from natty.groups.member import Membership
 from natty.groups.roster import TTL
 
-Sleep = Annotated[str, typer.Option("--sleep", help="Work on each message for so long.")]
-AckWait = Annotated[str, typer.Option("--ack-wait", help="When a dead instance's messages go to another one.")]
-Pending = Annotated[
-    int, typer.Option("--max-ack-pending", min=1, help="Unfinished messages of the member; `cg consume` has 1.")
+Sleep = Annotated[str, typer.Option("--sleep", help="Time to work on each message.")]
+AckWait = Annotated[
+    str, typer.Option("--ack-wait", help="Time after which a dead instance's messages go to another one.")
 ]
-_HELP = "the commands of `natty group`, without its first words; static, elastic, processing-time DURATION, exit"
+Pending = Annotated[
+    int,
+    typer.Option("--max-ack-pending", min=1, help="Maximum unacknowledged messages of the member; `cg consume` has 1."),
+]
+_HELP = "the commands of `natty group KIND`, without these words; static, elastic, processing-time DURATION, exit"
 
 
 def add_commands(apps: Mapping[Kind, typer.Typer]) -> None:
@@ -42,7 +45,7 @@ def add_commands(apps: Mapping[Kind, typer.Typer]) -> None:
 def _add(kind: Kind, apps: Mapping[Kind, typer.Typer]) -> None:
     app = apps[kind]
 
-    @named(app, "consume", "join")
+    @add_command(app, "consume", "join")
     @connect.options
     def consume(
         *,
@@ -54,26 +57,26 @@ def _add(kind: Kind, apps: Mapping[Kind, typer.Typer]) -> None:
         ack_wait: AckWait = "2s",
         max_ack_pending: Pending = 1,
     ) -> None:
-        """Read as a member until interrupted or the group is deleted; print a JSON line a message."""
+        """Read as a member until interrupted or the group is deleted; print one JSON line per message."""
         options = {"ack_wait": seconds(ack_wait), "max_ack_pending": max_ack_pending}
         run_async(_consume(nats, kind, stream, group, member, seconds(sleep), options))
 
     @app.command()
     @connect.options
     def prompt(*, nats: dict[str, Any], sleep: Sleep = "20ms") -> None:
-        """Take commands from a prompt, or from standard input, one a line."""
+        """Run commands from a prompt, or from standard input, one per line."""
         _prompt(apps, kind, nats, sleep)
 
     @app.command(name="lag")
     @connect.options
     def lag_(*, nats: dict[str, Any], stream: Stream, group: Group, as_json: Json = False) -> None:
-        """Show how many messages wait in each partition, and whose they are."""
+        """Show the number of waiting messages of each partition, and its member."""
         rows, _ = run_async(_look_once(nats, kind, stream, group))
         if as_json:
             print_document(rows)
         else:
             columns = (">partition", "member", ">lag")
-            print_table(columns, [(row["partition"], row["member"] or "nobody", row["lag"]) for row in rows])
+            print_table(columns, [(row["partition"], row["member"] or "none", row["lag"]) for row in rows])
 
     @app.command()
     @connect.options
@@ -82,11 +85,11 @@ def _add(kind: Kind, apps: Mapping[Kind, typer.Typer]) -> None:
         nats: dict[str, Any],
         stream: Stream,
         group: Group,
-        every: Annotated[str, typer.Option("--every", help="Look again after so long.")] = "1s",
-        count: Annotated[int | None, typer.Option(min=1, help="End after so many looks.")] = None,
+        every: Annotated[str, typer.Option("--every", help="Time between updates.")] = "1s",
+        count: Annotated[int | None, typer.Option(min=1, help="Number of updates, then exit.")] = None,
         as_json: Json = False,
     ) -> None:
-        """Show members, their partitions, who is pinned and what waits, until interrupted."""
+        """Show members, their partitions, pinned instances and waiting messages, until interrupted."""
         run_async(_watch(nats, kind, stream, group, seconds(every), count, as_json=as_json))
 
     if kind == "elastic":
@@ -104,10 +107,10 @@ def _add_auto(app: typer.Typer) -> None:
         sleep: Sleep = "20ms",
         ack_wait: AckWait = "5s",
         ttl: Annotated[
-            str, typer.Option("--ttl", help="Without a sign of life its partitions go after this.")
+            str, typer.Option("--ttl", help="Time without a heartbeat after which its partitions go to others.")
         ] = f"{TTL:g}s",
     ) -> None:
-        """Read as a member without a name, which comes and goes by itself; print a JSON line a message."""
+        """Read as an unnamed member that joins and leaves automatically; print one JSON line per message."""
         options = {"ack_wait": seconds(ack_wait), "ttl": seconds(ttl)}
         run_async(_consume(nats, "elastic", stream, group, None, seconds(sleep), options))
 
@@ -190,7 +193,7 @@ def _table_of_members(members: list[dict[str, Any]]) -> Rows:
     rows = []
     for one in members:
         numbers = ", ".join(map(str, one["partitions"])) or "none"
-        rows.append((one["member"], numbers, one["pinned"][:8] or "nobody", *(one[name] for name in _COUNTS)))
+        rows.append((one["member"], numbers, one["pinned"][:8] or "none", *(one[name] for name in _COUNTS)))
     return Rows(("member", "partitions", "pinned", ">pulls", ">unacked", ">lag"), rows)
 
 

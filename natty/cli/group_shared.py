@@ -28,14 +28,14 @@ ADMINS: dict[Kind, type[Admin]] = {"static": StaticAdmin, "elastic": ElasticAdmi
 Stream = Annotated[str, typer.Argument(help="The stream whose messages the group shares.")]
 Group = Annotated[str, typer.Argument(help="The group's name.")]
 Partitions = Annotated[
-    int, typer.Argument(min=1, metavar="PARTITIONS", help="How many partitions: at most so many members have work.")
+    int, typer.Argument(min=1, metavar="PARTITIONS", help="Number of partitions: at most as many members have work.")
 ]
 Member = Annotated[str, typer.Argument(help="The member's name.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Do not ask.")]
 
 
-def named(app: typer.Typer, name: str, *aliases: str) -> Callable[[C], C]:
+def add_command(app: typer.Typer, name: str, *aliases: str) -> Callable[[C], C]:
     """Register a command under its name, and under its other names in `cg`, which the help does not list."""
 
     def register(command: C) -> C:
@@ -50,7 +50,7 @@ def named(app: typer.Typer, name: str, *aliases: str) -> Callable[[C], C]:
 def add_shared(app: typer.Typer, kind: Kind) -> None:
     """Add the commands that static and elastic groups share."""
 
-    @named(app, "ls", "list")
+    @add_command(app, "ls", "list")
     @connect.options
     def ls(*, nats: dict[str, Any], stream: Stream, as_json: Json = False) -> None:
         """List a stream's groups."""
@@ -60,7 +60,7 @@ def add_shared(app: typer.Typer, kind: Kind) -> None:
         else:
             say(*names)
 
-    @named(app, "info")
+    @add_command(app, "info")
     @connect.options
     def info(*, nats: dict[str, Any], stream: Stream, group: Group, as_json: Json = False) -> None:
         """Show a group: its settings, its members and their partitions, and who is active."""
@@ -75,22 +75,22 @@ def add_shared(app: typer.Typer, kind: Kind) -> None:
         if members:
             _show_members(members)
 
-    @named(app, "rm", "delete")
+    @add_command(app, "rm", "delete")
     @connect.options
     def rm(*, nats: dict[str, Any], stream: Stream, group: Group, force: Force = False) -> None:
-        """Delete a group; its members end. What the stream holds stays."""
+        """Delete a group; its members end. The stream keeps its messages."""
         confirm(f"Delete {run_async(_describe_deletion(nats, kind, stream, group))}?", force=force)
         left = run_async(_delete(nats, kind, stream, group))
         say(f"deleted {group} of {stream}")
         for one in left:
-            say(f"{one} is not the group's: it is left as it is")
+            say(f"{one} does not belong to the group: not deleted")
 
-    @named(app, "member-info", "memberinfo", "minfo")
+    @add_command(app, "member-info", "memberinfo", "minfo")
     @connect.options
     def member_info(
         *, nats: dict[str, Any], stream: Stream, group: Group, member: Member, as_json: Json = False
     ) -> None:
-        """Show whether somebody is a member, and whether an instance reads as it."""
+        """Show whether a name is a member, and whether an instance reads as it."""
         state = run_async(_member(nats, kind, stream, group, member))
         if as_json:
             print_document(fields_of(state))
@@ -98,12 +98,12 @@ def add_shared(app: typer.Typer, kind: Kind) -> None:
         has = f"partitions {_numbers(state.partitions)}" if state.partitions else "no partition"
         say(f"{member} is {'a member' if state.listed else 'not a member'} of {group}; {has}; {_activity(state)}")
 
-    @named(app, "step-down", "stepdown", "sd")
+    @add_command(app, "step-down", "stepdown", "sd")
     @connect.options
     def step_down(*, nats: dict[str, Any], stream: Stream, group: Group, member: Member) -> None:
-        """Have another instance of a member take over; one that is alone stays."""
+        """Make another instance of a member take over; a single instance stays."""
         run_async(_step_down(nats, kind, stream, group, member))
-        say(f"the instance of {member} that is pinned was asked to step down")
+        say(f"asked the pinned instance of {member} to step down")
 
 
 def admin_of(natty: Natty, kind: Kind, stream: str, group: str) -> Admin:
@@ -153,7 +153,7 @@ def mappings_of(texts: list[str]) -> dict[str, tuple[int, ...]]:
     for text in texts:
         member, colon, numbers = text.rpartition(":")
         if not colon or not member:
-            raise typer.BadParameter(f"{text!r} is no mapping; write MEMBER:0,1,2")
+            raise typer.BadParameter(f"{text!r} is not a mapping; write MEMBER:0,1,2")
         if member in found:
             raise typer.BadParameter(f"{member!r} is mapped twice: name it once with all its partitions")
         found[member] = numbers_of(numbers, text, "MEMBER:0,1,2") if numbers else ()
@@ -174,8 +174,10 @@ def _numbers(partitions: Iterable[int]) -> str:
 
 def _activity(state: MemberState) -> str:
     if not state.active:
-        return "nobody reads as it" + (", and its consumer is still there" if state.exists else "")
-    return f"{state.waiting} open pulls, " + (f"{state.pinned} is pinned" if state.pinned else "nobody is pinned yet")
+        return "no instance reads as it" + (", but its consumer still exists" if state.exists else "")
+    return f"{state.waiting} open pulls, " + (
+        f"{state.pinned} is pinned" if state.pinned else "no instance is pinned yet"
+    )
 
 
 def _show_facts(facts: dict[str, Any]) -> None:
@@ -237,7 +239,7 @@ async def _describe_deletion(settings: dict[str, Any], kind: Kind, stream: str, 
             if buffered is None:
                 raise
             listed = ", of which only the work queue is left,"
-        return f"{admin}{listed}" + (f" and {buffered} messages that nobody has acknowledged" if buffered else "")
+        return f"{admin}{listed}" + (f" and {buffered} unacknowledged messages" if buffered else "")
 
 
 async def _delete(settings: dict[str, Any], kind: Kind, stream: str, group: str) -> list[str]:

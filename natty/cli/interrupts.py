@@ -32,7 +32,7 @@ class Interrupts:
         return "interrupted" if self.number == signal.SIGINT else f"ended by {signal.Signals(self.number).name}"
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
+    def handle(self) -> Iterator[None]:
         """While the body runs, SIGTERM and SIGHUP work as Ctrl-C, unless they are ignored or have another handler."""
         if threading.current_thread() is not threading.main_thread():
             yield

@@ -36,7 +36,7 @@ class Storage(StrEnum):
 
 BucketName = Annotated[str, typer.Argument(metavar="BUCKET", help="The bucket.")]
 Key = Annotated[str, typer.Argument(help="The key.")]
-Value = Annotated[str | None, typer.Argument(help="The value; without it, standard input is stored as it is.")]
+Value = Annotated[str | None, typer.Argument(help="The value. Default: standard input, unchanged.")]
 Revision = Annotated[int | None, typer.Option(min=1, help="Revision that the key must have.")]
 Ttl = Annotated[float | None, typer.Option(parser=seconds, metavar="DURATION", help="Time to live of the key.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -79,7 +79,7 @@ def add(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Make a bucket. It is an error if one exists with other settings."""
+    """Make a bucket. Fails if it exists with other settings."""
     stream = {"description": description, "max_msg_size": max_value_size, "max_bytes": max_bucket_size}
     settings = {"ttl": ttl, "history": history, "replicas": replicas, "storage": storage and storage.value, **stream}
     settings |= {"marker_ttl": marker_ttl, "compression": "s2" if compress else None}
@@ -123,11 +123,11 @@ def get(
     nats: dict[str, Any],
     bucket: BucketName,
     key: Key,
-    revision: Annotated[int | None, typer.Option(min=1, help="The value that it had at this revision.")] = None,
+    revision: Annotated[int | None, typer.Option(min=1, help="Value at this revision.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Print only the value.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Print a key's value. Exit status 1 if there is none."""
+    """Print a key's value. Exits with 1 if there is none."""
     entry = run_async(_get(nats, bucket, key, revision))
     if raw:
         write(entry.value)
@@ -152,7 +152,7 @@ def put(
 def create(
     *, nats: dict[str, Any], bucket: BucketName, key: Key, value: Value = None, ttl: Ttl = None, as_json: Json = False
 ) -> None:
-    """Store the value of a key that is absent; exit status 1 if it exists."""
+    """Store the value of a new key. Exits with 1 if the key exists."""
     _show_revision(run_async(_write(nats, bucket, "create", key, _value(value), ttl=ttl)), as_json)
 
 
@@ -168,7 +168,7 @@ def update(
     ttl: Ttl = None,
     as_json: Json = False,
 ) -> None:
-    """Store a value if the key is still at a revision; exit status 1 if it isn't."""
+    """Store a value if the key is still at a revision. Exits with 1 if it is not."""
     _show_revision(run_async(_write(nats, bucket, "update", key, _value(value), revision=revision, ttl=ttl)), as_json)
 
 
@@ -182,7 +182,7 @@ def revert(
     revision: Annotated[int, typer.Argument(min=1, help="A revision that `natty kv history` shows.")],
     as_json: Json = False,
 ) -> None:
-    """Store the value again that a key had at a revision. Fails if the key changes meanwhile."""
+    """Store again the value of a key at a revision. Fails if the key changes meanwhile."""
     _show_revision(run_async(_revert(nats, bucket, key, revision)), as_json)
 
 
@@ -197,9 +197,9 @@ def delete(
     revision: Revision = None,
     force: Force = False,
 ) -> None:
-    """Delete a key, its history stays; or a bucket with all that is in it."""
+    """Delete a key but keep its history, or delete a bucket with all its keys."""
     if revision is not None and not key:
-        raise typer.BadParameter("a bucket has no revision: name the key", param_hint="--revision")
+        raise typer.BadParameter("a bucket has no revision: give the key", param_hint="--revision")
     status = run_async(_status(nats, bucket))
     whole = f"bucket {bucket} with {status['values']} values"
     confirm(f"Delete {f'key {key} of bucket {bucket}' if key else whole}?", force=force)
@@ -222,7 +222,7 @@ def purge(
 @app.command()
 @connect.options
 def history(*, nats: dict[str, Any], bucket: BucketName, key: Key, as_json: Json = False) -> None:
-    """List the values that the bucket holds of a key, oldest first."""
+    """List the stored values of a key, oldest first."""
     story = run_async(_history(nats, bucket, key))
     if as_json:
         _show_lines([_fields(bucket, event) for event in story], as_json)
@@ -240,10 +240,10 @@ def watch(
     *,
     nats: dict[str, Any],
     bucket: BucketName,
-    filters: Annotated[list[str] | None, typer.Argument(metavar="[KEY]...", help="Keys, wildcards allowed.")] = None,
-    with_history: Annotated[
-        bool, typer.Option("--history", help="Begin with all values that the bucket holds.")
-    ] = False,
+    filters: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY]...", help="Keys; wildcards are allowed.")
+    ] = None,
+    with_history: Annotated[bool, typer.Option("--history", help="Start with all stored values.")] = False,
     updates_only: Annotated[bool, typer.Option("--updates-only", help="Print only new writes.")] = False,
     ignore_deletes: Annotated[bool, typer.Option("--ignore-deletes", help="Leave out deleted keys.")] = False,
     count: Annotated[int | None, typer.Option(min=1, help="Number of lines to print.")] = None,
@@ -259,7 +259,7 @@ def watch(
 @app.command()
 @connect.options
 def status(*, nats: dict[str, Any], bucket: BucketName, as_json: Json = False) -> None:
-    """Show a bucket's settings and what it holds."""
+    """Show a bucket's settings and contents."""
     _show_status(run_async(_status(nats, bucket)), as_json)
 
 

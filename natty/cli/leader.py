@@ -31,7 +31,7 @@ PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signa
 app = typer.Typer(help="Elections.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="The election's name.")]
-InBucket = Annotated[str, typer.Option("--bucket", help="Its bucket.")]
+InBucket = Annotated[str, typer.Option("--bucket", help="Bucket of the elections.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -43,15 +43,15 @@ def _group() -> None:
 @app.command()
 @connect.options
 def ls(*, nats: dict[str, Any], bucket: InBucket = BUCKET, as_json: Json = False) -> None:
-    """List elections, and who leads each, as last written."""
+    """List elections and the last recorded leader of each."""
     found = run_async(_ls(nats, bucket))
     if as_json:
         print_document(found)
         return
     if not found:
-        say(f"there was never an election in bucket {bucket}")
+        say(f"bucket {bucket} never had an election")
         return
-    rows = [(one["election"], one["node"] or "nobody", one["token"] or "", one["since"][:19]) for one in found]
+    rows = [(one["election"], one["node"] or "none", one["token"] or "", one["since"][:19]) for one in found]
     print_table(("election", "leader", ">token", "since"), rows)
 
 
@@ -71,17 +71,17 @@ def show(
     name: Name,
     bucket: InBucket = BUCKET,
     terms: Annotated[
-        int, typer.Option(min=0, help="Show so many of the last terms, too: who, when, why it ended.")
+        int, typer.Option(min=0, help="Number of recent terms to show: leader, time, reason of the end.")
     ] = 0,
     as_json: Json = False,
 ) -> None:
-    """Show who leads, as last written: a hint."""
+    """Show the last recorded leader: a hint, because it may have changed."""
     leader, notes = run_async(_show(nats, name, bucket, terms))
     if as_json:
         shown: dict[str, Any] = {"election": name, "leader": leader}
         print_document(shown | ({"terms": [msgspec.to_builtins(note) for note in notes]} if terms else {}))
         return
-    say(f"{leader} leads {name}" if leader else f"nobody leads {name}")
+    say(f"{leader} leads {name}" if leader else f"no node leads {name}")
     for note in notes:
         say(_describe(note))
 
@@ -89,7 +89,7 @@ def show(
 def _describe(note: TermNote) -> str:
     began = datetime.fromtimestamp(note.began, UTC).isoformat(timespec="seconds")
     if note.ended is None:
-        return f"  {began}  {note.node}, token {note.token}: no end was noted"
+        return f"  {began}  {note.node}, token {note.token}: no end recorded"
     return f"  {began}  {note.node}, token {note.token}: {note.reason} after {note.ended - note.began:.1f} s"
 
 
@@ -113,7 +113,7 @@ async def _check_known(natty: Natty, name: str, bucket: str) -> None:
 @app.command()
 @connect.options
 def watch(*, nats: dict[str, Any], name: Name, bucket: InBucket = BUCKET, as_json: Json = False) -> None:
-    """Print who leads, now and whenever that changes, until interrupted."""
+    """Print the current leader and each change, until interrupted."""
     run_async(_watch(nats, name, bucket, as_json))
 
 
@@ -124,7 +124,7 @@ async def _watch(settings: dict[str, Any], name: str, bucket: str, as_json: bool
             if as_json:
                 say(json_text({"time": when, "election": name, **asdict(now)}))
             else:
-                leads = f"{now.node} leads {name}, token {now.token}" if now else f"nobody leads {name}"
+                leads = f"{now.node} leads {name}, token {now.token}" if now else f"no node leads {name}"
                 say(f"{when}  {leads}")
 
 
@@ -134,12 +134,12 @@ def step_down(
     *,
     nats: dict[str, Any],
     name: Name,
-    to: Annotated[str, typer.Option(help="The node that shall lead next, if it is a candidate.")] = "",
+    to: Annotated[str, typer.Option(help="Node to lead next, if it is a candidate.")] = "",
     bucket: InBucket = BUCKET,
 ) -> None:
-    """Ask the leader to leave office."""
+    """Ask the leader to step down."""
     asked = run_async(_step_down(nats, name, to, bucket))
-    say(f"{asked} was asked to leave office" if asked else f"nobody leads {name}")
+    say(f"asked {asked} to step down" if asked else f"no node leads {name}")
 
 
 async def _step_down(settings: dict[str, Any], name: str, to: str, bucket: str) -> str:
@@ -156,16 +156,18 @@ def run(
     nats: dict[str, Any],
     name: Name,
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="The program, and its arguments.")],
-    lease: Annotated[float, typer.Option(help="Seconds after which a dead leader is replaced.")] = LEASE,
-    node_name: Annotated[str, typer.Option(help="Who we are; host and process by default.")] = "",
-    priority: Annotated[int, typer.Option(help="0 comes first, higher ones stand back.")] = 0,
-    wait: Annotated[float | None, typer.Option(help="Give up after so many seconds without being elected.")] = None,
+    lease: Annotated[float, typer.Option(help="Time after which a dead leader is replaced, in seconds.")] = LEASE,
+    node_name: Annotated[str, typer.Option(help="Name of this node. Default: host and process.")] = "",
+    priority: Annotated[int, typer.Option(help="Priority of this node; lower numbers are preferred.")] = 0,
+    wait: Annotated[
+        float | None, typer.Option(help="Time to wait for election, in seconds. Default: no limit.")
+    ] = None,
     bucket: InBucket = BUCKET,
 ) -> None:
-    """Run a program while leader, as `flock` would under a lock, and exit with its status.
+    """Run a program while leader, as `flock` runs one under a lock, and exit with its status.
 
-    It gets SIGTERM before its term ends and SIGKILL at the end, with all that it started; the status is 75 then.
-    Signals are passed on. NATTY_TOKEN and NATTY_TERM in its environment are the token and the term's number.
+    The program and its child processes get SIGTERM before the term ends and SIGKILL at its end; the status is then 75.
+    Signals are passed on. Its environment variables NATTY_TOKEN and NATTY_TERM are the token and the term's number.
     """
     try:
         options = {"lease": lease, "node_name": node_name, "priority": priority, "bucket": bucket}
@@ -188,7 +190,7 @@ async def _run(settings: dict[str, Any], options: dict[str, Any], command: list[
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
                 leader = await natty.get_leader(options["name"], bucket=options["bucket"])
-                raise ConfigError(f"{leader or 'nobody'} leads {options['name']}; not elected within {wait:g} s")
+                raise ConfigError(f"{leader or 'no node'} leads {options['name']}; not elected within {wait:g} s")
         try:
             return await running
         except asyncio.CancelledError:

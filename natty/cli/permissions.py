@@ -12,10 +12,10 @@ from natty.errors import ConfigError
 from natty.kv.key_names import check_bucket
 from natty.names import check_name
 
-app = typer.Typer(help="What a kind of client needs to be permitted.", no_args_is_help=True)
+app = typer.Typer(help="Permissions that each kind of client needs.", no_args_is_help=True)
 
-Inbox = Annotated[str, typer.Option("--inbox-prefix", help="Prefix of the user's inboxes, as its client uses it.")]
-Setup = Annotated[bool, typer.Option("--setup", help="Also permit making the streams and buckets that are missing.")]
+Inbox = Annotated[str, typer.Option("--inbox-prefix", help="Inbox prefix that the user's client uses.")]
+Setup = Annotated[bool, typer.Option("--setup", help="Also permit making missing streams and buckets.")]
 
 
 @app.command()
@@ -25,7 +25,7 @@ def publisher(
     subjects: Annotated[list[str], typer.Argument(help="Subjects that the program publishes on.")],
     inbox: Inbox = roles.INBOX,
 ) -> None:
-    """Print what a program needs that publishes to a stream."""
+    """Print the permissions of a program that publishes to a stream."""
     print(roles.publisher(check_name("stream", stream), subjects).block(inbox))
 
 
@@ -37,7 +37,7 @@ def service(
     setup: Setup = False,
     inbox: Inbox = roles.INBOX,
 ) -> None:
-    """Print what a service needs that consumes a stream, with dead letters."""
+    """Print the permissions of a service that consumes a stream, with dead letters."""
     found = roles.service(check_name("stream", stream), check_name("consumer", durable), setup=setup)
     print(found.block(inbox))
 
@@ -50,7 +50,7 @@ def candidate(
     setup: Setup = False,
     inbox: Inbox = roles.INBOX,
 ) -> None:
-    """Print what a candidate of an election needs, as its leader too."""
+    """Print the permissions of a candidate of an election, also as its leader."""
     try:
         checked = ElectionOptions(name=name, bucket=bucket)
     except ValueError as error:
@@ -66,12 +66,12 @@ def bucket(
     setup: Setup = False,
     inbox: Inbox = roles.INBOX,
 ) -> None:
-    """Print what a program needs that reads and writes a key-value bucket."""
+    """Print the permissions of a program that reads and writes a key-value bucket."""
     name = check_bucket(bucket)
     print((roles.bucket_reader(name) if read_only else roles.bucket_writer(name, setup=setup)).block(inbox))
 
 
 @app.command()
 def administrator(*, inbox: Inbox = roles.INBOX) -> None:
-    """Print what an administrator of the account's streams, consumers and buckets needs."""
+    """Print the permissions of an administrator of the account's streams, consumers and buckets."""
     print(roles.administrator().block(inbox))

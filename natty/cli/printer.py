@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from natty.cli.show import Form, message_text
-from natty.cli.terminal import escaped
+from natty.cli.terminal import escape
 from natty.wire.message import RawMessage
 
 BUFFER_BYTES = 32 * 1024 * 1024  # of messages that wait to be printed
@@ -59,7 +59,7 @@ class Printer:
         if lost := self.dropped if self._ended.done() else self.arrived - self.printed:
             print(self._describe_loss(lost), file=sys.stderr, flush=True)
 
-    async def ended(self) -> None:
+    async def wait(self) -> None:
         """Return when `count` messages are printed. Raises the output's error, such as BrokenPipeError."""
         await asyncio.shield(self._ended)
 
@@ -96,7 +96,7 @@ class Printer:
             self._reporter.start()
 
     def _describe_loss(self, count: int) -> str:
-        return f"{count} of {self.arrived} messages were dropped, since the output is slower than the subject"
+        return f"{count} of {self.arrived} messages were dropped, because the output is slower than the subject"
 
     def _print(self) -> None:
         fault: Exception | None = None
@@ -120,7 +120,7 @@ class Printer:
                 lines.append(message_text(number, raw, self._form))
                 size += _size(raw)
         data = b"".join(lines)
-        _write(sys.stdout.fileno(), escaped(data) if self._terminal else data)
+        _write(sys.stdout.fileno(), escape(data) if self._terminal else data)
         self.printed += len(lines)
         self._bytes_out += size
         return more

@@ -24,7 +24,9 @@ from natty.wire.message import Headers, encode_headers
 _WRITE_AHEAD = 256  # messages between two updates of the socket and the progress
 
 Subject = Annotated[str, typer.Argument(help="The subject.")]
-Header = Annotated[list[str] | None, typer.Option("--header", "-H", help="A header, 'Name: value'; may be repeated.")]
+Header = Annotated[
+    list[str] | None, typer.Option("--header", "-H", help="Header, 'Name: value'. May be given several times.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -33,24 +35,24 @@ def pub(
     *,
     nats: dict[str, Any],
     subject: Subject,
-    body: Annotated[str, typer.Argument(help="The message; - takes the lines of standard input.")] = "",
-    count: Annotated[int, typer.Option(min=1, help="How often it is published.")] = 1,
+    body: Annotated[str, typer.Argument(help="The message; - reads lines from standard input.")] = "",
+    count: Annotated[int, typer.Option(min=1, help="Number of times to publish it.")] = 1,
     header: Header = None,
     msg_id: Annotated[
-        str, typer.Option("--msg-id", help="Its message id: stored once however often it is sent. Implies -J.")
+        str, typer.Option("--msg-id", help="Message id; a stream stores repeated ones only once. Implies -J.")
     ] = "",
     jetstream: Annotated[
-        bool, typer.Option("--jetstream", "-J", help="Wait until a stream has stored it, and say where.")
+        bool, typer.Option("--jetstream", "-J", help="Wait until a stream has stored it, and print where.")
     ] = False,
     stdin: Annotated[bool, typer.Option("--stdin", help="Publish each line of standard input.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Publish a message: to whoever listens now, or with --jetstream until it is stored."""
+    """Publish a message; with --jetstream, wait until a stream has stored it."""
     from_stdin = stdin or body == "-"
     if msg_id and (count > 1 or from_stdin):
-        raise typer.BadParameter("one message id is for one message", param_hint="--msg-id")
+        raise typer.BadParameter("a message id is for a single message", param_hint="--msg-id")
     if from_stdin and count > 1:
-        raise typer.BadParameter("lines of standard input are published once", param_hint="--count")
+        raise typer.BadParameter("each line of standard input is published once", param_hint="--count")
     headers = headers_of(header or []) | ({"Nats-Msg-Id": msg_id} if msg_id else {})
     check_subject(subject)
     bodies = lines_of_stdin() if from_stdin else _repeat(body.encode(), count)
@@ -71,11 +73,11 @@ def request(
     body: Annotated[str, typer.Argument(help="The request.")] = "",
     header: Header = None,
     timeout: Annotated[
-        float, typer.Option(parser=seconds, metavar="DURATION", help="How long to wait for the answer.")
+        float, typer.Option(parser=seconds, metavar="DURATION", help="Time to wait for the answer.")
     ] = "5s",  # type: ignore[assignment] # typer parses defaults, too
     as_json: Json = False,
 ) -> None:
-    """Send a request and print the answer's payload; with --json its headers too, and how long it took."""
+    """Send a request and print the payload of the answer; with --json also its headers and its duration."""
     answer = run_async(_request(nats, subject, body.encode(), headers_of(header or []), timeout))
     if as_json:
         say(json_text(answer[1]))
@@ -115,7 +117,7 @@ async def _stream_of(natty: Natty, subject: str) -> str:
     """Return the stream that stores messages on a subject, so that a missing one is reported at once."""
     streams: list[str] = (await natty.jetstream.request("STREAM.NAMES", {"subject": subject})).get("streams") or []
     if not streams:
-        raise PublishError(f"no stream takes {subject!r}: create one whose subjects cover it", subject=subject)
+        raise PublishError(f"no stream stores {subject!r}: create one whose subjects cover it", subject=subject)
     return streams[0]
 
 
@@ -163,7 +165,7 @@ def _progress() -> Progress:
 
 def _sentence(done: dict[str, Any]) -> str:
     if "sequence" in done:
-        again = ", a duplicate: it was there already" if done["duplicate"] else ""
+        again = ", a duplicate: it was already stored" if done["duplicate"] else ""
         return f"stored in {done['stream']} at sequence {done['sequence']}{again}"
     verb = f"stored in {done['stream']}" if "stream" in done else "published"
     return f"{done['messages']} message{'' if done['messages'] == 1 else 's'} {verb} on {done['subject']}"

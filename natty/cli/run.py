@@ -38,7 +38,7 @@ def run(app: typer.Typer, name: str, errors: tuple[type[Exception], ...]) -> int
             stream.reconfigure(errors="backslashreplace")  # so that no name in the data makes `print` fail
     interrupts = Interrupts()
     try:
-        with interrupts.taken():
+        with interrupts.handle():
             status = app(log_first(sys.argv[1:]), prog_name=name, standalone_mode=False)
     except errors as error:
         return _say(name, str(error))
@@ -56,7 +56,7 @@ def run(app: typer.Typer, name: str, errors: tuple[type[Exception], ...]) -> int
         sys.stderr.close()
         return EXIT_ERROR
     except OSError as error:
-        logger.debug("the command ended by an error of the system", exc_info=error)
+        logger.debug("a system error ended the command", exc_info=error)
         return _say(name, _system_sentence(error))
     except Exception as error:
         if show := getattr(error, "show", None):  # click's own usage error, shown as click shows it
@@ -181,7 +181,7 @@ def version_of(name: str) -> Callable[[bool], None]:
         try:
             print(f"{name} {version('natty-nats')}")
         except PackageNotFoundError:
-            print(f"{name}, from a folder that is not installed")
+            print(f"{name}, not installed as a package")
         raise typer.Exit
 
     return show

@@ -22,14 +22,14 @@ _FLAGS = {"servers": "--server", "tls_ca": "--tlsca", "tls_cert": "--tlscert", "
 
 def server(
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="The port; of a cluster the first one. 0: one that is free.")
+        int, typer.Option(min=0, max=65535, help="Port; of a cluster, the first port. 0: any free port.")
     ] = 4222,
     store: Annotated[
-        Path | None, typer.Option(help="Keep streams and certificates in this folder; else all is removed in the end.")
+        Path | None, typer.Option(help="Folder to keep streams and certificates in. Default: a temporary one.")
     ] = None,
-    cluster: Annotated[int, typer.Option(min=1, max=9, help="How many nodes.")] = 1,
+    cluster: Annotated[int, typer.Option(min=1, max=9, help="Number of nodes.")] = 1,
 ) -> None:
-    """Run a JetStream server for development, with TLS and certificates made on the spot, until interrupted."""
+    """Run a JetStream server for development, with TLS and new certificates, until interrupted."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # works as Ctrl-C: leaves nothing behind
     _check_free(range(port, port + cluster) if port else ())
     options = ServerOptions(port=port or None)
@@ -45,7 +45,7 @@ def server(
             print("stopped", flush=True)
             return
         ended = next(node for node in nodes if not node.alive)
-        raise NattyError(f"{ended.name} ended by itself: {ended.last_lines().splitlines()[-1]}")
+        raise NattyError(f"{ended.name} stopped unexpectedly: {ended.last_lines().splitlines()[-1]}")
 
 
 def _check_free(ports: range | tuple[int, ...]) -> None:
@@ -56,7 +56,7 @@ def _check_free(ports: range | tuple[int, ...]) -> None:
                 probe.bind(("127.0.0.1", port))
             except (OSError, OverflowError) as error:
                 reason = getattr(error, "strerror", None) or error
-                raise ConfigError(f"port {port} can't be taken ({reason}): give another --port, or 0") from error
+                raise ConfigError(f"port {port} can't be used ({reason}): give another --port, or 0") from error
 
 
 def _greet(settings: dict[str, object]) -> None:
@@ -70,4 +70,4 @@ def _greet(settings: dict[str, object]) -> None:
         print(f"export {_VARIABLES[name]}={shlex.quote(value)}")
     flags = " ".join(f"{_FLAGS[name]} {shlex.quote(value)}" for name, value in values.items())
     print(f"natty doctor {flags}")
-    print("Ctrl-C ends it.", flush=True)
+    print("Press Ctrl-C to stop.", flush=True)

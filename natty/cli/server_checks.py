@@ -42,13 +42,13 @@ def check_durability(streams: Iterable[Mapping[str, Any]], *, clustered: bool) -
     for one in streams:
         config = one["config"]
         if config.get("persist_mode") == "async":
-            text = f"stream {config['name']}: {_EVERY_CALL} loses some; make it anew without"
+            text = f"stream {config['name']}: {_EVERY_CALL} loses some; recreate it without"
             findings.append(Finding("durability", Status.WARN, text))
         if clustered and config.get("num_replicas", 1) < 3 and is_election_bucket(config):
             text = (
                 f"elections' bucket {config['name'].removeprefix('KV_')} has {counted(config.get('num_replicas', 1))}"
-                " in a cluster: while its server is down nobody is elected, and its tokens are lost with its disk;"
-                f" set three with `natty stream edit {config['name']} --replicas 3`"
+                " in a cluster: while its server is down no node is elected, and its tokens are lost with its disk;"
+                f" set 3 replicas with `natty stream edit {config['name']} --replicas 3`"
             )
             findings.append(Finding("durability", Status.WARN, text))
     return findings
@@ -63,18 +63,18 @@ def check_stranded(
     """
     fault = FAULTS["purge forgets deliveries"]
     unseen = [
-        Finding("stranded", Status.WARN, f"consumer {consumer} of work queue {stream} could not be looked at: {why}")
+        Finding("stranded", Status.WARN, f"consumer {consumer} of work queue {stream} could not be checked: {why}")
         for (stream, consumer), why in unknown.items()
     ]
     return unseen + [
         Finding(
             "stranded",
             Status.FAIL,
-            f"consumer {consumer} of work queue {stream} is not given {len(sequences)} unacknowledged messages again,"
-            f" {sequences[0]} to {sequences[-1]}: {fault.effect}. Delete the consumer while no worker runs and let it"
-            f" be made again (`natty consumer rm {stream} {consumer}`): a work queue delivers all that it holds."
-            " Members of groups, and `natty.consume` from nats-server 2.14 on, do as much within about a minute."
-            f" Or they reached max_deliver: then delete them (`natty stream rm-msg {stream} SEQUENCE`)",
+            f"consumer {consumer} of work queue {stream} does not redeliver {len(sequences)} unacknowledged messages,"
+            f" {sequences[0]} to {sequences[-1]}: {fault.effect}. Delete the consumer while no worker runs, then"
+            f" create it again (`natty consumer rm {stream} {consumer}`): a work queue delivers all its messages."
+            " Members of groups, and `natty.consume` from nats-server 2.14 on, do this within about a minute."
+            f" If they reached max_deliver, delete them (`natty stream rm-msg {stream} SEQUENCE`)",
         )
         for (stream, consumer), sequences in found.items()
         if sequences
@@ -84,7 +84,7 @@ def check_stranded(
 def _losing_queues(configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Describe the streams that source from part of a work queue on this server."""
     return [
-        f"stream {name} takes part of work queue {origin['name']}"
+        f"stream {name} sources part of work queue {origin['name']}"
         for name, config in configs.items()
         for origin in origins_of(config)
         if takes_part_of_queue(origin, configs.get(origin["name"], {}))

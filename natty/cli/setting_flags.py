@@ -61,7 +61,7 @@ def size_limit(text: str) -> int:
 def subjects_of(text: str) -> list[str]:
     """Return subjects that are separated by commas or blanks. Raises a usage error if there are none."""
     if not (found := [one for one in re.split(r"[,\s]+", text) if one]):
-        raise typer.BadParameter(f"{text!r} holds no subject")
+        raise typer.BadParameter(f"{text!r} contains no subject")
     return found
 
 
@@ -122,7 +122,7 @@ _IN_WORDS: Mapping[str, str] = {
     "mirror": "Stream of the same account to mirror.",
     "backoff": "Delays before each further delivery: 1s,10s,1m, or linear, or none. Default: the --wait.",
     "deliver_policy": "Where to start: all, new, last, subject, a sequence, 1h, or a time. Default: all.",
-    "pause_until": "Time until which it delivers nothing, or a duration such as 1h. Needs nats-server 2.11.",
+    "pause_until": "Time until which it delivers no messages, or a duration such as 1h. Needs nats-server 2.11.",
 }
 """Setting → the help text of its flag, if the flag is written differently from the setting."""
 

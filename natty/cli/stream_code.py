@@ -21,7 +21,7 @@ EXIT_PENDING = 3
 SIGNS = {Risk.SAFE: "~", Risk.DESTRUCTIVE: "!", Risk.FIXED: "x"}
 """Risk → the sign before a change."""
 
-File = Annotated[Path, typer.Option("--file", "-f", help="The file of streams, TOML: docs/streams.md.")]
+File = Annotated[Path, typer.Option("--file", "-f", help="File of streams, TOML; see docs/streams.md.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Do not ask.")]
 
@@ -77,9 +77,9 @@ async def _apply(settings: dict[str, Any], streams: list[Declared], *, allow_des
 def _refuse(plans: list[Plan], *, allow_destructive: bool) -> None:
     """Raise before anything is changed if a part can't be done."""
     if lines := _beyond(plans, {Risk.SAFE, Risk.DESTRUCTIVE}):
-        raise StreamExistsError(f"nothing was changed. {'; '.join(lines)}: make it anew under another name")
+        raise StreamExistsError(f"nothing was changed. {'; '.join(lines)}: create it under another name")
     if (lines := _beyond(plans, {Risk.SAFE})) and not allow_destructive:
-        how = "give --allow-destructive to change it all the same"
+        how = "give --allow-destructive to change it anyway"
         raise StreamExistsError(f"nothing was changed. {'; '.join(lines)}: {how}")
 
 

@@ -177,7 +177,7 @@ def _configuration(document: StreamInfo) -> Iterator[tuple[str, Any]]:
     for label, setting in _TABLES.items():
         yield label, _table(config.get(setting))
     yield "Metadata", _table({key: value for key, value in metadata.items() if not key.startswith("_nats.")})
-    yield "API level needed", metadata.get("_nats.req.level")
+    yield "API level required", metadata.get("_nats.req.level")
     yield "Sources", [_table(one) for one in config.get("sources") or []]
 
 
@@ -187,8 +187,8 @@ def _state(document: StreamInfo) -> Iterator[tuple[str, Any]]:
     yield "Bytes", show_size(state["bytes"])
     yield "First sequence", f"{state['first_seq']:,}{_at(state, 'first_ts')}"
     yield "Last sequence", f"{state['last_seq']:,}{_at(state, 'last_ts')}"
-    yield "Deleted inside", state.get("num_deleted", 0)
-    yield "Subjects held", state.get("num_subjects", 0)
+    yield "Deleted messages", state.get("num_deleted", 0)
+    yield "Subjects stored", state.get("num_subjects", 0)
     yield "Consumers", state["consumer_count"]
     yield "Leader", cluster.get("leader")
     yield (
@@ -213,7 +213,7 @@ _PLAIN = {
 _SIZES = {"max_bytes", "max_msg_size"}
 _LIMITS = {
     "Max messages": "max_msgs",
-    "Max messages of a subject": "max_msgs_per_subject",
+    "Max messages per subject": "max_msgs_per_subject",
     "Max bytes": "max_bytes",
     "Max message size": "max_msg_size",
     "Max consumers": "max_consumers",

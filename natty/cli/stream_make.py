@@ -12,7 +12,7 @@ import typer
 
 from natty import Natty
 from natty.cli import connect
-from natty.cli.ask import Force, MissingFlagError, ask, confirm, needed, number, one_of
+from natty.cli.ask import Force, MissingFlagError, ask, ask_if_missing, confirm, number, one_of
 from natty.cli.choose import StreamName, stream_of
 from natty.cli.run import run_async
 from natty.cli.setting_flags import (
@@ -43,21 +43,22 @@ _QUESTIONS: tuple[tuple[str, str, Any, str], ...] = (
     ("retention", "Retention, limits, interest or work", retention, "limits"),
     ("discard", "Discard at a limit, old messages or new ones", one_of("old", "new"), "old"),
     ("max_msgs", "Messages to keep, -1 for no limit", limit, "-1"),
-    ("max_msgs_per_subject", "Messages to keep of each subject", limit, "-1"),
-    ("max_bytes", "Bytes to keep, as 1GiB", size_limit, "-1"),
-    ("max_age", "How long to keep messages, as 7d", nanoseconds, "-1"),
-    ("max_msg_size", "Largest message, as 64KB", size_limit, "-1"),
+    ("max_msgs_per_subject", "Messages to keep per subject", limit, "-1"),
+    ("max_bytes", "Bytes to keep, such as 1GiB", size_limit, "-1"),
+    ("max_age", "Time to keep messages, such as 7d", nanoseconds, "-1"),
+    ("max_msg_size", "Largest message, such as 64KB", size_limit, "-1"),
 )
 """Setting, question, parser, default, in the `nats` tool's order: asked if a required value is missing."""
 
 NewName = Annotated[str | None, typer.Argument(metavar="STREAM", help="The new stream's name.")]
 Config = Annotated[
-    Path | None, typer.Option("--config", help="A configuration, JSON, or what `info --json` printed; options win.")
+    Path | None,
+    typer.Option("--config", help="File with a configuration, or output of `info --json`; options override it."),
 ]
 
 
 @connect.options
-@connect.injected("given", stream_options(defaults=True))
+@connect.inject("given", stream_options(defaults=True))
 def add(
     *,
     nats: dict[str, Any],
@@ -81,11 +82,11 @@ def add(
         print("the configuration is valid")
     else:
         made, found = run_async(_add(nats, document))
-        show_made(document["name"], made, found, as_json=as_json)
+        show_result(document["name"], made, found, as_json=as_json)
 
 
 @connect.options
-@connect.injected("given", stream_options(editing=True))
+@connect.inject("given", stream_options(editing=True))
 def edit(
     *,
     nats: dict[str, Any],
@@ -108,7 +109,7 @@ def edit(
         wanted = load_document(config) | wanted
         name = name or wanted.get("name")
     elif not wanted:
-        raise MissingFlagError("nothing to change was given: name a setting, as --max-age 7d, or a file with --config")
+        raise MissingFlagError("no change was given: give a setting such as --max-age 7d, or a file with --config")
     document = wanted | {"name": stream_of(nats, name)}
     plan = run_async(_plan(nats, document))
     if dry_run or plan.settled:
@@ -126,7 +127,7 @@ def edit(
 
 
 @connect.options
-@connect.injected("given", stream_options())
+@connect.inject("given", stream_options())
 def copy(
     *,
     nats: dict[str, Any],
@@ -140,12 +141,12 @@ def copy(
     wanted = document_of(given)
     config = run_async(read_info(nats, check_name("stream", original)))["config"]
     if config.get("subjects") and not config.get("mirror"):  # two streams can't have the same subjects
-        question = f"Subjects of {destination}, other ones than {', '.join(config['subjects'])}"
-        wanted["subjects"] = needed(wanted.get("subjects"), "--subjects", question, subjects_of)
+        question = f"Subjects of {destination}, different from {', '.join(config['subjects'])}"
+        wanted["subjects"] = ask_if_missing(wanted.get("subjects"), "--subjects", question, subjects_of)
     document = copied(config) | wanted | {"name": destination}
     check(document)
     made, found = run_async(_add(nats, document))
-    show_made(destination, made, found, as_json=as_json)
+    show_result(destination, made, found, as_json=as_json)
 
 
 @connect.options
@@ -158,10 +159,10 @@ def rm(*, nats: dict[str, Any], name: StreamName = None, force: Force = False) -
     say(f"deleted {name}")
 
 
-def show_made(name: str, made: bool, found: StreamInfo, *, as_json: bool) -> None:
+def show_result(name: str, made: bool, found: StreamInfo, *, as_json: bool) -> None:
     """Print a stream that was just created, or that already existed with the same configuration."""
     if not as_json:
-        say(f"stream {name} was made" if made else f"stream {name} exists already with this configuration")
+        say(f"stream {name} was made" if made else f"stream {name} already exists with this configuration")
     show_info(found, as_json=as_json)
 
 
@@ -176,11 +177,11 @@ def _complete(document: dict[str, Any], name: str | None, *, defaults: bool) -> 
     """Ask for missing values, and return the whole configuration."""
     takes_messages = any(document.get(one) for one in ("subjects", "mirror", "sources"))
     complete = name is not None and takes_messages
-    document = document | {"name": needed(name, "STREAM", "Stream", lambda text: check_name("stream", text))}
+    document = document | {"name": ask_if_missing(name, "STREAM", "Stream", lambda text: check_name("stream", text))}
     check_name("stream", document["name"])
     if not takes_messages:
-        question = "Subjects, wildcards too, separated by commas"
-        document["subjects"] = needed(None, "--subjects", question, subjects_of)
+        question = "Subjects, separated by commas; wildcards are allowed"
+        document["subjects"] = ask_if_missing(None, "--subjects", question, subjects_of)
     if not (complete or defaults):
         for setting, question, parse, default in _QUESTIONS:
             if setting not in document:

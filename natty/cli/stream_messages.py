@@ -8,7 +8,7 @@ import typer
 
 from natty import Natty
 from natty.cli import connect
-from natty.cli.ask import Force, confirm, needed, number
+from natty.cli.ask import Force, ask_if_missing, confirm, number
 from natty.cli.choose import StreamName, stream_of
 from natty.cli.run import run_async
 from natty.cli.show import stored_fields, stored_text
@@ -29,14 +29,16 @@ def purge_messages(
     *,
     nats: dict[str, Any],
     name: StreamName = None,
-    subject: Annotated[str, typer.Option("--subject", help="Only messages on this subject, wildcards too.")] = "",
-    seq: Annotated[int, typer.Option("--seq", min=0, help="Only messages before this sequence: truncate to it.")] = 0,
+    subject: Annotated[
+        str, typer.Option("--subject", help="Only messages on this subject; wildcards are allowed.")
+    ] = "",
+    seq: Annotated[int, typer.Option("--seq", min=0, help="Only messages before this sequence.")] = 0,
     keep: Annotated[int, typer.Option("--keep", min=0, help="Number of newest messages to keep.")] = 0,
     allow_pending: Annotated[
         bool,
         typer.Option(
             "--allow-pending",
-            help="With --subject, purge although consumers hold other unacknowledged messages, which the server then"
+            help="With --subject, purge even if consumers hold other unacknowledged messages, which the server then"
             " does not deliver again.",
         ),
     ] = False,
@@ -76,7 +78,7 @@ def rm_msg(
 ) -> None:
     """Delete one message securely: it is overwritten on the disk; asks first."""
     name = stream_of(nats, name)
-    sequence = needed(sequence, "SEQUENCE", "Sequence of the message", number)
+    sequence = ask_if_missing(sequence, "SEQUENCE", "Sequence of the message", number)
     found = run_async(_message(nats, name, sequence, ""))
     what = f"message {sequence} of stream {name}, {len(found.data)} bytes on {found.subject}"
     confirm(f"{'Erase' if erase else 'Delete'} {what}?", force=force)
@@ -84,7 +86,7 @@ def rm_msg(
     if as_json:
         print_document({"stream": name, "sequence": sequence, "deleted": deleted})
     else:
-        say(f"deleted {what}" if deleted else f"message {sequence} of stream {name} was gone already")
+        say(f"deleted {what}" if deleted else f"message {sequence} of stream {name} was already deleted")
 
 
 @connect.options
@@ -94,7 +96,10 @@ def get(
     name: StreamName = None,
     sequence: Sequence = None,
     last_for: Annotated[
-        str, typer.Option("--last-for", "-S", metavar="SUBJECT", help="The last one on this subject, wildcards too.")
+        str,
+        typer.Option(
+            "--last-for", "-S", metavar="SUBJECT", help="Last message on this subject; wildcards are allowed."
+        ),
     ] = "",
     raw: Annotated[bool, typer.Option("--raw", help="Print only the payload.")] = False,
     as_json: Json = False,
@@ -104,7 +109,7 @@ def get(
         raise typer.BadParameter("choose one of SEQUENCE and --last-for")
     name = stream_of(nats, name)
     if not last_for:
-        sequence = needed(sequence, "SEQUENCE, or --last-for,", "Sequence of the message", number)
+        sequence = ask_if_missing(sequence, "SEQUENCE, or --last-for,", "Sequence of the message", number)
     found = run_async(_message(nats, name, sequence or 0, check_pattern(last_for) if last_for else ""))
     if as_json:
         print_document(stored_fields(name, found))

@@ -9,7 +9,7 @@ import typer
 
 from natty import Natty
 from natty.cli import connect
-from natty.cli.ask import confirm, needed
+from natty.cli.ask import ask_if_missing, confirm
 from natty.cli.choose import stream_of
 from natty.cli.run import run_async
 from natty.cli.setting_flags import document_of, stream_options
@@ -25,9 +25,9 @@ from natty.streams.origins import origins_of
 app = typer.Typer(help="Mirrors of streams, and disaster recovery.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="STREAM", help="The copy's name.")]
-Domain = Annotated[str, typer.Option("--domain", help="The JetStream domain that the origin is in.")]
-Api = Annotated[str, typer.Option("--external-api", help="The prefix by which the origin's API is imported.")]
-Deliver = Annotated[str, typer.Option("--external-deliver", help="The prefix on which its messages are imported.")]
+Domain = Annotated[str, typer.Option("--domain", help="JetStream domain of the origin.")]
+Api = Annotated[str, typer.Option("--external-api", help="Prefix under which the origin's API is imported.")]
+Deliver = Annotated[str, typer.Option("--external-deliver", help="Prefix under which its messages are imported.")]
 Filter = Annotated[str, typer.Option("--filter", help="Only messages on these subjects.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Promote it even if messages are missing; do not ask.")]
@@ -52,7 +52,7 @@ _NOT_OF_A_COPY = (
 
 @app.command()
 @connect.options
-@connect.injected("given", stream_options(without=_NOT_OF_A_COPY))
+@connect.inject("given", stream_options(without=_NOT_OF_A_COPY))
 def add(
     *,
     nats: dict[str, Any],
@@ -63,19 +63,21 @@ def add(
     api: Api = "",
     deliver: Deliver = "",
     start_sequence: Annotated[
-        int | None, typer.Option("--start-seq", min=1, help="Begin at this sequence of the origin.")
+        int | None, typer.Option("--start-seq", min=1, help="Sequence of the origin to start at.")
     ] = None,
-    start_time: Annotated[str, typer.Option("--start-time", help="Begin at this time, RFC 3339.")] = "",
+    start_time: Annotated[str, typer.Option("--start-time", help="Time to start at, RFC 3339.")] = "",
     only: Filter = "",
     transform: Annotated[
-        list[str] | None, typer.Option("--transform", help="FILTER=SUBJECT: keep these under another subject.")
+        list[str] | None, typer.Option("--transform", help="FILTER=SUBJECT: store these under another subject.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Make a mirror of a stream, with its limits: the same messages, sequences and times."""
-    name = needed(name, "STREAM", "Name of the mirror", str)
+    name = ask_if_missing(name, "STREAM", "Name of the mirror", str)
     found = Origin(
-        stream=needed(origin, "ORIGIN", "Stream to mirror", str) if origin_domain or api else stream_of(nats, origin),
+        stream=ask_if_missing(origin, "ORIGIN", "Stream to mirror", str)
+        if origin_domain or api
+        else stream_of(nats, origin),
         domain=origin_domain,
         api=api,
         deliver=deliver,
@@ -84,12 +86,12 @@ def add(
         filter_subject=only,
         transforms=tuple(map(_transform, transform or [])),
     )
-    _show_made(run_async(_add(nats, name, found, document_of(given))), as_json)
+    _show_result(run_async(_add(nats, name, found, document_of(given))), as_json)
 
 
 @app.command()
 @connect.options
-@connect.injected("given", stream_options(without=_NOT_OF_A_COPY))
+@connect.inject("given", stream_options(without=_NOT_OF_A_COPY))
 def gather(
     *,
     nats: dict[str, Any],
@@ -102,15 +104,15 @@ def gather(
     only: Filter = "",
     as_json: Json = False,
 ) -> None:
-    """Make a stream that gathers the messages of several (`sources`): in order of each, under new sequences."""
+    """Make a stream that gathers the messages of several (`sources`), in the order of each, with new sequences."""
     found = [Origin(stream=one, domain=origin_domain, api=api, deliver=deliver, filter_subject=only) for one in origins]
-    _show_made(run_async(_gather(nats, name, found, document_of(given))), as_json)
+    _show_result(run_async(_gather(nats, name, found, document_of(given))), as_json)
 
 
 @app.command()
 @connect.options
 def ls(*, nats: dict[str, Any], as_json: Json = False) -> None:
-    """List mirrors and gathering streams: how far each is behind, and whether its origin is heard."""
+    """List mirrors and gathering streams: the lag of each, and when its origin was last heard."""
     found = run_async(_ls(nats))
     if as_json:
         print_document(msgspec.to_builtins(found))
@@ -131,7 +133,7 @@ def info(
     name: Annotated[str | None, typer.Argument(metavar="[STREAM]", help="The copy's name.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show how far a mirror is, and on which subjects it would be promoted."""
+    """Show the progress of a mirror, and the subjects that it would take if promoted."""
     name = stream_of(nats, name)
     found, state = run_async(_info(nats, name))
     if not found:
@@ -145,7 +147,7 @@ def info(
             [
                 ("State", _state(one)),
                 ("Messages behind", one.lag),
-                ("Origin heard", _heard(one)),
+                ("Origin last heard", _heard(one)),
                 ("Messages", state["messages"]),
                 ("Last sequence", state["last_seq"]),
                 ("Last message", state["last_ts"] if state["messages"] else ""),
@@ -160,19 +162,19 @@ def promote_(
     nats: dict[str, Any],
     name: Annotated[str | None, typer.Argument(metavar="[STREAM]", help="The mirror's name.")] = None,
     subject: Annotated[
-        list[str] | None, typer.Option("--subject", help="Take these subjects; as the origin had if not given.")
+        list[str] | None, typer.Option("--subject", help="Subjects to take. Default: the origin's.")
     ] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Make a mirror a stream of its own that takes its origin's subjects: when the origin is lost, or to move it."""
+    """Promote a mirror to a stream that takes its origin's subjects: when the origin is lost, or to move it."""
     name = stream_of(nats, name)
-    confirm(f"Cut {name} off from its origin for ever and let it take its place?", force=force)
+    confirm(f"Disconnect {name} from its origin permanently, and let it replace the origin?", force=force)
     config = run_async(_promote(nats, name, subject or [], force))
     if as_json:
         print_document(config)
     else:
-        say(f"{name} is a stream of its own now, on {', '.join(config['subjects'])}")
+        say(f"{name} is now an independent stream, on {', '.join(config['subjects'])}")
 
 
 async def _add(nats: dict[str, Any], name: str, origin: Origin, wanted: dict[str, Any]) -> ServerStreamConfig:
@@ -201,7 +203,7 @@ async def _promote(nats: dict[str, Any], name: str, subjects: list[str], force: 
         return await promote(natty.jetstream, name, subjects, force=force)
 
 
-def _show_made(config: ServerStreamConfig, as_json: bool) -> None:
+def _show_result(config: ServerStreamConfig, as_json: bool) -> None:
     if as_json:
         print_document(config)
         return

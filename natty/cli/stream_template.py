@@ -10,7 +10,7 @@ import typer
 
 from natty import Natty
 from natty.cli import connect
-from natty.cli.ask import confirm, needed
+from natty.cli.ask import ask_if_missing, confirm
 from natty.cli.run import run_async
 from natty.cli.setting_flags import document_of, stream_options
 from natty.cli.tables import print_document, print_facts, print_table
@@ -45,28 +45,29 @@ _OURS = (
 
 @app.command()
 @connect.options
-@connect.injected("given", stream_options(without=_OURS))
+@connect.inject("given", stream_options(without=_OURS))
 def add(
     *,
     nats: dict[str, Any],
     given: dict[str, Any],
     name: Annotated[str | None, typer.Argument(metavar="[TEMPLATE]", help="The template's name.")] = None,
     subject: Annotated[
-        str | None, typer.Option("--subject", help="What is published, with a * for each token that may be new.")
+        str | None, typer.Option("--subject", help="Subject of the messages, with a * for each token that may be new.")
     ] = None,
     stream: Annotated[
-        str | None, typer.Option("--stream", help="The streams' names; {1} is what the first * stands for.")
+        str | None, typer.Option("--stream", help="Names of the streams; {1} is the token at the first *.")
     ] = None,
     max_streams: MaxStreams = MAX_STREAMS,
     max_waiting: Annotated[
-        int, typer.Option("--max-waiting", min=0, help="Messages of a subject that may wait for a stream; 0: no limit.")
+        int,
+        typer.Option("--max-waiting", min=0, help="Maximum messages per subject that wait for a stream; 0: no limit."),
     ] = 0,
     as_json: Json = False,
 ) -> None:
-    """Declare a template: what is published on its subjects is stored, and each new token gets a stream."""
-    name = needed(name, "TEMPLATE", "Name of the template", str)
-    subject = needed(subject, "--subject", "Subject, as orders.*", str)
-    stream = needed(stream, "--stream", "Streams' names, as ORDERS_{1}", str)
+    """Declare a template: messages on its subjects are stored, and each new token gets a stream."""
+    name = ask_if_missing(name, "TEMPLATE", "Name of the template", str)
+    subject = ask_if_missing(subject, "--subject", "Subject, such as orders.*", str)
+    stream = ask_if_missing(stream, "--stream", "Names of the streams, such as ORDERS_{1}", str)
     options = {"subject": subject, "stream": stream, "max_streams": max_streams, "max_waiting": max_waiting}
     made = run_async(_add(nats, name, options, document_of(given)))
     if as_json:
@@ -78,7 +79,7 @@ def add(
 @app.command()
 @connect.options
 def edit(*, nats: dict[str, Any], name: Name, max_streams: MaxStreams, as_json: Json = False) -> None:
-    """Change how many streams a template may make."""
+    """Change the maximum number of streams of a template."""
     changed = run_async(_edit(nats, name, max_streams))
     if as_json:
         print_document(msgspec.to_builtins(changed))
@@ -103,7 +104,7 @@ def ls(*, nats: dict[str, Any], as_json: Json = False) -> None:
 @app.command()
 @connect.options
 def info(*, nats: dict[str, Any], name: Name, as_json: Json = False) -> None:
-    """Show a template: its streams, what waits without one and why, and who makes them."""
+    """Show a template: its streams, the messages that wait for one and why, and the leader that makes them."""
     standing = run_async(_info(nats, name))
     if as_json:
         print_document(msgspec.to_builtins(standing))
@@ -133,7 +134,7 @@ def rm(
     name: Name,
     force: Annotated[bool, typer.Option("--force", help="Delete messages that wait for a stream; do not ask.")] = False,
 ) -> None:
-    """Remove a template. Its streams stay, and take their own subjects from now on."""
+    """Remove a template. Its streams stay, and take their own subjects."""
     confirm(f"Remove template {name}? Its streams stay.", force=force)
     streams = run_async(_rm(nats, name, force))
     say(f"removed {name}; {len(streams)} streams take their own subjects now")
@@ -145,9 +146,9 @@ def run(
     *,
     nats: dict[str, Any],
     node_name: Annotated[str, typer.Option(help="Name of this node. Default: host and process.")] = "",
-    lease: Annotated[float, typer.Option(help="Seconds after which a dead leader is replaced.")] = LEASE,
+    lease: Annotated[float, typer.Option(help="Time after which a dead leader is replaced, in seconds.")] = LEASE,
 ) -> None:
-    """Make the streams of all templates, until stopped; on any number of nodes, one of which is elected."""
+    """Make the streams of all templates until stopped; run it on any number of nodes, one is elected."""
     try:
         run_async(_run(nats, {"node_name": node_name, "lease": lease}))
     except ValueError as error:

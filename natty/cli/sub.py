@@ -27,18 +27,18 @@ def sub(
     *,
     nats: dict[str, Any],
     subject: Annotated[str, typer.Argument(help="The subject; wildcards * and > are allowed.")],
-    count: Annotated[int | None, typer.Option(min=1, help="End after so many messages.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Number of messages, then exit.")] = None,
     queue: Annotated[str, typer.Option(help="Share the messages with the other members of this queue group.")] = "",
-    stream: Annotated[str, typer.Option(help="Read what this stream holds, from its beginning, then what comes.")] = "",
-    new: Annotated[bool, typer.Option("--new", help="With --stream: only what comes from now on.")] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="Print payloads and nothing else.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a line.")] = False,
+    stream: Annotated[str, typer.Option(help="Read this stream from its beginning, then new messages.")] = "",
+    new: Annotated[bool, typer.Option("--new", help="With --stream, only new messages.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Print only payloads.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
-    """Print messages as they come, until interrupted; with --stream those that a stream holds, too."""
+    """Print messages as they arrive, until interrupted; with --stream also those that the stream has stored."""
     if stream and queue:
-        raise typer.BadParameter("a stream is read alone here; share work by a durable consumer", param_hint="--queue")
+        raise typer.BadParameter("--stream excludes --queue; share work with a durable consumer", param_hint="--queue")
     if any(character.isspace() for character in subject) or not all(subject.split(".")):
-        raise BadSubjectError(f"subject {subject!r} is empty, or has a blank or an empty token in it")
+        raise BadSubjectError(f"subject {subject!r} is empty, or contains a blank or an empty token")
     form = form_of(as_json=as_json, raw=raw)
     if stream:
         run_async(_read(nats, check_name("stream", stream), subject, form, count, new=new))
@@ -56,7 +56,7 @@ async def _listen(settings: dict[str, Any], subject: str, queue: str, form: Form
         subscription = natty.connection.subscribe(subject, take, queue=queue)
         await natty.connection.flush()
         print(f"subscribed to {subject}", file=sys.stderr, flush=True)
-        await printer.ended()
+        await printer.wait()
 
 
 async def _read(

@@ -35,14 +35,14 @@ def say(*lines: str) -> None:
 def write(data: bytes) -> None:
     """Write bytes to standard output: unchanged, but on a terminal as text that it can't interpret."""
     if sys.stdout.isatty():
-        print(escaped(data).decode(), end="", flush=True)
+        print(escape(data).decode(), end="", flush=True)
     else:
         sys.stdout.flush()
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
 
 
-def escaped(data: bytes) -> bytes:
+def escape(data: bytes) -> bytes:
     """Return bytes as UTF-8 that a terminal can't interpret; line breaks and tabs stay."""
     return printable(decode(data), also="\n\t").encode()
 

@@ -22,17 +22,17 @@ def _group() -> None:
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="Where to put the files.")] = DEFAULT_FOLDER,
+    folder: Annotated[Path, typer.Argument(help="Folder for the files.")] = DEFAULT_FOLDER,
     host: Annotated[
         list[str] | None,
-        typer.Option(help="A name or address of the server, besides the loopback's; may be repeated."),
+        typer.Option(help="Name or address of the server, besides the loopback's. May be given several times."),
     ] = None,
-    days: Annotated[int, typer.Option(min=1, help="How long the certificates are valid.")] = DEV_DAYS,
-    force: Annotated[bool, typer.Option("--force", help="Replace certificates that are there already.")] = False,
+    days: Annotated[int, typer.Option(min=1, help="Validity of the certificates, in days.")] = DEV_DAYS,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing certificates.")] = False,
 ) -> None:
-    """Make a CA, a server's and a client's certificate in FOLDER. The CA's key is not kept: run this again to renew.
+    """Make a CA, a server's and a client's certificate in FOLDER. The CA's key is not stored: run this again to renew.
 
-    Without --host the certificate is good for the loopback and for the nodes of docker-compose.yml.
+    Without --host, the server's certificate is valid for the loopback and the nodes of docker-compose.yml.
     """
     hosts = tuple(dict.fromkeys([*DEV_HOSTS, *(host or COMPOSE_HOSTS)]))
     files = DevCA.create(days=days).write(folder, hosts=hosts, days=days, force=force)
@@ -41,7 +41,7 @@ def init(
         typer.echo(f"  {path}  {what}")
     typer.echo("Start a server with them:")
     typer.echo(f"  {_server_command(folder, files)}")
-    typer.echo("and see whether it answers:")
+    typer.echo("and check that it answers:")
     typer.echo(f"  natty doctor --server tls://localhost:4222 {_client_flags(files)}")
 
 
@@ -54,7 +54,7 @@ def _server_command(folder: Path, files: TLSFiles) -> str:
 
 def _contents(files: TLSFiles) -> dict[Path, str]:
     return {
-        files.ca: "the CA: whom to trust",
+        files.ca: "the CA's certificate, to trust",
         files.server_cert: "the server's certificate",
         files.server_key: "the server's key (keep it secret)",
         files.client_cert: "a client's certificate",

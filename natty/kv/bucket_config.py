@@ -36,11 +36,11 @@ async def make_bucket(
     ttl = None if ttl is None else seconds_of("ttl", ttl)
     marker_ttl = None if marker_ttl is None else seconds_of("marker_ttl", marker_ttl)
     if ttl is not None and ttl < 0:
-        raise ValueError(f"a ttl of {ttl:g} s is not possible: name more than 0, or 0 for no end")
+        raise ValueError(f"ttl is {ttl:g} s: give a positive time, or 0 for no limit")
     if history is not None and not 1 <= history <= 64:
-        raise ValueError(f"a history of {history} is not possible: name 1 to 64 values of a key")
+        raise ValueError(f"history is {history}: give 1 to 64 values per key")
     if marker_ttl is not None and marker_ttl != 0 and not marker_ttl >= 1:
-        raise ValueError(f"a marker_ttl of {marker_ttl:g} s is not possible: name at least 1 s, or 0 for no markers")
+        raise ValueError(f"marker_ttl is {marker_ttl:g} s: give at least 1 s, or 0 for no markers")
     named = {"max_age": ttl, "max_msgs_per_subject": history, "num_replicas": replicas}
     named |= {"subject_delete_marker_ttl": marker_ttl}
     chosen = {setting: value for setting, value in named.items() if value is not None}

@@ -29,7 +29,7 @@ class Tokens:
     def __init__(self, tokens: Iterable[str]) -> None:
         self._tokens = [token.encode() for token in tokens]
         if any(len(token) < SHORTEST_TOKEN for token in self._tokens):
-            raise ConfigError(f"a token of {SHORTEST_TOKEN} characters is needed at least: shorter ones can be guessed")
+            raise ConfigError(f"a token needs at least {SHORTEST_TOKEN} characters: shorter ones can be guessed")
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -85,7 +85,7 @@ class Hosts:
         return bare in self.names or _is_address(bare)
 
 
-REFUSED_HOST = "this server is not known by that name: give --allow-host NAME where it has another one"
+REFUSED_HOST = "this server does not answer to that name: give --allow-host NAME if the name is right"
 
 
 class Certificate:
@@ -116,9 +116,11 @@ class Certificate:
             self._read()  # check the whole before using any part
             self.context.load_cert_chain(*self._files)
         except (ConfigError, OSError) as error:
-            logger.warning("the certificate stays as it was: %s", error, extra={"action": "certificate"})
+            logger.warning("the server keeps its old certificate: %s", error, extra={"action": "certificate"})
         else:
-            logger.info("%s has changed and is used from now on", self._files[0], extra={"action": "certificate"})
+            logger.info(
+                "the server now uses the changed certificate %s", self._files[0], extra={"action": "certificate"}
+            )
 
     def _read_stamp(self) -> tuple[tuple[int, int, int], ...] | None:
         try:
@@ -134,7 +136,7 @@ class Certificate:
             context.load_cert_chain(*self._files, password=lambda: "")  # never ask for a password on the terminal
         except (OSError, ssl.SSLError) as error:
             cert, key = self._files
-            raise ConfigError(f"{cert} and {key} are no certificate with its key: {error}") from error
+            raise ConfigError(f"{cert} and {key} are not a certificate and its key: {error}") from error
         return context
 
 
@@ -150,7 +152,7 @@ def warn_if_open(what: str, host: str, *, has_tokens: bool) -> None:
     """Log a warning if every client that can reach the address gets an answer."""
     if not has_tokens and not is_loopback(host):
         logger.warning(
-            "%s on %s answers everybody who can reach it: give a token file", what, host or "every address",
+            "%s on %s answers every client that can reach it: give a token file", what, host or "every address",
             extra={"action": "open_to_all"},
         )  # fmt: skip
 

@@ -85,9 +85,7 @@ async def serve(
     `tls`.
     """
     if tls is None and not is_loopback(host):
-        raise ConfigError(
-            f"without TLS it is served on a loopback address only, not on {host!r}: give --cert and --key"
-        )
+        raise ConfigError(f"without TLS, only a loopback address can be served, not {host!r}: give --cert and --key")
     warn_if_open("the page", host, has_tokens=has_tokens)
     names = Hosts.of(host, hosts, has_tokens=has_tokens)
     async with _listen(application, (host, port), tls, names, head_timeout, IDLE_TIMEOUT) as url:
@@ -257,7 +255,7 @@ def _page(pages: Pages, guard: Guard, request: web.Request) -> web.Response:
     try:
         body, status, content_type = pages[request.path]()
     except Exception:
-        logger.exception("a page failed", extra={"action": "page_failed"})
+        logger.exception("serving a page failed", extra={"action": "page_failed"})
         return _response(HTTPStatus.INTERNAL_SERVER_ERROR)
     return web.Response(body=body, status=status, headers={"Content-Type": content_type})
 
@@ -285,7 +283,7 @@ def _explain_failure(address: str, error: OSError) -> str:
     elif error.errno == errno.EADDRNOTAVAIL:
         why = "this machine has no such address; choose one that it has, or 127.0.0.1"
     elif isinstance(error, socket.gaierror):
-        why = "the host's name is not known; check it"
+        why = "the host name is unknown; check it"
     else:
         why = error.strerror or str(error)
-    return f"nothing can be served on {address}: {why}"
+    return f"cannot serve on {address}: {why}"

@@ -47,37 +47,39 @@ class _Now(NamedTuple):
 
 
 TOTALS = (
-    _Total("natty_pull_messages", "Messages that arrived.", PULL, {"": "counts.delivered"}),
-    _Total("natty_pull_bytes", "Their bytes, as the server counts them.", PULL, {"": "counts.delivered_bytes"}),
-    _Total("natty_pull_redeliveries", "Of them, those delivered before.", PULL, {"": "counts.redelivered"}),
-    _Total("natty_pull_requests", "Requests for messages.", PULL, {"": "counts.requests"}),
-    _Total("natty_pull_renewals", "Times that a pull had to begin anew.", PULL, {"": "counts.renewals"}),
+    _Total("natty_pull_messages", "Received messages.", PULL, {"": "counts.delivered"}),
+    _Total("natty_pull_bytes", "Received bytes, as the server counts them.", PULL, {"": "counts.delivered_bytes"}),
     _Total(
-        "natty_handler_messages", "Messages given to a handler.", HANDLER, {"handled": "handled", "failed": "failed"}
+        "natty_pull_redeliveries", "Received messages that had been delivered before.", PULL, {"": "counts.redelivered"}
     ),
-    _Total("natty_handler_retries", "Failed messages that are tried again.", HANDLER, {"": "retried"}),
+    _Total("natty_pull_requests", "Requests for messages.", PULL, {"": "counts.requests"}),
+    _Total("natty_pull_renewals", "Restarts of a pull.", PULL, {"": "counts.renewals"}),
+    _Total(
+        "natty_handler_messages", "Messages passed to a handler.", HANDLER, {"handled": "handled", "failed": "failed"}
+    ),
+    _Total("natty_handler_retries", "Failed messages that are retried.", HANDLER, {"": "retried"}),
     _Total("natty_handler_dead_letters", "Failed messages that became dead letters.", HANDLER, {"": "buried"}),
     _Total("natty_publish_messages", "Published messages.", PUBLISHER, {"stored": "stored", "failed": "failed"}),
-    _Total("natty_publish_duplicates", "Of the stored ones, those stored before.", PUBLISHER, {"": "duplicates"}),
+    _Total("natty_publish_duplicates", "Published messages that were already stored.", PUBLISHER, {"": "duplicates"}),
     _Total("natty_group_rebalances", "Changes of a member's partitions.", GROUP, {"": "rebalances"}),
-    _Total("natty_group_hand_overs", "Consumers given up for other partitions.", GROUP, {"": "handed_over"}),
-    _Total("natty_group_hand_over_seconds", "Time in which they were given up.", GROUP, {"": "hand_over_seconds"}),
+    _Total("natty_group_hand_overs", "Consumers released for other partitions.", GROUP, {"": "handed_over"}),
+    _Total("natty_group_hand_over_seconds", "Seconds spent releasing consumers.", GROUP, {"": "hand_over_seconds"}),
     _Total("natty_group_lost", "Consumers and leaders of consumers that were lost.", GROUP, {"": "lost"}),
     _Total("natty_group_cut_short", "Handlers stopped before their lease ended.", GROUP, {"": "work.cut_short"}),
-    _Total("natty_group_overran", "Handlers still running when it had ended.", GROUP, {"": "work.overran"}),
+    _Total("natty_group_overran", "Handlers still running after their lease ended.", GROUP, {"": "work.overran"}),
     _Total("natty_leader_terms", "Times that this node was elected.", ELECTION, {"": "elected"}),
 )
 NOW = (
     _Now(
         "natty_pull_stalled",
-        "Pulls that the server owes a sign of life since two heartbeats.",
+        "Pulls that have received nothing for two heartbeats.",
         PULL,
         lambda p: p.stalled,
     ),
-    _Now("natty_publish_waiting", "Messages taken and neither stored nor failed.", PUBLISHER, lambda p: p.waiting),
-    _Now("natty_group_pinned", "1 where this instance gets its member's messages.", GROUP, lambda m: m.pinned),
+    _Now("natty_publish_waiting", "Accepted messages, neither stored nor failed yet.", PUBLISHER, lambda p: p.waiting),
+    _Now("natty_group_pinned", "1 if this instance gets its member's messages.", GROUP, lambda m: m.pinned),
     _Now("natty_group_partitions", "Partitions of the member.", GROUP, lambda m: len(m.partitions)),
-    _Now("natty_group_lag", "Messages of a partition that nobody has acknowledged.", LAG, lambda part: part.waiting),
+    _Now("natty_group_lag", "Unacknowledged messages of a partition.", LAG, lambda part: part.waiting),
     _Now("natty_leader", "1 while this node is the elected leader.", ELECTION, lambda election: _leads(election.term)),
 )
 

@@ -145,7 +145,7 @@ class StreamConfig(TypedDict, total=False):
     max_msgs: Annotated[int, Setting(raised(OLDER), unlimited=True)]
     """Maximum number of messages. Default: no limit."""
     max_msgs_per_subject: Annotated[int, Setting(raised(OLDER), unlimited=True)]
-    """Maximum number of messages of each subject. Default: no limit."""
+    """Maximum number of messages per subject. Default: no limit."""
     max_bytes: Annotated[Size, Setting(raised(OLDER), unlimited=True)]
     """Maximum size of all messages, in bytes or as text such as 1GiB. Default: no limit."""
     max_age: Annotated[Duration, Setting(raised(OLDER), unlimited=True)]
@@ -155,7 +155,7 @@ class StreamConfig(TypedDict, total=False):
     max_consumers: Annotated[int, Setting(raised("new consumers would be refused"), unlimited=True)]
     """Maximum number of consumers. Default: no limit."""
     duplicate_window: Annotated[Duration, Setting(
-        raised("repeated messages that come later than it would be stored twice", unlimited=False), flag="dupe-window")]
+        raised("messages repeated after the shorter time would be stored twice", unlimited=False), flag="dupe-window")]
     """How long the server remembers message ids, in seconds or as text such as 2m. Default: 2m."""
     first_seq: Annotated[int, Setting(changes.fixed, flag="first-sequence", least=1, editable=False)]
     """Sequence of the first message. Default: 1."""
@@ -170,7 +170,7 @@ class StreamConfig(TypedDict, total=False):
     allow_msg_counter: Annotated[bool, Setting(changes.fixed, flag="allow-counter")]
     """Make each subject a counter. Needs nats-server 2.12. Default: off."""
     allow_msg_ttl: Annotated[bool, Setting(changes.on_for_ever)]
-    """Accept messages with a time to live of their own. Needs nats-server 2.11. Default: off."""
+    """Accept messages with their own time to live. Needs nats-server 2.11. Default: off."""
     allow_msg_schedules: Annotated[bool, Setting(changes.switched_on, flag="allow-schedules")]
     """Accept messages that the server publishes later. Needs nats-server 2.12. Default: off."""
     allow_rollup_hdrs: Annotated[bool, Setting(
@@ -181,9 +181,9 @@ class StreamConfig(TypedDict, total=False):
     deny_purge: Annotated[bool, Setting(changes.denies(NO_WAY_BACK))]
     """Refuse to purge; cannot be switched off again. Default: off."""
     sealed: Annotated[bool, Setting(
-        changes.denies("nothing can be stored in it ever again"),
+        changes.denies("nothing can be stored in it any more"),
         without_flag="a new stream cannot be sealed, and a sealed one cannot be opened again")]
-    """Store nothing any more. Default: off."""
+    """Refuse all new messages and changes. Default: off."""
     no_ack: Annotated[bool, Setting(flag="ack", negated=True)]
     """Do not acknowledge published messages. Default: off."""
     subject_delete_marker_ttl: Annotated[Duration, Setting(flag="subject-del-markers-ttl")]
@@ -194,18 +194,18 @@ class StreamConfig(TypedDict, total=False):
     metadata: Annotated[dict[str, str], Setting(changes.always)]
     """Metadata as name=value."""
     placement: Annotated[Placement, Setting(destructive("its messages move to other servers"))]
-    """Where its replicas are."""
+    """Placement of its replicas."""
     republish: Annotated[Republish, Setting(destructive("subscribers get messages they do not expect, or miss them"))]
-    """What the server publishes again."""
+    """Messages that the server publishes again."""
     subject_transform: Annotated[SubjectTransform, Setting(
         destructive("messages are stored on other subjects than today"))]
-    """How subjects are renamed."""
+    """Rule that renames subjects."""
     consumer_limits: Annotated[ConsumerLimits, Setting()]
     """Limits of its consumers."""
     mirror: Annotated[StreamSource, Setting(changes.fixed)]
     """Stream to mirror."""
     sources: Annotated[list[StreamSource], Setting(
-        destructive("messages of other streams are added, or stay away"), flag="source")]
+        destructive("messages of other streams are added, or no longer added"), flag="source")]
     """Streams whose messages are copied into this one."""
     # fmt: on
 
@@ -217,7 +217,7 @@ class ConsumerConfig(TypedDict, total=False):
     description: Annotated[str, Setting(changes.always)]
     """Description of the consumer."""
     filter_subjects: Annotated[Texts, Setting(
-        destructive("what it has passed over is not delivered later, and what is filtered out never"), flag="filter")]
+        destructive("messages it has skipped are not delivered later, and filtered ones never"), flag="filter")]
     """Subjects to deliver; wildcards are allowed. Default: all."""
     filter_subject: Annotated[str, Setting(without_flag="--filter takes one subject, too")]
     """Subject to deliver; the same as `filter_subjects` with one. Default: all."""
@@ -230,7 +230,7 @@ class ConsumerConfig(TypedDict, total=False):
         destructive("messages still being handled could be delivered a second time"))]
     """Delays before each further delivery, in seconds or as text such as 10s. Default: `ack_wait`, always."""
     max_deliver: Annotated[int, Setting(
-        raised("messages would be given up after fewer deliveries"), unlimited=True, least=-1)]
+        raised("messages would be abandoned after fewer deliveries"), unlimited=True, least=-1)]
     """Maximum number of deliveries of a message; -1: no limit. Default: -1."""
     max_ack_pending: Annotated[int, Setting(raised("fast readers stall"), flag="max-pending", unlimited=True, least=-1)]
     """Maximum number of unacknowledged messages; -1: no limit. Default: 1000."""
@@ -243,7 +243,7 @@ class ConsumerConfig(TypedDict, total=False):
     max_expires: Annotated[Duration, Setting(raised("longer requests would be refused"), flag="max-pull-expire")]
     """Longest time that a request may wait, in seconds or as text such as 30s. Default: no limit."""
     deliver_policy: Annotated[DeliverPolicy, Setting(changes.fixed, flag="deliver", metavar="START", editable=False)]
-    """Where to start. Default: all."""
+    """Position to start at. Default: all."""
     opt_start_seq: Annotated[int, Setting(changes.fixed, without_flag="--deliver names it")]
     """First sequence, with deliver_policy by_start_sequence."""
     opt_start_time: Annotated[str, Setting(changes.fixed, without_flag="--deliver names it")]
@@ -252,7 +252,7 @@ class ConsumerConfig(TypedDict, total=False):
     """instant, or original for the pace at which messages arrived. Default: instant."""
     sample_freq: Annotated[str, Setting(changes.always, flag="sample")]
     """Percentage of acks that the server reports. Default: 0."""
-    headers_only: Annotated[bool, Setting(destructive("handlers get payloads, or none, that they do not expect"))]
+    headers_only: Annotated[bool, Setting(destructive("handlers get unexpected payloads, or none"))]
     """Deliver headers without payloads. Default: off."""
     inactive_threshold: Annotated[Duration, Setting(raised("it would be deleted sooner while it has no readers"))]
     """Delete the consumer after this time without readers, in seconds or as text such as 1h. Default: never."""
@@ -266,13 +266,13 @@ class ConsumerConfig(TypedDict, total=False):
     """Names of its priority groups (ADR-42). Needs nats-server 2.11."""
     priority_policy: Annotated[PriorityPolicy, Setting(
         without_flag="--pinned-groups, --overflow-groups and --prioritized-groups name them and the policy")]
-    """Who gets messages within a priority group. Needs nats-server 2.11. Default: none."""
+    """Rule that chooses the client within a priority group. Needs nats-server 2.11. Default: none."""
     priority_timeout: Annotated[Duration, Setting(flag="pinned-ttl", editable=False)]
     """Time after which a silent pinned client is replaced, in seconds or as text such as 2m. Needs nats-server 2.11."""
     metadata: Annotated[dict[str, str], Setting(changes.always)]
     """Metadata as name=value."""
     pause_until: Annotated[str, Setting(flag="pause", metavar="UNTIL", editable=False)]
-    """Time until which a new consumer delivers nothing, RFC 3339. Needs nats-server 2.11."""
+    """Time until which a new consumer delivers no messages, RFC 3339. Needs nats-server 2.11."""
     # fmt: on
 
 
@@ -283,9 +283,9 @@ class BucketConfig(StreamConfig, total=False):
     ttl: Annotated[Duration, Setting()]
     """Time to live of every key, in seconds or as text such as 7d. Default: no limit."""
     history: Annotated[int, Setting(least=1)]
-    """Number of values to keep of a key, 1 to 64. Default: 1."""
+    """Number of values to keep per key, 1 to 64. Default: 1."""
     replicas: Annotated[int, Setting(least=1)]
-    """Number of replicas. Default: 3 on a cluster, else 1."""
+    """Number of replicas. Default: 3 on a cluster, otherwise 1."""
     marker_ttl: Annotated[Duration, Setting()]
     """How long the marker of an expired key stays, in seconds or as text such as 1m; with history, also the shortest
     TTL of a key. Default: 60s, with history 1s."""

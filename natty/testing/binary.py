@@ -16,7 +16,7 @@ ANSWER_WITHIN = 60.0  # seconds for `nats-server --version`
 
 
 class ServerBinaryError(ConfigError):
-    """No nats-server program that runs was found."""
+    """No working nats-server program was found."""
 
 
 def find_server(environ: Mapping[str, str] | None = None) -> Path:
@@ -49,7 +49,7 @@ def server_version(binary: Path) -> str:
 def _resolve(named: str) -> Path:
     path = Path(named).expanduser()
     if not (path.is_file() and os.access(path, os.X_OK)):
-        raise ServerBinaryError(f"{named} is no program: give the path of nats-server in {ENVIRONMENT}.")
+        raise ServerBinaryError(f"{named} is not a program: give the path of nats-server in {ENVIRONMENT}.")
     return path
 
 

@@ -15,7 +15,7 @@ _INBOX = "_INBOX.natty-testing"
 
 
 class NoAnswerError(NattyError):
-    """The server did not answer this question."""
+    """The server did not answer this request."""
 
 
 def ask(
@@ -70,7 +70,7 @@ def _answer(stream: BufferedRWPair) -> dict[str, Any]:
             answer: dict[str, Any] = json.loads(stream.read(int(arguments[-1])))
             return answer
         if verb == b"HMSG":  # only a status, "no responders", has headers here
-            raise OSError("nobody listens there")
+            raise OSError("no responders")
         if verb == b"-ERR":
             raise OSError(line.decode(errors="replace").strip())
         if verb == b"PING":

@@ -74,7 +74,7 @@ def free_ports(count: int) -> list[int]:
                 _ours.extend(_reserve())
             if _is_free(port := _ours.pop()):
                 free.append(port)
-    raise OSError(f"none of the ports from {PORTS.start} to {PORTS.stop - 1} of the loopback is free")
+    raise OSError(f"no port from {PORTS.start} to {PORTS.stop - 1} is free on the loopback")
 
 
 def _reserve() -> list[int]:

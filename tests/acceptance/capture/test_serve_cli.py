@@ -119,16 +119,16 @@ def test_without_tls_it_is_served_on_a_loopback_address_only(shell):
     assert "give --cert and --key to serve over TLS" in shell.capture("serve", *stream).complaint
     done = shell.capture("serve", *stream, "--plain-http", "--host", "0.0.0.0")
     assert done.status == 1
-    assert "without TLS it is served on a loopback address only, not on '0.0.0.0'" in done.complaint
+    assert "without TLS, only a loopback address can be served, not '0.0.0.0'" in done.complaint
 
 
 def test_a_token_that_can_be_guessed_and_files_that_are_none_are_refused(shell, natty_tls):
     files = ("--cert", natty_tls.server_cert, "--key", natty_tls.server_key)
     write_secret(shell.folder / "short", "secret\n")
     done = shell.capture("serve", "--stream", "S", "--port", 0, *files, "--token-file", "short")
-    assert "a token of 16 characters is needed at least" in done.complaint
+    assert "a token needs at least 16 characters" in done.complaint
     write_secret(shell.folder / "empty", "\n")
     assert "has no token" in shell.capture("serve", "--stream", "S", *files, "--token-file", "empty").complaint
     assert "can't be read" in shell.capture("serve", "--stream", "S", *files, "--token-file", "none").complaint
     other = ("--cert", natty_tls.server_cert, "--key", natty_tls.client_key)
-    assert "are no certificate with its key" in shell.capture("serve", "--stream", "S", *other).complaint
+    assert "are not a certificate and its key" in shell.capture("serve", "--stream", "S", *other).complaint

@@ -52,7 +52,7 @@ def test_lag_and_watch_show_what_waits_and_whose_it_is(shell, group):
     look = shell.natty("group", "elastic", "watch", group.stream, "g", "--json", "--count", "1")
     (member,) = json.loads(look.out)["members"]
     assert (member["member"], member["lag"], member["pinned"]) == ("m1", 16, "")
-    assert "nobody" in shell.natty("group", "elastic", "watch", group.stream, "g", "--count", "1").out
+    assert "none" in shell.natty("group", "elastic", "watch", group.stream, "g", "--count", "1").out
 
 
 @pytest.mark.long

@@ -39,7 +39,7 @@ def test_a_mirror_is_made_watched_and_promoted(shell, served, make_stream, natty
     assert f"stream {origin} takes {origin}.*" in mirror(shell, "promote", copy, "--force").complaint
     served(lambda natty: natty.delete_stream(origin))
     done = mirror(shell, "promote", copy, "--force")
-    assert done.out == f"{copy} is a stream of its own now, on {origin}.*\n"
+    assert done.out == f"{copy} is now an independent stream, on {origin}.*\n"
     assert served(lambda natty: natty.publish(f"{origin}.eu", b"x")).seq == 11
 
 

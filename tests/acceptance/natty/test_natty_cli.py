@@ -59,7 +59,7 @@ def test_who_leads_is_shown_and_that_nobody_does(shell, natty_name, served, monk
     served(office)
     assert shown[0].out == f"node-7 leads {name}\n"
     assert json.loads(shown[1].out) == {"election": name, "leader": "node-7"}
-    assert shell.natty("leader", "show", name).out == f"nobody leads {name}\n"
+    assert shell.natty("leader", "show", name).out == f"no node leads {name}\n"
 
 
 def test_versions_and_help(shell):

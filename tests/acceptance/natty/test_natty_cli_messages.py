@@ -59,7 +59,7 @@ def test_a_message_is_stored_once_by_its_id(shell, stream):
     first = shell.natty("pub", f"{stream}.a", "hello", "--msg-id", "1", "-H", "Team: a", "-H", "Team: b")
     assert (first.status, first.out, first.err) == (0, f"stored in {stream} at sequence 1\n", "")
     again = shell.natty("pub", f"{stream}.a", "hello", "--msg-id", "1")
-    assert again.out == f"stored in {stream} at sequence 1, a duplicate: it was there already\n"
+    assert again.out == f"stored in {stream} at sequence 1, a duplicate: it was already stored\n"
     told = json.loads(shell.natty("pub", f"{stream}.a", "-J", "--json").out)
     assert told == {
         "subject": f"{stream}.a",
@@ -230,9 +230,7 @@ def test_a_consumer_that_has_no_message_is_told(shell, stream, served):
     served(make)
     none = shell.natty("consumer", "next", stream, "d", "--timeout", "0.2")
     assert (none.status, none.out) == (1, "")
-    assert none.complaint == (
-        f"natty: no message came from consumer d of stream {stream} within 0.2 s; 0 of 1 were printed"
-    )
+    assert none.complaint == (f"natty: consumer d of stream {stream} delivered no message within 0.2 s; printed 0 of 1")
     missing = shell.natty("consumer", "next", stream, "nobody")
     assert missing.status == 1
     assert "there is no consumer nobody; there is d" in missing.complaint

@@ -109,7 +109,7 @@ def test_destructive_changes_need_a_flag_and_a_yes(shell, stream, declare, told_
     refused = shell.natty(*apply)
     assert refused.status == 1
     assert refused.complaint == (
-        f"natty: nothing was changed. {difference}: give --allow-destructive to change it all the same"
+        f"natty: nothing was changed. {difference}: give --allow-destructive to change it anyway"
     )
     no = on_a_terminal(shell, b"n\n", *apply, "--allow-destructive")
     assert no.status == 1

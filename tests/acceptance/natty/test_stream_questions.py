@@ -28,11 +28,11 @@ def test_a_stream_is_made_by_answering_on_a_terminal(natty, name, config_of):
         terminal.types("A B")
         terminal.asks("stream name 'A B': ' ' at character 2 is not allowed")
         terminal.types(name)
-        terminal.asks("Subjects, wildcards too, separated by commas: ")
+        terminal.asks("Subjects, separated by commas; wildcards are allowed: ")
         terminal.types(f"{name}.a, {name}.b.>")
         terminal.asks("Storage, file or memory [file]: ")
         terminal.types("disk")
-        terminal.asks("'disk' is none of file, memory")
+        terminal.asks("'disk' is not one of file, memory")
         terminal.types("m")
         terminal.asks("Replicas [1]: ")
         terminal.types("")
@@ -40,13 +40,13 @@ def test_a_stream_is_made_by_answering_on_a_terminal(natty, name, config_of):
         terminal.types("work")
         terminal.asks("Discard at a limit, old messages or new ones [old]: ")
         terminal.types("")
-        terminal.asks("Messages to keep of each subject [-1]: ")  # --max-msgs was given: it is not asked
+        terminal.asks("Messages to keep per subject [-1]: ")  # --max-msgs was given: it is not asked
         terminal.types("5")
-        terminal.asks("Bytes to keep, as 1GiB [-1]: ")
+        terminal.asks("Bytes to keep, such as 1GiB [-1]: ")
         terminal.types("1MiB")
-        terminal.asks("How long to keep messages, as 7d [-1]: ")
+        terminal.asks("Time to keep messages, such as 7d [-1]: ")
         terminal.types("1d2h")
-        terminal.asks("Largest message, as 64KB [-1]: ")
+        terminal.asks("Largest message, such as 64KB [-1]: ")
         terminal.types("")
         status, out = terminal.ends()
     assert status == 0
@@ -68,7 +68,7 @@ def test_with_everything_that_is_needed_nothing_is_asked(natty, name):
 
 def test_defaults_are_not_asked_for(natty, name, config_of):
     added = natty("stream", "add", name, "--defaults", typed=[f"{name}.x"])
-    assert (added.status, added.err) == (0, "Subjects, wildcards too, separated by commas: ")
+    assert (added.status, added.err) == (0, "Subjects, separated by commas; wildcards are allowed: ")
     assert config_of(name)["subjects"] == [f"{name}.x"]
 
 
@@ -79,7 +79,7 @@ def test_a_stream_that_was_not_named_is_chosen_from_a_list(natty, name):
     chosen = natty("stream", "info", "--json", typed=["0", "nowhere", str(number)])
     assert json.loads(chosen.out)["config"]["name"] == name
     assert f"{number:3}  {name}\n" in chosen.err
-    assert f"'0' is none of them; type a number from 1 to {len(names)}, or a name" in chosen.err
+    assert f"'0' is not one of them; type a number from 1 to {len(names)}, or a name" in chosen.err
     by_name = natty("stream", "info", "--json", typed=[name])
     assert json.loads(by_name.out)["config"]["name"] == name
 
@@ -89,11 +89,11 @@ def test_a_message_and_the_subjects_of_a_copy_are_asked_for(natty, name, config_
     natty.served(lambda client: client.publish(f"{name}.x", b"one"))
     got = natty("stream", "get", name, "--raw", typed=["first", "0", "1"])
     assert (got.status, got.out) == (0, "one\n")
-    assert "'first' is no number from 1 on\n" in got.err
-    assert "'0' is no number from 1 on\n" in got.err
+    assert "'first' is not a whole number above 0\n" in got.err
+    assert "'0' is not a whole number above 0\n" in got.err
     copied = natty("stream", "copy", name, f"{name}_B", typed=[f"{name}_B.>"])
     assert copied.status == 0
-    assert copied.err == f"Subjects of {name}_B, other ones than {name}.>: "
+    assert copied.err == f"Subjects of {name}_B, different from {name}.>: "
     assert config_of(f"{name}_B")["subjects"] == [f"{name}_B.>"]
 
 

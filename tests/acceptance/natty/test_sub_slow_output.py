@@ -14,7 +14,7 @@ PAYLOAD = bytes(10_000)
 BUFFERED = 32 * 1024 * 1024  # bytes that `natty sub` may hold
 SLACK = 32 * 1024 * 1024  # what else a process may grow by: a fifth of what it is sent
 DROPPED = 12_000  # messages to be dropped: 120 MB
-TOLD = re.compile(r"(\d+) of (\d+) messages were dropped, since the output is slower than the subject")
+TOLD = re.compile(r"(\d+) of (\d+) messages were dropped, because the output is slower than the subject")
 
 
 def peak_memory(process):

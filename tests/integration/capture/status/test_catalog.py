@@ -239,7 +239,7 @@ def test_a_token_that_could_be_guessed_is_refused():
     with pytest.raises(ConfigError, match="the catalog needs a token"):
         RestCatalog({}, [])
     for tokens in (["short"], [TOKEN, "short"]):
-        with pytest.raises(NattyConfigError, match="a token of 16 characters"):
+        with pytest.raises(NattyConfigError, match="a token needs at least 16 characters"):
             RestCatalog({}, tokens)
 
 
@@ -286,10 +286,14 @@ async def test_the_command_serves_what_nats_says_until_it_is_told_to_stop(fleet,
     [
         ([], {}, "give --cert and --key to serve over TLS"),
         (["--plain-http", "--cert", "c.pem", "--key", "k.pem"], {}, "give --cert and --key to serve over TLS"),
-        (["--cert", "c.pem", "--key", "k.pem"], {}, "are no certificate with its key"),
+        (["--cert", "c.pem", "--key", "k.pem"], {}, "are not a certificate and its key"),
         (["--plain-http"], {}, "clients must show a token"),
-        (["--plain-http"], {"CAPTURE_CATALOG_TOKEN": "short"}, "a token of 16 characters"),
-        (["--plain-http", "--host", "0.0.0.0"], {"CAPTURE_CATALOG_TOKEN": TOKEN}, "loopback address only"),
+        (["--plain-http"], {"CAPTURE_CATALOG_TOKEN": "short"}, "a token needs at least 16 characters"),
+        (
+            ["--plain-http", "--host", "0.0.0.0"],
+            {"CAPTURE_CATALOG_TOKEN": TOKEN},
+            "only a loopback address can be served",
+        ),
         (["--plain-http", "--token-file", "nowhere"], {}, "can't be read"),
     ],
 )

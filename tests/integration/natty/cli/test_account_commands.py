@@ -94,7 +94,7 @@ def test_a_server_without_jetstream_is_shown_all_the_same(server_of):
     natty = server_of(jetstream=False)
     shown = printed(natty("account", "info"))
     assert "Server: natty, 2." in shown
-    assert "Not here: JetStream is not enabled on this server or account" in shown
+    assert "Not available: JetStream is not enabled on this server or account" in shown
     told = json.loads(printed(natty("account", "info", "--json")))
     assert (told["jetstream"], told["connection"]["server"]) == ({}, "natty")
 

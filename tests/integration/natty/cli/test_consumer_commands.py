@@ -196,7 +196,7 @@ def test_an_edit_shows_what_changes_and_changes_that_alone(consumer, stream, tol
     assert done.endswith(f"changed consumer c of stream {stream}\n")
     assert told("c")["config"] == before | {"description": "new", "max_ack_pending": 10, "sample_freq": "5"}
     assert printed(consumer("edit", stream, "c", "--description=new", "--force")) == (
-        f"nothing to change at consumer c of stream {stream}\n"
+        f"nothing to change in consumer c of stream {stream}\n"
     )
 
 
@@ -219,7 +219,7 @@ def test_a_paused_consumer_delivers_nothing_until_it_is_resumed(consumer, stream
     assert told("c")["paused"] is True
     assert "Paused: until" in printed(consumer("info", stream, "c"))
     said = complaint(consumer("next", stream, "c", "--timeout=50ms"))
-    assert said.endswith(f"0 of 1 were printed; it is paused until {told('c')['config']['pause_until']}")
+    assert said.endswith(f"printed 0 of 1; it is paused until {told('c')['config']['pause_until']}")
     assert printed(consumer("resume", stream, "c", "-f")) == f"resumed c of stream {stream}\n"
     assert json.loads(printed(consumer("next", stream, "c", "--json")))["data"] == "0"
     assert "is not paused" in complaint(consumer("resume", stream, "c", "--force"))
@@ -255,7 +255,7 @@ MISUSE = {
     ("info", "STREAM"): "CONSUMER is missing, and there is no terminal to ask on",
     ("add", "STREAM", "c", "--deliver=soon"): "'soon' is no start; write all, new, last",
     ("add", "STREAM", "c", "--wait=long"): "'long' is not a duration; write 30s, 1h30m or 7d",
-    ("add", "STREAM", "c", "--ack=maybe"): "'maybe' is none of explicit, all, none",
+    ("add", "STREAM", "c", "--ack=maybe"): "'maybe' is not one of explicit, all, none",
     ("add", "STREAM", "c", "--backoff=1s,soon"): "'soon' is not a duration",
     ("add", "STREAM", "c", "--metadata=x"): "'x' is not metadata; write it as name=value",
     ("add", "STREAM", "c", "--sample=101"): "--sample",
@@ -298,11 +298,11 @@ def test_what_is_missing_is_asked_for_on_a_terminal(natty_commands, stream, told
         terminal.types("2")
         terminal.asks("Replay [instant]:")
         terminal.types("")
-        terminal.asks("Only these subjects [all]:")
+        terminal.asks("Subjects to deliver [all]:")
         terminal.types(f"{stream}.new")
-        terminal.asks("Deliveries at most, -1: no limit [-1]:")
+        terminal.asks("Maximum deliveries, -1: no limit [-1]:")
         terminal.types("5")
-        terminal.asks("Unacknowledged at most, -1: no limit [1000]:")
+        terminal.asks("Maximum unacknowledged, -1: no limit [1000]:")
         terminal.types("")
         status, out = terminal.ends()
     assert (status, out.splitlines()[0]) == (0, f"Consumer billing of stream {stream}")

@@ -91,7 +91,7 @@ def test_an_elastic_group_from_the_first_to_the_last_command(elastic, stream, se
     added = elastic("add", stream, "cg", "m1", "m3", "m4", "m5")
     assert printed(added) == (
         "added m3, m4, m5\na member already: m1\nmembers: m2, m1, m3, m4, m5\n"
-        "without a partition, as there are only 4: m5\n"
+        "without a partition, because there are only 4: m5\n"
     )
     assert printed(elastic("drop", stream, "cg", "m4", "m5", "m9")) == (
         "dropped m4, m5\nno member: m9\nmembers: m2, m1, m3\n"
@@ -149,7 +149,7 @@ def test_a_static_group_from_the_first_to_the_last_command(static, partitioned):
     assert printed(static("list", partitioned)) == "cg\ntwo\n"
     assert (
         printed(static("minfo", partitioned, "two", "m1"))
-        == "m1 is a member of two; partitions 1; nobody reads as it\n"
+        == "m1 is a member of two; partitions 1; no instance reads as it\n"
     )
     assert "m9 is not a member of two; no partition" in printed(static("member-info", partitioned, "two", "m9"))
     assert "member m1 of static group two" in complaint(static("sd", partitioned, "two", "m1"))

@@ -109,7 +109,7 @@ def test_a_stream_is_added_with_the_flags_and_units_of_the_nats_tool(stream, nam
 def test_adding_the_same_again_changes_nothing_and_another_one_is_refused(stream, name, config_of):
     add = ("add", name, "--subjects", f"{name}.>", "--max-msgs", "100")
     assert json.loads(printed(stream(*add, "--json")))["config"]["allow_direct"] is True
-    assert printed(stream(*add)).startswith(f"stream {name} exists already with this configuration\n")
+    assert printed(stream(*add)).startswith(f"stream {name} already exists with this configuration\n")
     assert complaint(stream("add", name, "--subjects", f"{name}.>", "--max-msgs", "200")) == (
         f"natty: stream {name} exists with another configuration: max_msgs is 100, wanted 200."
         " Change it with `natty stream edit`"
@@ -182,7 +182,7 @@ def test_an_edit_that_is_impossible_changes_nothing(stream, name, config_of):
     assert config_of(name)["max_msgs"] == -1
     usage = stream("edit", name)
     assert usage.status == 2
-    assert "nothing to change was given: name a setting" in usage.err
+    assert "no change was given: give a setting" in usage.err
 
 
 def test_a_copy_has_the_configuration_and_other_subjects(stream, filled, config_of):
@@ -318,7 +318,7 @@ def test_info_is_for_people_and_with_json_the_servers_own(stream, filled, natty_
     assert told == asked | {"ts": told["ts"]}
     lines = [line.strip() for line in printed(stream("info", filled)).splitlines()]
     assert lines[0] == f"Stream {filled}"
-    assert {f"Subjects: {filled}.>", "Max age: no limit", "Messages: 6", "Deleted inside: 0"} <= set(lines)
+    assert {f"Subjects: {filled}.>", "Max age: no limit", "Messages: 6", "Deleted messages: 0"} <= set(lines)
     assert "Storage: file" not in printed(stream("info", filled, "--state"))
 
 

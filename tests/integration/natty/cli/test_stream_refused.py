@@ -138,7 +138,7 @@ def test_limits_that_are_impossible_are_told(stream, natty_name):
         (("get", "X", "0"), "Error: Invalid value for 'SEQUENCE': "),
         (("add", "X", "--max-bytes", "1Q"), "'1Q' is not a size; write 512, 64KB or 1GiB"),
         (("add", "X", "--max-age", "soon"), "'soon' is not a duration; write 30s, 1h30m or 7d"),
-        (("add", "X", "--storage", "tape"), "'tape' is none of file, memory"),
+        (("add", "X", "--storage", "tape"), "'tape' is not one of file, memory"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -185,14 +185,14 @@ async def test_a_certificate_that_is_replaced_is_used_for_the_next_connection(se
         assert (await ask(port, tls=files))[0] == 200
         files.server_cert.write_bytes(later.server_cert.read_bytes())
         assert (await ask(port, tls=files))[0] == 200  # half of a pair: what there was stays
-        assert "the certificate stays as it was" in caplog.text
+        assert "the server keeps its old certificate" in caplog.text
         write_secret(files.server_key, later.server_key.read_bytes())
         assert (await ask(port, tls=later))[0] == 200
         with pytest.raises(ssl.SSLCertVerificationError):
             await ask(port, tls=files)
         files.server_cert.unlink()
         assert (await ask(port, tls=later))[0] == 200
-    assert "has changed and is used from now on" in caplog.text
+    assert "the server now uses the changed certificate" in caplog.text
 
 
 async def test_what_everybody_can_reach_and_no_token_protects_is_warned_of(natty_tls, caplog):
@@ -202,7 +202,9 @@ async def test_what_everybody_can_reach_and_no_token_protects_is_warned_of(natty
         return told
 
     async with http.serve_pages(":0", {}):
-        assert warnings() == ["the metrics page on every address answers everybody who can reach it: give a token file"]
+        assert warnings() == [
+            "the metrics page on every address answers every client that can reach it: give a token file"
+        ]
     certificate = Certificate(natty_tls.server_cert, natty_tls.server_key)
     for has_tokens in (True, False):
         async with http.serve(web.Application(), "0.0.0.0", 0, certificate, has_tokens=has_tokens):
@@ -218,7 +220,7 @@ def test_tokens_and_keys_that_can_t_be_used_are_refused(natty_tls, tmp_path):
         guard_of("127.0.0.1:9100", tokens=["short"])
     with pytest.raises(ConfigError, match="give both, or neither"):
         guard_of("127.0.0.1:9100", cert=natty_tls.server_cert)
-    with pytest.raises(ConfigError, match="no certificate with its key"):
+    with pytest.raises(ConfigError, match="not a certificate and its key"):
         guard_of("127.0.0.1:9100", cert=natty_tls.server_cert, key=natty_tls.client_key)
     key = write_secret(tmp_path / "key.pem", natty_tls.server_key.read_bytes())
     key.chmod(0o644)

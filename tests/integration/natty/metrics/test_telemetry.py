@@ -199,9 +199,7 @@ async def test_what_is_no_address_is_refused(address):
 
 
 async def test_an_address_in_use_is_refused(port):
-    with pytest.raises(
-        ConfigError, match=f"nothing can be served on 127.0.0.1:{port}: another program uses that port; choose"
-    ):
+    with pytest.raises(ConfigError, match=f"cannot serve on 127.0.0.1:{port}: another program uses that port; choose"):
         async with serve_pages(f"127.0.0.1:{port}", {}):
             pass
 

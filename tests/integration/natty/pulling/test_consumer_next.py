@@ -129,7 +129,7 @@ def test_messages_are_settled_as_they_were_answered(natty_commands, stream, sett
     settled(5, 3, 0)
     said = complaint(natty_commands("consumer", "next", stream, "c", "--timeout", "50ms"))
     assert said == (
-        f"natty: no message came from consumer c of stream {stream} within 0.05 s; 0 of 1 were printed;"
+        f"natty: consumer c of stream {stream} delivered no message within 0.05 s; printed 0 of 1;"
         " 3 delivered messages wait for their acknowledgement"
     )
 
@@ -143,7 +143,7 @@ def test_one_that_was_handed_back_comes_again_at_once(natty_commands, stream):
 def test_what_came_is_printed_before_the_rest_is_given_up(natty_commands, stream):
     done = natty_commands("consumer", "next", stream, "c", "--count", "9", "--raw", "--timeout", "50ms")
     assert (done.status, done.out) == (1, "0\n1\n2\n3\n4\n")
-    assert done.err.endswith("within 0.05 s; 5 of 9 were printed\n")
+    assert done.err.endswith("within 0.05 s; printed 5 of 9\n")
 
 
 async def test_many_are_taken_by_a_request_for_each_lot(natty, natty_name):

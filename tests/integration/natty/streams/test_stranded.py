@@ -224,7 +224,7 @@ async def test_the_doctor_warns_of_a_consumer_that_it_can_not_look_at(natty, nat
     monkeypatch.setattr(doctor, "stranded", denied)
     (finding,) = check_stranded(*await doctor._find_stranded(natty, streams.found, consumers.found))
     assert finding.status is Status.WARN
-    assert finding.text == f"consumer d of work queue {name} could not be looked at: not permitted"
+    assert finding.text == f"consumer d of work queue {name} could not be checked: not permitted"
 
 
 async def test_the_doctor_goes_on_where_a_stream_is_deleted_while_it_looks(natty, natty_name, monkeypatch):

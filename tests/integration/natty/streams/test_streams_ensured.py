@@ -95,7 +95,7 @@ async def test_a_consumers_filter_is_changed_only_when_allowed_one_or_many(natty
     await natty.ensure_stream(stream, subjects=[f"{stream}.>"])
     one, two = [f"{stream}.a"], [f"{stream}.a", f"{stream}.b"]
     await natty.ensure_consumer(stream, "d", filter_subject=one[0])
-    with pytest.raises(ConsumerExistsError, match="what it has passed over is not delivered later"):
+    with pytest.raises(ConsumerExistsError, match="messages it has skipped are not delivered later"):
         await natty.ensure_consumer(stream, "d", filter_subjects=two)
     assert (await natty.ensure_consumer(stream, "d", allow_destructive=True, filter_subjects=two))[
         "filter_subjects"

@@ -197,9 +197,9 @@ def test_doctor_names_the_faults_of_a_server_and_the_streams_that_have_them(
     assert done.status == 1
     said = [(one["status"], one["text"]) for one in json.loads(done.out)["checks"]]
     for status, words in (
-        ("fail", f"stream {name}_S takes part of work queue {name}, nats-server 2.14.5: "),
+        ("fail", f"stream {name}_S sources part of work queue {name}, nats-server 2.14.5: "),
         ("warn", f"consumer d of stream {several}, nats-server 2.14.5: a purge by subject"),
-        ("fail", f"consumer d of work queue {queue} is not given 9 unacknowledged messages again, 1 to 9"),
+        ("fail", f"consumer d of work queue {queue} does not redeliver 9 unacknowledged messages, 1 to 9"),
         ("warn", "2.14.5 is too old for a stream template (2.14.6), exact restore of streams (2.15)"),
     ):
         assert [text for found, text in said if found == status and words in text], words

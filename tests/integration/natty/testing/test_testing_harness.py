@@ -170,7 +170,7 @@ def _runs(pid):
 
 
 def test_a_missing_binary_is_named():
-    with pytest.raises(ServerBinaryError, match="/nowhere/nats-server is no program"):
+    with pytest.raises(ServerBinaryError, match="/nowhere/nats-server is not a program"):
         find_server({"NATS_SERVER_BIN": "/nowhere/nats-server"})
 
 
@@ -363,7 +363,7 @@ def test_the_plugin_works_in_both_modes_of_pytest_asyncio(pytester, mode):
 def test_a_missing_server_fails_the_tests_that_need_it_and_skips_nothing(pytester):
     result = run_pytest(pytester, "def test_it(nats_server): pass", "--nats-server-bin=/nowhere")
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*/nowhere is no program*NATS_SERVER_BIN*"])
+    result.stdout.fnmatch_lines(["*/nowhere is not a program*NATS_SERVER_BIN*"])
 
 
 def run_pytest(pytester, source, *arguments, binary=None):

@@ -45,7 +45,11 @@ def stream(cluster=None, state=None, **config):
     ("cluster", "status", "said"),
     [
         ({"leader": "a", "replicas": [{"name": "b", "current": True}]}, OK, "1: replicas are complete"),
-        ({"leader": "a", "replicas": [{"name": "b", "current": False, "lag": 7}]}, WARN, "stream S on b lags 7"),
+        (
+            {"leader": "a", "replicas": [{"name": "b", "current": False, "lag": 7}]},
+            WARN,
+            "stream S on b is 7 operations behind",
+        ),
         ({"leader": "a", "replicas": [{"name": "b", "offline": True}]}, FAIL, "stream S has lost its replica on b"),
         ({"leader": "a", "replicas": [{"name": "b", "current": True, "active": 9 * 10**9}]}, FAIL, "silent for 9 s"),
         ({"leader": "a", "replicas": [{"name": "b", "current": True, "active": 2 * 10**9}]}, OK, ""),
@@ -79,10 +83,10 @@ def consumer(pending=0, **config):
     [
         (consumer(), OK, "1: replicas are complete"),
         (consumer(ack_wait=10**9), WARN, "waits 1 s for an ack: slower handlers"),
-        (consumer(ack_wait=2 * 3600 * 10**9), WARN, "waits 7200 s for an ack: so long"),
+        (consumer(ack_wait=2 * 3600 * 10**9), WARN, "waits 7200 s for an ack: after a crash, its messages wait"),
         (consumer(ack_policy="none", ack_wait=0), OK, ""),
         (consumer(pending=99), OK, ""),
-        (consumer(pending=100), WARN, "has all of its 100 messages unacknowledged"),
+        (consumer(pending=100), WARN, "has 100 unacknowledged messages, its maximum"),
         (consumer(pending=100, max_ack_pending=-1), OK, ""),
     ],
 )
@@ -109,4 +113,4 @@ def test_clocks_that_are_apart_are_told(skew, doubt, status, said):
 
 @pytest.mark.parametrize(("days", "status"), [(30, OK), (7.1, OK), (6.9, WARN), (-0.1, FAIL)])
 def test_a_certificate_near_its_end_is_told(days, status):
-    assert checks.check_certificate("ours", NOW + timedelta(days=days), NOW).status is status
+    assert checks.check_certificate("the client certificate", NOW + timedelta(days=days), NOW).status is status

@@ -97,7 +97,7 @@ def test_doctor_fails_a_stream_that_takes_part_of_a_work_queue_and_warns_of_the_
     queue = stream("Q", retention="workqueue", subjects=["q.>"])
     taker = stream("T", sources=[{"name": "Q", "filter_subject": "q.a"}])
     (text,) = texts(server_checks.check_faults((2, 14, 5), [queue, taker]), Status.FAIL)
-    assert text.startswith("stream T takes part of work queue Q, nats-server 2.14.5: ")
+    assert text.startswith("stream T sources part of work queue Q, nats-server 2.14.5: ")
     assert text.endswith("(nats-server#8423): upgrade nats-server to 2.14.6 or later")
     warned = texts(server_checks.check_faults((2, 14, 5), [queue]), Status.WARN)
     assert any("makes the server delete messages on the other subjects" in one for one in warned)
