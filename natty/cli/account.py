@@ -97,7 +97,7 @@ def _jetstream(told: dict[str, Any]) -> list[tuple[str, Any]]:
         ("API errors", api.get("errors", 0)),
         ("Reserved", _sizes(reserved)),
         ("Max stream size", _sizes(largest)),
-        ("Streams need max_bytes", limits.get("max_bytes_required") or ""),
+        ("max_bytes required", limits.get("max_bytes_required") or ""),
         ("Max unacknowledged", f"{limits['max_ack_pending']:,}" if limits.get("max_ack_pending", -1) > 0 else ""),
     ]
 

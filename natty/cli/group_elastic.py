@@ -26,7 +26,7 @@ from natty.groups import ElasticRecord, PartitioningFilter
 from natty.groups.elastic import Change, ElasticAdmin
 
 Members = Annotated[list[str], typer.Argument(help="Names of members.")]
-Limit = typer.Option(min=-1, help="Maximum in the work queue; at it, new messages wait for acks. 0: no limit.")
+Limit = typer.Option(min=-1, help="Limit of the work queue; when full, it waits for acknowledgements. 0: no limit.")
 
 
 def add_elastic(app: typer.Typer) -> None:
@@ -45,7 +45,8 @@ def add_elastic(app: typer.Typer) -> None:
             typer.Option(
                 "--filter",
                 metavar="SUBJECT[:1,2]",
-                help="Only these subjects; the numbers name the `*` that form the key. Default: the whole subject.",
+                help="Only these subjects; the numbers choose the `*` that form the key, by default all of it."
+                " May be given several times.",
             ),
         ] = None,
         max_buffered_msgs: Annotated[int, Limit] = 0,

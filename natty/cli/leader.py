@@ -167,7 +167,7 @@ def run(
     """Run a program while leader, as `flock` runs one under a lock, and exit with its status.
 
     The program and its child processes get SIGTERM before the term ends and SIGKILL at its end; the status is then 75.
-    Signals are passed on. Its environment variables NATTY_TOKEN and NATTY_TERM are the token and the term's number.
+    It also gets the signals. Its environment variables NATTY_TOKEN and NATTY_TERM hold the token and the term's number.
     """
     try:
         options = {"lease": lease, "node_name": node_name, "priority": priority, "bucket": bucket}

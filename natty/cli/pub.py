@@ -117,7 +117,7 @@ async def _stream_of(natty: Natty, subject: str) -> str:
     """Return the stream that stores messages on a subject, so that a missing one is reported at once."""
     streams: list[str] = (await natty.jetstream.request("STREAM.NAMES", {"subject": subject})).get("streams") or []
     if not streams:
-        raise PublishError(f"no stream stores {subject!r}: create one whose subjects cover it", subject=subject)
+        raise PublishError(f"no stream takes {subject!r}: create one whose subjects cover it", subject=subject)
     return streams[0]
 
 

@@ -148,7 +148,7 @@ def run(
     node_name: Annotated[str, typer.Option(help="Name of this node. Default: host and process.")] = "",
     lease: Annotated[float, typer.Option(help="Time after which a dead leader is replaced, in seconds.")] = LEASE,
 ) -> None:
-    """Make the streams of all templates until stopped; run it on any number of nodes, one is elected."""
+    """Make the streams of all templates until stopped. Run it on any number of nodes: one is elected."""
     try:
         run_async(_run(nats, {"node_name": node_name, "lease": lease}))
     except ValueError as error:

@@ -220,7 +220,7 @@ def test_purge_asks_and_takes_only_what_was_there_when_it_asked(letters, answer,
     )
     letters.shell.started.append(process)
     os.close(theirs)
-    assert process.stderr.read(len("Remove 1 dead letter for good?")) == "Remove 1 dead letter for good?"
+    assert process.stderr.read(len("Remove 1 dead letter permanently?")) == "Remove 1 dead letter permanently?"
     letters.bury(b"3", consumer="mailer")
     os.write(terminal, f"{answer}\n".encode())
     done = letters.shell.finish(process)

@@ -94,7 +94,7 @@ def test_an_elastic_group_from_the_first_to_the_last_command(elastic, stream, se
         "without a partition, because there are only 4: m5\n"
     )
     assert printed(elastic("drop", stream, "cg", "m4", "m5", "m9")) == (
-        "dropped m4, m5\nno member: m9\nmembers: m2, m1, m3\n"
+        "dropped m4, m5\nnot a member: m9\nmembers: m2, m1, m3\n"
     )
     shown = json.loads(printed(elastic("info", stream, "cg", "--json")))
     assert (shown["partitions"], shown["max_messages"], shown["assigned"], shown["buffered"]) == (
