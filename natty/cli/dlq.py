@@ -118,7 +118,7 @@ def purge(
     letters: Letters = LETTERS,
     as_json: AsJson = False,
 ) -> None:
-    """Remove dead letters permanently: those that exist when it starts, not those that arrive later."""
+    """Remove dead letters permanently: those that exist when the command starts, not later ones."""
     wanted = LetterFilter(stream=stream, consumer=consumer, reason=reason)
     up_to = None
     if not force and not dry_run and not sys.stdin.isatty():

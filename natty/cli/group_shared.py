@@ -63,7 +63,7 @@ def add_shared(app: typer.Typer, kind: Kind) -> None:
     @add_command(app, "info")
     @connect.options
     def info(*, nats: dict[str, Any], stream: Stream, group: Group, as_json: Json = False) -> None:
-        """Show a group: its settings, its members and their partitions, and who is active."""
+        """Show a group: its settings, its members, their partitions, and which members are active."""
         record, members, buffered = run_async(_info(nats, kind, stream, group))
         facts = {"stream": stream, "group": group, "kind": kind, **facts_of(record)}
         if isinstance(record, ElasticRecord):

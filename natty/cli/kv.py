@@ -182,7 +182,7 @@ def revert(
     revision: Annotated[int, typer.Argument(min=1, help="A revision that `natty kv history` shows.")],
     as_json: Json = False,
 ) -> None:
-    """Store again the value of a key at a revision. Fails if the key changes meanwhile."""
+    """Restore the value of a key at an earlier revision. Fails if the key changes meanwhile."""
     _show_revision(run_async(_revert(nats, bucket, key, revision)), as_json)
 
 

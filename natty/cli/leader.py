@@ -166,8 +166,9 @@ def run(
 ) -> None:
     """Run a program while leader, as `flock` runs one under a lock, and exit with its status.
 
-    The program and its child processes get SIGTERM before the term ends and SIGKILL at its end; the status is then 75.
-    It also gets the signals. Its environment variables NATTY_TOKEN and NATTY_TERM hold the token and the term's number.
+    The program gets SIGTERM before its term ends, and SIGKILL at the end, with all its child processes; the status is
+    then 75. Signals are passed on to it. NATTY_TOKEN and NATTY_TERM in its environment are the token and the term's
+    number.
     """
     try:
         options = {"lease": lease, "node_name": node_name, "priority": priority, "bucket": bucket}

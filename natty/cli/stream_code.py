@@ -46,7 +46,7 @@ def apply(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Make or change the streams and consumers of a file. What is not in the file stays as it is."""
+    """Make or change the streams and consumers of a file. Everything that is not in the file stays as it is."""
     streams = load_streams(file)
     plans = run_async(_plans(nats, streams))
     _refuse(plans, allow_destructive=allow_destructive)

@@ -81,7 +81,7 @@ def report(
     leaders: Annotated[bool, typer.Option("--leaders", "-l", help="Show how many streams each server leads.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Report on all streams, the largest last, with the sums, and on what they take from other streams."""
+    """Report on all streams, the largest last, with the sums, and on their mirrors and sources."""
     wishes = {Order.CONSUMERS: consumers, Order.MESSAGES: messages, Order.NAME: name, Order.STORAGE: storage}
     order = next((order for order, wished in wishes.items() if wished), Order.BYTES)
     listing = run_async(_list(nats, subject))

@@ -88,9 +88,9 @@ def test_no_limit_is_zero_or_minus_one():
         (limit, "many", "'many' is not a number; write a limit, or -1 for none"),
         (size_limit, "1Q", "'1Q' is not a size"),
         (nanoseconds, "soon", "'soon' is not a duration"),
-        (storage, "disk", "'disk' is none of file, memory"),
-        (retention, "forever", "'forever' is none of limits, interest, work"),
-        (subjects_of, " , ", "' , ' holds no subject"),
+        (storage, "disk", "'disk' is not one of file, memory"),
+        (retention, "forever", "'forever' is not one of limits, interest, work"),
+        (subjects_of, " , ", "' , ' contains no subject"),
         (lambda text: document_of({"metadata": [text]}), "owner", "'owner' is not metadata; write it as name=value"),
     ],
 )
