@@ -334,7 +334,9 @@ class Natty(_Facade):
         if loop is None or not loop._thread.is_alive() or os.getpid() != loop._pid:
             return
         if self._inner.connection.lifetime.is_called_by_its_own:
-            raise RuntimeError("a handler can't close its own client: call stop() of what consume() returned")
+            raise RuntimeError(
+                "a handler can't close its own client: call stop() of the object that consume() returned"
+            )
         atexit.unregister(self.close)
         try:
             loop.call(self._inner.close())

@@ -48,7 +48,7 @@ class AuthorizationError(ConnectError):
 
 
 class TLSRequiredError(ConnectError, TLSError):
-    """TLS was asked for and the server does not offer it; nothing was sent in plain text."""
+    """TLS is required and the server does not offer it; nothing was sent in plain text."""
 
 
 class TLSHandshakeError(ConnectError, TLSError):
@@ -56,7 +56,7 @@ class TLSHandshakeError(ConnectError, TLSError):
 
 
 class TLSClosedError(TLSHandshakeError):
-    """The server closed the connection as TLS came up, without a reason: it is ending, or refuses our certificate."""
+    """The server closed the connection during TLS setup without a reason: it is ending, or refuses our certificate."""
 
 
 class PayloadTooLargeError(NattyError):
@@ -64,7 +64,7 @@ class PayloadTooLargeError(NattyError):
 
 
 class BadSubjectError(NattyError):
-    """The subject is none that can be published on; nothing was sent."""
+    """The subject is not valid for publishing; nothing was sent."""
 
 
 class WrongLoopError(NattyError, RuntimeError):
@@ -72,11 +72,11 @@ class WrongLoopError(NattyError, RuntimeError):
 
 
 class NotConnectedError(NattyError):
-    """There is no connection to a server at the moment; nothing was sent."""
+    """The client is not connected to a server at the moment; nothing was sent."""
 
 
 class SessionEndedError(NattyError, ConnectionResetError):
-    """The server ended the session, and said why."""
+    """The server ended the session and gave a reason."""
 
 
 class ConnectionClosedError(NotConnectedError):
@@ -88,11 +88,11 @@ class RequestTimeoutError(NattyError, TimeoutError):
 
 
 class NoRespondersError(NattyError):
-    """Nobody listens on this subject."""
+    """There is no subscriber on this subject."""
 
 
 class UnsupportedError(NattyError):
-    """This server is too old for what was asked."""
+    """This server is too old for this feature."""
 
 
 class JetStreamError(NattyError):
@@ -112,7 +112,7 @@ class JetStreamNotEnabledError(JetStreamError):
 
 
 class DomainUnreachableError(JetStreamError):
-    """Nobody answers for JetStream's other domain, or the other account's: check its name, and the link to it."""
+    """No server answers for JetStream's other domain or account: check its name, and the link to it."""
 
 
 class StreamNotFoundError(JetStreamError):
@@ -132,7 +132,7 @@ class ConsumerExistsError(JetStreamError):
 
 
 class WrongLastSequenceError(JetStreamError):
-    """Somebody else wrote in between: the last sequence is not the expected one."""
+    """Another client wrote in between: the last sequence is not the expected one."""
 
 
 class PublishError(NattyError):
@@ -164,7 +164,7 @@ class KeyExistsError(NattyError):
 
 
 class RevisionConflictError(NattyError):
-    """The key was changed by somebody else: its revision is not the expected one.
+    """Another client changed the key: its revision is not the expected one.
 
     `current` is the revision found instead; 0 if the key is gone, or the revision is unknown.
     """
@@ -179,19 +179,19 @@ class GroupNotFoundError(NattyError):
 
 
 class GroupExistsError(NattyError):
-    """A consumer group of this name exists with other settings, or something else has a name that it needs."""
+    """A consumer group of this name exists with other settings, or a stream or consumer has a name that it needs."""
 
 
 class BadRecordError(NattyError):
-    """A record that others may write can't be read: it is damaged, too large, or of another kind."""
+    """A record that other clients may write can't be read: it is damaged, too large, or of another kind."""
 
 
 class BadGroupError(NattyError):
-    """A consumer group can't be like that: its record, or what it is to become, breaks a rule."""
+    """The consumer group is not valid: its record, or the requested change, breaks a rule."""
 
 
 class LeadershipLostError(NattyError):
-    """This node is not the leader any more: its lease ran out or was taken over."""
+    """This node is not the leader any more: its lease expired, or another node took it over."""
 
 
 class StaleTokenError(LeadershipLostError):

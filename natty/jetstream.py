@@ -128,7 +128,7 @@ def check_numbers(body: Any, name: str = "a number") -> None:
         for value in body:
             check_numbers(value, name)
     elif isinstance(body, int) and not -LARGEST <= body <= LARGEST:
-        raise ConfigError(f"{name} is {body}, more than a server can hold: the largest number is {LARGEST}")
+        raise ConfigError(f"{name} is {body}, more than a server can store: the largest number is {LARGEST}")
 
 
 class JetStream:
@@ -176,14 +176,14 @@ class JetStream:
         """
         check_numbers(body)
         if not all(subject.split(".")):
-            raise BadSubjectError(f"{subject} names nothing where a stream, a consumer or a subject belongs")
+            raise BadSubjectError(f"{subject} has an empty name of a stream, a consumer or a subject")
         data = b"" if body is None else msgspec.json.encode(body)
         again = ASK_AGAIN if subject.startswith(_QUESTIONS) else None
         try:
             raw = await self.connection.request(f"{self.prefix}.{subject}", data, timeout=timeout, again=again)
         except NoRespondersError as error:
             if self.prefix != OWN_API:
-                text = f"nobody answers on {self.prefix}: check its name, and that it is linked to this server"
+                text = f"no server answers on {self.prefix}: check its name, and that it is linked to this server"
                 raise DomainUnreachableError(text, code=UNAVAILABLE) from error
             raise JetStreamNotEnabledError(
                 "JetStream is not enabled on this server or account; put `jetstream {}` into the server's configuration"
@@ -288,7 +288,7 @@ class JetStream:
         UTF-8 reads as U+FFFD, because the answer is JSON. BadSubjectError for a subject that JSON can't hold.
         """
         if legible(subject) != subject:
-            raise BadSubjectError(f"subject {subject!r} is not UTF-8: the server's API can't be asked for it")
+            raise BadSubjectError(f"subject {subject!r} is not UTF-8: the server's API can't look it up")
         body: dict[str, Any] = {"seq": sequence} if sequence or not subject else {}
         if subject:
             body["next_by_subj" if sequence else "last_by_subj"] = subject
@@ -341,7 +341,7 @@ class JetStream:
                 if loop.time() >= deadline or not self.connection.supervised:
                     raise
             if loop.time() + RETRY_DELAY / 4 >= deadline:
-                raise RequestTimeoutError(f"the write of {subject} stayed in doubt for {timeout:g} s")
+                raise RequestTimeoutError(f"the write of {subject} is still in doubt after {timeout:g} s")
             await asyncio.sleep(RETRY_DELAY / 4)
 
 

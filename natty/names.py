@@ -79,7 +79,7 @@ def wire_word(text: str | bytes) -> bytes:
     except UnicodeEncodeError as error:
         raise BadSubjectError(f"{text!r} has a character that UTF-8 can't encode") from error
     if not word or _BREAK.search(word):
-        raise BadSubjectError(f"{text!r} is empty, or has a blank or a line break: no subject or queue can be")
+        raise BadSubjectError(f"{text!r} is empty, or has a blank or a line break: not allowed in a subject or queue")
     return word
 
 

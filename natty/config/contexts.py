@@ -76,9 +76,9 @@ def read_context(name: str, environment: Mapping[str, str]) -> dict[str, Any]:
     content = {key: value for key, value in content.items() if value}
     for key in content:
         if key in _REFUSED:
-            raise ConfigError(f"nats context {path} sets {key}, which natty can't do: {_REFUSED[key]}")
+            raise ConfigError(f"nats context {path} sets {key}, which natty does not support: {_REFUSED[key]}")
         if key not in _SETTINGS and key not in _WITHOUT_EFFECT:
-            text = "nats context %s sets %s, which natty does not know: it has no effect"
+            text = "nats context %s sets %s, which natty does not know: natty ignores it"
             logger.warning(text, path, key, extra={"action": "context"})
     settings = {
         setting: _value(path, key, content[key], environment) for key, setting in _SETTINGS.items() if key in content
@@ -110,7 +110,7 @@ def _value(path: Path, key: str, value: Any, environment: Mapping[str, str]) -> 
     if key in _PATHS:
         value = value.removeprefix("file://")
     if reference := _REFERENCE.match(value):
-        instead = f"give what it stands for by {_SECRETS[key]}" if key in _SECRETS else "write the path of a file"
+        instead = f"give the secret itself by {_SECRETS[key]}" if key in _SECRETS else "write the path of a file"
         raise ConfigError(
             f"the {key} of nats context {path} is a reference, {reference[1]}:…, which natty can't look up: {instead}"
         )

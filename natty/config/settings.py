@@ -242,7 +242,7 @@ def _check_url(url: str) -> None:
     if "://" not in url:
         return
     if not re.match("(nats|tls)://", url):
-        raise ConfigError(f"{redact(url)}: only nats:// and tls:// are spoken; take the server's client port")
+        raise ConfigError(f"{redact(url)}: only nats:// and tls:// are supported; use the server's client port")
     try:
         parts = urlsplit(url)
         named = bool(parts.hostname) and parts.port != 0
@@ -278,7 +278,7 @@ def beside(url: str, address: str) -> str:
 def _urls(value: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
     texts = value.split(",") if isinstance(value, str) else value
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-        raise ConfigError(f"servers is {value!r}; write URLs, a list of them or one text with commas")
+        raise ConfigError(f"servers is {value!r}; write URLs: a list, or one text with commas")
     urls = tuple(text.strip() if "://" in text else f"nats://{text.strip()}" for text in texts if text.strip())
     if not urls:
         raise ConfigError("no server URL was given; name one, for instance tls://nats.example.com:4222")

@@ -160,7 +160,7 @@ class Consumption(RunsAsTask):
                 settings = {"max_deliver": len(self.options.retries) + 1 + SPARE_DELIVERIES, **settings}
         consumer = await create_consumer(self._jetstream, self._stream, self._durable, settings)
         if self._work.letters is not None and 0 < consumer.get("max_deliver", -1) <= len(self.options.retries):
-            text = "consumer %s of %s delivers %d times: its messages are dead before the %d retries are over"
+            text = "consumer %s of %s delivers %d times: its messages are dead letters before the %d retries are over"
             facts = (self._durable, self._stream, consumer["max_deliver"], len(self.options.retries))
             logger.warning(text, *facts, extra={"action": "short_ladder"})
         if consumer["ack_policy"] != "explicit":

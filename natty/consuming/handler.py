@@ -35,7 +35,7 @@ class HandlerTimeoutError(NattyError, TimeoutError):
 
 
 class BodyError(NattyError):
-    """A message's body does not fit what its handler takes."""
+    """A message's body does not match its handler's parameter."""
 
 
 def is_async(handler: Handler) -> bool:
@@ -62,7 +62,7 @@ def caller(handler: Handler, *, batch: bool, threads: Executor | None) -> Call:
     if kinds == [Message]:
         return lambda messages: call(messages[0])
     if kinds[1:] not in ([], [Message]) or kinds[0] is Message:
-        raise TypeError(f"{_name(handler)} takes {_list(kinds)}; what it is given is a Message, a body, or both")
+        raise TypeError(f"{_name(handler)} takes {_list(kinds)}; a handler takes a Message, a body, or both")
     decode = decoder(kinds[0])
     if len(kinds) == 1:
         return lambda messages: call(decode(messages[0].data))
@@ -111,7 +111,7 @@ def _kinds(handler: Handler) -> list[Any]:
                 raise TypeError(f"{_name(handler)}: {error}; its annotation is not known in its module") from error
         kinds.append(Message if kind is parameter.empty else kind)
     if not kinds:
-        raise TypeError(f"{_name(handler)} takes no parameter: it can't be given a message")
+        raise TypeError(f"{_name(handler)} takes no parameter: add one for the message")
     return kinds
 
 
@@ -149,7 +149,7 @@ def _read(decode: Decode, name: str, payload: bytes) -> Any:
     try:
         return decode(payload)
     except (ValueError, msgspec.MsgspecError) as error:  # pydantic's and UnicodeDecodeError are ValueErrors
-        raise BodyError(f"the body is no {name}: {error}") from error
+        raise BodyError(f"the body is not a valid {name}: {error}") from error
 
 
 async def _in_thread(threads: Executor | None, handler: Handler, *arguments: Any) -> None:

@@ -144,7 +144,7 @@ class CoreSubscription:
 
     def _subscribe(self) -> None:
         if self._over or self._subscription is not None:
-            raise RuntimeError(f"{self!r} was used already: make another one")
+            raise RuntimeError(f"{self!r} was used already: create another one")
         if not self._connection.supervised:
             raise self._connection.no_session()
         self._subscription = self._connection.subscribe(self.subject, self._receive, queue=self.queue)

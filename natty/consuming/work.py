@@ -37,7 +37,7 @@ _RETRY_FOR = RETRY_FOR.encode()
 
 
 class TooManyDeliveriesError(NattyError):
-    """A message was delivered very often and never finished: it may end the process that handles it."""
+    """A message was delivered many times and never finished: its handler may end the process."""
 
 
 class Receipts:
@@ -69,7 +69,8 @@ class Receipts:
             if acks:
                 self._pull.ack(acks)
         except NotConnectedError:
-            logger.warning("%d acks were not sent: no connection; these messages come again after ack_wait", len(acks))
+            text = "%d acks were not sent: no connection; the server redelivers these messages after ack_wait"
+            logger.warning(text, len(acks))
         if done:
             self._pull.finished(len(done), size_of(done))
 
@@ -516,7 +517,7 @@ class Work:
         left = []
         for turn in turns:
             if turn.message.settled:
-                text = "%r was settled by its handler, which failed then: %r"
+                text = "%r was settled by its handler, which then failed: %r"
                 self._log.warning(text, turn.message, error, extra={"action": "settled"})
                 turn.stint.receipts.finish(turn.message)
             elif not turn.stint.lasts() or (self._is_hopeless(turn, error) and await self._bury(turn.message, error)):
@@ -545,7 +546,7 @@ class Work:
         """Count and log a retry; return the seconds before it."""
         retries = self.options.retries
         delay = retries[min(self._tries(turn), len(retries)) - 1] if retries else BURY_AGAIN_DELAY
-        self._log.warning("%r failed, again in %g s: %r", turn.message, delay, error, extra={"action": "retry"})
+        self._log.warning("%r failed; retry in %g s: %r", turn.message, delay, error, extra={"action": "retry"})
         self.retried += 1
         turn.retries += 1
         return delay
@@ -573,7 +574,7 @@ class Work:
                 await self.letters.ensure()
                 await self.letters.bury(message, consumer=self.consumer, reason=reason, error=error)
         except Exception as refused:  # an unknown error must not stop the handling of other messages
-            text, unknown = "%r could not be buried, it is tried again: %s", not isinstance(refused, NattyError)
+            text, unknown = "%r could not be stored as a dead letter; retrying: %s", not isinstance(refused, NattyError)
             self._log.error(text, message, refused, exc_info=unknown, extra={"action": "bury"})
             return False
         self._log.error("%r is a dead letter: %s", message, reason, extra={"action": "dead letter"})
@@ -586,7 +587,8 @@ class Work:
         try:
             answer()
         except NotConnectedError:
-            self._log.warning("%r could not be settled: no connection; it comes again after ack_wait", message)
+            text = "%r could not be settled: no connection; the server redelivers it after ack_wait"
+            self._log.warning(text, message)
 
 
 def _cancellations() -> int:

@@ -181,7 +181,7 @@ async def _write_note(writing: Coroutine[Any, Any, None]) -> None:
     try:
         await writing
     except Exception:
-        log.exception("the trail of an election was not written", extra={"action": "election_failed"})
+        log.exception("the audit trail of an election was not written", extra={"action": "election_failed"})
 
 
 def call_hook(hook: Callable[..., None] | None, *arguments: Any) -> None:
@@ -198,4 +198,5 @@ async def _within(event: asyncio.Event, seconds: float) -> None:
         async with asyncio.timeout(seconds):
             await event.wait()
     except TimeoutError:
-        log.info("the lease could not be given back in time: others wait for its end", extra={"action": "not_released"})
+        text = "the lease was not released in time: other candidates wait until it expires"
+        log.info(text, extra={"action": "not_released"})

@@ -126,7 +126,7 @@ class Driver:
                 case Ask():
                     self._ask(action)
                 case WentBack():
-                    text = "the stream of %s went back from revision %d to %d: it lost its tail, or was made again"
+                    text = "the stream of %s went back from revision %d to %d: it lost its tail, or was created again"
                     log.error(text, self.subjects.lease, action.before, action.last, extra={"action": "went_back"})
         if self._tenure is not None and self._tenure.deadline != self.candidate.deadline:
             self.least_left = min(self.least_left, self._tenure.remaining())
@@ -247,11 +247,11 @@ class Driver:
             async with asyncio.timeout(BUCKET_TIMEOUT):
                 await make_bucket(self._jetstream, self._options)
         except (NattyError, TimeoutError) as error:
-            text = f"bucket {bucket} was deleted and could not be made again: {error}"
+            text = f"bucket {bucket} was deleted and could not be created again: {error}"
             self._lasting.warning("making the bucket", text, extra={"action": "not_made_again"})
         else:
             self._lasting.forget("making the bucket")
-            log.warning("bucket %s was deleted; it is made again", bucket, extra={"action": "made_again"})
+            log.warning("bucket %s was deleted; it is created again", bucket, extra={"action": "made_again"})
 
     def _ask(self, action: Ask) -> None:
         call = Call(do="ask", id=self.candidate.id, prio=self.candidate.rules.priority)

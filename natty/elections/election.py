@@ -109,14 +109,14 @@ class Election(Candidate):
             if body.done() and not body.cancelled():
                 return (body.result(),)
         except LeadershipLostError as error:
-            log.info("the work of %s noticed: %s", self.node, error)
+            log.info("the work of %s ended: %s", self.node, error)
         finally:
             stop.cancel()
             await _cancel_and_wait(body, self._report_overrun)
         return None
 
     def _report_overrun(self) -> None:
-        log.error("the leader's work has been told to stop and goes on", extra={"action": "overrun"})
+        log.error("the leader's work was cancelled and still runs", extra={"action": "overrun"})
         call_hook(self.options.on_stop_overrun)
 
     # The block form.
@@ -127,7 +127,7 @@ class Election(Candidate):
         When the term ends, the block is cancelled and raises LeadershipLostError.
         """
         if self._scope is not None:
-            raise RuntimeError("this election is in use: make another one for another block")
+            raise RuntimeError("this election is in use: create another one for another block")
         await self.prepare()
         self._scope = _Scope(self)
         try:

@@ -43,9 +43,10 @@ async def make_bucket(jetstream: JetStream, options: ElectionOptions) -> None:
         _reported.add(bucket)
         level = logging.WARNING if made or clustered else logging.INFO
         text = (
-            "the elections of bucket %s have %s: while its server is down nobody is elected, and if its disk is lost,"
+            "the elections of bucket %s have %s: while its server is down no leader is elected, and if its disk is"
+            " lost, so are its tokens; use three"
         )
-        log.log(level, text + " so are its tokens; use three", options.bucket, counted(replicas))
+        log.log(level, text, options.bucket, counted(replicas))
 
 
 def counted(replicas: int) -> str:

@@ -150,7 +150,7 @@ async def ask_to_step_down(jetstream: JetStream, options: ElectionOptions, to: s
         answer = await jetstream.connection.request(sight.lease.addr, call)
     except (NoRespondersError, TimeoutError) as error:
         raise NattyError(
-            f"{sight.lease.id} does not answer: it is gone or frozen, and others take over within"
+            f"{sight.lease.id} does not answer: it has ended or is frozen, and another candidate takes over within"
             f" {sight.lease.lasts:g} s"
         ) from error
     return sight.lease.id if b"true" in answer[3] else ""

@@ -133,17 +133,17 @@ class ElectionOptions:
         check_timings(self, "lease", "grace", "max_stall")
         if not self.lease >= SHORTEST_LEASE:
             raise ValueError(
-                f"a lease of {self.lease:g} s is too short: renewing takes time; take at least {SHORTEST_LEASE} s"
+                f"a lease of {self.lease:g} s is too short: renewing takes time; use at least {SHORTEST_LEASE} s"
             )
         if self.lease > LONGEST_LEASE:
             raise ValueError(
-                f"a lease of {self.lease:g} s is too long: a dead leader is replaced only after its lease; take"
+                f"a lease of {self.lease:g} s is too long: a dead leader is replaced only after its lease; use"
                 f" at most {LONGEST_LEASE:g} s"
             )
         if self.max_stall < 2 * PULSE:
             raise ValueError(f"max_stall of {self.max_stall:g} s is less than two signs of life, {2 * PULSE:g} s")
         if self.grace <= 0:
-            raise ValueError(f"a grace of {self.grace:g} s would tell the work to stop when it is too late")
+            raise ValueError(f"a grace of {self.grace:g} s would stop the work too late")
         if not 0 <= self.priority <= LAST_PRIORITY:
             raise ValueError(f"priority {self.priority} is not between 0, the first, and {LAST_PRIORITY}, the last")
         if not LEASE_KEY.fullmatch(self.lease_key):

@@ -36,7 +36,7 @@ class Tenure:
         if self.remaining() <= 0:
             raise LeadershipLostError(f"{who} any more (token {self.token}{f', {self.ended}' if self.ended else ''})")
         if self.stopping:
-            raise LeadershipLostError(f"{who} for long: told to stop, {self.stopping} (token {self.token})")
+            raise LeadershipLostError(f"{who} for long: its work has to stop, {self.stopping} (token {self.token})")
 
     def extend(self, deadline: float) -> None:
         """Move the deadline, after a renewal."""

@@ -150,7 +150,7 @@ class Term:
     async def batch(self, commits: Mapping[str, bytes]) -> None:
         """Store several commits, all or none; otherwise like `commit`."""
         if not commits or not all(commits.values()):
-            raise ValueError("an empty commit would read as none")
+            raise ValueError("a commit must not be empty: it would read as no commit")
         async with self._committing:
             for name in commits:
                 if name not in self._chain:
@@ -240,7 +240,7 @@ class Term:
         for name in commits:
             last = await self._last(self._subjects.commit(name))
             if (last.sequence if last else 0) != expected[name]:
-                raise _Moved(f"{name!r} was written by somebody else: {error}") from error
+                raise _Moved(f"another client wrote {name!r}: {error}") from error
 
     def _stale(self, text: str) -> StaleTokenError:
         self._leave("fenced")

@@ -184,8 +184,8 @@ class Bucket:
             else:
                 return None if value is None else Entry(key, value, revision, encode_headers(headers))
         raise RevisionConflictError(
-            f"key {key!r} of bucket {self.name} was changed by others {ATTEMPTS} times while it was to be changed here:"
-            " try again later, or have fewer writers"
+            f"key {key!r} of bucket {self.name} was changed by other clients {ATTEMPTS} times during this update:"
+            " try again later, or use fewer writers"
         )
 
     async def refresh(
@@ -323,7 +323,7 @@ class Bucket:
         except PublishError as error:
             if isinstance(error.__cause__, JetStreamError) and error.__cause__.err_code == _TTL_DISABLED:
                 raise UnsupportedError(
-                    f"bucket {self.name} takes no time to live of a single key: its stream {self.stream} was made"
+                    f"bucket {self.name} does not support a ttl of a single key: its stream {self.stream} was made"
                     " without allow_msg_ttl"
                 ) from error
             raise
@@ -360,7 +360,7 @@ class Bucket:
                     found.append(event)
                     bound.reschedule(loop.time() + timeout)
         except TimeoutError:
-            raise RequestTimeoutError(f"bucket {self.name} showed nothing for {timeout:g} s") from None
+            raise RequestTimeoutError(f"bucket {self.name} sent nothing for {timeout:g} s") from None
         raise ConnectionClosedError
 
     def watch(self, *keys: str, **options: Unpack[WatchSettings]) -> Watch:
@@ -375,9 +375,9 @@ class Bucket:
         if name in self._skipped_keys or len(self._skipped_keys) > MOST_SKIPPED:
             return
         self._skipped_keys.add(name)
-        text = "bucket %s holds something under %r, which is not a key (ADR-8): skipped"
+        text = "bucket %s has an entry under %r, which is not a key (ADR-8): skipped"
         if len(self._skipped_keys) > MOST_SKIPPED:
-            text = "bucket %s holds more that is not a key, as %r: skipped, and no further one is named"
+            text = "bucket %s has more entries that are not keys, as %r: skipped; further ones are not logged"
         log.warning(text, self.name, name, extra={"action": "bad_key"})
 
     async def status(self) -> BucketStatus:

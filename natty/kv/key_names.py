@@ -41,7 +41,7 @@ def check_filter(text: str) -> str:
     """Return the text if it is a key, perhaps with the wildcards `*` (a token) and `>` (the rest); BadKeyError."""
     if not _WILDCARDS.fullmatch(text):
         raise BadKeyError(
-            f"{text!r} is no filter of keys: write a key; `*` may stand for a token in it, and a last `>` for the rest"
+            f"{text!r} is not a filter of keys: write a key; `*` matches one token in it, and a last `>` the rest"
         )
     return text
 

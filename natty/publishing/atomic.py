@@ -102,7 +102,7 @@ async def _store(
 
 def _check(batch: list[AtomicMessage]) -> None:
     if not 1 <= len(batch) <= MAX_MESSAGES:
-        raise PublishError(f"a batch of {len(batch)} messages: it takes 1 to {MAX_MESSAGES}; nothing was sent")
+        raise PublishError(f"a batch of {len(batch)} messages: a batch has 1 to {MAX_MESSAGES}; nothing was sent")
     written: dict[str, int] = {}
     for place, one in enumerate(batch, start=1):
         if one.expect_last_subject_sequence is not None and one.subject in written:
@@ -195,7 +195,7 @@ async def _commit(connection: Connection, rest: list[Outgoing], deadline: float,
 
 
 def _doubt_error(subject: str, error: Exception) -> PublishError:
-    return PublishError(f"whether the batch was stored is not known: {error}", subject=subject, in_doubt=True)
+    return PublishError(f"the server may have stored the batch or not: {error}", subject=subject, in_doubt=True)
 
 
 async def _resolve(
@@ -268,20 +268,21 @@ async def _explain(
 ) -> PublishError | WrongLastSequenceError:
     """Return the error with its cause in words: the server's answer to the commit names no message."""
     if isinstance(error, WrongLastSequenceError):
-        text = f"nothing of the batch was stored: {error}"
+        text = f"no message of the batch was stored: {error}"
         return WrongLastSequenceError(text, code=error.code, err_code=error.err_code)
     if error.in_doubt:
         return error
     code, reason = _code(error), str(error)
     if code == DUPLICATE:
-        reason = "a message id is twice in it, or in the stream already: an earlier try may have stored it"
+        reason = "a message id is in it twice, or in the stream already: an earlier attempt may have stored it"
     elif code == TOO_MANY:
         reason = "the server has too many unfinished batches: try again, or use fewer at a time"
     elif code == DISABLED:
-        reason = f"stream {await _stream_of(jetstream, batch[0].subject)} takes no atomic batches: set allow_atomic"
+        stream = await _stream_of(jetstream, batch[0].subject)
+        reason = f"stream {stream} does not accept atomic batches: set allow_atomic"
     elif code == INCOMPLETE or isinstance(error.__cause__, NoRespondersError):
         reason = await _explain_missing(jetstream, batch, refusals)
-    return PublishError(f"nothing of the batch was stored: {reason}", subject=error.subject or batch[0].subject)
+    return PublishError(f"no message of the batch was stored: {reason}", subject=error.subject or batch[0].subject)
 
 
 async def _stream_of(jetstream: JetStream, subject: str) -> str:
@@ -297,5 +298,5 @@ async def _explain_missing(jetstream: JetStream, batch: list[AtomicMessage], ref
     subjects = (await jetstream.request(f"STREAM.INFO.{stream}"))["config"].get("subjects") or ()
     for place, one in enumerate(batch, start=1):
         if not covers(subjects, one.subject):
-            return f"message {place} on {one.subject} is not for stream {stream}: all of a batch go to one stream"
-    return f"stream {stream} did not get all of it: its leader changed, or it took over ten seconds; publish it again"
+            return f"message {place} on {one.subject} is not for stream {stream}: a batch goes to one stream"
+    return f"stream {stream} did not get the whole batch: its leader changed, or it took over ten seconds; retry it"

@@ -224,7 +224,7 @@ class Outbox:
         PublishError, and the message is not taken: no stream has this subject, or too many errors are unread.
         """
         if self._closed:
-            raise ConnectionClosedError("the client is closed, or about to be: nothing more is published")
+            raise ConnectionClosedError("the client is closed or closing: it publishes nothing more")
         if len(self.errors) >= self.options.max_errors:
             raise PublishError(
                 f"{len(self.errors)} publish errors are unread: read publish_errors(), or set on_publish_error",
@@ -269,7 +269,7 @@ class Outbox:
 
     async def _open(self, stream: str) -> _Sender:
         if self._closed:
-            raise ConnectionClosedError("the client was closed meanwhile: nothing more is published")
+            raise ConnectionClosedError("the client was closed meanwhile: it publishes nothing more")
         opened = AsyncExitStack()
         publisher = Publisher(self._jetstream, stream, self.options, on_failure=self._on_failure)
         await opened.enter_async_context(publisher)

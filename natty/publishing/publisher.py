@@ -205,7 +205,7 @@ class Publisher:
         for pending in (self._look, self._healing):
             if pending is not None:
                 pending.cancel()
-        self._give_up("when its publisher was left", "no ack yet")
+        self._give_up("when its publisher was closed", "no ack yet")
         self._connection.observed.retire(self)
 
     async def publish(self, subject: str, data: bytes, *, msg_id: str = "", headers: Headers | None = None) -> None:
@@ -225,7 +225,7 @@ class Publisher:
         crowded = len(self._waiting) >= self._room or self._waiting_bytes >= self._most_bytes
         if crowded or self._broken or self._ended or self._settling:
             if self._connection.state == "closed":
-                raise ConnectionClosedError("the client is closed: nothing more is published")
+                raise ConnectionClosedError("the client is closed: it publishes nothing more")
             if not self._may_send():
                 await self._until(self._may_send)
         self._number += 1
@@ -308,7 +308,7 @@ class Publisher:
             self._open_inbox()
             for number, message in list(self._waiting.items()):
                 if message.in_doubt and not message.msg_id:
-                    self._fail(number, f"in doubt, and it has no message id to send it again safely: {reason}")
+                    self._fail(number, f"in doubt, and can't be sent again safely without a message id: {reason}")
             self._renumber()
             for number, message in list(self._waiting.items()):
                 if not self._broken:

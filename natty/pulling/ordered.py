@@ -135,7 +135,7 @@ class Ordered:
         the first session has begun.
         """
         if self._begun:
-            raise RuntimeError(f"{self!r} was iterated over already, or is: make another one")
+            raise RuntimeError(f"{self!r} can be iterated over only once: create another one")
         self._begun = True
         if not self._connection.supervised:
             raise self._connection.no_session()
@@ -335,7 +335,7 @@ class Ordered:
 
     def _on_event(self, event: str) -> None:
         if event == "connected" and self._session is not None:
-            self._lose(self._session, "connected anew")
+            self._lose(self._session, "reconnected")
         elif event == "closed":
             self.stop()
 

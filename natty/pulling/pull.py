@@ -38,7 +38,7 @@ LOOK_TIMEOUT = 2.0  # seconds that the server has to answer CONSUMER.INFO
 GONE_AFTER = 1.0  # seconds that other clients have to create a deleted consumer again
 DRAIN_TIMEOUT = 1.0  # seconds to wait for requested messages when no more are wanted
 DRAIN_QUIET = 0.02  # seconds without a message after which no more are expected
-PULL_ONLY = "messages are taken from pull consumers; make one, or subscribe to that subject"
+PULL_ONLY = "natty reads from pull consumers; create one, or subscribe to that subject"
 
 Deliver = Callable[[list[RawMessage], int], None]
 """Receives messages as they arrive, and how many of them had been delivered before. It must not block."""
@@ -276,7 +276,7 @@ class Pull:
     def check_unused(self) -> None:
         """RuntimeError if an iteration has begun before, since only one is possible."""
         if self._begun:
-            raise RuntimeError(f"{self!r} was used already, or is: consume() or pull() again makes another one")
+            raise RuntimeError(f"{self!r} can be used only once: call consume() or pull() again")
 
     @property
     def stopping(self) -> bool:
@@ -411,7 +411,7 @@ class Pull:
             if now >= self._retry_at:
                 self.renew()
         elif self._credit.asked_messages and now >= self._silent_at:
-            logger.warning("%s missed two heartbeats: asking anew", self._name, extra={"action": "renew"})
+            logger.warning("%s missed two heartbeats: sending a new request", self._name, extra={"action": "renew"})
             self.renew()
 
     def renew(self) -> None:
@@ -462,7 +462,7 @@ class Pull:
         """Record that the server has sent something."""
         if since := self.stalled_since:
             silent = time.time() - since
-            logger.info("%s is heard again after %.1f s", self._name, silent, extra={"action": "healed"})
+            logger.info("%s answers again after %.1f s", self._name, silent, extra={"action": "healed"})
         self._heard = time.monotonic()
         self._owed = self._credit.asked_messages > 0
         self._retry_delay, self._gone_since = RETRY_DELAY, 0.0
@@ -536,7 +536,7 @@ class Pull:
         except StreamNotFoundError as error:
             self._give_up_if_gone(error)
         except NattyError as error:  # no leader or no connection: try again later
-            logger.warning("can't see %s: %s", self._name, error)
+            logger.warning("can't read the configuration of %s: %s", self._name, error)
         if session is self._session:  # otherwise a new connection has begun another one meanwhile
             self._retry_at = time.monotonic() + self._retry_delay
             self._retry_delay = min(2 * self._retry_delay, RETRY_DELAY_MAX)
@@ -553,7 +553,7 @@ class Pull:
         if self._recreate is None:
             self._give_up_if_gone(error)
             return
-        logger.warning("%s is gone: making it again", self._name)
+        logger.warning("%s does not exist any more: creating it again", self._name)
         try:
             await self._recreate()
         except ConsumerExistsError:
@@ -561,7 +561,7 @@ class Pull:
         except (ConsumerNotFoundError, StreamNotFoundError) as gone:
             self._give_up_if_gone(gone)
         except NattyError as failed:
-            logger.warning("can't make %s: %s", self._name, failed)
+            logger.warning("can't create %s: %s", self._name, failed)
 
     def _give_up_if_gone(self, error: NattyError) -> None:
         self._gone_since = self._gone_since or time.monotonic()

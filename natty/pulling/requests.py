@@ -65,7 +65,7 @@ class PullOptions:
             )
         if self.max_messages < 1 or self.max_bytes < 1:
             raise ValueError(
-                f"max_messages is {self.max_messages} and max_bytes {self.max_bytes}: with less than 1 nothing comes"
+                f"max_messages is {self.max_messages} and max_bytes {self.max_bytes}: each must be at least 1"
             )
 
 
@@ -174,4 +174,5 @@ def hand_back(connection: Connection, replies: Iterable[bytes], delay: float = H
         if answered:
             connection.send_to_each(answered, nak(delay))
     except NotConnectedError:
-        logger.info("%d messages were not handed back: no connection; they come after ack_wait", len(answered))
+        text = "%d messages were not returned: no connection; the server redelivers them after ack_wait"
+        logger.info(text, len(answered))

@@ -54,9 +54,9 @@ async def why_silent(jetstream: JetStream, stream: str, consumer: str) -> str:
             return f"; it is paused until {info['config']['pause_until']}"
         most, open_ = info["config"].get("max_ack_pending", 0), info["num_ack_pending"]
         if 0 < most <= open_:
-            return f"; {open_} delivered messages wait for their acknowledgement, and more than {most} may not"
+            return f"; {open_} delivered messages are not acknowledged, and max_ack_pending is {most}"
         if open_:
-            return f"; {open_} delivered messages wait for their acknowledgement"
+            return f"; {open_} delivered messages are not acknowledged"
     return ""
 
 
@@ -122,7 +122,8 @@ class _Inbox:
 
     def _on_event(self, event: str) -> None:
         if event == "disconnected":
-            self._fail(NotConnectedError("the connection was lost; what was delivered meanwhile comes after ack_wait"))
+            text = "the connection was lost; messages delivered meanwhile are redelivered after ack_wait"
+            self._fail(NotConnectedError(text))
 
     def _fail(self, error: NattyError) -> None:
         self._error = error
@@ -134,8 +135,8 @@ async def _limits(jetstream: JetStream, stream: str, consumer: str, text: str, *
     config: dict[str, Any] = (await jetstream.request(f"CONSUMER.INFO.{stream}.{consumer}"))["config"]
     name = f"consumer {consumer} of stream {stream}"
     if target := config.get("deliver_subject"):
-        raise JetStreamError(f"{name} pushes its messages to {target}: nothing is taken from it; `natty sub` listens")
+        raise JetStreamError(f"{name} pushes its messages to {target}: it has no messages to pull; use `natty sub`")
     most, longest = max(0, config.get("max_batch", 0)), max(0, config.get("max_expires", 0)) / NANOSECONDS
     if again or not (most or longest):
-        raise JetStreamError(f"{name} refused the request: {text or 'nobody answers for it; try again'}")
+        raise JetStreamError(f"{name} refused the request: {text or 'no server answers for it; try again'}")
     return most or LOT, longest or float("inf")

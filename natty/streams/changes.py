@@ -15,7 +15,7 @@ from typing import Any
 from natty.names import covers
 
 NEVER_CHANGED = "the server never changes it"
-OLDER = "messages that are beyond it are deleted"
+OLDER = "messages beyond it are deleted"
 IN_USE = "clients that use it fail"
 NO_WAY_BACK = "it cannot be switched off again"
 
@@ -44,7 +44,7 @@ def fixed(have: Any, want: Any) -> tuple[Risk, str]:
 
 def unknown(have: Any, want: Any) -> tuple[Risk, str]:
     """The server's behaviour is unknown: destructive."""
-    return Risk.DESTRUCTIVE, "what it does to clients is not known"
+    return Risk.DESTRUCTIVE, "its effect on clients is not known"
 
 
 def destructive(why: str) -> Judge:

@@ -38,7 +38,7 @@ def settings_from(document: Mapping[str, Any], where: str) -> ConsumerConfig:
     consumer has.
     """
     if document.get("deliver_subject"):
-        raise ConfigError(f"{where} is of a push consumer: {ONLY_DURABLE}")
+        raise ConfigError(f"{where} is the configuration of a push consumer: {ONLY_DURABLE}")
     settings = from_wire({name: value for name, value in document.items() if name not in _OF_ONE})
     if waits := settings.get("backoff"):
         settings["backoff"] = [wait / NANOSECONDS for wait in waits]
@@ -63,7 +63,7 @@ def start_at(text: str, now: datetime) -> ConsumerConfig:
         when_ns = _ns_of(text, now, backwards=True)
     except ValueError:
         raise ValueError(
-            f"{text!r} is no start; write all, new, last, subject, a sequence, a duration as 1h, or a time"
+            f"{text!r} is not a start; write all, new, last, subject, a sequence, a duration as 1h, or a time"
         ) from None
     return {"deliver_policy": "by_start_time", "opt_start_time": show_time(when_ns)}
 
@@ -103,7 +103,7 @@ def priority(groups: Mapping[str, Sequence[str]], pinned_ttl: float | None = Non
     """
     given = [name for name in _GROUPS if groups.get(name)]
     if len(given) > 1:
-        raise ConfigError(f"{' and '.join(given)}: a consumer has groups of one kind")
+        raise ConfigError(f"{' and '.join(given)}: a consumer has groups of one kind only")
     if pinned_ttl is not None and given != ["pinned_groups"]:
         raise ConfigError(f"pinned_ttl {show_duration(pinned_ttl)} is for pinned groups: name them, too")
     if not given:
@@ -122,7 +122,7 @@ def check_consumer(settings: ConsumerConfig, stream: ServerStreamConfig) -> None
     limits = {"max_deliver": settings.get("max_deliver"), "max_ack_pending": settings.get("max_ack_pending")}
     for name, value in limits.items():
         if value is not None and (value == 0 or value < -1):
-            raise ConfigError(f"{name} {value} can't be meant: 1 or more, or -1 for no limit")
+            raise ConfigError(f"{name} {value} is not possible: write 1 or more, or -1 for no limit")
     _check_filters(settings.get("filter_subjects") or [], stream)
 
 
@@ -144,7 +144,7 @@ def _check_backoff(settings: Mapping[str, Any]) -> None:
         )
     if most is not None and 0 < most < len(waits):
         raise ConfigError(
-            f"max_deliver {most} is less than the {len(waits)} waits of backoff: the last ones would never be waited;"
+            f"max_deliver {most} is less than the {len(waits)} waits of backoff: the last ones would never be used;"
             f" raise it to {len(waits) + 1} or leave waits out"
         )
 

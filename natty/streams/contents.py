@@ -48,7 +48,7 @@ async def purge(
     Protocol: ADR-10's STREAM.PURGE.
     """
     if below and keep:
-        raise ConfigError("a purge is down to a sequence, or keeps a number of messages: not both")
+        raise ConfigError("a purge deletes below a sequence, or keeps a number of messages: choose one")
     if subject and not allow_pending:
         await check_purge(jetstream, stream, subject)
     body = {"filter": subject, "seq": below, "keep": keep}
@@ -72,7 +72,7 @@ async def check_purge(jetstream: JetStream, stream: str, subject: str, *, held: 
         raise PurgeRefusedError(
             f"stream {stream} was not purged by subject {subject}: {'; '.join(hazards[:3])}{more}. The server would not"
             " deliver those messages again. Wait until they are acknowledged; `natty stream purge --allow-pending`, or"
-            " allow_pending=True, purges all the same"
+            " allow_pending=True, purges anyway"
         )
 
 
@@ -80,7 +80,7 @@ def purge_hazards(consumers: Listing[ConsumerInfo], subject: str, version: Versi
     """Return a text for each consumer that would lose messages by the purge, or for which no server answers."""
     found = {one["name"]: purge_hazard(one, subject, version, held=held) for one in consumers.found}
     hazards = [f"consumer {name} {why}" for name, why in found.items() if why]
-    return hazards + [f"nobody answers for consumer {name}" for name in consumers.missing]
+    return hazards + [f"no server answers for consumer {name}" for name in consumers.missing]
 
 
 def purge_hazard(consumer: ConsumerInfo, subject: str, version: Version, *, held: bool = True) -> str:
@@ -93,7 +93,7 @@ def purge_hazard(consumer: ConsumerInfo, subject: str, version: Version, *, held
     if held and consumer["num_ack_pending"]:
         return f"holds {consumer['num_ack_pending']} unacknowledged messages"
     if FAULTS["purge with several filters"].affects(version) and any(covered) and consumer["num_pending"]:
-        return f"has not been delivered {consumer['num_pending']} messages, some of them on its other subjects"
+        return f"has {consumer['num_pending']} undelivered messages, some of them on its other subjects"
     return ""
 
 

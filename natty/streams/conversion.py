@@ -35,8 +35,8 @@ _WORDS: tuple[tuple[Any, str], ...] = (
     (int, "a whole number"),
     (bool, "true or false"),
     (str, "text"),
-    (list[str], "a list of texts"),
-    (dict[str, str], "a table of texts"),
+    (list[str], "a list of strings"),
+    (dict[str, str], "a table of strings"),
     (Table, "a table"),
     (list[Table], "a list of tables"),
 )

@@ -37,7 +37,7 @@ def load_document(path: str | Path, *, kind: str = "stream") -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid JSON: {error}") from error
     config = content.get("config", content) if isinstance(content, dict) else content
     if not isinstance(config, dict) or not isinstance(config.get("name", ""), str):
-        raise ConfigError(f"{path} holds no {kind}'s configuration: a JSON object with its name is wanted")
+        raise ConfigError(f"{path} is not the configuration of a {kind}: it must be a JSON object with its name")
     return unmarked(config)
 
 
@@ -79,12 +79,12 @@ def _limits(config: Document) -> Iterator[str]:
         if config.get(limit, 0) < -1:
             yield f"{limit} is {config[limit]}: write a limit, or -1 for none"
     if (largest := config.get("max_msg_size", 0)) > LARGEST_MESSAGE:
-        yield f"max_msg_size is {show_size(largest)}, and a server takes less than 2 GiB"
+        yield f"max_msg_size is {show_size(largest)}, and a server accepts less than 2 GiB"
     elif 0 < config.get("max_bytes", -1) < largest:
         held = show_size(config["max_bytes"])
         yield f"max_bytes is {held}, less than one message of max_msg_size {show_size(largest)}"
     if not 0 <= config.get("num_replicas", 1) <= MOST_REPLICAS:
-        yield f"num_replicas is {config['num_replicas']}: there can be 1 to {MOST_REPLICAS}, and an odd number is best"
+        yield f"num_replicas is {config['num_replicas']}: write 1 to {MOST_REPLICAS}, best an odd number"
 
 
 def _ages(config: Document) -> Iterator[str]:
@@ -93,7 +93,7 @@ def _ages(config: Document) -> Iterator[str]:
         yield f"max_age is {show_duration(age / NANOSECONDS)}: the shortest is 100ms, and 0 is none"
     if 0 < age < window:
         spans = show_duration(window / NANOSECONDS), show_duration(age / NANOSECONDS)
-        yield f"duplicate_window is {spans[0]} and max_age {spans[1]}: what is gone can't be compared"
+        yield f"duplicate_window is {spans[0]} and max_age {spans[1]}: deleted messages can't be compared"
 
 
 def _discarding(config: Document) -> Iterator[str]:
@@ -102,13 +102,13 @@ def _discarding(config: Document) -> Iterator[str]:
     if config.get("discard") != "new":
         yield "discard_new_per_subject needs discard new"
     if config.get("max_msgs_per_subject", -1) <= 0:
-        yield "discard_new_per_subject needs max_msgs_per_subject: that is the limit it is about"
+        yield "discard_new_per_subject needs max_msgs_per_subject: that is the limit it applies to"
 
 
 def _subjects(config: Document) -> Iterator[str]:
     subjects = config.get("subjects") or []
     if subjects and config.get("mirror"):
-        yield "a mirror has no subjects: it takes those of the stream it mirrors"
+        yield "a mirror has no subjects: it uses those of the stream that it mirrors"
     for subject in subjects:
         try:
             check_pattern(subject)

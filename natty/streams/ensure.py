@@ -168,7 +168,9 @@ async def pause_consumer(jetstream: JetStream, stream: str, consumer: str, until
     text = on_wire(until)
     answer = await _pause(jetstream, stream, consumer, {"pause_until": text})
     if not answer["paused"]:
-        raise ConfigError(f"{text} is past by the server's clock: consumer {consumer} of stream {stream} is not paused")
+        raise ConfigError(
+            f"{text} is in the past by the server's clock: consumer {consumer} of stream {stream} is not paused"
+        )
     return answer
 
 
@@ -194,7 +196,7 @@ class _Stream:
     missing_error = StreamNotFoundError
     exists_code = STREAM_EXISTS
     judges: ClassVar[Mapping[str, Judge]] = STREAM
-    anew = "make another stream and copy the messages by its `sources`, or delete this one with `natty stream rm`"
+    anew = "create another stream and copy the messages by its `sources`, or delete this one with `natty stream rm`"
 
     def __post_init__(self) -> None:
         check_name("stream", self.name)
@@ -229,7 +231,7 @@ class _Consumer:
     missing_error = ConsumerNotFoundError
     exists_code = _CONSUMER_EXISTS
     judges: ClassVar[Mapping[str, Judge]] = CONSUMER
-    anew = "make another consumer, or delete this one: its position is then lost"
+    anew = "create another consumer, or delete this one: its position is then lost"
 
     def __post_init__(self) -> None:
         check_name("stream", self.stream)
@@ -298,14 +300,14 @@ async def _ensure(
             return actual
         _refuse(target, todo, allowed)
         _check_taken(target, wanted, await target.update(todo.applied_to(actual)))
-    lines = "; ".join(map(str, todo.changes)) or "it is made and deleted again"
+    lines = "; ".join(map(str, todo.changes)) or "it is created and deleted again"
     raise target.exists_error(f"{target} is being changed by another client at the same time: {lines}. Try again")
 
 
 def _check_taken(target: _Stream | _Consumer, wanted: Mapping[str, Any], got: Mapping[str, Any]) -> None:
     """Raise if the server dropped a setting, as older ones do. A value other than ours is from another client."""
     if dropped := [name for name in differing(wanted, got) if name not in got]:
-        raise UnsupportedError(f"{target}: this server is too old for what was asked, {', '.join(dropped)}: upgrade it")
+        raise UnsupportedError(f"{target}: this server is too old for {', '.join(dropped)}: upgrade it")
 
 
 def _refuse(target: _Stream | _Consumer, todo: Plan, allowed: frozenset[Risk]) -> None:
@@ -314,12 +316,13 @@ def _refuse(target: _Stream | _Consumer, todo: Plan, allowed: frozenset[Risk]) -
         return
     text = f"{target} exists with another configuration: {'; '.join(map(str, refused))}. Nothing was changed."
     if any(one.risk is Risk.FIXED for one in refused):
-        text += f" What is fixed: {target.anew}."
+        text += f" To change a fixed setting: {target.anew}."
     if any(one.risk is Risk.DESTRUCTIVE for one in refused):
-        text += " To change it all the same: `natty stream apply --allow-destructive`, or allow_destructive=True."
+        text += " To change it anyway: `natty stream apply --allow-destructive`, or allow_destructive=True."
     if any(one.risk is Risk.SAFE for one in refused):
         text += (
-            " To change what is safe: `natty stream edit`, `natty consumer edit`, or ensure_stream and ensure_consumer."
+            " To change safe settings: `natty stream edit`, `natty consumer edit`, or ensure_stream and"
+            " ensure_consumer."
         )
     raise target.exists_error(text)
 

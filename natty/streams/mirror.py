@@ -55,7 +55,7 @@ OVERLAP = 10065
 
 
 class PromotionRefusedError(NattyError):
-    """The mirror can't take its origin's place, or would lose messages by it; nothing was changed."""
+    """The mirror can't replace its origin, or would lose messages; nothing was changed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class Origin:
     def __post_init__(self) -> None:
         check_name("stream", self.stream)
         if self.domain and (self.api or self.deliver):
-            raise ConfigError("a domain and the prefix of an API are two ways to the same stream: give one of them")
+            raise ConfigError("a domain and an API prefix both locate the origin: give one of them")
         if self.deliver and not self.api:
             raise ConfigError("a subject to deliver to needs the prefix of the origin's API, too")
         if self.start_sequence is not None and self.start_time:
@@ -245,13 +245,13 @@ def refuse_promotion(state: Copying) -> None:
     if state.lag or state.heard is None:
         missing = f"{state.lag} messages of" if state.lag else "the messages of"
         raise PromotionRefusedError(
-            f"mirror {state.stream} misses {missing} {state.origin} ({state.state}): wait for it, or give --force to"
-            " promote it without them"
+            f"mirror {state.stream} has not copied {missing} {state.origin} ({state.state}): wait for it, or give"
+            " --force to promote it without them"
         )
     if state.external and state.heard <= SILENT_AFTER:
         raise PromotionRefusedError(
-            f"the origin of {state.stream} lives, it was heard {state.heard:.1f} s ago: two streams would store what is"
-            " published. Take the subjects from it first, or give --force"
+            f"the origin of {state.stream} is alive, heard {state.heard:.1f} s ago: two streams would store each"
+            " published message. Take the subjects from it first, or give --force"
         )
 
 
@@ -282,7 +282,7 @@ async def who_takes(jetstream: JetStream, subjects: Sequence[str], *, besides: s
     """Return the sentence that names the streams, except `besides`, that take some of these subjects."""
     found = {one for subject in subjects for one in await stream_names(jetstream, subject=subject)} - {besides}
     who = f"stream {', '.join(sorted(found))}" if found else "another stream"
-    return f"{who} takes {', '.join(subjects)}, or some of it: take the subjects from it first, or delete it"
+    return f"{who} takes {', '.join(subjects)}, or some of them: take the subjects from it first, or delete it"
 
 
 def _is_time(text: str) -> bool:

@@ -87,5 +87,5 @@ def term(reason: str = "") -> bytes:
     TypeError if the reason is not a str.
     """
     if not isinstance(reason, str):
-        raise TypeError(f"the reason to give a message up must be a str and is of type {type(reason).__name__}")
+        raise TypeError(f"the reason to terminate a message must be a str and is of type {type(reason).__name__}")
     return b"+TERM " + legible(reason).encode() if reason else b"+TERM"

@@ -40,7 +40,7 @@ async def keep_up(
         except Exception:
             if clock() - began > LONGEST_PAUSE:
                 pause = AGAIN_AFTER
-            log.exception("%s failed, and begins again in %g s", what, pause, extra={"action": "background_failed"})
+            log.exception("%s failed and restarts in %g s", what, pause, extra={"action": "background_failed"})
         await sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
 

@@ -64,7 +64,7 @@ def _reason(error: Exception, url: str, *, client_certificate: bool, over_tls: b
         )
         return (
             TLSClosedError,
-            f"it closed the connection after the TLS handshake, without a word about our client certificate; {hint}",
+            f"it closed the connection after the TLS handshake, without an answer to our client certificate; {hint}",
         )
     if isinstance(error, ConnectionResetError | BrokenPipeError):
         return ConnectError, "it closed the connection; it probably requires TLS: use tls:// and name its CA"

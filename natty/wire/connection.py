@@ -200,7 +200,7 @@ class Connection:
         self.check_loop()
         async with self._opening:
             if self.state == "closed":
-                raise ConnectionClosedError("this client was closed and can't be opened again: make another one")
+                raise ConnectionClosedError("this client was closed and can't be opened again: create another one")
             if self._supervisor is None:
                 self.state, self._loop, self._thread = "opening", asyncio.get_running_loop(), get_ident()
                 await self._open()
@@ -278,7 +278,7 @@ class Connection:
                     await asyncio.sleep(delay * random.uniform(0.5, 1.0))
                     delay = min(2 * delay, RECONNECT_DELAY_MAX)
             self.reconnects += 1
-            logger.info("connected to %s again", redact(self._url), extra={"action": "reconnected"})
+            logger.info("reconnected to %s", redact(self._url), extra={"action": "reconnected"})
             self._tell("connected")
 
     async def _watch(self) -> None:
@@ -310,7 +310,7 @@ class Connection:
             try:
                 subscription.sink(messages)
             except Exception:
-                text = "the sink of %s failed; its %d messages are dropped"
+                text = "the receiver of %s failed; its %d messages are dropped"
                 logger.exception(text, subscription, len(messages), extra={"action": "sink_failed"})
 
     async def ready(self, timeout: float | None = None) -> None:
@@ -323,7 +323,7 @@ class Connection:
                 async with asyncio.timeout(self.config.timeout if timeout is None else timeout):
                     await self._connected.wait()
             except TimeoutError:
-                reason = self._last_error or "the first try has not ended yet"
+                reason = self._last_error or "the first attempt has not ended yet"
                 raise NotConnectedError(f"no server answers: {reason}") from self._last_error
         if not self.connected:
             raise self.no_session()
@@ -417,7 +417,7 @@ class Connection:
             try:
                 session.publish([message])
             except TypeError:
-                text = "a message on %r is dropped: what goes over the wire must be bytes"
+                text = "a message on %r is dropped: its subject, header and data must be bytes"
                 logger.exception(text, message[0], extra={"action": "not_bytes"})
 
     async def drain(self) -> None:
@@ -509,7 +509,7 @@ class Connection:
         finally:
             self._requests.forget(reply)
         if not answer[3] and status_of(answer[2])[0] == 503:
-            raise NoRespondersError(f"nobody listens on {decode(word)}")
+            raise NoRespondersError(f"no subscriber on {decode(word)}")
         return answer
 
     def confirm(self, subject: bytes, data: bytes) -> Awaitable[object]:

@@ -72,7 +72,7 @@ def encode_headers(headers: Headers) -> bytes:
             if "\r" in name + one or "\n" in name + one:
                 raise ValueError(f"header {name!r} has a line break in its name or value")
             if ":" in name:
-                raise ValueError(f"header {name!r} has a colon in its name: what follows would be read as its value")
+                raise ValueError(f"header {name!r} has a colon in its name: the rest would be read as its value")
             lines.append(f"{name}: {one}")
     block = "\r\n".join(lines) + "\r\n\r\n"
     return block.encode() if block.isascii() else encode(block)
@@ -95,7 +95,7 @@ def publish_headers(
         check_header_name(name)
     ttl = None if ttl is None else seconds_of("ttl", ttl)
     if ttl is not None and ttl <= 0:
-        raise ValueError(f"ttl is {ttl:g} s: a message can't live for no time; leave it out to keep the message")
+        raise ValueError(f"ttl is {ttl:g} s and must be more than 0; leave it out to keep the message")
     conditions = {
         MESSAGE_ID: msg_id or None,
         "Nats-Expected-Last-Sequence": expect_last_sequence,
@@ -313,5 +313,5 @@ class Message:
     @property
     def _sender(self) -> Sender:
         if self._connection is None:
-            raise RuntimeError("this message came from no connection; it can't be settled")
+            raise RuntimeError("this message did not come from a connection; it can't be settled")
         return self._connection

@@ -146,7 +146,7 @@ class OpeningClient(Client):
     def _connect_command(self) -> bytes:
         """Send nothing, and no credentials above all, before TLS is up. nats-py calls this for the CONNECT line."""
         if self._config.tls_required and not self.over_tls:
-            raise TLSRequiredError("the server offers no TLS and TLS was asked for; nothing was sent in plain text")
+            raise TLSRequiredError("the server does not offer TLS and TLS is required; nothing was sent in plain text")
         return super()._connect_command()
 
     async def _read_loop(self) -> None:

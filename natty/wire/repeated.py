@@ -78,7 +78,7 @@ class Repeated:
             self._sum_up_later(state)
         elif not self._is_full:
             self._is_full = True
-            more = "%d different lines of this kind were logged: further ones are not, from this one on: %s"
+            more = "%d different lines of this kind were logged; no further ones are logged after this one: %s"
             self._log.log(level, more, len(self._states), text, extra=extra)
 
     def _is_due(self, known: _State, now: float, text: str) -> bool:

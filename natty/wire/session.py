@@ -33,7 +33,7 @@ _SHOWN = 120  # bytes of a line in an error
 
 
 class ProtocolError(ValueError):
-    """The server sent what the client protocol doesn't know."""
+    """The server sent a line that is not part of the client protocol."""
 
 
 class Parser:
@@ -177,7 +177,9 @@ class Session:
             self.abort()
             if over_tls or not self._config.tls_required:
                 raise
-            raise SessionEndedError("it closed the connection before TLS was up: it is starting, or ending") from error
+            raise SessionEndedError(
+                "it closed the connection before TLS was up: it is starting, or shutting down"
+            ) from error
         except BaseException:
             self.abort()
             raise
@@ -201,7 +203,7 @@ class Session:
         except OSError as error:
             self._end(error)
         except Exception as error:  # if the loop just ended, the connection would wait forever
-            self._end(ConnectionResetError(f"what the server sent could not be read: {error}"))
+            self._end(ConnectionResetError(f"the server's data could not be read: {error}"))
 
     def _control(self, line: bytes) -> None:
         verb = line[:4].upper()

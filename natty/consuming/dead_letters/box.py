@@ -152,7 +152,8 @@ class LetterBox:
             return await stream_state(self._jetstream, self.stream)
         except StreamNotFoundError as error:
             raise StreamNotFoundError(
-                f"there is no stream {self.stream}: nothing was ever buried in this account, or under another name",
+                f"there is no stream {self.stream}: no dead letter was stored yet"
+                " in this account, or the stream has another name",
                 code=error.code,
                 err_code=error.err_code,
             ) from error
@@ -182,11 +183,11 @@ class LetterBox:
 
     async def _publish(self, letter: Letter) -> None:
         if not letter.has_payload:
-            raise PublishError("it was buried without its payload, which was gone from the stream")
+            raise PublishError("it was stored without its payload, which was not in the stream any more")
         if not letter.subject:
-            raise PublishError("its subject found no room in the letter")
+            raise PublishError("its subject did not fit into the letter")
         if not letter.subject_known:
-            raise PublishError("its subject is not UTF-8, and the server tells only that: read and publish it yourself")
+            raise PublishError("its subject is not UTF-8, and the server reports only that: read it and publish it")
         room = int(self._jetstream.connection.server_info["max_payload"]) - len(letter.data)
         headers = fit(headers_again(letter), room)
         await self._jetstream.publish(letter.subject, letter.data, headers=headers, stream=letter.stream, verbatim=True)

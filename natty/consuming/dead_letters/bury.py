@@ -178,7 +178,7 @@ class Watch:
                 await self._follow()
             except Exception as error:  # after any error: the advisories wait in their stream
                 known = isinstance(error, NattyError)
-                logger.warning("%r was interrupted, again in %g s: %s", self, RETRY_DELAY, error, exc_info=not known)
+                logger.warning("%r was interrupted; retry in %g s: %s", self, RETRY_DELAY, error, exc_info=not known)
                 self._complete = False
                 await asyncio.sleep(RETRY_DELAY)
 
@@ -199,13 +199,13 @@ class Watch:
             await self._bury(read_advisory(message.data))
             message.ack()
         except NotConnectedError as error:
-            logger.info("%r: an advisory is looked at again later: %s", self, error)
+            logger.info("%r: an advisory is processed again later: %s", self, error)
         except BadAdvisoryError as error:
             logger.warning("%r: an advisory can't be read: %s", self, error)
             message.ack()
         except Exception as error:  # after any error: continue with the other advisories
             known, delay = isinstance(error, NattyError), delay_of(message.deliveries)
-            text = "%r: a letter could not be stored, again in %g s: %s"
+            text = "%r: a letter could not be stored; retry in %g s: %s"
             logger.warning(text, self, delay, error, exc_info=not known)
             message.nak(delay)
 
@@ -223,7 +223,7 @@ class Watch:
             original = replace(original, subject=exact or original.subject, subject_known=bool(exact))
         original = replace(original, subject=original.subject.split(".", self.strip)[-1])
         sequence = await self._letters.store(original, self.consumer, advisory.letter_reason)
-        what = "" if stored else ", without its payload: the stream has it no more"
+        what = "" if stored else ", without its payload: the stream no longer has it"
         logger.warning(
             "message %d of %s is dead letter %d%s: %s",
             advisory.stream_seq, advisory.stream, sequence, what, advisory.letter_reason,

@@ -195,7 +195,7 @@ def read_letter(stored: StoredMessage) -> Letter:
         return _read(stored)
     except UNREADABLE as error:
         raise BadLetterError(
-            f"message {stored.sequence} among the dead letters, on {stored.subject}, is none: {error}. Delete it"
+            f"message {stored.sequence} of the dead letters, on {stored.subject}, is not a letter: {error}. Delete it"
         ) from error
 
 

@@ -45,7 +45,9 @@ async def ensure_streams(jetstream: JetStream, options: DeadLetterOptions) -> No
         "discard": "new",
     }
     if await _ensure(jetstream, options.letters, letters) != "limits":
-        raise StreamExistsError(f"stream {options.letters} is not of the limits kind: letters would vanish when read")
+        raise StreamExistsError(
+            f"stream {options.letters} does not have limits retention: letters would be deleted when read"
+        )
     advisories: StreamConfig = {
         "subjects": [f"{GAVE_UP}.*.*", f"{TERMINATED}.*.*"],
         "retention": "workqueue",
@@ -69,10 +71,10 @@ async def _ensure(jetstream: JetStream, name: str, settings: StreamConfig) -> st
         other = await _holders(jetstream, subjects)
         raise StreamExistsError(
             f"stream {name} can't be made: {other} takes {' and '.join(subjects)} already, and a subject can be in one"
-            " stream only. Take them off there, or name that stream in DeadLetterOptions"
+            " stream only. Remove them there, or name that stream in DeadLetterOptions"
         ) from error
     if missing := [subject for subject in subjects if not covers(config["subjects"], subject)]:
-        raise StreamExistsError(f"stream {name} exists and does not take {' and '.join(missing)}: add that to it")
+        raise StreamExistsError(f"stream {name} exists without the subjects {' and '.join(missing)}: add them to it")
     return str(config["retention"])
 
 

@@ -191,7 +191,7 @@ def test_a_request_prints_the_answer(shell, natty_name, served):
 def test_a_request_that_nobody_answers_is_told(shell, natty_name, served):
     subject = natty_name("mute")
     nobody = shell.natty("request", subject)
-    assert (nobody.status, nobody.complaint) == (1, f"natty: nobody listens on {subject}")
+    assert (nobody.status, nobody.complaint) == (1, f"natty: no subscriber on {subject}")
 
     async def silent(natty):
         natty.connection.subscribe(subject, lambda messages: None)

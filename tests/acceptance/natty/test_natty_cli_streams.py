@@ -104,7 +104,7 @@ def test_destructive_changes_need_a_flag_and_a_yes(shell, stream, declare, told_
     shell.natty("stream", "apply", "-f", "streams.toml")
     declare(max_msgs=10, more='description = "new"')
     apply = ("stream", "apply", "-f", "streams.toml")
-    difference = f"stream {stream}: max_msgs is 1000, wanted 10 (destructive: messages that are beyond it are deleted)"
+    difference = f"stream {stream}: max_msgs is 1000, wanted 10 (destructive: messages beyond it are deleted)"
 
     refused = shell.natty(*apply)
     assert refused.status == 1

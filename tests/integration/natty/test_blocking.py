@@ -148,7 +148,7 @@ def test_a_handler_can_not_close_its_client(client, stream):
 
     running = client.consume(stream, "d", handle)
     running.run()
-    assert said == ["a handler can't close its own client: call stop() of what consume() returned"]
+    assert said == ["a handler can't close its own client: call stop() of the object that consume() returned"]
 
 
 USES = {

@@ -151,7 +151,7 @@ async def test_a_server_without_tls_gets_no_word_when_tls_was_asked_for(how):
     async with fake(info(auth_required=True) + b"\r\n") as (address, heard):
         url = f"{how['servers']}://{address}"
         text = await told(TLSRequiredError, **how | {"servers": url}, user="ann", password="hunter2")
-    assert "the server offers no TLS and TLS was asked for; nothing was sent in plain text" in text
+    assert "the server does not offer TLS and TLS is required; nothing was sent in plain text" in text
     assert heard == b""
 
 
@@ -177,8 +177,8 @@ async def test_a_server_that_takes_tls_back_at_the_reconnect_is_not_spoken_to(na
         await natty_proxy.cut()
         async with listening(serve, port=natty_proxy.port):
             await until(lambda: heard)
-            await until(lambda: "offers no TLS" in str(client.connection._last_error))
-            with pytest.raises(NattyError, match="offers no TLS"):
+            await until(lambda: "does not offer TLS" in str(client.connection._last_error))
+            with pytest.raises(NattyError, match="does not offer TLS"):
                 await client.connection.ready(0.1)
         assert set(heard) == {b""}
 
@@ -287,7 +287,7 @@ async def test_every_bad_server_is_named_with_its_reason(nats_server, natty_tls)
         urls = [closed, f"tls://ann:hunter2@{address}"]
         text = await told(TLSRequiredError, servers=urls, tls_ca=str(natty_tls.ca))
     assert f"{closed}: nothing listens there" in text
-    assert f"tls://***@{address}: the server offers no TLS" in text
+    assert f"tls://***@{address}: the server does not offer TLS" in text
     assert "hunter2" not in text
 
 

@@ -223,7 +223,7 @@ def test_a_paused_consumer_delivers_nothing_until_it_is_resumed(consumer, stream
     assert printed(consumer("resume", stream, "c", "-f")) == f"resumed c of stream {stream}\n"
     assert json.loads(printed(consumer("next", stream, "c", "--json")))["data"] == "0"
     assert "is not paused" in complaint(consumer("resume", stream, "c", "--force"))
-    assert "is past by the server's clock" in complaint(consumer("pause", stream, "c", "2020-01-01", "--force"))
+    assert "is in the past by the server's clock" in complaint(consumer("pause", stream, "c", "2020-01-01", "--force"))
 
 
 BAD_INPUT = {
@@ -232,7 +232,7 @@ BAD_INPUT = {
     ("add", "STREAM", "c", "--backoff=1s,2s,3s", "--max-deliver=2"): "max_deliver 2 is less than the 3 waits",
     ("add", "STREAM", "c", "--backoff=1s,2s", "--wait=30s"): "ack_wait 30s and a backoff that begins with 1s",
     ("add", "STREAM", "c", "--ack=none", "--max-pending=5"): "nothing is ever acknowledged: leave out max_ack_pending",
-    ("add", "STREAM", "c", "--max-pending=0"): "max_ack_pending 0 can't be meant",
+    ("add", "STREAM", "c", "--max-pending=0"): "max_ack_pending 0 is not possible",
     ("add", "STREAM", "c", "--replicas=3"): "replicas > 1 not supported in non-clustered mode",
     ("add", "STREAM", "a.b"): "consumer name 'a.b': '.' at character 2 is not allowed",
     ("add", "a b", "c"): "stream name 'a b': ' ' at character 2 is not allowed",
@@ -246,14 +246,14 @@ BAD_INPUT = {
     ("resume", "STREAM", "biling", "--force"): "there is no consumer biling; did you mean billing?",
     ("next", "STREAM", "biling"): "there is no consumer biling; did you mean billing?",
     ("next", "STREAMS", "billing"): "there is no stream STREAMS; did you mean STREAM",
-    ("next", "STREAM", "push"): "consumer push of stream STREAM pushes its messages to x.y: nothing is taken from it",
+    ("next", "STREAM", "push"): "consumer push of stream STREAM pushes its messages to x.y: it has no messages to pull",
     ("add", "STREAMS", "c"): "there is no stream STREAMS; did you mean STREAM",
 }
 MISUSE = {
     ("add", "STREAM"): "CONSUMER is missing, and there is no terminal to ask on",
     ("ls",): "STREAM is missing, and there is no terminal to ask on",
     ("info", "STREAM"): "CONSUMER is missing, and there is no terminal to ask on",
-    ("add", "STREAM", "c", "--deliver=soon"): "'soon' is no start; write all, new, last",
+    ("add", "STREAM", "c", "--deliver=soon"): "'soon' is not a start; write all, new, last",
     ("add", "STREAM", "c", "--wait=long"): "'long' is not a duration; write 30s, 1h30m or 7d",
     ("add", "STREAM", "c", "--ack=maybe"): "'maybe' is not one of explicit, all, none",
     ("add", "STREAM", "c", "--backoff=1s,soon"): "'soon' is not a duration",
@@ -292,7 +292,7 @@ def test_what_is_missing_is_asked_for_on_a_terminal(natty_commands, stream, told
         terminal.types("billing")
         terminal.asks("Start: all, new, last, subject, a sequence, 1h, or a time [all]:")
         terminal.types("soon")
-        terminal.asks("'soon' is no start")
+        terminal.asks("'soon' is not a start")
         terminal.types("new")
         terminal.asks("Ack policy [explicit]:")
         terminal.types("2")

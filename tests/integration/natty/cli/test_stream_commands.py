@@ -145,7 +145,7 @@ def test_an_edit_shows_the_difference_and_asks(stream, name, config_of):
     edit = ("edit", name, "--max-msgs", "10", "--description", "new")
     difference = (
         f"~ stream {name}: description is None, wanted 'new'\n"
-        f"! stream {name}: max_msgs is 100, wanted 10 (destructive: messages that are beyond it are deleted)\n"
+        f"! stream {name}: max_msgs is 100, wanted 10 (destructive: messages beyond it are deleted)\n"
     )
     tried = stream(*edit, "--dry-run")
     assert (tried.status, tried.out, tried.err) == (3, difference, "")

@@ -115,9 +115,9 @@ def test_limits_that_are_impossible_are_told(stream, natty_name):
             "memory",
         ): f"stream {name}: the server does not have the memory that max_bytes",
         ("--max-age", "1h", "--dupe-window", "2h"): "duplicate_window is 2h and max_age 1h",
-        ("--max-msg-size", "4GB"): "max_msg_size is 4 GiB, and a server takes less than 2 GiB",
+        ("--max-msg-size", "4GB"): "max_msg_size is 4 GiB, and a server accepts less than 2 GiB",
         ("--max-age", "10ms"): "max_age is 10ms: the shortest is 100ms",
-        ("--replicas", "7"): "num_replicas is 7: there can be 1 to 5",
+        ("--replicas", "7"): "num_replicas is 7: write 1 to 5",
         ("--max-msgs", "-5"): "max_msgs is -5: write a limit, or -1 for none",
     }
     for flags, said in refused.items():
@@ -204,5 +204,5 @@ def test_a_number_that_no_server_can_hold_is_told_by_its_name(stream, natty_name
     other = natty_name("HUGE")
     told = complaint(stream("add", other, "--subjects", f"{other}.>", "--defaults", flag, "9" * 23))
     assert told == (
-        f"natty: {setting} is {'9' * 23}, more than a server can hold: the largest number is 9223372036854775807"
+        f"natty: {setting} is {'9' * 23}, more than a server can store: the largest number is 9223372036854775807"
     )

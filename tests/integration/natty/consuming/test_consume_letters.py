@@ -186,7 +186,7 @@ async def test_a_consumer_that_exists_is_taken_as_it_is(natty, natty_name, start
     consumption, _ = start(stream, lambda message: None, **options(stream, retries=(1, 5, 30)))
     await until(lambda: consumption.handled)
     assert (await info(natty, stream))["config"]["max_deliver"] == 2
-    assert "delivers 2 times: its messages are dead before the 3 retries are over" in caplog.text
+    assert "delivers 2 times: its messages are dead letters before the 3 retries are over" in caplog.text
 
 
 async def test_without_dead_letters_nothing_is_given_up_and_no_stream_is_made(natty, natty_name, start):

@@ -144,11 +144,11 @@ async def test_a_stream_that_holds_the_subjects_already_is_named(scene, natty):
 
 async def test_a_stream_of_the_letters_name_that_can_not_serve_is_an_error(scene, natty):
     await natty.ensure_stream(f"L_{scene.name}", subjects=[f"{scene.name}.>"])
-    with pytest.raises(StreamExistsError, match="does not take"):
+    with pytest.raises(StreamExistsError, match="exists without the subjects"):
         await scene.dead.ensure()
     scene = Scene(natty, f"{scene.name}_2")
     await natty.ensure_stream(f"L_{scene.name}", subjects=[f"$NATTY.L_{scene.name}.>"], retention="workqueue")
-    with pytest.raises(StreamExistsError, match="not of the limits kind"):
+    with pytest.raises(StreamExistsError, match="does not have limits retention"):
         await scene.dead.ensure()
 
 

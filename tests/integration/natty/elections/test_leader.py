@@ -270,7 +270,7 @@ async def test_a_commit_waits_for_a_server_that_is_silent_for_longer_than_one_qu
 async def test_an_empty_commit_is_refused(nodes):
     work = Work()
     await node_leading(nodes, work)
-    with pytest.raises(ValueError, match="empty commit"):
+    with pytest.raises(ValueError, match="a commit must not be empty"):
         await work.terms[0].commit("head", b"")
     assert await work.terms[0].read("head") is None
 

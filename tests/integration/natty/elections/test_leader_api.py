@@ -80,7 +80,7 @@ async def test_who_makes_the_bucket_on_one_server_is_warned_once(natty, natty_na
     election = natty.election("any", bucket=bucket)
     await election.prepare()
     assert len(warned()) == 1
-    assert "have 1 replica: while its server is down nobody is elected" in warned()[0]
+    assert "have 1 replica: while its server is down no leader is elected" in warned()[0]
     terms = []
     await vacated(natty, "any", bucket)
     running(election.run(forever(terms)))  # the elections' own connection finds the bucket, too
@@ -126,7 +126,7 @@ async def test_a_bucket_that_lacks_what_is_needed_is_refused_with_the_difference
     [
         ({"lease": float("nan")}, "lease is nan; write a number of seconds"),
         ({"max_stall": 0.1}, r"max_stall of 0\.1 s is less than two signs of life"),
-        ({"grace": 0.0}, "tell the work to stop when it is too late"),
+        ({"grace": 0.0}, "would stop the work too late"),
         ({"priority": 101}, "not between 0, the first, and 100"),
         ({"key": "a..b"}, "is not a key"),
     ],

@@ -243,7 +243,7 @@ async def test_a_bucket_that_was_deleted_and_cannot_be_made_again_is_told_of_onc
         await until(lambda: election.driver.candidate._reads > begun + 3)
         told = [one.getMessage() for one in caplog.records if getattr(one, "action", "") == "not_made_again"]
         assert len(told) == 1
-        assert told[0].startswith(f"bucket {bucket} was deleted and could not be made again: ")
+        assert told[0].startswith(f"bucket {bucket} was deleted and could not be created again: ")
         await vacated(node, name, bucket=bucket)
         await until(lambda: len(terms) > 1)
 

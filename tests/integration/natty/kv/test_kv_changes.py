@@ -117,7 +117,7 @@ async def test_modify_gives_up_after_twenty_lost_races(bucket, monkeypatch):
         return await write(*arguments, **options)
 
     monkeypatch.setattr(bucket._jetstream, "publish", lose)
-    with pytest.raises(RevisionConflictError, match="changed by others 20 times"):
+    with pytest.raises(RevisionConflictError, match="changed by other clients 20 times"):
         await bucket.modify("k", lambda old: calls.append(old) or b"mine")
     assert len(calls) == 20
     assert (await bucket.get("k")).value == b"faster"

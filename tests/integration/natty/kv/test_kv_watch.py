@@ -102,7 +102,7 @@ async def test_names_that_are_no_key_s_are_skipped_and_logged_once_and_all_other
     await after.until(lambda seen: seen.keys["last"] == b"again")
     told = [record.getMessage() for record in caplog.records if getattr(record, "action", "") == "bad_key"]
     assert len(told) == len(BAD_NAMES)
-    assert f"bucket {bucket.name} holds something under b'\\xff'" in told[0]
+    assert f"bucket {bucket.name} has an entry under b'\\xff'" in told[0]
 
 
 async def test_a_watch_that_was_interrupted_keeps_out_of_its_picture_what_is_not_a_key(natty_proxy, bucket, see):
@@ -171,7 +171,7 @@ async def test_a_missing_bucket_and_a_bad_filter_are_told(natty, bucket, natty_n
         async with asyncio.timeout(PATIENCE):
             await anext(natty.watch(missing).__aiter__())
     for bad in ("", "a..b", "a.>.b", "a b", ".a", "a*"):
-        with pytest.raises(BadKeyError, match="is no filter of keys"):
+        with pytest.raises(BadKeyError, match="is not a filter of keys"):
             bucket.watch(bad)
 
 

@@ -69,7 +69,7 @@ async def test_expectations_hold_for_the_whole_batch(natty, stream):
     await natty.publish_atomic([(f"{stream}.a", b""), (f"{stream}.b", b"")], expect_last_sequence=0)
     good = AtomicMessage(subject=f"{stream}.b", expect_last_subject_sequence=2)
     await natty.publish_atomic([(f"{stream}.a", b""), good], expect_last_sequence=2)
-    with pytest.raises(WrongLastSequenceError, match="nothing of the batch was stored: wrong last sequence: 4"):
+    with pytest.raises(WrongLastSequenceError, match="no message of the batch was stored: wrong last sequence: 4"):
         await natty.publish_atomic([(f"{stream}.c", b""), good])
     with pytest.raises(WrongLastSequenceError):
         await natty.publish_atomic([(f"{stream}.c", b""), (f"{stream}.d", b"")], expect_last_sequence=1)
@@ -81,17 +81,20 @@ async def test_expectations_hold_for_the_whole_batch(natty, stream):
 @pytest.mark.parametrize(
     ("messages", "reason"),
     [
-        ([], "a batch of 0 messages: it takes 1 to 1000"),
-        ([("S.a", b"")] * 1001, "a batch of 1001 messages: it takes 1 to 1000"),
-        ([("S.a", b""), ("OTHER.b", b""), ("S.c", b"")], "message 2 on .*OTHER.* is not for stream .*: all of a batch"),
+        ([], "a batch of 0 messages: a batch has 1 to 1000"),
+        ([("S.a", b"")] * 1001, "a batch of 1001 messages: a batch has 1 to 1000"),
+        (
+            [("S.a", b""), ("OTHER.b", b""), ("S.c", b"")],
+            "message 2 on .*OTHER.* is not for stream .*: a batch goes to one",
+        ),
         ([("S.a", b""), ("nowhere.b", b""), ("S.c", b"")], "message 2 on nowhere.b is not for stream"),
         ([("S.a", b""), ("S.b", b""), ("nowhere.c", b"")], "message 3 on nowhere.c is not for stream"),
         ([("nowhere.a", b""), ("S.c", b"")], "no stream takes 'nowhere.a': create one"),
-        ([("PLAIN.a", b""), ("PLAIN.b", b"")], "stream .*PLAIN.* takes no atomic batches: set allow_atomic"),
-        ([("PLAIN.a", b"")], "stream .*PLAIN.* takes no atomic batches: set allow_atomic"),
+        ([("PLAIN.a", b""), ("PLAIN.b", b"")], "stream .*PLAIN.* does not accept atomic batches: set allow_atomic"),
+        ([("PLAIN.a", b"")], "stream .*PLAIN.* does not accept atomic batches: set allow_atomic"),
         (
             [AtomicMessage(subject="S.a", msg_id="1"), AtomicMessage(subject="S.b", msg_id="1")],
-            "a message id is twice in it, or in the stream already",
+            "a message id is in it twice, or in the stream already",
         ),
         ([("S.a", b""), AtomicMessage(subject="S.b", ttl=5)], "per-message TTL is disabled; set allow_msg_ttl"),
         ([("S.a", b""), AtomicMessage(subject="S.b", headers={"Nats-Rollup": "sub"})], "rollup not permitted"),
@@ -176,7 +179,7 @@ async def test_what_is_not_permitted_is_named(natty_tls, nats_server_binary, tmp
     ) as server:
         async with Natty(**server.connect_options(), user="u", password="p", **PATIENT) as natty:
             await make_stream(natty, "S")
-            with pytest.raises(PublishError, match=r"nothing of the batch was stored: not permitted: .*S\.secret"):
+            with pytest.raises(PublishError, match=r"no message of the batch was stored: not permitted: .*S\.secret"):
                 await natty.publish_atomic([("S.a", b""), ("S.secret", b""), ("S.b", b"")])
             for place in (0, 2):
                 batch = [("S.a", b""), ("S.b", b"")]

@@ -140,7 +140,7 @@ async def test_what_is_not_bytes_in_the_wires_own_terms_is_dropped_alone_and_log
     assert got == [b"before", b"after"] * 4
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 4
-    assert all(f"{subject}' is dropped: what goes over the wire must be bytes" in one for one in told)
+    assert all(f"{subject}' is dropped: its subject, header and data must be bytes" in one for one in told)
     assert (connection.reconnects, "secret" in caplog.text) == (0, False)
 
 

@@ -210,7 +210,7 @@ async def test_leaving_by_an_exception_reports_what_has_no_outcome(natty, stream
     with pytest.raises(KeyError):
         await publish_all(publisher, [(f"{stream}.{i}", b"") for i in range(10)], leaving=KeyError)
     assert [error.subject for error in publisher.failures] == [f"{stream}.{i}" for i in range(10)]
-    assert all("when its publisher was left" in str(error) and error.in_doubt for error in publisher.failures)
+    assert all("when its publisher was closed" in str(error) and error.in_doubt for error in publisher.failures)
 
 
 @pytest.fixture

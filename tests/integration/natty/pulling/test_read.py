@@ -119,7 +119,7 @@ async def test_a_stream_that_is_missing_or_deleted_meanwhile_is_an_error(natty, 
 
 async def test_a_message_that_was_read_can_not_be_acknowledged(natty, stream):
     message = await anext(natty.read(stream))
-    with pytest.raises(RuntimeError, match="came from no connection"):
+    with pytest.raises(RuntimeError, match="did not come from a connection"):
         message.ack()
 
 

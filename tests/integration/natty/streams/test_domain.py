@@ -130,5 +130,5 @@ async def test_an_election_is_held_and_its_commits_are_fenced_there(far, natty_n
 
 async def test_a_domain_that_is_not_linked_is_told_from_a_server_without_jetstream(leaf):
     async with Natty(**leaf.connect_options(), domain="nowhere") as natty:
-        with pytest.raises(DomainUnreachableError, match=r"nobody answers on \$JS\.nowhere\.API: check its name"):
+        with pytest.raises(DomainUnreachableError, match=r"no server answers on \$JS\.nowhere\.API: check its name"):
             await natty.jetstream.request("INFO")

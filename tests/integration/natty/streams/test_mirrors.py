@@ -133,7 +133,7 @@ async def test_a_lost_clusters_mirror_is_promoted_and_goes_on_with_consumers():
                 assert config["num_replicas"] == 3
                 await has(near, "ORDERS", 100)
                 before = (await dumped(far, "ORDERS"))[1]
-                with pytest.raises(PromotionRefusedError, match="lives, it was heard"):
+                with pytest.raises(PromotionRefusedError, match="is alive, heard"):
                     await promote(near.jetstream, "ORDERS")
             for server in hub:
                 await asyncio.to_thread(server.kill)

@@ -31,7 +31,7 @@ async def test_a_push_consumer_can_not_be_consumed_or_pulled(natty, pushed, capl
 
     with pytest.raises(ConfigError, match="is a push consumer"):
         await natty.consume(pushed, "p", handle)
-    with pytest.raises(ConfigError, match=f"consumer {pushed}/p is a push consumer, .* make one"):
+    with pytest.raises(ConfigError, match=f"consumer {pushed}/p is a push consumer, .* create one"):
         async for _ in natty.pull(pushed, "p"):
             pass
     assert caplog.text.count("409") <= 1

@@ -36,7 +36,7 @@ async def test_a_purge_takes_what_every_limit_allows(natty, stream):
 
 
 async def test_a_purge_that_contradicts_itself_is_refused_before_the_server_is_asked(natty, stream):
-    with pytest.raises(ConfigError, match="not both"):
+    with pytest.raises(ConfigError, match="choose one"):
         await natty.purge_stream(stream, below=2, keep=2)
     assert len(await left(natty, stream)) == 6
     with pytest.raises(StreamNotFoundError):

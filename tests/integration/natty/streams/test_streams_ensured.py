@@ -65,7 +65,7 @@ async def test_what_the_server_never_changes_is_refused_with_the_way_round(natty
     with pytest.raises(StreamExistsError) as caught:
         await natty.ensure_stream(stream, allow_destructive=True, storage="memory", max_msgs=5)
     assert "storage is 'file', wanted 'memory' (fixed: the server never changes it)" in str(caught.value)
-    assert "make another stream and copy the messages by its `sources`" in str(caught.value)
+    assert "create another stream and copy the messages by its `sources`" in str(caught.value)
     assert "allow_destructive" not in str(caught.value)
     assert (await config(natty, stream))["max_msgs"] == 100
 
@@ -169,7 +169,7 @@ async def test_a_setting_that_the_server_drops_is_told(natty, stream, monkeypatc
         return await update(target, {name: value for name, value in new.items() if name != "allow_batched"})
 
     monkeypatch.setattr(module._Stream, "update", update_without)
-    with pytest.raises(UnsupportedError, match="too old for what was asked, allow_batched: upgrade it"):
+    with pytest.raises(UnsupportedError, match="too old for allow_batched: upgrade it"):
         await natty.ensure_stream(stream, allow_batched=True)
 
 

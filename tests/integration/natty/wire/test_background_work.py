@@ -101,7 +101,7 @@ def paused(monkeypatch, caplog):
     def fail(*parts):
         for where, name in parts:
             failing_at_first(monkeypatch, where, name, times=1)
-        return lambda: until(lambda: caplog.text.count("and begins again in") >= len(parts))
+        return lambda: until(lambda: caplog.text.count("failed and restarts in") >= len(parts))
 
     return fail
 

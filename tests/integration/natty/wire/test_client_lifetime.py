@@ -84,13 +84,13 @@ async def test_the_first_block_that_is_left_closes_the_client(client):
 
 async def test_a_closed_client_is_not_opened_again(client, nats_server):
     await client.close()
-    with pytest.raises(ConnectionClosedError, match="was closed and can't be opened again: make another one"):
+    with pytest.raises(ConnectionClosedError, match="was closed and can't be opened again: create another one"):
         await client.connection.open()
-    with pytest.raises(ConnectionClosedError, match="make another one"):
+    with pytest.raises(ConnectionClosedError, match="create another one"):
         await client.__aenter__()
     never_opened = Natty(**PATIENT | nats_server.connect_options())
     await never_opened.close()
-    with pytest.raises(ConnectionClosedError, match="make another one"):
+    with pytest.raises(ConnectionClosedError, match="create another one"):
         await never_opened.__aenter__()
 
 
@@ -145,9 +145,9 @@ async def test_what_runs_once_says_so_the_second_time(natty, natty_name):
     seen = []
     consumption = natty.consume(stream, "d", lambda message: (seen.append(message.sequence), consumption.stop()))
     await ended(consumption.run())
-    with pytest.raises(RuntimeError, match=r"was used already, or is: consume\(\) or pull\(\) again makes another"):
+    with pytest.raises(RuntimeError, match=r"can be used only once: call consume\(\) or pull\(\) again"):
         await consumption
-    with pytest.raises(RuntimeError, match="was used already"):
+    with pytest.raises(RuntimeError, match="can be used only once"):
         await anext(aiter(consumption))
     assert seen == [1]
     stopped = natty.consume(stream, "e", lambda message: None)
@@ -158,10 +158,10 @@ async def test_what_runs_once_says_so_the_second_time(natty, natty_name):
     for once in (natty.pull(stream, "d"), bucket.watch(), Ordered(natty.jetstream, stream)):
         steps = aiter(once)
         await ended(anext(steps))
-        with pytest.raises(RuntimeError, match=r"already, or is: .*make.? another one"):
+        with pytest.raises(RuntimeError, match=r"only once: c(all .* again|reate another one)"):
             await anext(aiter(once))
         await steps.aclose()
-        with pytest.raises(RuntimeError, match=r"make.? another one"):
+        with pytest.raises(RuntimeError, match=r"only once: c(all .* again|reate another one)"):
             await anext(aiter(once))
 
 
@@ -178,7 +178,7 @@ async def publish_and_wait(client, stream, begun):
     with pytest.raises(PublishError, match="given up because the client was closed: no ack yet"):
         await publisher.flush()
     publisher.abandon()
-    with pytest.raises(ConnectionClosedError, match="nothing more is published"):
+    with pytest.raises(ConnectionClosedError, match="publishes nothing more"):
         await publisher.publish(f"{stream}.a", b"")
 
 

@@ -223,7 +223,7 @@ async def test_a_lost_client_does_not_spin(natty_proxy, monkeypatch):
 
 
 async def test_a_request_to_nobody_says_so_and_one_to_the_silent_ends_in_time(natty, natty_name):
-    with pytest.raises(NoRespondersError, match="nobody listens on"):
+    with pytest.raises(NoRespondersError, match="no subscriber on"):
         await natty.connection.request(natty_name("nobody"))
     inbox(natty, name := natty_name("silent"))
     with pytest.raises(RequestTimeoutError, match=r"no answer on .* within 0\.1 s"):
@@ -338,7 +338,7 @@ async def test_each_refusal_is_logged_once_and_after_a_hundred_it_is_said_once_t
     told = [record.getMessage() for record in caplog.records if getattr(record, "action", "") == "refused"]
     assert [text.split('"')[1] for text in told[:3]] == [f"secret.{n}" for n in range(3)]
     assert len(told) == 4
-    assert told[3].startswith("3 different lines of this kind were logged: further ones are not, from this one on: ")
+    assert told[3].startswith("3 different lines of this kind were logged; no further ones are logged after this one: ")
 
 
 async def test_a_link_that_fails_at_a_write_is_replaced(natty, natty_name, monkeypatch):

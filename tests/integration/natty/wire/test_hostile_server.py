@@ -126,7 +126,7 @@ async def test_what_no_server_says_ends_the_session_with_a_sentence_and_another_
             await natty.connection.flush()
     lost = [record.getMessage() for record in caplog.records if "lost" in record.getMessage()]
     assert len(lost) == 1
-    assert f"what the server sent could not be read: {words}" in lost[0]
+    assert f"the server's data could not be read: {words}" in lost[0]
     assert len(lost[0]) < 500
 
 

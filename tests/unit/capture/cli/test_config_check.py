@@ -103,7 +103,7 @@ server = "nats://user:secret@host"
         ('store = "lake"\nflatten = "os:sep"\nformat = "csv"', "the flatten 'os:sep' is not a function but str"),
         ('store = "lake"\nack_wait = 9', "max_age 30.0 s must be below the consumer's ack_wait 9.0 s"),
         ('store = "lake"\n[nats]\ntls_ca = "nowhere.pem"', "The CA file nowhere.pem does not exist"),
-        ('store = "lake"\n[nats]\nservers = "http://h"', "http://h: only nats:// and tls:// are spoken"),
+        ('store = "lake"\n[nats]\nservers = "http://h"', "http://h: only nats:// and tls:// are supported"),
         ('store = "lake"\n[nats]\ncontext = "/nowhere.json"', "nats context '/nowhere.json' can't be read"),
         ('store = "lake"\ndurable = "a b"', "durable name 'a b': ' ' at character 2 is not allowed"),
     ],

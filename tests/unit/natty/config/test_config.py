@@ -109,7 +109,7 @@ def test_a_variable_in_a_context_that_is_not_set_is_named(home):
 )
 def test_a_setting_of_a_context_that_natty_can_not_honour_is_refused(home, key):
     (home[0] / "c.json").write_text(json.dumps({"url": "nats://a:1", key: "localhost:1080"}))
-    with pytest.raises(ConfigError, match=rf"c\.json sets {key}, which natty can't do: \S+"):
+    with pytest.raises(ConfigError, match=rf"c\.json sets {key}, which natty does not support: \S+"):
         resolve(environment=home[1], context="c")
     (home[0] / "c.json").write_text(json.dumps({"url": "nats://a:1", key: ""}))
     assert resolve(environment=home[1], context="c").servers == ("nats://a:1",)
@@ -152,7 +152,7 @@ def test_a_setting_of_a_context_that_natty_does_not_know_is_logged(home, caplog)
     )
     resolve(environment=home[1], context="c")
     (record,) = caplog.records
-    assert "sets new_thing, which natty does not know: it has no effect" in record.getMessage()
+    assert "sets new_thing, which natty does not know: natty ignores it" in record.getMessage()
 
 
 def test_a_missing_or_broken_context_is_named(home):

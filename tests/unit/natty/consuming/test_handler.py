@@ -176,7 +176,7 @@ def test_what_can_not_be_called_is_refused_with_what_is_given():
         pass
 
     assert "takes no parameter" in refused(nothing)
-    assert "takes Order, Message, Message; what it is given is a Message, a body, or both" in refused(three)
+    assert "takes Order, Message, Message; a handler takes a Message, a body, or both" in refused(three)
     assert "takes Message, Order" in refused(two)
     assert "name 'Unknown' is not defined" in refused(unknown)
     assert "a handler of batches takes a list[Message] or a Batch, not Order" in refused(body, batch=True)

@@ -57,7 +57,7 @@ def test_any_key_with_wildcards_is_a_filter(tokens, rest):
 
 @pytest.mark.parametrize("text", ["", ".", "a.", ".>", "a.>.b", "a*", "a>", ">.a", "a b", "ä.*", "*\n"])
 def test_what_is_no_filter_is_refused(text):
-    with pytest.raises(BadKeyError, match="is no filter of keys"):
+    with pytest.raises(BadKeyError, match="is not a filter of keys"):
         check_filter(text)
 
 

@@ -38,5 +38,5 @@ def test_a_stream_or_consumer_that_none_can_be_called_is_refused_at_the_call(mak
 
 @pytest.mark.parametrize("subject", ["", "STREAM.INFO.", "CONSUMER.INFO..d"])
 async def test_the_api_is_asked_about_nothing_without_a_name(subject):
-    with pytest.raises(BadSubjectError, match="names nothing"):
+    with pytest.raises(BadSubjectError, match="has an empty name"):
         await Natty("nats://localhost:1").jetstream.request(subject)

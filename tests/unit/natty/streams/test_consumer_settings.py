@@ -32,7 +32,7 @@ def test_a_start_is_named_as_in_the_nats_tool(text, settings):
 
 @pytest.mark.parametrize("text", ["", "soon", "0", "-3", "1x"])
 def test_what_is_no_start_is_told(text):
-    with pytest.raises(ValueError, match=r"is no start|first sequence is 1"):
+    with pytest.raises(ValueError, match=r"is not a start|first sequence is 1"):
         start_at(text, NOW)
 
 
@@ -91,8 +91,8 @@ def test_what_can_be_meant_is_taken(settings):
         ({"backoff": [1.0, 5.0], "ack_wait": 30.0}, "ack_wait 30s and a backoff that begins with 1s contradict"),
         ({"backoff": [1.0, 5.0, 9.0], "max_deliver": 2}, "max_deliver 2 is less than the 3 waits of backoff"),
         ({"ack_policy": "none", "ack_wait": 5.0, "max_ack_pending": 9}, "leave out ack_wait, max_ack_pending"),
-        ({"max_ack_pending": 0}, "max_ack_pending 0 can't be meant"),
-        ({"max_deliver": -2}, "max_deliver -2 can't be meant"),
+        ({"max_ack_pending": 0}, "max_ack_pending 0 is not possible"),
+        ({"max_deliver": -2}, "max_deliver -2 is not possible"),
         (
             {"filter_subjects": ["bills.>"]},
             "filter bills.> matches nothing that stream ORDERS stores: its subjects are",

@@ -79,7 +79,7 @@ def test_an_origin_that_contradicts_itself_is_told(options, complaint):
         ({"lag": 3, "state": "copying"}, r"misses 3 messages of O \(copying\)"),
         ({"lag": 3, "state": "silent", "heard": 60.0}, r"misses 3 messages of O \(silent\)"),
         ({"heard": None, "state": "never heard"}, "misses the messages of O"),
-        ({"external": "$JS.hub.API"}, "the origin of M lives, it was heard 0.5 s ago"),
+        ({"external": "$JS.hub.API"}, "the origin of M is alive, heard 0.5 s ago"),
     ],
 )
 def test_a_promotion_that_would_lose_or_double_messages_is_refused(changed, complaint):

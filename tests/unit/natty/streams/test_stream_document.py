@@ -23,16 +23,16 @@ WRONG = [
     ({"max_age": "1d"}, "the configuration: max_age is '1d', and must be seconds"),
     ({"storage": "disk"}, "the configuration: storage is 'disk', and must be one of file, memory"),
     ({"max_msgs": -5}, "max_msgs is -5: write a limit, or -1 for none"),
-    ({"max_msg_size": 2**31}, "max_msg_size is 2 GiB, and a server takes less than 2 GiB"),
+    ({"max_msg_size": 2**31}, "max_msg_size is 2 GiB, and a server accepts less than 2 GiB"),
     ({"max_bytes": 100, "max_msg_size": 2048}, "max_bytes is 100 B, less than one message of max_msg_size 2 KiB"),
-    ({"num_replicas": 6}, "num_replicas is 6: there can be 1 to 5, and an odd number is best"),
+    ({"num_replicas": 6}, "num_replicas is 6: write 1 to 5, best an odd number"),
     ({"max_age": SECOND // 20}, "max_age is 50ms: the shortest is 100ms, and 0 is none"),
-    ({"duplicate_window": 7200 * SECOND}, "duplicate_window is 2h and max_age 1h: what is gone can't be compared"),
+    ({"duplicate_window": 7200 * SECOND}, "duplicate_window is 2h and max_age 1h: deleted messages can't be compared"),
     ({"subjects": ["orders.*", "orders.eu"]}, "subjects orders.* and orders.eu overlap: the wider one is enough"),
     ({"subjects": ["orders..eu"]}, "subject 'orders..eu' has an empty token at character 8"),
     ({"subjects": ["orders.eu "]}, "subject 'orders.eu ': ' ' at character 10 is not allowed"),
     ({"subjects": ["orders.>.eu"]}, "subject 'orders.>.eu': > stands for all that follows and must be the last token"),
-    ({"mirror": {"name": "HUB"}}, "a mirror has no subjects: it takes those of the stream it mirrors"),
+    ({"mirror": {"name": "HUB"}}, "a mirror has no subjects: it uses those of the stream that it mirrors"),
     ({"deny_purge": True, "allow_rollup_hdrs": True}, "allow_rollup_hdrs needs purging, and deny_purge forbids it"),
     (
         {"discard_new_per_subject": True, "max_msgs_per_subject": 1},
@@ -40,7 +40,7 @@ WRONG = [
     ),
     (
         {"discard_new_per_subject": True, "discard": "new"},
-        "discard_new_per_subject needs max_msgs_per_subject: that is the limit it is about",
+        "discard_new_per_subject needs max_msgs_per_subject: that is the limit it applies to",
     ),
 ]
 
@@ -79,9 +79,9 @@ def test_a_configuration_is_read_from_a_file_or_from_what_info_printed(tmp_path)
     [
         (None, r"orders.json can't be read: No such file or directory; check --config"),
         ("{", r"orders.json is not valid JSON: "),
-        ("[]", r"orders.json holds no stream's configuration: a JSON object with its name is wanted"),
-        ('{"name": 5}', r"orders.json holds no stream's configuration: a JSON object with its name is wanted"),
-        ('{"config": 5}', r"orders.json holds no stream's configuration: a JSON object with its name is wanted"),
+        ("[]", r"orders.json is not the configuration of a stream: it must be a JSON object with its name"),
+        ('{"name": 5}', r"orders.json is not the configuration of a stream: it must be a JSON object with its name"),
+        ('{"config": 5}', r"orders.json is not the configuration of a stream: it must be a JSON object with its name"),
     ],
 )
 def test_a_file_that_holds_none_is_told_with_its_name(tmp_path, content, said):

@@ -107,7 +107,7 @@ def test_what_is_the_same_is_no_change():
 def test_a_change_says_what_is_what_was_wanted_and_why_it_is_refused():
     planned = plan("it", {"max_age": 2 * 10**9, "max_msgs": 5}, {"max_age": 3 * 10**9, "max_msgs": 4}, STREAM)
     assert [str(one) for one in planned.changes] == [
-        "max_age is 3 s, wanted 2 s (destructive: messages that are beyond it are deleted)",
+        "max_age is 3 s, wanted 2 s (destructive: messages beyond it are deleted)",
         "max_msgs is 4, wanted 5",
     ]
     assert planned.worst is D

@@ -32,7 +32,7 @@ async def test_work_that_fails_is_logged_with_its_traceback_and_begins_again_lat
     world = World(*[(0.0, KeyError("x"))] * 8, (0.0, None))
     await world.run()
     assert world.pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
-    assert caplog.messages[0] == f"the summary failed, and begins again in {AGAIN_AFTER:g} s"
+    assert caplog.messages[0] == f"the summary failed and restarts in {AGAIN_AFTER:g} s"
     assert len(caplog.records) == 8
     assert all(isinstance(record.exc_info[1], KeyError) for record in caplog.records)
 

@@ -88,7 +88,7 @@ def test_that_there_are_more_states_than_are_remembered_is_said_once(caplog):
         lasting.warning(f"k{number}", f"k{number} is bad", extra={"action": "tried"})
     assert caplog.messages[:MOST_STATES] == [f"k{number} is bad" for number in range(MOST_STATES)]
     assert caplog.messages[MOST_STATES:] == [
-        f"{MOST_STATES} different lines of this kind were logged: further ones are not, from this one on:"
+        f"{MOST_STATES} different lines of this kind were logged; no further ones are logged after this one:"
         f" k{MOST_STATES} is bad"
     ]
     lasting.warning("k0", "k0 is worse")

@@ -167,7 +167,7 @@ def test_a_purge_by_subject_harms_consumers_that_hold_or_await_other_messages(
 def test_a_consumer_that_nobody_tells_of_may_be_harmed_by_a_purge():
     idle = {"name": "idle", "config": {}, "num_ack_pending": 0, "num_pending": 0}
     assert purge_hazards(Listing([idle]), "s.a", OLDEST) == []
-    assert purge_hazards(Listing([idle], ["lost"]), "s.a", OLDEST) == ["nobody answers for consumer lost"]
+    assert purge_hazards(Listing([idle], ["lost"]), "s.a", OLDEST) == ["no server answers for consumer lost"]
 
 
 def test_versions_are_written_as_people_write_them():
