@@ -126,7 +126,7 @@ class GroupAdmin(ABC, Generic[R]):
             await self._jetstream.request(unpin, {"group": PRIORITY_GROUP})
         except (ConsumerNotFoundError, StreamNotFoundError) as error:
             raise ConsumerNotFoundError(
-                f"member {member} of {self} has no consumer: nobody reads as it",
+                f"member {member} of {self} has no consumer: no instance reads as it",
                 code=error.code,
                 err_code=error.err_code,
             ) from error

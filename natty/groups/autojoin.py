@@ -129,7 +129,7 @@ class AutoMembership(Membership):
         for name in gone:
             await self._place_of(name).delete()
         if change.before != change.after:
-            text = "%s: %d members share the partitions (%d came, %d went)"
+            text = "%s: %d members share the partitions (%d joined, %d left)"
             facts = (self._admin, len(live | named), len(change.added), len(change.dropped))
             logger.info(text, *facts, extra={"action": "divided"})
 

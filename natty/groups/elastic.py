@@ -135,7 +135,7 @@ class ElasticAdmin(GroupAdmin[ElasticRecord]):
         """
         names = [check_member(name) for name in dict.fromkeys(members)]
         if not names:
-            raise BadGroupError("nobody was named: name one member at least")
+            raise BadGroupError("no member was named: name at least one")
         return await self.change(
             lambda record: replace(
                 self._require_unmapped(record),
@@ -149,7 +149,7 @@ class ElasticAdmin(GroupAdmin[ElasticRecord]):
         The members that get a dropped member's partitions also get its unacknowledged messages.
         """
         if not members:
-            raise BadGroupError("nobody was named: name one member at least")
+            raise BadGroupError("no member was named: name at least one")
         return await self.change(
             lambda record: replace(
                 self._require_unmapped(record), members=tuple(name for name in record.members if name not in members)
@@ -162,7 +162,7 @@ class ElasticAdmin(GroupAdmin[ElasticRecord]):
         BadGroupError, BadNameError: then nothing is written.
         """
         if not mappings:
-            raise BadGroupError("nothing was mapped: name one member at least, with its partitions")
+            raise BadGroupError("no member was mapped: name at least one, with its partitions")
         wanted = tuple(MemberMapping(check_member(name), tuple(mappings[name])) for name in mappings)
         parts = {one.member: set(one.partitions or ()) for one in wanted}
 
@@ -225,7 +225,7 @@ class ElasticAdmin(GroupAdmin[ElasticRecord]):
             if error.err_code == STREAM_EXISTS:
                 raise self._taken_error() from error
             if error.err_code in _BAD_TRANSFORM:
-                raise BadGroupError(f"{self}: the server does not take these filters: {error}") from error
+                raise BadGroupError(f"{self}: the server does not accept these filters: {error}") from error
             raise
 
     def _taken_error(self) -> GroupExistsError:

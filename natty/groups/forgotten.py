@@ -68,7 +68,7 @@ class Forgotten:
                     info = await self._jetstream.request(f"CONSUMER.INFO.{self._stream}.{self._consumer}")
                     await self._mender.judge(await self._look(info))
                 except NattyError as error:
-                    logger.debug("%r: again later: %s", self, error)
+                    logger.debug("%r: retrying later: %s", self, error)
 
     async def _look(self, info: Mapping[str, Any]) -> list[int]:
         if self._blind:
@@ -80,7 +80,7 @@ class Forgotten:
                 return []
             found = await first_below_floor(self._jetstream, self._stream, info, self._holds())
         except (AuthorizationError, JetStreamNotEnabledError, DomainUnreachableError) as error:
-            logger.info("forgotten messages of %s are not looked for: %s", self._stream, error)
+            logger.info("natty does not look for forgotten messages of %s: %s", self._stream, error)
             self._blind = True
             return []
         held = self._holds()

@@ -99,10 +99,10 @@ async def count_lag(
             try:
                 counts = await lag(jetstream, admin, partitions())
             except NattyError as error:
-                logger.info("what waits in %s can't be counted: %s", admin, error, extra={"action": "lag"})
+                logger.info("the waiting messages of %s can't be counted: %s", admin, error, extra={"action": "lag"})
                 counts = {}
             except Exception:
-                logger.exception("what waits in %s can't be counted", admin, extra={"action": "lag"})
+                logger.exception("the waiting messages of %s can't be counted", admin, extra={"action": "lag"})
                 counts = {}
             for partition in parts.keys() - counts.keys():
                 observed.retire(parts.pop(partition))

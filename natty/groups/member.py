@@ -185,7 +185,7 @@ class Membership:
         before = self.record
         if before is not None and not may_follow(before, record):
             raise BadGroupError(
-                f"group {self.group} of {self.source} was changed in what never may: leave it and join again"
+                f"fixed settings of group {self.group} of {self.source} were changed: leave it and join again"
             )
         partitions, self.record = self.partitions, record
         self._assign(record.filters_of(self.member))
@@ -289,13 +289,13 @@ class Membership:
     def _begin(self, info: dict[str, Any]) -> None:
         config = info["config"]
         if config["ack_policy"] == "all":
-            text = f"consumer {self.consumer} of {self.stream} acknowledges for all before it, as capture's does"
-            self._end(BadGroupError(f"{text}: nobody can handle its messages one by one; join another group"))
+            text = f"consumer {self.consumer} of {self.stream} uses cumulative acks (ack_policy all), as capture's does"
+            self._end(BadGroupError(f"{text}: its messages can't be handled one by one; join another group"))
             return
         timings = Timings(config["ack_wait"] / NANOSECONDS)
         wanted = self.options.settings
         if timings.ack_wait != wanted["ack_wait"] or config.get("max_ack_pending") != wanted["max_ack_pending"]:
-            text = "consumer %s of %s was made with ack_wait %g s and max_ack_pending %s: these are used"
+            text = "consumer %s of %s was made with ack_wait %g s and max_ack_pending %s: natty uses these"
             facts = (self.consumer, self.stream, timings.ack_wait, config.get("max_ack_pending"))
             logger.warning(text, *facts, extra={"action": "adopted"})
         self._instance.made()

@@ -155,7 +155,7 @@ class Reading:
         except NattyError:
             raise  # the member looks at the consumer, and starts again
         except Exception:
-            logger.exception("the reading of %s/%s failed, and begins anew", self.stream, self.consumer)
+            logger.exception("the reading of %s/%s failed and restarts", self.stream, self.consumer)
             self._on_refused()
 
     def _receive(self, batch: Batch) -> None:
@@ -263,7 +263,7 @@ class Reading:
 
     def _fence(self, stint: PinnedStint) -> None:
         if self._work.fence(stint):
-            logger.warning("%s/%s: the lease of our pin ended unrenewed", self.stream, self.consumer)
+            logger.warning("%s/%s: the lease of our pin expired without a renewal", self.stream, self.consumer)
             self._changed()
 
     def _holds_all(self, stint: PinnedStint, info: dict[str, Any]) -> bool:

@@ -221,13 +221,13 @@ class _Fields:
             found: dict[str, msgspec.Raw] = decode(value, dict[str, msgspec.Raw])
         except BadRecordError as error:
             raise BadGroupError(
-                f"the group's record is no JSON object ({error}): delete the group, and make it again"
+                f"the group's record is not a JSON object ({error}): delete the group, and create it again"
             ) from error
         self._raw = {name: bytes(raw) for name, raw in found.items()}
         if self.raw(_OF_0_1):
             raise BadGroupError(
-                "the group's record is of pcgroups 0.1, which nothing later can read: delete the group with the program"
-                " that made it, and make it again"
+                "the group's record is of pcgroups 0.1, which no later version reads: delete the group with the program"
+                " that created it, and create it again"
             )
 
     def raw(self, name: str) -> bytes:

@@ -26,9 +26,7 @@ _TOKEN_MADE = re.compile(r"\{\{[^{}]*\}\}|\$\d+")  # a token that a transform wr
 def check_partitions(partitions: int) -> None:
     """BadGroupError unless there is at least one, and at most `MOST_PARTITIONS_READ`."""
     if not 1 <= partitions <= MOST_PARTITIONS_READ:
-        raise BadGroupError(
-            f"a group of {partitions} partitions is not possible: name at least 1, and {MOST_PARTITIONS_READ:,} at most"
-        )
+        raise BadGroupError(f"a group of {partitions} partitions is not possible: write 1 to {MOST_PARTITIONS_READ:,}")
 
 
 def check_new_partitions(partitions: int) -> None:
@@ -53,9 +51,7 @@ def check_filters(filters: Iterable[PartitioningFilter]) -> None:
         if not stars and tokens[-1] != ">":
             raise BadGroupError(f"filter {one.filter!r} has no wildcard: a `*`, or a last `>`")
         if len(wildcards) > stars:
-            raise BadGroupError(
-                f"filter {one.filter!r} has {stars} times `*`, too few for the key of {len(wildcards)} of them"
-            )
+            raise BadGroupError(f"filter {one.filter!r} has {stars} `*`, too few for a key of {len(wildcards)}")
         if len(set(wildcards)) < len(wildcards):
             raise BadGroupError(f"filter {one.filter!r}: a wildcard is named twice in {list(wildcards)}")
         if wrong := [index for index in wildcards if not 1 <= index <= stars]:
@@ -78,7 +74,7 @@ def check_members(partitions: int, members: Sequence[str], mappings: Sequence[Me
     if wrong := [partition for partition in given if not 0 <= partition < partitions]:
         raise BadGroupError(f"there is no partition {wrong[0]}: they count from 0 to {partitions - 1}")
     if missing := sorted(set(range(partitions)) - set(given)):
-        raise BadGroupError(f"nobody is given partition {', '.join(map(str, missing))}: each needs a member")
+        raise BadGroupError(f"no member has partition {', '.join(map(str, missing))}: each needs a member")
 
 
 def _find_repeated(values: Iterable[T]) -> T | None:
@@ -91,7 +87,9 @@ def check_subjects(filters: Sequence[str]) -> None:
     for one in filters:
         tokens = one.split(".")
         if not all(tokens) or ">" in tokens[:-1] or any(character.isspace() for character in one):
-            raise BadGroupError(f"filter {one!r} is no subject: tokens between single dots, `>` as the last one only")
+            raise BadGroupError(
+                f"filter {one!r} is not a subject: tokens between single dots, `>` as the last one only"
+            )
     for one, other in combinations(filters, 2):
         if overlap(one, other):
             raise BadGroupError(f"filters {one!r} and {other!r} take the same subjects: choose one, or narrower ones")
@@ -103,8 +101,8 @@ def check_listing(partitions: int, members: Sequence[str]) -> None:
         raise BadGroupError(f"member {name!r} is named twice")
     if len(members) > partitions:
         raise BadGroupError(
-            f"{len(members)} members can't share {partitions} partitions: in a static group the last ones would stay"
-            " without for ever; a standby is one more process of the same member"
+            f"{len(members)} members can't share {partitions} partitions: in a static group the last ones would"
+            " never get one; a standby is one more process of the same member"
         )
 
 

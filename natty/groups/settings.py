@@ -132,7 +132,7 @@ def elastic_consumer(member: str, filters: list[str], settings: Mapping[str, Any
     given = _complete_settings(settings)
     for name, only in (("deliver_policy", "all"), ("ack_policy", "explicit")):
         if given[name] != only:
-            raise BadGroupError(f"{name} {given[name]!r} is not possible in an elastic group, only {only!r} is")
+            raise BadGroupError(f"{name} {given[name]!r} is not possible in an elastic group: use {only!r}")
     threshold = {"inactive_threshold": given["ack_wait"]}
     return {"name": member, **to_wire(given | threshold), **_pin_settings(filters, given["ack_wait"])}
 

@@ -67,7 +67,7 @@ class StaticAdmin(GroupAdmin[StaticRecord]):
         found = await asyncio.gather(*(self._consumer(name) for name in wanted.member_names))
         if taken := [one["name"] for one in found if one is not None]:
             raise GroupExistsError(
-                f"{self} would use consumers that are there already and not its own: {', '.join(taken)}. Choose another"
+                f"{self} would use consumers that exist already and are not its own: {', '.join(taken)}. Choose another"
                 " name for the group; if they are left of an earlier one, delete them first"
             )
         return await self._store(wanted)

@@ -70,7 +70,7 @@ class Memory:
         text = f"it was delivered {deliveries} times (max_deliveries {most}) and never finished"
         if self._gives_up:
             raise TooManyDeliveriesError(f"{text}: does its handler end the process?")
-        logger.error("%r: %s; it is handled again, as there are no dead letters", turn.message, text)
+        logger.error("%r: %s; natty handles it again, since there are no dead letters", turn.message, text)
 
 
 class PinnedStint(Stint):

@@ -121,10 +121,10 @@ class QueueMender:
                     return
                 await self.look()
             except AuthorizationError as error:
-                logger.info("forgotten messages of %s are not looked for: %s", self._stream, error)
+                logger.info("natty does not look for forgotten messages of %s: %s", self._stream, error)
                 return
             except (NattyError, TimeoutError) as error:
-                logger.debug("%r: again later: %s", self, error)
+                logger.debug("%r: retrying later: %s", self, error)
 
     async def look(self) -> bool:
         """Look once; return whether the consumer was reset."""
@@ -149,7 +149,7 @@ class QueueMender:
             await self._jetstream.request(f"CONSUMER.RESET.{self._stream}.{self._consumer}", {"seq": found[0]})
         else:
             self._remake()
-        done = "reset" if self._remake is None else "made again"
+        done = "reset" if self._remake is None else "created again"
         self._log("forgot", found, f"the consumer is {done}, and they are delivered again")
         self._before, self._refused = [], ("", 0)
         return Outcome.AGAIN
@@ -158,7 +158,7 @@ class QueueMender:
         """Return why the consumer must not be reset, and what to do; empty if it may be."""
         version = self._jetstream.connection.server_version
         remove = (
-            "Delete the consumer while no worker runs, it is made again:"
+            "Delete the consumer while no worker runs, then it is created again:"
             f" `natty consumer rm {self._stream} {self._consumer} --force`"
         )
         if self._remake is None and not NEEDS[RESET].met_by(version):
@@ -173,7 +173,8 @@ class QueueMender:
             dead = None
         if dead is None:
             return (
-                f"some may have reached max_deliver, {most}, and no dead letters show which. {remove}; those come, too"
+                f"some may have reached max_deliver, {most}, and no dead letters show which. {remove}; the server"
+                " delivers those, too"
             )
         if not dead:
             return ""

@@ -264,6 +264,6 @@ def _compare(wanted: Template, declared: Template) -> None:
     if differs:
         have, want = getattr(declared, differs[0]), getattr(wanted, differs[0])
         raise ConfigError(
-            f"template {wanted.name} exists: {differs[0]} is {have!r}, wanted {want!r}. Remove it first, its streams"
-            " stay; or take another name"
+            f"template {wanted.name} exists: {differs[0]} is {have!r}, wanted {want!r}. Remove it first (its"
+            " streams stay), or use another name"
         )

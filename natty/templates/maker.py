@@ -177,7 +177,7 @@ class Maker:
 
     def _warn(self, about: str, text: str) -> None:
         if self._troubles.get(about) != text:
-            logger.warning("%s; it is tried again", text, extra={"action": "trouble"})
+            logger.warning("%s; natty retries", text, extra={"action": "trouble"})
             self._troubles[about] = text
 
 
@@ -205,7 +205,7 @@ async def _load(bucket: Bucket, key: str) -> Template | None:
 
 
 def _log_unreadable(key: str, error: Exception) -> None:
-    text = f"{key} of the templates can't be read, and is left out: {error}"
+    text = f"{key} of the templates can't be read and is skipped: {error}"
     _unreadable.warning(key, text, extra={"action": "bad_record"})
 
 
@@ -215,7 +215,7 @@ def read_template(entry: Entry) -> Template:
         template: Template = decode(entry.value, Template)
         template.check()
     except (NattyError, TypeError, ValueError) as error:  # a setting of another type
-        raise ConfigError(f"what the bucket holds for template {entry.key} is none: {error}") from error
+        raise ConfigError(f"the entry of template {entry.key} in the bucket is not valid: {error}") from error
     return template
 
 

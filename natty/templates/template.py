@@ -56,25 +56,26 @@ class Template(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.stream!r} gives all streams one name: put {{1}} into it, for the subject's first *"
             )
         if wrong := [number for number in used if not 1 <= number <= stars]:
-            raise ConfigError(f"{self.stream!r} names {{{wrong[0]}}}, and subject {self.subject} has {stars} times a *")
+            raise ConfigError(f"{self.stream!r} names {{{wrong[0]}}}, and subject {self.subject} has {stars} `*`")
         check_name("stream", _PLACE.sub("x", self.stream))
         if self.max_streams < 1 or self.max_waiting < 0:
-            raise ConfigError("a template makes at least one stream, and at least no message waits")
+            raise ConfigError("max_streams must be at least 1, and max_waiting at least 0")
         self._check_settings()
 
     def _check_settings(self) -> None:
         if taken := [name for name in _OURS if name in self.settings]:
-            raise ConfigError(f"{taken[0]} of a template's streams is the template's own affair: leave it out")
+            raise ConfigError(f"the template sets {taken[0]} of its streams itself: leave it out")
         check_stream_settings(from_wire(self.settings), f"template {self.name}", units=False)
         if self.settings.get("retention", "limits") != "limits":
             raise ConfigError(
-                f"a template's streams can't have retention {self.settings['retention']}: emptied by their workers when"
-                " a server dies, they would take in a second time what they had. Let workers share a durable consumer"
+                f"a template's streams can't have retention {self.settings['retention']}: if workers have emptied a"
+                " stream when a server dies, it would store its messages a second time. Let workers share a durable"
+                " consumer"
             )
         if 0 < self.settings.get("max_age", 0) < SHORTEST_AGE * NANOSECONDS:
             raise ConfigError(
                 f"max_age of a template's streams is {SHORTEST_AGE:g} s at least: a stream that is empty when a server"
-                " dies may take in a second time what it had"
+                " dies may store its messages a second time"
             )
 
     def takes(self, subject: str) -> bool:

@@ -110,10 +110,10 @@ async def test_making_a_group_again_with_other_settings_changes_nothing(go, grou
         ((0,), "0 partitions"),
         ((2, [PartitioningFilter("foo")]), "no wildcard"),
         ((2, [PartitioningFilter("foo.*", (2,))]), "no wildcard 2"),
-        ((2, [PartitioningFilter("foo..*")]), "is no subject"),
+        ((2, [PartitioningFilter("foo..*")]), "is not a subject"),
         ((2, [PartitioningFilter("foo.*"), PartitioningFilter("foo.>")]), "take the same subjects"),
         ((2, [PartitioningFilter("foo.*.b"), PartitioningFilter("foo.a.*")]), "take the same subjects"),
-        ((2, [PartitioningFilter("foo.{{bar}}.*")]), "the server does not take these filters"),
+        ((2, [PartitioningFilter("foo.{{bar}}.*")]), "the server does not accept these filters"),
     ],
 )
 async def test_what_can_not_work_leaves_no_half_made_group(group, arguments, why):
@@ -259,7 +259,7 @@ async def test_a_record_that_is_deleted_or_purged_is_a_group_that_is_gone(go, gr
 @pytest.mark.parametrize(
     ("record", "why"),
     [
-        (b"{", "no JSON object"),
+        (b"{", "not a JSON object"),
         (b'{"max_members":2,"filter":"foo.*","partitioning_wildcards":[1]}', r"pcgroups 0\.1"),
         (b'{"max_members":2,"partitioning_filters":[{"filter":"foo"}]}', "has no wildcard"),
     ],

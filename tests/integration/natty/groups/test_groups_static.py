@@ -72,13 +72,13 @@ async def test_a_group_that_go_has_made_is_the_same_whether_empty_lists_are_ther
     ("arguments", "options", "error", "why"),
     [
         ((0,), {}, BadGroupError, "0 partitions"),
-        ((4, ["a b"]), {"members": ["m"]}, BadGroupError, "is no subject"),
+        ((4, ["a b"]), {"members": ["m"]}, BadGroupError, "is not a subject"),
         ((4, ["foo.*", "foo.>"]), {"members": ["m"]}, BadGroupError, "take the same subjects"),
         ((4,), {"members": ["a", "b", "c", "d", "e"]}, BadGroupError, "5 members can't share 4"),
         ((4,), {"members": ["a", "a"]}, BadGroupError, "named twice"),
         ((4,), {"members": ["a.b"]}, BadNameError, "'.' at character 2"),
         ((4,), {"mappings": {"a b": range(4)}}, BadNameError, "' ' at character 2"),
-        ((4,), {"mappings": {"a": [0]}}, BadGroupError, "nobody is given partition 1, 2, 3"),
+        ((4,), {"mappings": {"a": [0]}}, BadGroupError, "no member has partition 1, 2, 3"),
         ((4,), {"members": ["a"], "mappings": {"a": range(4)}}, BadGroupError, "either members or mappings"),
         ((4, ["foo.*"]), {"mappings": {"a": range(4)}}, BadGroupError, "read their partitions whole"),
         ((3,), {"members": ["a"]}, BadGroupError, "has 4 partitions and the group would have 3"),
@@ -103,7 +103,7 @@ async def test_a_stream_that_is_not_partitioned_or_not_there_is_refused(natty, n
 
 async def test_consumers_that_are_there_already_are_not_taken_over(natty, group):
     await natty.create_consumer(group.stream, "cg-m2")
-    with pytest.raises(GroupExistsError, match=r"consumers that are there already .*: cg-m2"):
+    with pytest.raises(GroupExistsError, match=r"consumers that exist already .*: cg-m2"):
         await group.create(4, members=["m1", "m2"])
     with pytest.raises(GroupNotFoundError):
         await group.read()

@@ -267,7 +267,7 @@ async def test_rubbish_among_the_declarations_stops_no_template(natty, template)
             assert await held(natty, f"{made.name}_a", 1) == [b"x"]
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-        with pytest.raises(ConfigError, match=r"template rubbish1 is none: .*names \{7\}"):
+        with pytest.raises(ConfigError, match=r"template rubbish1 in the bucket is not valid: .*names \{7\}"):
             await natty.stream_templates().info("rubbish1")
     finally:
         for number in range(len(rubbish)):
