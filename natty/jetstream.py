@@ -160,7 +160,7 @@ class JetStream:
             raise self.connection.no_session()
         need = Need(version, "") if version else NEEDS[feature]
         have = self.connection.server_version
-        if not need.met_by(have):
+        if not need.is_met_by(have):
             want = need.text_for(have)
             raise UnsupportedError(
                 f"{feature} needs nats-server {want} or later and this one is {text_of(have)}: upgrade it"

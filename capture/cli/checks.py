@@ -105,7 +105,7 @@ def bytes_of(text: str) -> int | None:
 def check_elections(version: Version) -> list[Finding]:
     """Warn if no node can be elected."""
     need = NEEDS["leader election"]
-    if need.met_by(version):
+    if need.is_met_by(version):
         return []
     text = (
         f"nats-server {text_of(version)} is too old for leader election: nothing sweeps or compacts this archive,"

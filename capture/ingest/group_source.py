@@ -14,7 +14,7 @@ from typing import Self
 from capture.ingest.pinned_consumer import PinnedReader
 from capture.ingest.source import ENOUGH, GATHER, READ_AHEAD, TICK
 from natty import Batch, Natty
-from natty.groups.partitions import balanced
+from natty.groups.partitions import balance
 from natty.groups.roster import Roster
 from natty.groups.settings import record_key
 from natty.wire.ack import Acks
@@ -154,7 +154,7 @@ class GroupSource:
             await self._changed.wait()
             await asyncio.sleep(TOGETHER)
             self._changed.clear()
-            places = balanced(self._live, len(self._consumers)).get(self._name, ())
+            places = balance(self._live, len(self._consumers)).get(self._name, ())
             self._share({self._consumers[place] for place in places})
 
     def _share(self, wanted: Set[str]) -> None:

@@ -172,7 +172,7 @@ class PinnedReader:
         return False
 
     def _read(self, batch: Batch) -> bool:
-        messages = self._pin.unmarked(batch.raw)
+        messages = self._pin.strip_marks(batch.raw)
         if messages is None:
             raise DeliveryGap("there are messages under another pin than ours")
         self._floor.note_delivery(batch.replies)

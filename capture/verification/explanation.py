@@ -36,7 +36,7 @@ class Explained:
         need = NEEDS["leader election"]
         if self.leader:
             return "the sweep stores what is missing and still in the stream: capture status says why it has not yet"
-        if not need.met_by(version):
+        if not need.is_met_by(version):
             return (
                 f"no node can sweep this archive with nats-server {text_of(version)}: upgrade it to"
                 f" {need.text_for(version)} or later, then the sweep stores what is missing and still in the stream;"

@@ -55,7 +55,7 @@ async def _bench(settings: dict[str, Any], count: int, size: int, stream_setting
     name = f"NATTY_BENCH_{secrets.token_hex(4)}"
     subject, body, rows = f"natty.bench.{name}", b"x" * size, list[Row]()
     async with Natty(**settings) as natty:
-        fast = NEEDS["fast ingest"].met_by(natty.connection.server_version)
+        fast = NEEDS["fast ingest"].is_met_by(natty.connection.server_version)
         try:
             wanted: StreamConfig = {"subjects": [subject]}
             if fast:

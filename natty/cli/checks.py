@@ -45,7 +45,7 @@ class Finding:
 def check_version(version: tuple[int, ...]) -> Finding:
     """Report the features that this server is too old for."""
     text = text_of(version)
-    if missing := [f"{name} ({need})" for name, need in NEEDS.items() if not need.met_by(version)]:
+    if missing := [f"{name} ({need})" for name, need in NEEDS.items() if not need.is_met_by(version)]:
         return Finding("version", Status.WARN, f"{text} is too old for {', '.join(missing)}")
     return Finding("version", Status.OK, f"{text} supports everything that natty uses")
 

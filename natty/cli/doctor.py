@@ -23,7 +23,7 @@ from natty.config.units import parse_time
 from natty.errors import ConsumerNotFoundError, NattyError, StreamNotFoundError
 from natty.streams import ConsumerInfo, StreamInfo, stream_info
 from natty.streams.listing import all_consumers, all_streams
-from natty.streams.stranded import stranded
+from natty.streams.stranded import find_stranded
 
 LOOK_AGAIN = 2.0  # seconds between two checks of messages that seem stranded
 _STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold red"}
@@ -114,7 +114,7 @@ async def _find_stranded(
 
     async def look(key: tuple[str, str]) -> list[int]:
         try:
-            return await stranded(natty.jetstream, *key)
+            return await find_stranded(natty.jetstream, *key)
         except (ConsumerNotFoundError, StreamNotFoundError):  # deleted in the meantime
             return []
         except NattyError as error:

@@ -18,7 +18,7 @@ from natty.cli.ask import seconds
 from natty.cli.group_shared import Group, Json, Member, Stream, add_command, admin_of
 from natty.cli.run import run_async
 from natty.cli.tables import PlainConsole, Rows, print_document, print_table
-from natty.consuming.shutdown import stopped_by_signals
+from natty.consuming.shutdown import stop_on_signals
 from natty.errors import NattyError
 from natty.groups.admin import Kind, MemberState
 from natty.groups.lag import lag
@@ -138,7 +138,7 @@ async def _consume(
             membership = natty.static_group(stream, name).join(member or "", handle, **options)
         async with membership:
             print(f"reading as {membership.member}", file=sys.stderr, flush=True)
-            with stopped_by_signals(membership.leave):
+            with stop_on_signals(membership.leave):
                 await membership.ended()
 
 

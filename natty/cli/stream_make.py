@@ -32,7 +32,7 @@ from natty.cli.terminal import say
 from natty.errors import ConfigError, StreamExistsError
 from natty.names import check_name
 from natty.streams import Plan, Risk, StreamInfo, stream_info
-from natty.streams.document import check, complaints, copied, load_document
+from natty.streams.document import check, complaints, copy_settings, load_document
 from natty.streams.ensure import change_document, create_document, plan_document
 from natty.streams.nearest import naming_nearest
 from natty.streams.refusal import explaining_refusal
@@ -143,7 +143,7 @@ def copy(
     if config.get("subjects") and not config.get("mirror"):  # two streams can't have the same subjects
         question = f"Subjects of {destination}, different from {', '.join(config['subjects'])}"
         wanted["subjects"] = ask_if_missing(wanted.get("subjects"), "--subjects", question, subjects_of)
-    document = copied(config) | wanted | {"name": destination}
+    document = copy_settings(config) | wanted | {"name": destination}
     check(document)
     made, found = run_async(_add(nats, document))
     show_result(destination, made, found, as_json=as_json)
@@ -212,7 +212,7 @@ async def _plan(nats: dict[str, Any], document: dict[str, Any]) -> Plan:
     if refused := [str(one) for one in plan.changes if one.risk is Risk.FIXED]:
         raise StreamExistsError(f"nothing was changed. {plan.name}: {'; '.join(refused)}")
     known = set(complaints(actual))  # a stream may already have settings that are not sensible: ignore those
-    planned = {setting: value for setting, value in plan.applied_to(actual).items() if value is not None}
+    planned = {setting: value for setting, value in plan.apply_to(actual).items() if value is not None}
     if new := [one for one in complaints(planned) if one not in known]:
         raise StreamExistsError(f"nothing was changed. {plan.name}: {'; '.join(new)}")
     return plan

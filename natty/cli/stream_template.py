@@ -15,7 +15,7 @@ from natty.cli.run import run_async
 from natty.cli.setting_flags import document_of, stream_options
 from natty.cli.tables import print_document, print_facts, print_table
 from natty.cli.terminal import say
-from natty.consuming.shutdown import stopped_by_signals
+from natty.consuming.shutdown import stop_on_signals
 from natty.elections.options import LEASE
 from natty.errors import ConfigError
 from natty.templates import Standing, Template
@@ -187,7 +187,7 @@ async def _run(nats: dict[str, Any], options: dict[str, Any]) -> None:
         def stop() -> None:
             running.cancel()
 
-        with stopped_by_signals(stop):
+        with stop_on_signals(stop):
             await asyncio.wait([running])
         if not running.cancelled():
             running.result()

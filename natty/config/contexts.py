@@ -49,7 +49,7 @@ _REFERENCE = re.compile(r"(op|nsc|env|data|file):", re.IGNORECASE)
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
 
-def selected(environment: Mapping[str, str]) -> str:
+def find_selected(environment: Mapping[str, str]) -> str:
     """Return the name of the selected context, "" if there is none. ConfigError if its file is broken."""
     file = _home(environment) / "context.txt"
     try:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from natty.config.contexts import read_context, selected
+from natty.config.contexts import find_selected, read_context
 from natty.config.units import parse_duration
 from natty.errors import BadSubjectError, ConfigError
 from natty.names import check_subject
@@ -234,7 +234,7 @@ def _context_of(given: Mapping[str, Any], environment: Mapping[str, str]) -> str
     """Return the context to use if none is named; "" if a server is named more explicitly."""
     if "servers" in given:
         return ""
-    return environment.get("NATS_CONTEXT") or ("" if environment.get("NATS_URL") else selected(environment))
+    return environment.get("NATS_CONTEXT") or ("" if environment.get("NATS_URL") else find_selected(environment))
 
 
 def _check_url(url: str) -> None:

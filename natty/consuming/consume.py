@@ -12,7 +12,7 @@ from typing import Any
 from natty.config.units import NANOSECONDS
 from natty.consuming.handler import Handler
 from natty.consuming.options import ConsumeOptions
-from natty.consuming.shutdown import stopped_by_signals
+from natty.consuming.shutdown import stop_on_signals
 from natty.consuming.work import Receipts, Stint, Work
 from natty.errors import ConsumerNotFoundError, NattyError, NotConnectedError, UnsupportedError
 from natty.jetstream import JetStream
@@ -185,7 +185,7 @@ class Consumption(RunsAsTask):
         observed = self._jetstream.connection.observed
         observed.add(self, HANDLER, self._stream, self._durable)
         try:
-            with stopped_by_signals(self.stop) if self.options.signals else nullcontext():
+            with stop_on_signals(self.stop) if self.options.signals else nullcontext():
                 yield
         finally:
             observed.retire(self)

@@ -17,7 +17,7 @@ _before: dict[signal.Signals, Any] = {}  # the handlers that ours replace
 
 
 @contextmanager
-def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
     """Within the block, SIGTERM and SIGINT call `stop` in this event loop.
 
     It replaces only default handlers: an application's own handlers stay as they are. The first signal restores the

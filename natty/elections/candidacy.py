@@ -84,7 +84,7 @@ class Candidacy:
         assert self._driver is not None
         await self._renewer.leave(self._driver, self._check)
 
-    async def elected(self) -> Term:
+    async def wait_until_elected(self) -> Term:
         """Wait until this node is elected. ConnectionClosedError if the client is closed meanwhile."""
         candidate = self._candidate
         while True:
@@ -119,7 +119,7 @@ class Candidacy:
         call_hook(candidate.options.on_elected, term.token)
         return term
 
-    async def left_office(self) -> None:
+    async def leave_office(self) -> None:
         """Release the lease after the work has ended; return when that is done or no longer possible."""
         term, self._candidate.term = self._candidate.term, None
         assert term is not None

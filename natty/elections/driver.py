@@ -266,7 +266,7 @@ class Driver:
 
     # Messages of the subscriptions.
 
-    def heard(self, revision: int, raw: RawMessage) -> None:
+    def on_hint(self, revision: int, raw: RawMessage) -> None:
         """Handle a republished message: a hint that this was stored on the lease's key at this revision."""
         now = clock()
         if self._heard_at is not None:
@@ -275,7 +275,7 @@ class Driver:
         if self.candidate.follows(revision):
             self.input("saw", sight_of(revision, raw[2], raw[3]))
 
-    def called(self, call: Call) -> bool:
+    def on_call(self, call: Call) -> bool:
         """Handle another node's request to hand over; return whether we lead, and so will hand over."""
         leading = self._tenure is not None
         if call.do == "step_down":

@@ -92,11 +92,11 @@ class Election(Candidate):
         await self.prepare()
         async with Candidacy(self) as candidacy:
             while True:
-                term = await candidacy.elected()
+                term = await candidacy.wait_until_elected()
                 try:
                     outcome = await self._serve(candidacy, partial(_call_work, work, term, *args, **kwargs))
                 finally:
-                    await candidacy.left_office()
+                    await candidacy.leave_office()
                 if outcome is not None:
                     return outcome[0]
 
@@ -155,8 +155,8 @@ class _Scope:
     async def enter(self) -> Term:
         async with contextlib.AsyncExitStack() as stack:
             candidacy = await stack.enter_async_context(Candidacy(self._election))
-            term = await candidacy.elected()
-            stack.push_async_callback(candidacy.left_office)
+            term = await candidacy.wait_until_elected()
+            stack.push_async_callback(candidacy.leave_office)
             self._stack = stack.pop_all()
         self._term, self._candidacy = term, candidacy
         task = asyncio.current_task()

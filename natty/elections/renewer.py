@@ -226,7 +226,7 @@ class RenewerThread:
                     newest[raw[0]] = revision, raw
         for subject, (revision, raw) in newest.items():
             for driver in self._drivers[subject]:
-                driver.heard(revision, raw)
+                driver.on_hint(revision, raw)
 
     def _answer_calls(self, messages: list[RawMessage]) -> None:
         for subject, reply, _, data in messages:
@@ -237,6 +237,6 @@ class RenewerThread:
                 call: Call = decode(data, Call)
             except BadRecordError:
                 continue
-            leading = driver is not None and driver.called(call)
+            leading = driver is not None and driver.on_call(call)
             if reply:
                 self.connection.send(reply, msgspec.json.encode({"leading": leading}))

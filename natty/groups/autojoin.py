@@ -21,7 +21,7 @@ from natty.groups.joining import JoinOptions
 from natty.groups.member import Membership
 from natty.groups.place import Place
 from natty.groups.roster import Roster
-from natty.groups.shares import AUTOMATIC, planned
+from natty.groups.shares import AUTOMATIC, plan
 from natty.jetstream import JetStream
 from natty.kv import Entry
 from natty.wire.background import keep_up
@@ -124,7 +124,7 @@ class AutoMembership(Membership):
         named = {name for name in listed.members if not name.startswith(AUTOMATIC)}
         for name in named - live:  # so that they stay members when the partitions become mapped
             await self._roster.add(name)
-        change = await self._admin.change(lambda record: planned(record, live | named))
+        change = await self._admin.change(lambda record: plan(record, live | named))
         gone = [name for name in change.dropped if name.startswith(AUTOMATIC)]
         for name in gone:
             await self._place_of(name).delete()

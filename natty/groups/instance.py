@@ -85,17 +85,17 @@ class Instance:
         """Set the member's current filters; none: it is not listed, or has no partition."""
         self.filters = tuple(filters)
 
-    def overlapped(self, now: float) -> None:
+    def note_overlap(self, now: float) -> None:
         """Note that the server refused our consumer: another member's still holds a partition of ours."""
         self.refused = True
         self._not_before = max(self._not_before, now + random.uniform(0.5, 1.0) * self._retry)
         self._retry = min(2 * self._retry, RETRY_MAX)
 
-    def made(self) -> None:
+    def note_created(self) -> None:
         """Note that our consumer exists."""
         self.refused, self._retry = False, RETRY
 
-    def drained(self, created: str, pin: str = "") -> None:
+    def note_drained(self, created: str, pin: str = "") -> None:
         """Note that this incarnation has no unfinished message of ours, while we are still pinned on it."""
         self._finished = created
         if self._outworn is not None:

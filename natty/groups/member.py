@@ -267,9 +267,9 @@ class Membership:
         match step.do:
             case Do.CREATE:
                 if await self._place.make(self._instance.filters):
-                    self._instance.made()
+                    self._instance.note_created()
                 else:
-                    self._instance.overlapped(time.monotonic())
+                    self._instance.note_overlap(time.monotonic())
                 return 0.0
             case Do.DELETE:
                 await self._place.delete()
@@ -298,7 +298,7 @@ class Membership:
             text = "consumer %s of %s was made with ack_wait %g s and max_ack_pending %s: natty uses these"
             facts = (self.consumer, self.stream, timings.ack_wait, config.get("max_ack_pending"))
             logger.warning(text, *facts, extra={"action": "adopted"})
-        self._instance.made()
+        self._instance.note_created()
         limits = [one for one in (self.options.max_ack_pending, config.get("max_ack_pending", 0)) if one > 0]
         self._reading = Reading(
             self._jetstream,
@@ -329,7 +329,7 @@ class Membership:
         self._show(State.HANDING_OVER)
         began, pin = time.monotonic(), reading.pin
         await reading.drain(self.options.shutdown_timeout)
-        self._instance.drained(reading.created, pin)
+        self._instance.note_drained(reading.created, pin)
         self._reading = None
         self.handed_over += 1
         self.hand_over_seconds += time.monotonic() - began

@@ -58,7 +58,7 @@ class PartitioningFilter(msgspec.Struct, frozen=True):
 EVERYTHING = PartitioningFilter(WHOLE_SUBJECT)
 
 
-def balanced(members: Iterable[str], partitions: int) -> dict[str, tuple[int, ...]]:
+def balance(members: Iterable[str], partitions: int) -> dict[str, tuple[int, ...]]:
     """Return the partitions of each member, ascending.
 
     The members, sorted by name, get consecutive blocks of equal size; the remaining partitions go to them one by one.
@@ -80,13 +80,11 @@ def assignment(
 ) -> dict[str, tuple[int, ...]]:
     """Return each member's partitions: balanced over the members, otherwise as mapped. Empty for an idle group."""
     if members:
-        return balanced(members, partitions)
+        return balance(members, partitions)
     return {one.member: one.partitions or () for one in mappings}
 
 
-def assigned(
-    members: Sequence[str], mappings: Sequence[MemberMapping], partitions: int, member: str
-) -> tuple[int, ...]:
+def assign(members: Sequence[str], mappings: Sequence[MemberMapping], partitions: int, member: str) -> tuple[int, ...]:
     """Return the partitions of one member; none if it is not listed, or if the names before it take all partitions."""
     return assignment(members, mappings, partitions).get(member, ())
 

@@ -19,7 +19,7 @@ from natty.groups.partitions import (
     EVERYTHING,
     MemberMapping,
     PartitioningFilter,
-    assigned,
+    assign,
     assignment,
     partition_filters,
 )
@@ -80,7 +80,7 @@ class Record(ABC):
 
     def partitions_of(self, member: str) -> tuple[int, ...]:
         """Return a member's partitions."""
-        return assigned(self.members, self.mappings, self.partitions, member)
+        return assign(self.members, self.mappings, self.partitions, member)
 
     def filters_of(self, member: str) -> list[str]:
         """Return the filters of a member's consumer, in the order that every implementation gives them."""

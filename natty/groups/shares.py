@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from natty.groups.partitions import MemberMapping, balanced
+from natty.groups.partitions import MemberMapping, balance
 from natty.groups.records import ElasticRecord
 
 AUTOMATIC = "auto-"  # prefix of the names of automatic members
@@ -28,12 +28,12 @@ def shares(owned: Mapping[str, Sequence[int]], members: Iterable[str], partition
     return {name: tuple(sorted(kept[name])) for name in sorted(order)}
 
 
-def moved(before: Mapping[str, Sequence[int]], after: Mapping[str, Sequence[int]], members: Iterable[str]) -> int:
+def count_moved(before: Mapping[str, Sequence[int]], after: Mapping[str, Sequence[int]], members: Iterable[str]) -> int:
     """Return how many partitions of these members move to another member."""
     return sum(len(set(before.get(name, ())) - set(after.get(name, ()))) for name in set(members))
 
 
-def planned(record: ElasticRecord, members: Iterable[str]) -> ElasticRecord:
+def plan(record: ElasticRecord, members: Iterable[str]) -> ElasticRecord:
     """Return the record with its partitions divided over these members; the same record if they already are.
 
     It is balanced as in every implementation, so that any client may add members, or mapped if that moves fewer
@@ -44,9 +44,9 @@ def planned(record: ElasticRecord, members: Iterable[str]) -> ElasticRecord:
     if not names:
         return record
     owned = record.assignment()
-    even, least = balanced(names, record.partitions), shares(owned, names, record.partitions)
+    even, least = balance(names, record.partitions), shares(owned, names, record.partitions)
     for_go = len(record.filters or ()) > 1 and not all(name.startswith(AUTOMATIC) for name in names)
-    more = moved(owned, even, names) - moved(owned, least, names)
+    more = count_moved(owned, even, names) - count_moved(owned, least, names)
     if for_go or more < 0 or (more == 0 and not record.mappings):
         return record if set(record.members) == set(names) else replace(record, members=tuple(names), mappings=())
     if {name: parts for name, parts in least.items() if parts} == {name: p for name, p in owned.items() if p}:

@@ -43,7 +43,7 @@ class Memory:
     def __repr__(self) -> str:
         return f"Memory({len(self._succeeded) + len(self._succeeded_before)} succeeded, {len(self.suspects)} suspects)"
 
-    def succeeded(self, identity: bytes) -> None:
+    def note_success(self, identity: bytes) -> None:
         """Remember a message until the second call of `age` from now."""
         self._succeeded.add(identity)
 
@@ -144,7 +144,7 @@ class PinnedStint(Stint):
 
     def note_success(self, turn: Delivery) -> None:
         """Remember that a handler has succeeded with this message."""
-        self._memory.succeeded(identity_of(turn.message.raw[1]))
+        self._memory.note_success(identity_of(turn.message.raw[1]))
 
     async def admit(self, turn: Delivery) -> None:
         """Check a message that was delivered before. TooManyDeliveriesError."""

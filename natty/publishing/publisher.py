@@ -168,7 +168,7 @@ class Publisher:
     async def __aenter__(self) -> Self:
         """Choose the path. StreamNotFoundError; UnsupportedError if fast ingest is forced and not offered."""
         config = (await self._jetstream.request(f"STREAM.INFO.{self.stream}"))["config"]
-        offered = bool(config.get("allow_batched")) and NEEDS["fast ingest"].met_by(self._connection.server_version)
+        offered = bool(config.get("allow_batched")) and NEEDS["fast ingest"].is_met_by(self._connection.server_version)
         if self.options.path == "fast" and not offered:
             self._jetstream.require("fast ingest")
             raise PublishError(f"stream {self.stream} does not offer fast ingest: set allow_batched on it")

@@ -39,14 +39,14 @@ class Pin:
         """Return the fields about the pin for a request for messages."""
         return {"group": self.group, "id": self.id} if self.id else {"group": self.group}
 
-    def delivered(self, raw: RawMessage) -> None:
+    def note_delivery(self, raw: RawMessage) -> None:
         """Take our id from the first message that is delivered to us."""
         if self.id or _PIN not in raw[2]:
             return
         self.id = parse_headers(raw[2])[PIN_HEADER][-1]  # the server's is the last, after any of the publisher's
         self._on_change()
 
-    def unmarked(self, raws: list[RawMessage]) -> list[RawMessage] | None:
+    def strip_marks(self, raws: list[RawMessage]) -> list[RawMessage] | None:
         """Return messages as they are in the stream, without their last header, which is the pin's id.
 
         None if one of them is not ours. A message with an empty header block is returned without one: it can't be

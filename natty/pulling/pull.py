@@ -474,7 +474,7 @@ class Pull:
         current = session is self._session
         if data:
             if self._pin and current:
-                self._pin.delivered(data[0])
+                self._pin.note_delivery(data[0])
             self._take(data, len(data) - firsts, current=current)
         if current and len(data) != len(messages):
             for raw in messages:

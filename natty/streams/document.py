@@ -38,10 +38,10 @@ def load_document(path: str | Path, *, kind: str = "stream") -> dict[str, Any]:
     config = content.get("config", content) if isinstance(content, dict) else content
     if not isinstance(config, dict) or not isinstance(config.get("name", ""), str):
         raise ConfigError(f"{path} is not the configuration of a {kind}: it must be a JSON object with its name")
-    return unmarked(config)
+    return strip_marks(config)
 
 
-def unmarked(config: Document) -> dict[str, Any]:
+def strip_marks(config: Document) -> dict[str, Any]:
     """Return a configuration without the marks that a server writes into its metadata: each server writes its own."""
     metadata = config.get("metadata")
     if not isinstance(metadata, dict):
@@ -49,9 +49,9 @@ def unmarked(config: Document) -> dict[str, Any]:
     return {**config, "metadata": {name: value for name, value in metadata.items() if not name.startswith(_MARK)}}
 
 
-def copied(config: Document) -> dict[str, Any]:
+def copy_settings(config: Document) -> dict[str, Any]:
     """Return the configuration for a copy of a stream: all but its name, subjects, marks and seal."""
-    return {name: value for name, value in unmarked(config).items() if name not in ("name", "subjects", "sealed")}
+    return {name: value for name, value in strip_marks(config).items() if name not in ("name", "subjects", "sealed")}
 
 
 def check(config: Document) -> None:

@@ -299,7 +299,7 @@ async def _ensure(
         if todo.settled:
             return actual
         _refuse(target, todo, allowed)
-        _check_taken(target, wanted, await target.update(todo.applied_to(actual)))
+        _check_taken(target, wanted, await target.update(todo.apply_to(actual)))
     lines = "; ".join(map(str, todo.changes)) or "it is created and deleted again"
     raise target.exists_error(f"{target} is being changed by another client at the same time: {lines}. Try again")
 

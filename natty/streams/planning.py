@@ -51,7 +51,7 @@ class Plan:
         """Return the changes whose risk is not among the allowed ones."""
         return [one for one in self.changes if one.risk not in set(allowed)]
 
-    def applied_to(self, actual: Mapping[str, Any]) -> dict[str, Any]:
+    def apply_to(self, actual: Mapping[str, Any]) -> dict[str, Any]:
         """Return the whole configuration with only the planned settings changed; it keeps unknown fields."""
         return dict(actual) | {one.setting: _merge(one.actual, one.wanted) for one in self.changes}
 

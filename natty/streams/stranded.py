@@ -38,7 +38,7 @@ class Outcome(Enum):
     AGAIN = auto()  # they are delivered again
 
 
-async def stranded(jetstream: JetStream, stream: str, consumer: str) -> list[int]:
+async def find_stranded(jetstream: JetStream, stream: str, consumer: str) -> list[int]:
     """Return the first sequences of a work queue below a consumer's ack floor, at most 256, while nothing is in flight.
 
     Empty if there are delivered and unacknowledged messages, which may be among them. Look twice, some seconds apart:
@@ -128,7 +128,7 @@ class QueueMender:
 
     async def look(self) -> bool:
         """Look once; return whether the consumer was reset."""
-        return await self.judge(await stranded(self._jetstream, self._stream, self._consumer)) is Outcome.AGAIN
+        return await self.judge(await find_stranded(self._jetstream, self._stream, self._consumer)) is Outcome.AGAIN
 
     async def judge(self, found: Sequence[int]) -> Outcome:
         """Make the server redeliver the stranded messages, once some were found twice in a row."""
@@ -161,7 +161,7 @@ class QueueMender:
             "Delete the consumer while no worker runs, then it is created again:"
             f" `natty consumer rm {self._stream} {self._consumer} --force`"
         )
-        if self._remake is None and not NEEDS[RESET].met_by(version):
+        if self._remake is None and not NEEDS[RESET].is_met_by(version):
             return f"that needs nats-server {NEEDS[RESET]} and this one is {text_of(version)}. {remove}"
         info = await consumer_info(self._jetstream, self._stream, self._consumer)
         most = info["config"].get("max_deliver", -1)

@@ -19,7 +19,7 @@ class Need(NamedTuple):
     reason: str
     also: tuple[Version, ...] = ()
 
-    def met_by(self, version: Version) -> bool:
+    def is_met_by(self, version: Version) -> bool:
         """Return whether a server of this version has all that the feature needs."""
         return version >= self.minimum or any(version[:2] == one[:2] and version >= one for one in self.also)
 

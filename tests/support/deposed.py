@@ -18,7 +18,7 @@ async def elected_and_asleep(election: Election) -> Term:
     """Win an election, and never renew the lease."""
     await election.prepare()
     candidacy = await Candidacy(election).__aenter__()
-    term = await candidacy.elected()
+    term = await candidacy.wait_until_elected()
     await candidacy._renewer.leave(candidacy._driver, candidacy._check)
     candidacy.running.__exit__()  # closing the client does not wait for it
     return believing(term)

@@ -18,7 +18,7 @@ import sys
 import time
 
 from natty import Natty, NattyError
-from natty.consuming.shutdown import stopped_by_signals
+from natty.consuming.shutdown import stop_on_signals
 
 BEAT = 0.05  # seconds
 CONFIRM = 0.05  # seconds between two looks whether the server has our acks
@@ -93,7 +93,7 @@ async def main(settings):
         async with membership:
             if settings.get("forgetful"):
                 forget_some_acks(membership.work)
-            with stopped_by_signals(membership.leave):
+            with stop_on_signals(membership.leave):
                 say("J", membership.member)
                 await membership.ended()
         say("O", membership.work.overran)

@@ -18,7 +18,7 @@ from natty.consuming.dead_letters.letter import Original
 from natty.streams import PurgeRefusedError
 from natty.streams import stranded as module
 from natty.streams.listing import Listing, all_consumers, all_streams
-from natty.streams.stranded import QueueMender, stranded
+from natty.streams.stranded import QueueMender, find_stranded
 
 
 async def test_a_service_handles_what_the_server_forgot_of_a_work_queue(natty, natty_name, monkeypatch, caplog):
@@ -56,11 +56,11 @@ async def test_what_is_in_flight_is_not_called_forgotten(natty, natty_name):
     name = await fill(natty, natty_name("queue"), 5, retention="workqueue")
     await natty.ensure_consumer(name, "d", ack_wait=NEVER)
     held = await hold(natty, name, 5)
-    assert await stranded(natty.jetstream, name, "d") == []
+    assert await find_stranded(natty.jetstream, name, "d") == []
     held[5].ack()
     held[2].ack()
     await until(lambda: _held(natty, name, 3))
-    assert await stranded(natty.jetstream, name, "d") == []
+    assert await find_stranded(natty.jetstream, name, "d") == []
 
 
 async def test_what_is_held_below_a_floor_that_a_purge_moved_is_not_called_forgotten(natty, natty_name):
@@ -70,7 +70,7 @@ async def test_what_is_held_below_a_floor_that_a_purge_moved_is_not_called_forgo
     await natty.purge_stream(name, subject=f"{name}.3", allow_pending=True)  # sequence 4
     held[5].ack()
     await until(lambda: _floor_is(natty, name, 5))
-    assert await stranded(natty.jetstream, name, "d") == []
+    assert await find_stranded(natty.jetstream, name, "d") == []
 
 
 async def _floor_is(natty, name, sequence):
@@ -163,7 +163,7 @@ async def test_the_first_of_several_filters_are_found_where_one_has_very_many(na
     name = natty_name("queue")
     filters = [f"{name}.{number}" for number in (8, 7, 6, 5, 4, 3, 2, 1, 0)]
     await forgotten(natty, name, filter_subjects=[*filters, *(f"{name}.{number}" for number in range(9, 20))])
-    assert await stranded(natty.jetstream, name, "d") == [1, 2, 3, 4]
+    assert await find_stranded(natty.jetstream, name, "d") == [1, 2, 3, 4]
 
 
 async def test_an_outcome_is_told_again_for_other_messages_or_another_reason_and_not_for_fewer(
@@ -203,13 +203,13 @@ async def test_the_doctor_goes_on_where_a_consumer_is_deleted_between_its_two_lo
     streams, consumers = await all_streams(natty.jetstream), await all_consumers(natty.jetstream, name)
 
     async def once(jetstream, stream, consumer):
-        found = await stranded(jetstream, stream, consumer)
+        found = await find_stranded(jetstream, stream, consumer)
         await natty.delete_consumer(stream, consumer)
         assert len(found) == FORGOTTEN
         return found
 
     monkeypatch.setattr(doctor, "LOOK_AGAIN", 0.0)
-    monkeypatch.setattr(doctor, "stranded", once)
+    monkeypatch.setattr(doctor, "find_stranded", once)
     assert await doctor._find_stranded(natty, streams.found, consumers.found) == ({(name, "d"): []}, {})
 
 
@@ -221,7 +221,7 @@ async def test_the_doctor_warns_of_a_consumer_that_it_can_not_look_at(natty, nat
     async def denied(jetstream, stream, consumer):
         raise AuthorizationError("not permitted")
 
-    monkeypatch.setattr(doctor, "stranded", denied)
+    monkeypatch.setattr(doctor, "find_stranded", denied)
     (finding,) = check_stranded(*await doctor._find_stranded(natty, streams.found, consumers.found))
     assert finding.status is Status.WARN
     assert finding.text == f"consumer d of work queue {name} could not be checked: not permitted"

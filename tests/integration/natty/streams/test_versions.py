@@ -23,7 +23,7 @@ from natty.cli.server_checks import check_faults
 from natty.groups import PartitioningFilter
 from natty.groups import forgotten as members_forgotten
 from natty.streams.mirror import Origin, create_sourced
-from natty.streams.stranded import stranded
+from natty.streams.stranded import find_stranded
 from natty.testing import NatsServer, find_server, server_version
 from natty.wire.servers import FAULTS, NEEDS, text_of
 
@@ -71,7 +71,7 @@ async def test_a_feature_works_on_its_minimum_version_and_on_the_newest(
 
 def test_the_newest_version_that_is_tried_has_all_features():
     version = tuple(map(int, server_version(find_server()).split(".")))
-    assert all(need.met_by(version) for need in NEEDS.values())
+    assert all(need.is_met_by(version) for need in NEEDS.values())
 
 
 async def lost_to_a_filtered_source(natty, name):
@@ -102,7 +102,7 @@ async def skipped_by_a_purge(natty, name):
 
 async def forgotten_by_a_purge(natty, name):
     """Return how many messages of a work queue are not delivered again."""
-    return len(await stranded(natty.jetstream, await forgotten(natty, name), "d"))
+    return len(await find_stranded(natty.jetstream, await forgotten(natty, name), "d"))
 
 
 TRIED = {

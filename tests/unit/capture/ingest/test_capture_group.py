@@ -73,17 +73,17 @@ def test_nodes_register_apart_from_the_members_of_an_elastic_group_of_that_name(
 def test_only_the_servers_mark_is_taken_off(published: bytes, stored: bytes) -> None:
     pin = Pin("PCG", lambda: None, lambda: None, lambda: None)
     message = (b"s", b"r", marked(published), b"payload")
-    pin.delivered(message)
+    pin.note_delivery(message)
     assert pin.id == PIN
-    assert pin.unmarked([message]) == [(b"s", b"r", stored, b"payload")]
+    assert pin.strip_marks([message]) == [(b"s", b"r", stored, b"payload")]
 
 
 def test_messages_under_another_pin_are_not_ours() -> None:
     pin = Pin("PCG", lambda: None, lambda: None, lambda: None)
     ours, theirs = (b"s", b"r", marked(b""), b""), (b"s", b"r", marked(b"", "another"), b"")
-    assert pin.unmarked([ours]) is None  # nobody is pinned
-    pin.delivered(ours)
-    assert pin.unmarked([ours, theirs]) is None
+    assert pin.strip_marks([ours]) is None  # nobody is pinned
+    pin.note_delivery(ours)
+    assert pin.strip_marks([ours, theirs]) is None
 
 
 def marked(block: bytes, pin: str = PIN) -> bytes:
@@ -134,7 +134,7 @@ class Piece:
     async def __aiter__(self) -> AsyncIterator[Batch]:
         messages = self.server.pieces.pop(0) if self.server.pieces else []
         if messages:
-            self.pin.delivered(messages[0])
+            self.pin.note_delivery(messages[0])
             yield Batch(messages)
         await self.stopped.wait()
 

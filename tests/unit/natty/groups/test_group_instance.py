@@ -35,7 +35,7 @@ def test_who_has_no_partition_reads_nothing_and_leaves_what_others_read(instance
 
 def test_the_pinned_one_drains_before_it_takes_its_old_consumer_away(instance):
     assert instance.decide(0.0, consumer(OLD, pinned="x"), PINNED).do is Do.DRAIN
-    instance.drained("c1")
+    instance.note_drained("c1")
     assert instance.decide(0.1, consumer(OLD, pinned="x"), Own()).do is Do.DELETE
     assert instance.decide(0.2, None, Own()).do is Do.CREATE
 
@@ -45,7 +45,7 @@ FORGOT = Own("c1", pinned=True, forgot=True)
 
 def test_the_pinned_one_drains_and_makes_again_a_consumer_whose_server_forgot_messages(instance):
     assert instance.decide(0.0, consumer(pinned="x"), FORGOT) == Step(Do.DRAIN, 0.0)
-    instance.drained("c1", "x")
+    instance.note_drained("c1", "x")
     assert instance.decide(0.1, consumer(pinned="x"), Own()) == Step(Do.DELETE, 0.0)
     assert instance.decide(0.2, None, Own()).do is Do.CREATE
     assert instance.decide(0.3, consumer(created="c2"), Own()).do is Do.READ
@@ -54,7 +54,7 @@ def test_the_pinned_one_drains_and_makes_again_a_consumer_whose_server_forgot_me
 @pytest.mark.parametrize("pinned", ["", "y"])
 def test_a_consumer_that_another_one_has_meanwhile_is_left_to_it(instance, pinned):
     assert instance.decide(0.0, consumer(pinned="x"), FORGOT).do is Do.DRAIN
-    instance.drained("c1", "x")
+    instance.note_drained("c1", "x")
     assert instance.decide(0.1, consumer(pinned=pinned), Own()).do is Do.READ
     assert instance.decide(0.2, consumer(pinned="x"), Own()).do is Do.READ
 
@@ -63,7 +63,7 @@ def test_a_standby_leaves_a_consumer_whose_server_forgot_messages_to_the_pinned_
     assert instance.decide(0.0, consumer(pinned="x"), Own("c1", forgot=True)) == Step(Do.WAIT, 2.0)
     assert instance.decide(0.0, consumer(pinned="x"), FORGOT).do is Do.DRAIN  # then it lost the pin
     assert instance.decide(0.1, consumer(pinned="y"), Own("c1")) == Step(Do.WAIT, 2.0)
-    instance.drained("c1", "x")
+    instance.note_drained("c1", "x")
     assert instance.decide(0.2, consumer(pinned="x"), Own()).do is Do.READ
 
 
@@ -71,14 +71,14 @@ def test_a_static_consumer_whose_server_forgot_messages_is_made_again():
     static = Instance(ACK_WAIT, elastic=False, tick=2.0)
     static.assign(RIGHT)
     assert static.decide(0.0, consumer(pinned="x"), FORGOT).do is Do.DRAIN
-    static.drained("c1", "x")
+    static.note_drained("c1", "x")
     assert static.decide(0.1, consumer(pinned="x"), Own()).do is Do.DELETE
 
 
 def test_a_dropped_one_drains_and_deletes(instance):
     instance.assign([])
     assert instance.decide(0.0, consumer(pinned="x"), PINNED).do is Do.DRAIN
-    instance.drained("c1")
+    instance.note_drained("c1")
     assert instance.decide(0.1, consumer(pinned="x"), Own()).do is Do.DELETE
 
 
@@ -134,10 +134,10 @@ def test_a_refused_consumer_is_tried_again_quickly_and_never_slower_than_once_a_
     now = 0.0
     for tries in range(10):
         assert instance.decide(now, None, Own()).do is Do.CREATE, tries
-        instance.overlapped(now)
+        instance.note_overlap(now)
         assert instance.decide(now, None, Own()).do is Do.WAIT
         now += RETRY_MAX
-    instance.made()
+    instance.note_created()
     assert not instance.refused
 
 

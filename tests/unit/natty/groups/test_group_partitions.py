@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from natty.groups import MemberMapping, PartitioningFilter, StaticRecord
 from natty.groups.partitions import (
     EVERYTHING,
-    assigned,
-    balanced,
+    assign,
+    balance,
     destination,
     fnv1a,
     key_of,
@@ -40,11 +40,11 @@ def numbers(text):
     ],
 )
 def test_members_are_balanced_as_in_go(partitions, members, expected):
-    assert balanced(members.split(), partitions) == {name: numbers(text) for name, text in expected.items()}
+    assert balance(members.split(), partitions) == {name: numbers(text) for name, text in expected.items()}
 
 
 def test_names_are_sorted_by_their_bytes():
-    assert list(balanced(["ä", "z", "é", "a", "Z", "日", "\U0001f600"], 7)) == [
+    assert list(balance(["ä", "z", "é", "a", "Z", "日", "\U0001f600"], 7)) == [
         "Z",
         "a",
         "z",
@@ -57,7 +57,7 @@ def test_names_are_sorted_by_their_bytes():
 
 @given(NAMES, st.integers(1, 40))
 def test_every_partition_has_exactly_one_member_and_shares_differ_by_one(members, partitions):
-    shares = balanced(members, partitions)
+    shares = balance(members, partitions)
     assert sorted(one for share in shares.values() for one in share) == list(range(partitions) if members else [])
     assert len(shares) == min(len(set(members)), partitions)
     sizes = {len(share) for share in shares.values()}
@@ -74,18 +74,18 @@ def test_the_assignment_is_the_one_of_gos_steps_one_by_one(members, partitions):
         owned[names[partition // size]].append(partition)
     for place, partition in enumerate(range(size * len(names), partitions if names else 0)):
         owned[names[place]].append(partition)
-    assert balanced(members, partitions) == {name: tuple(share) for name, share in owned.items()}
+    assert balance(members, partitions) == {name: tuple(share) for name, share in owned.items()}
 
 
 @given(NAMES, st.integers(1, 40), st.randoms())
 def test_the_order_in_which_members_are_listed_means_nothing(members, partitions, chance):
     shuffled = [*members, *members]
     chance.shuffle(shuffled)
-    assert balanced(shuffled, partitions) == balanced(members, partitions)
+    assert balance(shuffled, partitions) == balance(members, partitions)
 
 
 def test_from_three_members_to_four_seven_of_ten_partitions_move_as_in_go():
-    before, after = balanced("abc", 10), balanced("abcd", 10)
+    before, after = balance("abc", 10), balance("abcd", 10)
     assert sum(one not in before.get(name, ()) for name, share in after.items() for one in share) == 7
 
 
@@ -97,7 +97,7 @@ def test_a_member_reads_each_of_the_groups_filters_in_each_of_its_partitions_fil
 
 def test_members_of_three_and_seven_and_eight_partitions_have_the_filters_that_gos_tests_expect():
     def filters(partitions, member):
-        given = assigned(("m1", "m2", "m3"), (), partitions, member)
+        given = assign(("m1", "m2", "m3"), (), partitions, member)
         return partition_filters(given, ("foo.*.*.>",), mapped=False)
 
     assert filters(6, "m1") == ["0.foo.*.*.>", "1.foo.*.*.>"]
@@ -120,8 +120,8 @@ def test_mapped_partitions_are_read_whole_once_and_in_the_order_that_is_listed(f
 
 def test_a_mapping_without_partitions_is_an_idle_member():
     mappings = (MemberMapping("a", None), MemberMapping("b", (0,)))
-    assert assigned((), mappings, 1, "a") == ()
-    assert assigned((), mappings, 1, "b") == (0,)
+    assert assign((), mappings, 1, "a") == ()
+    assert assign((), mappings, 1, "b") == (0,)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_gos_elastic_integration_test_has_the_same_counts_as_members_come_and_go
             for one in filters:
                 for subject in published(one.filter.split(".")[0]):
                     partition = partition_of(key_of(subject, one), 2)
-                    (owner,) = [name for name in members if partition in assigned(members, (), 2, name)]
+                    (owner,) = [name for name in members if partition in assign(members, (), 2, name)]
                     got[owner] += 1
         return tuple(got.values())
 

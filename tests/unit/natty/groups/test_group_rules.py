@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from natty.errors import BadGroupError
 from natty.groups import ElasticRecord, MemberMapping, PartitioningFilter, StaticRecord, rules
-from natty.groups.partitions import balanced
+from natty.groups.partitions import balance
 
 
 def mapped(partitions, *mappings, **others):
@@ -69,7 +69,7 @@ def test_members_and_mappings_together_are_not_valid():
 
 @given(st.lists(st.text(min_size=1, max_size=3), min_size=1, max_size=8, unique=True), st.integers(1, 12))
 def test_a_balanced_assignment_is_a_valid_mapping(members, partitions):
-    mapped(partitions, *balanced(members, partitions).items()).check()
+    mapped(partitions, *balance(members, partitions).items()).check()
 
 
 @given(st.dictionaries(st.sampled_from("abc"), st.lists(st.integers(-1, 3), max_size=4), min_size=1))

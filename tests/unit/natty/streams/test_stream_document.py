@@ -6,7 +6,7 @@ from natty import NattyError
 from natty.errors import BadSubjectError, ConfigError
 from natty.names import check_pattern
 from natty.streams.conversion import from_wire, to_wire
-from natty.streams.document import check, complaints, copied, load_document, unmarked
+from natty.streams.document import check, complaints, copy_settings, load_document, strip_marks
 from natty.streams.refusal import sentence
 
 SECOND = 1_000_000_000
@@ -94,16 +94,16 @@ def test_a_file_that_holds_none_is_told_with_its_name(tmp_path, content, said):
 
 def test_the_marks_of_a_server_are_no_part_of_a_configuration(tmp_path):
     marked = ORDERS | {"metadata": {"_nats.level": "1", "owner": "us"}}
-    assert unmarked(marked) == ORDERS | {"metadata": {"owner": "us"}}
-    assert unmarked(ORDERS) == ORDERS
+    assert strip_marks(marked) == ORDERS | {"metadata": {"owner": "us"}}
+    assert strip_marks(ORDERS) == ORDERS
     (tmp_path / "orders.json").write_text(json.dumps(marked))
-    assert load_document(tmp_path / "orders.json") == unmarked(marked)
+    assert load_document(tmp_path / "orders.json") == strip_marks(marked)
 
 
 def test_a_copy_has_everything_but_what_belongs_to_the_one_stream():
     settings = {"max_age": 5 * SECOND, "metadata": {"owner": "us"}, "first_seq": 7}
     own = {"name": "ORDERS", "subjects": ["orders.>"], "sealed": True}
-    assert copied(own | settings | {"metadata": {"_nats.level": "1", "owner": "us"}}) == settings
+    assert copy_settings(own | settings | {"metadata": {"_nats.level": "1", "owner": "us"}}) == settings
 
 
 def test_durations_come_back_as_they_went():

@@ -123,7 +123,7 @@ def test_the_subjects_that_would_be_lost_are_named():
 def test_only_the_named_settings_change_in_what_is_written():
     actual = {"name": "S", "max_msgs": 4, "newer": {"x": [1]}, "metadata": {"_nats.ver": "2.15.1", "team": "a"}}
     planned = plan("it", {"max_msgs": 5, "metadata": {"team": "b"}}, actual, STREAM)
-    assert planned.applied_to(actual) == actual | {"max_msgs": 5, "metadata": {"_nats.ver": "2.15.1", "team": "b"}}
+    assert planned.apply_to(actual) == actual | {"max_msgs": 5, "metadata": {"_nats.ver": "2.15.1", "team": "b"}}
 
 
 @pytest.mark.parametrize(("heading", "judges"), [("Streams", STREAM), ("Consumers", CONSUMER)])

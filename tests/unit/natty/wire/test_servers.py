@@ -66,7 +66,7 @@ def test_a_fault_affects_the_versions_of_its_ranges(name, version, affected):
     ],
 )
 def test_a_feature_needs_its_minimum_or_the_same_mends_in_an_older_line(feature, version, met):
-    assert NEEDS[feature].met_by(version) is met
+    assert NEEDS[feature].is_met_by(version) is met
 
 
 def test_no_minimum_version_has_a_fault_that_breaks_its_feature():
