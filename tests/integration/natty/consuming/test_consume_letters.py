@@ -84,7 +84,7 @@ async def test_a_body_that_does_not_fit_is_a_dead_letter_at_once(natty, natty_na
     await until_settled(natty, stream)
     letters = await letters_of(stream, 2)
     assert [(letter.data, letter.deliveries) for letter in letters] == [(payloads[1], 1), (payloads[2], 1)]
-    assert letters[0].reason == "BodyError: the body is no Order: Expected `int`, got `str` - at `$.id`"
+    assert letters[0].reason == "BodyError: the body is not a valid Order: Expected `int`, got `str` - at `$.id`"
     assert got == [1, 4]
     assert (consumption.failed, consumption.retried, consumption.buried) == (2, 0, 2)
 

@@ -133,7 +133,7 @@ async def test_a_body_that_does_not_fit_is_told_before_the_handler_runs(call):
     async def handle(it: Order):
         raise AssertionError
 
-    with pytest.raises(BodyError, match="no Order"):
+    with pytest.raises(BodyError, match="not a valid Order"):
         await call(handle, message(b"[]"))
 
 
