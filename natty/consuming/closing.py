@@ -53,5 +53,5 @@ async def _stop_all(lifetime: Lifetime) -> None:
         timeout = max(one.shutdown_timeout for one in waited_for) + SPARE
         _, late = await asyncio.wait([one.over for one in waited_for], timeout=timeout)
         if late:
-            text = "closing although %d of what runs on the client have not ended within %g s"
+            text = "closing although %d running parts of the client have not ended within %g s"
             logger.warning(text, len(late), timeout)

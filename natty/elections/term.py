@@ -30,7 +30,7 @@ READ_TIMEOUT = 1.0  # seconds: a stream without a leader does not answer; the re
 COMMIT_RETRY = 0.025  # seconds between two tries of a commit in doubt
 TOKEN, NONCE = "Natty-Token", "Natty-Nonce"
 # Set for the thread of the work.
-_cancel_flag: ContextVar[threading.Event | None] = ContextVar("told to stop", default=None)
+_cancel_flag: ContextVar[threading.Event | None] = ContextVar("cancel_flag", default=None)
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -97,7 +97,7 @@ def ttl_header(ttl: float | None) -> dict[str, str]:
     if ttl is None:
         return {}
     if ttl <= 0:
-        raise ValueError(f"a ttl of {ttl:g} s is not possible: it must be more than 0, or None for no expiry")
+        raise ValueError(f"a ttl of {ttl:g} s is not possible: write more than 0, or None for no expiry")
     return {"Nats-TTL": str(ceil(ttl))}
 
 

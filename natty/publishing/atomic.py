@@ -107,8 +107,8 @@ def _check(batch: list[AtomicMessage]) -> None:
     for place, one in enumerate(batch, start=1):
         if one.expect_last_subject_sequence is not None and one.subject in written:
             raise PublishError(
-                f"message {place} expects a last sequence of {one.subject}, on which message {written[one.subject]} of"
-                " the same batch is: put the expectation on that one",
+                f"message {place} expects a last sequence of {one.subject}, and message {written[one.subject]} of the"
+                " same batch is on that subject: put the expectation on that message",
                 subject=one.subject,
             )
         written.setdefault(one.subject, place)

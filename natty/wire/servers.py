@@ -109,7 +109,7 @@ FAULTS = {
     ),
     "lost dead letters": Fault(
         ranges=(((2, 10), (2, 12, 5)),),
-        effect="a replicated work queue may delete messages that reached max_deliver before anybody has read them",
+        effect="a replicated work queue may delete messages that reached max_deliver before a client has read them",
         remedy="upgrade nats-server to 2.12.5 or later",
         source="nats-server#7817",
     ),

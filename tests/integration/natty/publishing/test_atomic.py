@@ -73,7 +73,7 @@ async def test_expectations_hold_for_the_whole_batch(natty, stream):
         await natty.publish_atomic([(f"{stream}.c", b""), good])
     with pytest.raises(WrongLastSequenceError):
         await natty.publish_atomic([(f"{stream}.c", b""), (f"{stream}.d", b"")], expect_last_sequence=1)
-    with pytest.raises(PublishError, match=r"message 2 expects .*\.b, on which message 1 of"):
+    with pytest.raises(PublishError, match=r"message 2 expects .*\.b, and message 1 of"):
         await natty.publish_atomic([(f"{stream}.b", b""), good])
     assert await last_sequence(natty, stream) == 4
 

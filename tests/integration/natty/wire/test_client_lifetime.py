@@ -341,7 +341,7 @@ async def test_work_that_ignores_its_cancellation_keeps_the_lease_and_not_the_cl
     await ended(client.close())
     assert isinstance(client.connection, Connection)
     assert client.connection.state == "closed"
-    assert "closing although 1 of what runs on the client have not ended" in caplog.text
+    assert "closing although 1 running parts of the client have not ended" in caplog.text
     assert work.ended_at == []
     work.let_go.set()
     with pytest.raises(ConnectionClosedError):

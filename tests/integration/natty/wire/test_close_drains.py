@@ -200,7 +200,7 @@ async def test_a_consumption_that_does_not_end_is_waited_for_no_longer_than_its_
     await ended(begun.wait())
     await ended(client.close())
     assert client.connection.state == "closed"
-    assert "closing although 1 of what runs on the client have not ended within 0.2 s" in caplog.text
+    assert "closing although 1 running parts of the client have not ended within 0.2 s" in caplog.text
     release.set()
     await ended(task)
 
