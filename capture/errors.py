@@ -53,11 +53,11 @@ class StoreUnfitError(StoreError):
     """The store does not do what an archive needs: use another one."""
 
 
-class NotStarted(CaptureError):
+class NotStartedError(CaptureError):
     """What a node needs did not come in time."""
 
 
-class NotDrained(CaptureError):
+class NotDrainedError(CaptureError):
     """Not all that was read could be stored before the stop's deadline; it was handed back."""
 
 
@@ -73,19 +73,19 @@ class SpillError(CaptureError):
     """The disk of the buffers failed; nothing in them was acknowledged, so nothing is lost."""
 
 
-class NotAlone(CaptureError):
+class NotAloneError(CaptureError):
     """Somebody else reads a consumer whose acknowledgements count for all messages before them."""
 
 
-class AlreadyStored(CaptureError):
+class AlreadyStoredError(CaptureError):
     """An object of this name exists; it was not touched."""
 
 
-class NotStored(CaptureError):
+class NotStoredError(CaptureError):
     """There is no such object in the store."""
 
 
-class Fenced(CaptureError):
+class FencedError(CaptureError):
     """Another leader's term has begun; this commit was refused and nothing changed."""
 
 
@@ -109,11 +109,11 @@ class SignatureError(CaptureError):
     """A document of the archive is not signed as it must be."""
 
 
-class PurgeRefused(CaptureError):
+class PurgeRefusedError(CaptureError):
     """The stream can't be purged safely; nothing was deleted."""
 
 
-class RestoreRefused(CaptureError):
+class RestoreRefusedError(CaptureError):
     """The stream can't be restored as asked; nothing was written."""
 
 
@@ -133,7 +133,7 @@ class CompactionError(CaptureError):
     """What a compaction wrote does not add up with what it read; nothing was committed."""
 
 
-class NotSwept(CaptureError):
+class NotSweptError(CaptureError):
     """The archive has no manifest of this version yet: the sweep's leader makes one."""
 
 

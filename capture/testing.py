@@ -12,7 +12,7 @@ import msgspec
 from capture.archive.chain import Head
 from capture.archive.encryption import Keys
 from capture.archive.signing import Signer
-from capture.errors import CaptureError, Fenced
+from capture.errors import CaptureError, FencedError
 from capture.maintenance.engine import Group, Merged
 from capture.stores import Store, open_store
 
@@ -41,18 +41,20 @@ class MemoryHead:
         self.state = HeadState() if state is None else state
 
     def check(self) -> None:
-        """Raise Fenced if a later term has begun: in memory every term sees it."""
+        """Raise FencedError if a later term has begun: in memory every term sees it."""
         if self.token < self.state.highest_token:
-            raise Fenced(f"term {self.token} is over, term {self.state.highest_token} has begun; nothing was committed")
+            raise FencedError(
+                f"term {self.token} is over, term {self.state.highest_token} has begun; nothing was committed"
+            )
         self.state.highest_token = self.token
 
     async def read(self) -> Head | None:
-        """Return the committed head, or None, and take it over. Raises Fenced if a later term has begun."""
+        """Return the committed head, or None, and take it over. Raises FencedError if a later term has begun."""
         self.check()
         return self.state.head
 
     async def commit(self, head: Head) -> None:
-        """Commit the head. Raises Fenced if a later term has begun."""
+        """Commit the head. Raises FencedError if a later term has begun."""
         self.check()
         self.state.head = head
 

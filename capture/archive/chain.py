@@ -15,7 +15,7 @@ from typing import ClassVar, Protocol, TypeVar
 import msgspec
 
 from capture.archive.signing import Signer, split, vouch
-from capture.errors import ManifestError, NotStored
+from capture.errors import ManifestError, NotStoredError
 from capture.stores.contract import Listing, Store
 from natty.errors import UNREADABLE
 
@@ -74,18 +74,18 @@ class HeadPointer(Protocol):
     signer: Signer | None
 
     def check(self) -> None:
-        """Raise Fenced if this term is over, as far as its holder knows. Call it before an irreversible step."""
+        """Raise FencedError if this term is over, as far as its holder knows. Call it before an irreversible step."""
         ...
 
     async def read(self) -> Head | None:
         """Return the committed head, and claim it: no earlier term can commit any more. None before the first commit.
 
-        Raises Fenced if a later term has begun.
+        Raises FencedError if a later term has begun.
         """
         ...
 
     async def commit(self, head: Head) -> None:
-        """Make `head` the committed one, atomically. If a later term has begun, change nothing and raise Fenced."""
+        """Make `head` the committed one, atomically. FencedError if a later term has begun; nothing is changed then."""
         ...
 
 
@@ -149,7 +149,7 @@ async def fetch(store: Store, head: Head) -> bytes:
     """Return the bytes of the document that the head names. ManifestError if it is missing or was changed."""
     try:
         data = await store.get(head.path)
-    except NotStored as error:
+    except NotStoredError as error:
         raise ManifestError(
             f"the head names {head.path}, which is not in {store.url}: is it the right store?"
         ) from error
@@ -179,7 +179,7 @@ async def _find_newest(store: Store, kind: type[Document]) -> tuple[tuple[int, i
 async def current(
     store: Store, pointer: HeadPointer, kind: type[Kind], now: float, first: Callable[[], Awaitable[Kind]] | None = None
 ) -> tuple[Head, Kind]:
-    """Return the committed head and its document, the base of every change. Fenced if the term is over.
+    """Return the committed head and its document, the base of every change. FencedError if the term is over.
 
     SignatureError if the archive is signed and the term can't sign, or a document is not signed by one of its keys.
 
@@ -225,7 +225,7 @@ async def _read_vouched(
 async def commit(store: Store, pointer: HeadPointer, previous: Head | None, document: Document) -> Head:
     """Write the document as the successor of `previous`, then make the head name it: durable, then visible.
 
-    Sets format, number, token and parent. Fenced if another term has begun.
+    Sets format, number, token and parent. FencedError if another term has begun.
     """
     sealed = msgspec.structs.replace(
         document,

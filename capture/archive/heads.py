@@ -11,7 +11,7 @@ from capture.archive.manifest import Manifest
 from capture.archive.recording import Recording
 from capture.archive.signing import Signer
 from capture.archive.table import Table
-from capture.errors import ConfigError, Fenced, ManifestError
+from capture.errors import ConfigError, FencedError, ManifestError
 from natty import LeadershipLostError, Natty, Term
 from natty.elections import ElectionOptions
 from natty.errors import BadRecordError, BucketNotFoundError
@@ -73,25 +73,25 @@ class TermHead:
         return f"TermHead({self._term!r}, {self._office.commit})"
 
     def check(self) -> None:
-        """Raise Fenced if the term is over by its own deadline, or if its work has to stop."""
+        """Raise FencedError if the term is over by its own deadline, or if its work has to stop."""
         try:
             self._term.check()
         except LeadershipLostError as error:
-            raise Fenced(str(error)) from error
+            raise FencedError(str(error)) from error
 
     async def read(self) -> Head | None:
-        """Return the head, and claim it: no earlier leader can commit any more. Fenced."""
+        """Return the head, and claim it: no earlier leader can commit any more. FencedError."""
         try:
             return _decode(await self._term.read(self._office.commit))
         except LeadershipLostError as error:
-            raise Fenced(str(error)) from error
+            raise FencedError(str(error)) from error
 
     async def commit(self, head: Head) -> None:
-        """Make this the head. Fenced if the term is over, by the clock or by the server."""
+        """Make this the head. FencedError if the term is over, by the clock or by the server."""
         try:
             await self._term.commit(self._office.commit, msgspec.json.encode(head))
         except LeadershipLostError as error:
-            raise Fenced(str(error)) from error
+            raise FencedError(str(error)) from error
 
 
 def _decode(data: bytes | None) -> Head | None:

@@ -10,7 +10,7 @@ from typing import Self
 
 from capture.archive.chain import decode, document_parts
 from capture.archive.recording import HISTORY, Recording
-from capture.errors import ManifestError, NotStored
+from capture.errors import ManifestError, NotStoredError
 from capture.stores.contract import ObjectInfo, Store
 
 AHEAD_OBJECTS = 32
@@ -40,7 +40,7 @@ class Prefetch:
         return path in self._places
 
     async def get(self, path: str) -> bytes:
-        """Return the whole object. NotStored if it does not exist."""
+        """Return the whole object. NotStoredError if it does not exist."""
         place = self._places.get(path)
         if place is None:
             return await self._store.get(path)
@@ -94,7 +94,7 @@ async def _read_previous(ahead: Prefetch, document: Recording) -> Recording | No
     if document.parent in ahead:
         try:
             data = await ahead.get(document.parent)
-        except NotStored:
+        except NotStoredError:
             pass  # cleaned up meanwhile
         else:
             return decode(_check(data, document.parent, document.parent_sha256), document.parent, Recording)

@@ -14,7 +14,7 @@ import msgspec
 from capture.archive.manifest import ENTRIES, Manifest, quote_key
 from capture.archive.readme import describe
 from capture.archive.signing import SIGNING_VARIABLE, Signer
-from capture.errors import AlreadyStored, ConfigError, ManifestError, NoArchiveError, NotStored
+from capture.errors import AlreadyStoredError, ConfigError, ManifestError, NoArchiveError, NotStoredError
 from capture.stores import Store
 from natty.errors import UNREADABLE
 
@@ -78,7 +78,7 @@ async def holds_archive(store: Store) -> bool:
     try:
         await store.get(ARCHIVE)
         return True
-    except NotStored:
+    except NotStoredError:
         for folder in (STREAMS, Manifest.FOLDER, ENTRIES):
             if await store.list(folder):
                 return True  # a missing file here is damage: the commands that check report it
@@ -114,7 +114,7 @@ def stream_path(stream: str) -> str:
 
 
 async def read_claim(store: Store, path: str, kind: type[Claim]) -> Claim:
-    """Return the record at this path. NotStored; ManifestError if it is damaged."""
+    """Return the record at this path. NotStoredError; ManifestError if it is damaged."""
     try:
         return msgspec.json.decode(await store.get(path), type=kind)
     except UNREADABLE as error:
@@ -125,7 +125,7 @@ async def archive_name(store: Store) -> str:
     """Return the archive's recorded name; "" if there is none. ManifestError if the record is damaged."""
     try:
         return (await read_claim(store, ARCHIVE, Archive)).archive
-    except NotStored:
+    except NotStoredError:
         return ""
 
 
@@ -133,7 +133,7 @@ async def _declare(store: Store, signer: Signer | None) -> None:
     """Add this node's public signing keys. ConfigError if the archive has keys and the node has none."""
     try:
         declared = (await read_claim(store, SIGNING, Signing)).keys
-    except NotStored:
+    except NotStoredError:
         declared = {}
     if signer is None:
         if declared:
@@ -152,5 +152,5 @@ async def _write_or_read(store: Store, path: str, mine: Claim) -> Claim:
     try:
         await store.put(path, msgspec.json.encode(mine))
         return mine
-    except AlreadyStored:
+    except AlreadyStoredError:
         return await read_claim(store, path, type(mine))

@@ -7,7 +7,7 @@ import re
 from importlib.resources import files
 
 from capture.archive.envelope_columns import described
-from capture.errors import AlreadyStored
+from capture.errors import AlreadyStoredError
 from capture.stores.contract import Store
 
 README = "README.md"
@@ -32,7 +32,7 @@ async def describe(store: Store) -> None:
     try:
         await store.put(README, text())
         return
-    except AlreadyStored:
+    except AlreadyStoredError:
         found = version_of(await store.get_range(README, 0, TITLE_BYTES))
     if found is None:
         log.warning("%s in %s is not the archive's description: it was left alone", README, store.url)

@@ -21,7 +21,7 @@ from capture.archive.identity import ARCHIVE, STREAMS, claimed
 from capture.archive.readme import VERSION
 from capture.archive.scope import ASKED
 from capture.archive.sequences import MAXIMUM, Sequences
-from capture.errors import AlreadyStored
+from capture.errors import AlreadyStoredError
 from capture.stores.contract import REQUESTS_AT_ONCE, Store
 from natty import Natty, StreamNotFoundError
 from natty.streams import ConsumerInfo
@@ -272,7 +272,7 @@ async def record(
     """Ask the server about each stream of the archive, commit the changes, remove old recordings.
 
     The record of a stream that is gone, or was created again under its name, stays unchanged. May be interrupted at any
-    point and run again. Fenced if this term is over; NattyError if the server does not answer.
+    point and run again. FencedError if this term is over; NattyError if the server does not answer.
     """
     head, before = await current(store, pointer, Recording, now)
     new = {one.stream: StreamRecord(created=one.created) for one in await claimed(store, before.streams)}
@@ -301,7 +301,7 @@ async def follow_up(
 ) -> Head:
     """Commit a recording as the successor of the head's one, which stays in the history if it is the last of its hour.
 
-    Removes old recordings. Fenced if this term is over.
+    Removes old recordings. FencedError if this term is over.
     """
     objects = await store.list(Recording.FOLDER)
     earlier = await _keep_last_of_hour(store, head, before, after.created)
@@ -336,6 +336,6 @@ async def _keep_last_of_hour(store: Store, head: Head, document: Recording, now:
     if not document.streams or document.created // HOUR == now // HOUR:
         return document.earlier
     path = history_path(document)
-    with contextlib.suppress(AlreadyStored):  # by a leader that died before its commit
+    with contextlib.suppress(AlreadyStoredError):  # by a leader that died before its commit
         await store.put(path, await chain.fetch(store, head))
     return Earlier(path, head.sha256)

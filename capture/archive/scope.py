@@ -16,7 +16,7 @@ import msgspec
 
 from capture.archive.manifest import quote_key
 from capture.archive.sequences import Sequences
-from capture.errors import AlreadyStored, ManifestError
+from capture.errors import AlreadyStoredError, ManifestError
 from capture.stores import Store
 from natty import Batch, Natty
 from natty.errors import UNREADABLE
@@ -57,7 +57,7 @@ def _folder(stream: str) -> str:
 
 
 async def read_record(store: Store, path: str) -> Asked:
-    """Return a record. NotStored; ManifestError if it is damaged."""
+    """Return a record. NotStoredError; ManifestError if it is damaged."""
     try:
         return msgspec.json.decode(await store.get(path), type=Asked)
     except UNREADABLE as error:
@@ -68,7 +68,7 @@ async def write_record(store: Store, asked: Asked) -> None:
     """Write the record unless it exists: the scope of a durable never changes."""
     try:
         await store.put(asked.path, msgspec.json.encode(asked))
-    except AlreadyStored:
+    except AlreadyStoredError:
         return
 
 

@@ -143,7 +143,7 @@ def _digests(data: bytes) -> bytes:
 async def check_contents(store: Store, objects: Iterable[Stored]) -> CheckedContents:
     """Raise FormatError unless each object has the bytes of its record: for readers that do not check.
 
-    Return a reader of exactly these bytes. NotStored if an object is missing.
+    Return a reader of exactly these bytes. NotStoredError if an object is missing.
     """
     at_once = asyncio.Semaphore(AT_ONCE)
     found: dict[str, bytes] = {}

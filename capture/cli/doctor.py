@@ -13,7 +13,7 @@ from capture.archive.identity import holds_archive
 from capture.cli import checks, settings
 from capture.config.settings import CaptureConfig
 from capture.config.streams import each
-from capture.errors import AlreadyStored, CaptureError, OtherStoreError, SparkError, StoreError
+from capture.errors import AlreadyStoredError, CaptureError, OtherStoreError, SparkError, StoreError
 from capture.ingest.source import stream_info
 from capture.node.moved_store import check_not_moved
 from capture.spark import class_data
@@ -115,7 +115,7 @@ async def _store(url: str) -> Finding:
         await store.put(path, b"")
         try:
             await store.put(path, b"")
-        except AlreadyStored:
+        except AlreadyStoredError:
             told = "it can be written, and keeps what is to be created only if absent"
             begun = "" if await holds_archive(store) else "; it holds no archive yet"
             return Finding("store", Status.OK, told + begun)

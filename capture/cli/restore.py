@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from capture.cli import settings
 from capture.config.settings import CaptureConfig
-from capture.errors import RestoreRefused
+from capture.errors import RestoreRefusedError
 from capture.restoring.past import Window, only_stream
 from capture.restoring.plan import Options, Plan
 from capture.restoring.rebuild import Restored, prepare, restore_exactly
@@ -171,7 +171,7 @@ async def _restore(wanted: _Wanted, *, say: bool) -> tuple[Plan, Restored | None
         if say:
             terminal.say(*_describe(plan, wanted).splitlines())
         if plan.obstacles:
-            raise RestoreRefused("; ".join(plan.obstacles))
+            raise RestoreRefusedError("; ".join(plan.obstacles))
         if wanted.dry_run:
             return plan, None
         with _progress() as on_progress:

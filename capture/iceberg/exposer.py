@@ -28,7 +28,7 @@ from capture.archive.iceberg_state import (
 from capture.archive.manifest import Stored
 from capture.archive.stored_formats import is_open
 from capture.archive.table import Table
-from capture.errors import ManifestError, NotStored
+from capture.errors import ManifestError, NotStoredError
 from capture.iceberg.columns import evolved, new_metadata
 from capture.iceberg.facts import data_file, read_footer
 from capture.iceberg.memory_catalog import MemoryFiles
@@ -154,7 +154,7 @@ class Exposer:
             await fetch(current.manifest_list)
             manifests = list(read_manifest_list(files.new_input(current.manifest_list)))
             await _each([one.manifest_path for one in manifests], fetch)
-        except (ManifestError, NotStored) as error:
+        except (ManifestError, NotStoredError) as error:
             log.error(
                 "the Iceberg table in %s is made anew, without its past: %s",
                 exposed.location,
@@ -235,7 +235,7 @@ def _with_pointer(change: _Change, stream: str, exposed: Iceberg, let_go: Iterab
 
 
 async def _read_unchanged(store: Store, path: str, digests: Mapping[str, str]) -> bytes:
-    """Return an object with a recorded SHA-256. Raises NotStored; ManifestError if the SHA-256 differs."""
+    """Return an object with a recorded SHA-256. Raises NotStoredError; ManifestError if the SHA-256 differs."""
     data = await store.get(path)
     if sha256(data).hexdigest() != digests.get(path):
         raise ManifestError(f"{path} was changed: its SHA-256 is not the one that the table names")
@@ -245,7 +245,7 @@ async def _read_unchanged(store: Store, path: str, digests: Mapping[str, str]) -
 async def _read_if_stored(store: Store, path: str) -> bytes | None:
     try:
         return await store.get(path)
-    except NotStored:
+    except NotStoredError:
         return None
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from capture.archive.manifest import Partition, Stored, block_path, encode, entry_path
 from capture.archive.sequences import Sequences
 from capture.archive.view import GRACE
-from capture.errors import AlreadyStored, ConfigError, StoreError
+from capture.errors import AlreadyStoredError, ConfigError, StoreError
 from capture.ingest.block import INTERVAL, SealedBlock
 from capture.ingest.hooks import Completion
 from capture.ingest.layout import Layout
@@ -215,7 +215,7 @@ class Committer:
             try:
                 await self._store.put(path, data, if_absent=True)
                 return True
-            except AlreadyStored:
+            except AlreadyStoredError:
                 return False
             except StoreError as error:
                 if attempt == self.options.attempts:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from capture.archive.scope import Asked, read_record, write_record
-from capture.errors import ConfigError, NotStored
+from capture.errors import ConfigError, NotStoredError
 from capture.stores import Store
 from natty import JetStreamError, Natty
 from natty.config.units import parse_time, show_time
@@ -104,7 +104,7 @@ async def _record(natty: Natty, store: Store, wanted: Durable) -> None:
     if not asked.start:
         try:
             await read_record(store, asked.path)
-        except NotStored:
+        except NotStoredError:
             raise ConfigError(
                 f"consumer {wanted.name} of stream {wanted.stream} has delivered messages before this archive knew of"
                 f" it, so that where it began is not known: name another durable, or let it begin at a sequence"

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self
 
-from capture.errors import NotAlone
+from capture.errors import NotAloneError
 from capture.ingest.ack_floor import DeliveryGap, Floor
 from natty import Batch, JetStreamError, Natty, NotConnectedError, Pull, RequestTimeoutError, StreamNotFoundError
 from natty.errors import ConnectionClosedError
@@ -92,8 +92,8 @@ class Source:
     them as repetitions.
 
     With `together` an acknowledgement counts for all messages before it (`ack_policy: all`), and a message is
-    acknowledged only when everything up to it is stored. Then no other reader may use the consumer: raises NotAlone if
-    one does, before any of its messages is acknowledged.
+    acknowledged only when everything up to it is stored. Then no other reader may use the consumer: raises
+    NotAloneError if one does, before any of its messages is acknowledged.
     """
 
     def __init__(self, natty: Natty, stream: str, durable: str, *, ack_wait: float, together: bool = False) -> None:
@@ -180,12 +180,12 @@ class Source:
                 return
             except DeliveryGap as gap:
                 if not self._pull.counts.renewals:
-                    raise NotAlone(f"{self._others()}: {gap}. Nothing from there on was acknowledged") from gap
+                    raise NotAloneError(f"{self._others()}: {gap}. Nothing from there on was acknowledged") from gap
                 log.warning("messages were delivered while the connection was lost, they are read again: %s", gap)
             self._pull = self._new_pull()
 
     async def _begin(self, floor: Floor) -> bool:
-        """Have the server deliver all unacknowledged messages to us alone, in order; False if stopped. NotAlone."""
+        """Have the server deliver all unacknowledged messages only to us, in order; False if stopped. NotAloneError."""
         deadline = asyncio.get_running_loop().time() + ALONE_WITHIN
         where = f"{self._stream}.{self._durable}"
         while not self._stopping:
@@ -198,7 +198,7 @@ class Source:
                     floor.begin()
                     return True
                 if asyncio.get_running_loop().time() > deadline:
-                    raise NotAlone(f"{self._others()}: it asks for messages right now, {waiting} times")
+                    raise NotAloneError(f"{self._others()}: it asks for messages right now, {waiting} times")
             except ConnectionClosedError:
                 raise
             except (RequestTimeoutError, NotConnectedError, JetStreamError) as error:

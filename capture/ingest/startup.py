@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TypeVar
 
-from capture.errors import CaptureError, NotStarted, StoreError, StoreUnfitError, StoreUnreadableError
+from capture.errors import CaptureError, NotStartedError, StoreError, StoreUnfitError, StoreUnreadableError
 from capture.ingest.source import UNAVAILABLE
 from natty import AuthorizationError, ConnectError, JetStreamError, NattyError, NotConnectedError, RequestTimeoutError
 from natty.errors import (
@@ -82,7 +82,7 @@ class Start:
     async def step(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `attempt`; call it again while it fails with an error that may pass.
 
-        Raises the error if waiting does not help, and NotStarted after `timeout` seconds.
+        Raises the error if waiting does not help, and NotStartedError after `timeout` seconds.
         """
         waits, closed = pauses(), 0
         while True:
@@ -105,12 +105,12 @@ class Start:
             yield await self.step(lambda: stack.enter_async_context(make()))
 
     def _seconds_left(self, error: Exception) -> float:
-        """Return the seconds that are left to wait. Raises NotStarted if there are none."""
+        """Return the seconds that are left to wait. Raises NotStartedError if there are none."""
         now = self._clock()
         if self._deadline is None:
             self._deadline = now + self._timeout
         if now >= self._deadline:
-            raise NotStarted(f"gave up after {self._timeout:g} s of waiting (start_timeout): {error}") from error
+            raise NotStartedError(f"gave up after {self._timeout:g} s of waiting (start_timeout): {error}") from error
         return self._deadline - now
 
     def _note(self, error: Exception) -> None:

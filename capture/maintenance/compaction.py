@@ -18,7 +18,7 @@ from capture.archive.retention import EVERYTHING, Retention, summed_up
 from capture.archive.sequences import Sequences
 from capture.archive.table import Exposure, Table, Unexposed, first_table, unforgotten, without
 from capture.archive.view import Picture
-from capture.errors import CompactionError, ManifestError, NotSwept
+from capture.errors import CompactionError, ManifestError, NotSweptError
 from capture.maintenance.compaction_plan import Policy, new_name, plan
 from capture.maintenance.engine import Engine, Group, Merged, Part
 from capture.maintenance.read_back import Check, read_back
@@ -186,10 +186,10 @@ async def compact(
     First it deletes files that no table has named for `grace`, and retires the files that retention removes: without
     the engine, in a separate commit.
 
-    A sweep may commit meanwhile: its leader retires blocks only if a committed table names them as consumed. Fenced if
-    this term is over. CompactionError if the results don't add up, or the store does not hold them as reported; the
-    outputs are then leftovers that a later run removes. A group that can't be merged is left out and reported;
-    CompactionError if no group can be merged. NotSwept until the sweep's leader has made a manifest.
+    A sweep may commit meanwhile: its leader retires blocks only if a committed table names them as consumed.
+    FencedError if this term is over. CompactionError if the results don't add up, or the store does not hold them as
+    reported; the outputs are then leftovers that a later run removes. A group that can't be merged is left out and
+    reported; CompactionError if no group can be merged. NotSweptError until the sweep's leader has made a manifest.
     """
     elapsed = asyncio.get_running_loop().time
     started = elapsed()
@@ -237,7 +237,7 @@ class _Commits:
     head: Head | None = None
 
     async def commit(self, table: Table, now: float) -> Table:
-        """Commit the table, with its metadata for other engines; return it as committed. Fenced."""
+        """Commit the table, with its metadata for other engines; return it as committed. FencedError."""
         exposed = await self.exposure.expose(self.store, table, token=self.pointer.token, now=now)
         leading = msgspec.structs.replace(exposed, leader=self.node)
         self.head = await chain.commit(self.store, self.pointer, self.head, leading)
@@ -277,7 +277,7 @@ async def _take_over(store: Store, pointer: HeadPointer, manifest_head: HeadRead
     async def swept() -> Manifest:
         manifest = await chain.read(store, await manifest_head(), Manifest)
         if manifest.format < Manifest.FORMAT:  # a leader of an earlier version may still change its table
-            raise NotSwept
+            raise NotSweptError
         return manifest
 
     async def first() -> Table:

@@ -11,7 +11,7 @@ from typing import IO
 
 from capture.archive.encryption import Keys
 from capture.archive.manifest import Stored, is_encrypted
-from capture.errors import CaptureError, CompactionError, NotStored
+from capture.errors import CaptureError, CompactionError, NotStoredError
 from capture.stores.contract import Store
 from capture.stores.stored_file import StoredFile
 
@@ -53,7 +53,7 @@ async def _differences(store: Store, output: Stored, keys: Keys | None) -> list[
         else:
             file = io.BufferedReader(StoredFile(store, output.path, output.bytes))
         return await to_thread(check_table_file, file, output)
-    except NotStored:
+    except NotStoredError:
         return [f"it has no bytes in {store.url}"]
     except CaptureError as error:
         return [str(error)]

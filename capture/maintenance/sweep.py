@@ -17,7 +17,7 @@ from capture.archive.sequences import Sequences
 from capture.archive.table import Table
 from capture.archive.trust import NO_CHECKS, Trust
 from capture.archive.view import GRACE
-from capture.errors import ManifestError, NotStored
+from capture.errors import ManifestError, NotStoredError
 from capture.stores.contract import REQUESTS_AT_ONCE, Listing, ObjectInfo, Store
 from natty.wire.background import map_concurrently
 
@@ -227,9 +227,9 @@ async def sweep(
     """Adopt stored blocks into the manifest, retire those that the table has consumed or that retention removes.
 
     Then delete leftovers. A sweep may be stopped at any point and run again, or run twice at once: it deletes an object
-    only after the manifest that makes it superfluous is committed. Fenced if this term is over, with nothing deleted.
-    `begins` are the first sequences of the streams, read before. Entries that `trust` refuses are not adopted: they
-    stay, and are reported like unreadable entries.
+    only after the manifest that makes it superfluous is committed. FencedError if this term is over; nothing is deleted
+    then. `begins` are the first sequences of the streams, read before. Entries that `trust` refuses are not adopted:
+    they stay, and are reported like unreadable entries.
     """
     objects = await _list_archive(store)
     head, manifest = await current(store, pointer, Manifest, now)
@@ -323,7 +323,7 @@ async def _read(store: Store, listed: Iterable[ObjectInfo]) -> tuple[list[Stored
             if entry_path(entry.path) != path:
                 raise ManifestError(f"{path} is the entry of another block, {entry.path}")
             entries.append(entry)
-        except NotStored:  # another sweep adopted it
+        except NotStoredError:  # another sweep adopted it
             pass
         except ManifestError as error:
             if len(unreadable) < MOST_SAID:

@@ -23,7 +23,7 @@ from capture.archive.retention import EVERYTHING, Retention
 from capture.archive.table import Exposure, Table, first_table
 from capture.archive.view import Picture
 from capture.config.settings import CaptureConfig
-from capture.errors import CaptureError, Fenced, NotSwept
+from capture.errors import CaptureError, FencedError, NotSweptError
 from capture.ingest.board import ArchiveState, Board, StreamState, disagreement, server_time
 from capture.maintenance.compaction import CompactReport, compact
 from capture.maintenance.compaction_plan import Policy
@@ -154,7 +154,7 @@ class Duty:
                 slots = self.config.compaction.schedule()
                 try:
                     done = await self._attempt(COMPACTS, self.compact_once(head, engine, slots))
-                except NotSwept:
+                except NotSweptError:
                     await asyncio.sleep(SWEPT_WITHIN)
                     continue
                 if done is None or not done.groups:  # otherwise the slot may have more
@@ -175,9 +175,9 @@ class Duty:
         """Return the result of a task, None if it failed."""
         try:
             done = await work
-        except Fenced as error:
+        except FencedError as error:
             raise LeadershipLostError(str(error)) from error
-        except (LeadershipLostError, NotSwept):
+        except (LeadershipLostError, NotSweptError):
             raise
         except (CaptureError, NattyError) as error:
             failed = f"the {what} failed: {error}"
@@ -189,7 +189,7 @@ class Duty:
         return done
 
     async def write_recording(self, head: TermHead) -> None:
-        """Record what a restore needs besides messages. Raises Fenced, CaptureError, NattyError."""
+        """Record what a restore needs besides messages. Raises FencedError, CaptureError, NattyError."""
         manifest = await SWEEP.reader(self.natty, self.config.name)()
         await record(
             self.store,
@@ -203,7 +203,7 @@ class Duty:
         )
 
     async def compact_once(self, head: TermHead, engine: Engine, slots: Schedule = AT_ONCE) -> CompactReport:
-        """Compact what is due. Raises Fenced, NotSwept, CaptureError, NattyError."""
+        """Compact what is due. Raises FencedError, NotSweptError, CaptureError, NattyError."""
         done = await compact(
             self.store,
             head,
@@ -284,8 +284,8 @@ class Sweeps:
     async def run(self) -> SweepReport:
         """Sweep once and publish the archive's state. It reads the progress of streams first: see `Progress`.
 
-        Raises Fenced or LeadershipLostError if the term is over, and CaptureError. A state that can't be published is
-        logged.
+        Raises FencedError or LeadershipLostError if the term is over, and CaptureError. A state that can't be published
+        is logged.
         """
         duty, config, elapsed = self._duty, self._duty.config, asyncio.get_running_loop().time
         began = elapsed()

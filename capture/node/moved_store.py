@@ -8,7 +8,7 @@ from capture.archive.identity import stream_path
 from capture.archive.manifest import Manifest
 from capture.config.consumers import consumer_states
 from capture.config.settings import CaptureConfig
-from capture.errors import CaptureError, NotStored, OtherStoreError
+from capture.errors import CaptureError, NotStoredError, OtherStoreError
 from capture.ingest.board import Board
 from capture.stores import Store
 from natty import Natty, NattyError
@@ -61,7 +61,7 @@ async def _has(natty: Natty, store: Store, config: CaptureConfig, head: Head) ->
 async def _is_captured(store: Store, stream: str) -> bool:
     try:
         await store.get(stream_path(stream))
-    except NotStored:
+    except NotStoredError:
         return False
     return True
 

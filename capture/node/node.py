@@ -18,7 +18,7 @@ from capture.config.consumers import consumers
 from capture.config.reload import plan_reload
 from capture.config.settings import CaptureConfig
 from capture.decoders import decoder
-from capture.errors import CaptureError, NotDrained
+from capture.errors import CaptureError, NotDrainedError
 from capture.formats import writer
 from capture.ingest.block import OpenBlocks
 from capture.ingest.board import Board, NodeState, announced, software_version
@@ -107,8 +107,9 @@ class Node:
         process at once.
 
         Raises NattyError if the stream is missing or the server refuses access; StoreError if the store refuses access,
-        or if a block could not be stored and the configuration says to stop; NotStarted if the server or the store was
-        not reachable in time; NotDrained if messages that were read before the stop could not be stored in time.
+        or if a block could not be stored and the configuration says to stop; NotStartedError if the server or the store
+        was not reachable in time; NotDrainedError if messages that were read before the stop could not be stored in
+        time.
         """
         settings = {"name": f"capture {self.name}", **self.config.nats}
         with reloading(self.reload) if self._load else contextlib.nullcontext():
@@ -146,7 +147,7 @@ class Node:
         stored = self.stored["messages"], self.stored["blocks"]
         life.info("%s stopped: %d messages in %d blocks stored", self.name, *stored, extra={"action": "ended"})
         if self._unstored:
-            raise NotDrained(
+            raise NotDrainedError(
                 f"{self._unstored} messages that were read could not be stored within the {self.config.drain:g} s that "
                 f"a stop may take: none of them was acknowledged, they were handed back and will be delivered again"
             )

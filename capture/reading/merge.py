@@ -25,7 +25,7 @@ from capture.archive.manifest import Manifest, Stored
 from capture.archive.sequences import MAXIMUM
 from capture.archive.table import Table
 from capture.archive.trust import NO_CHECKS, Trust, read_trusted
-from capture.errors import ManifestError, NotStored
+from capture.errors import ManifestError, NotStoredError
 from capture.formats.batches import PIECE_BYTES, PIECE_ROWS, cut, pieces
 from capture.formats.envelope import SCHEMA
 from capture.maintenance.sweep import read_entries
@@ -97,7 +97,7 @@ async def _find_existing(store: Store, blocks: list[Stored]) -> list[Stored]:
         for one in waiting:
             try:
                 await store.get_range(one.path, 0, 1)
-            except NotStored:
+            except NotStoredError:
                 continue
             found.append(one)
 
@@ -119,15 +119,15 @@ async def read_stored(
     """Yield every selected message of the archive once, in order, with these columns of the envelope.
 
     A block that is compacted and deleted meanwhile is read from the table. FormatError names an object that differs
-    from its record or can't be read; KeyMissingError and CipherError an object that can't be decrypted; NotStored an
-    object that was deleted and not replaced. SpillError: the disk for temporary files is full.
+    from its record or can't be read; KeyMissingError and CipherError an object that can't be decrypted; NotStoredError
+    an object that was deleted and not replaced. SpillError: the disk for temporary files is full.
     """
     last, missing = selection.start_sequence - 1, ""
     wanted = [name for name in SCHEMA.names if name in {"sequence", *columns, *selection.columns}]
     while True:
         objects = await look()
         if missing in {one.path for one in objects}:
-            raise NotStored(f"there is no {missing} in {store.url}, and the archive still names it")
+            raise NotStoredError(f"there is no {missing} in {store.url}, and the archive still names it")
         plan = shares(objects, replace(selection, start_sequence=last + 1))
         try:
             async with aclosing(
@@ -138,11 +138,11 @@ async def read_stored(
                     if len(some := selection.of(batch)):
                         yield some.select(list(columns))
             return
-        except Gone as gone:
+        except GoneError as gone:
             missing = gone.path
 
 
-class Gone(NotStored):
+class GoneError(NotStoredError):
     """An object to read is not in the store any more; `path` is its path."""
 
     def __init__(self, path: str, message: str) -> None:
@@ -162,7 +162,7 @@ async def merge_shares(
     memory_bytes: int = MEMORY_BYTES,
     also: pa.RecordBatch | None = None,
 ) -> AsyncGenerator[pa.RecordBatch, None]:
-    """Yield the messages of a plan of `shares`, in order. Raises as `stored` does, and Gone.
+    """Yield the messages of a plan of `shares`, in order. Raises as `stored` does, and GoneError.
 
     Objects of different keys and nodes overlap, so FAN_IN are open at once. `also` are rows of other sequences that
     are merged with them. It takes `memory_bytes`, and the memory of FAN_IN messages if they are larger than a piece.
@@ -248,7 +248,7 @@ class _Opener:
 
 
 async def _spool_ahead(store: Store, plan: Sequence[Share], room: Room, work: Work) -> AsyncGenerator[Spooled, None]:
-    """Yield the objects of a plan. AHEAD of them are fetched in advance. Gone."""
+    """Yield the objects of a plan. AHEAD of them are fetched in advance. GoneError."""
     waiting = deque(plan)
     fetched: deque[asyncio.Task[Spooled]] = deque()
     try:
@@ -267,8 +267,8 @@ async def _spool_ahead(store: Store, plan: Sequence[Share], room: Room, work: Wo
 async def _fetch(store: Store, stored: Stored, room: Room, work: Work) -> Spooled:
     try:
         return await spool(store, stored, room, work)
-    except NotStored as error:
-        raise Gone(stored.path, str(error)) from error
+    except NotStoredError as error:
+        raise GoneError(stored.path, str(error)) from error
 
 
 def after(rows: pa.RecordBatch | None, sequence: int, upto: int) -> pa.RecordBatch | None:

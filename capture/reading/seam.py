@@ -23,11 +23,11 @@ from capture.archive.manifest import Stored
 from capture.archive.sequences import Sequences
 from capture.config.consumers import Position, consumer_states
 from capture.config.settings import CaptureConfig
-from capture.errors import CaptureError, DataLossError, NotStored
+from capture.errors import CaptureError, DataLossError, NotStoredError
 from capture.formats.envelope import SCHEMA
 from capture.ingest.source import stream_info
 from capture.reading.live import check_same, live
-from capture.reading.merge import Gone, Look, after, merge_shares
+from capture.reading.merge import GoneError, Look, after, merge_shares
 from capture.reading.shares import Selection, Share, sequences_of, shares
 from capture.stores import Store
 from natty import Natty
@@ -129,7 +129,7 @@ class Crossing:
     async def _look(self) -> list[Stored]:
         objects = await self._place.look()
         if self._gone in {one.path for one in objects}:
-            raise NotStored(f"there is no {self._gone} in {self._place.store.url}, and the archive still names it")
+            raise NotStoredError(f"there is no {self._gone} in {self._place.store.url}, and the archive still names it")
         return objects
 
     async def _next(self, view: _View, columns: Sequence[str]) -> AsyncGenerator[pa.RecordBatch, None]:
@@ -143,7 +143,7 @@ class Crossing:
             async with aclosing(steps):
                 async for batch in steps:
                     yield batch
-        except Gone as gone:
+        except GoneError as gone:
             self._gone = gone.path
 
     async def _info(self) -> dict[str, Any]:
@@ -225,7 +225,7 @@ class Crossing:
             try:
                 async for batch in self._merge(plan, columns, rows):
                     yield batch
-            except Gone as gone:
+            except GoneError as gone:
                 self._gone = gone.path
                 continue
             self.position = upto

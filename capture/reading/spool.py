@@ -64,7 +64,7 @@ Work = Callable[..., Awaitable[Any]]
 
 
 async def spool(store: Store, stored: Stored, room: Room, work: Work) -> Spooled:
-    """Return an object's bytes. FormatError if they differ from the record; NotStored; SpillError."""
+    """Return an object's bytes. FormatError if they differ from the record; NotStoredError; SpillError."""
     if room.take(stored.bytes):
         try:
             data = await store.get(stored.path)

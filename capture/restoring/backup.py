@@ -25,7 +25,7 @@ from capture.archive.signing import Signer
 from capture.archive.view import GRACE
 from capture.config.settings import CaptureConfig
 from capture.decoders import decoder
-from capture.errors import ConfigError, FormatError, NotStored, RestoreError
+from capture.errors import ConfigError, FormatError, NotStoredError, RestoreError
 from capture.formats import writer
 from capture.ingest.block import OpenBlocks
 from capture.ingest.commit import CommitOptions, Committer
@@ -116,7 +116,7 @@ def _find_backup(folder: Path) -> tuple[_Meta, Path]:
 
 
 async def _check_free(store: Store, stream: str) -> None:
-    with suppress(NotStored):
+    with suppress(NotStoredError):
         known = await read_claim(store, stream_path(stream), Identity)
         if known.created:
             raise ConfigError(
@@ -225,7 +225,7 @@ async def export_backup(config: CaptureConfig, store: Store, folder: Path) -> Mo
     """Write a backup of `config.stream` for `nats stream restore`: the stream, as far as it is archived.
 
     ConfigError if the folder is not empty. RestoreError if the backup can't be written; the folder is then empty again.
-    Like `capture restore`, it raises RestoreRefused if nothing was recorded of the stream.
+    Like `capture restore`, it raises RestoreRefusedError if nothing was recorded of the stream.
     """
     began = time.monotonic()
     past = await read_past(None, config, store, Window())

@@ -16,7 +16,7 @@ from capture.archive.sequences import Sequences
 from capture.archive.table import Table
 from capture.archive.trust import read_trusted
 from capture.config.settings import CaptureConfig
-from capture.errors import RestoreRefused
+from capture.errors import RestoreRefusedError
 from capture.maintenance.sweep import read_entries
 from capture.stores import Store
 from capture.verification.audit import HeadReaders, audit
@@ -102,13 +102,13 @@ def held_then(past: Past, window: Window) -> Sequences:
 
 
 async def only_stream(store: Store) -> str:
-    """Return the name of the archive's stream. NoArchiveError; RestoreRefused if it has none, or several."""
+    """Return the name of the archive's stream. NoArchiveError; RestoreRefusedError if it has none, or several."""
     await require_archive(store)
     names = sorted(one.stream for one in await claimed(store))
     if not names:
-        raise RestoreRefused(f"the archive in {store.url} names no stream in _streams/: see `capture verify`")
+        raise RestoreRefusedError(f"the archive in {store.url} names no stream in _streams/: see `capture verify`")
     if len(names) > 1:
-        raise RestoreRefused(f"the archive {store.url} holds {len(names)} streams, {', '.join(names)}: name one")
+        raise RestoreRefusedError(f"the archive {store.url} holds {len(names)} streams, {', '.join(names)}: name one")
     return names[0]
 
 
@@ -116,8 +116,8 @@ async def read_past(natty: Natty | None, config: CaptureConfig, store: Store, wi
     """Return the state of `config.stream` at the window's moment.
 
     Without `natty`, and where NATS has no heads of the archive (its disk was lost), it trusts the newest documents in
-    the store. It checks signatures if the configuration names public keys. RestoreRefused if something was tampered
-    with or is missing, or if nothing was recorded of the stream; ManifestError, also for a newer format;
+    the store. It checks signatures if the configuration names public keys. RestoreRefusedError if something was
+    tampered with or is missing, or if nothing was recorded of the stream; ManifestError, also for a newer format;
     NoArchiveError.
     """
     await require_archive(store)
@@ -127,12 +127,12 @@ async def read_past(natty: Natty | None, config: CaptureConfig, store: Store, wi
     entries, unreadable = await read_entries(store)
     if problems := (*audited.problems, *unreadable):
         more = f", and {len(problems) - 1:,} more such things" if len(problems) > 1 else ""
-        raise RestoreRefused(f"{problems[0]}{more}: see `capture verify`")
+        raise RestoreRefusedError(f"{problems[0]}{more}: see `capture verify`")
     trust = config.trust(archive)
     picture = await read_trusted(store, _newest(store, heads, Manifest), _newest(store, heads, Table), trust)
     newest = await read(store, await _newest(store, heads, Recording)(), Recording)
     if config.stream not in newest.streams or not newest.streams[config.stream].configurations:
-        raise RestoreRefused(
+        raise RestoreRefusedError(
             f"nothing is recorded of a stream {config.stream} in {store.url}: its configuration is not known. The"
             f" recorded ones: {', '.join(newest.streams) or 'none'}"
         )
@@ -162,7 +162,7 @@ def _newest(store: Store, heads: HeadReaders, kind: type[Document]) -> Callable[
 
 
 async def _check_all_exist(store: Store, objects: list[Stored]) -> None:
-    """RestoreRefused unless every object exists with its recorded size."""
+    """RestoreRefusedError unless every object exists with its recorded size."""
     sizes = {one.path: one.bytes for one in await store.list(BLOCKS) + await store.list(TABLE)} if objects else {}
     wrong = [
         f"{one.path} is missing" if one.path not in sizes else f"{one.path} has another size than its record says"
@@ -171,4 +171,4 @@ async def _check_all_exist(store: Store, objects: list[Stored]) -> None:
     ]
     if wrong:
         more = f", and {len(wrong) - 1:,} more such objects" if len(wrong) > 1 else ""
-        raise RestoreRefused(f"{wrong[0]}{more}: see `capture verify`")
+        raise RestoreRefusedError(f"{wrong[0]}{more}: see `capture verify`")

@@ -13,7 +13,7 @@ from typing import Any
 
 from capture.archive.encryption import Keys
 from capture.config.settings import CaptureConfig
-from capture.errors import RestoreError, RestoreRefused
+from capture.errors import RestoreError, RestoreRefusedError
 from capture.reading.shares import Selection
 from capture.restoring.archive import ArchiveWriter
 from capture.restoring.past import held_then, read_past
@@ -57,8 +57,8 @@ async def prepare(
 ) -> Plan:
     """Read the archive and the server's facts, and make the plan. Writes nothing.
 
-    RestoreRefused, ManifestError. It reads objects only if their records do not decide which messages are chosen; then
-    it also raises the errors of `reading.merge.merge_shares`.
+    RestoreRefusedError, ManifestError. It reads objects only if their records do not decide which messages are chosen;
+    then it also raises the errors of `reading.merge.merge_shares`.
     """
     if options.name:
         check_name("stream", options.name)
@@ -73,10 +73,12 @@ async def prepare(
 
 
 async def look_at(natty: Natty) -> Target:
-    """Read the server's facts. RestoreRefused if the subjects of a stream can't be read."""
+    """Read the server's facts. RestoreRefusedError if the subjects of a stream can't be read."""
     streams = await all_streams(natty.jetstream)
     if streams.missing:
-        raise RestoreRefused(f"nobody answers for stream {streams.missing[0]}: whether subjects overlap can't be told")
+        raise RestoreRefusedError(
+            f"nobody answers for stream {streams.missing[0]}: whether subjects overlap can't be told"
+        )
     return Target(
         version=natty.connection.server_version,
         streams={one["config"]["name"]: one["config"] for one in streams.found},
@@ -89,11 +91,11 @@ async def restore_exactly(
 ) -> Restored:
     """Carry out a plan on nats-server 2.15 or later. The stream is restored whole, or not at all.
 
-    RestoreRefused if the plan has obstacles; nothing was written. RestoreError, FormatError, CipherError, NotStored,
-    NattyError: it removed what it had written, or the error says what is left.
+    RestoreRefusedError if the plan has obstacles; nothing was written. RestoreError, FormatError, CipherError,
+    NotStoredError, NattyError: it removed what it had written, or the error says what is left.
     """
     if plan.obstacles:
-        raise RestoreRefused(plan.obstacles[0])
+        raise RestoreRefusedError(plan.obstacles[0])
     began, token = time.monotonic(), token_hex(8)
     await remove_leftover(natty, plan.name)
     sent = 0

@@ -19,7 +19,7 @@ from typing import Any
 
 from capture.archive.encryption import Keys
 from capture.archive.sequences import Sequences
-from capture.errors import RestoreError, RestoreRefused
+from capture.errors import RestoreError, RestoreRefusedError
 from capture.restoring.pick import rows_of
 from capture.restoring.plan import Plan
 from capture.restoring.rebuild import THERE_WITHIN, Progress, Restored
@@ -91,7 +91,7 @@ async def rebuild_published(
     `restoring.rebuild.restore_exactly`.
     """
     if plan.obstacles:
-        raise RestoreRefused(plan.obstacles[0])
+        raise RestoreRefusedError(plan.obstacles[0])
     began, token = time.monotonic(), token_hex(8)
     final, unknown = understood(plan.config, natty.connection.server_version)
     await remove_leftover(natty, plan.name)

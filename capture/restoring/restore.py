@@ -56,7 +56,7 @@ async def restore(
     are, see `Restored.not_kept`. From plain Parquet it takes less than 64 MB of memory; docs/restore.md says what needs
     more.
 
-    RestoreRefused if a restore is not possible; nothing was written. RestoreError, FormatError (a damaged object),
+    RestoreRefusedError if a restore is not possible; nothing was written. RestoreError, FormatError (a damaged object),
     CipherError (a key), ManifestError, StoreError and NattyError: it removed what it had written, or the error says
     what is left.
     """

@@ -17,7 +17,7 @@ from capture.archive import chain
 from capture.archive.chain import Head, HeadReader
 from capture.archive.iceberg_state import folder
 from capture.archive.table import Table
-from capture.errors import CaptureError, ConfigError, NotStored
+from capture.errors import CaptureError, ConfigError, NotStoredError
 from capture.stores import Address, Store
 from capture.stores.address import SCHEMES
 from natty import NattyError
@@ -67,7 +67,7 @@ class Archive:
             base = exposed.location.removesuffix(folder(stream))
             try:
                 return f"{base}{exposed.metadata}", await self.store.get(exposed.metadata)
-            except NotStored:  # a NATS server answered that is behind by a whole grace time
+            except NotStoredError:  # a NATS server answered that is behind by a whole grace time
                 self._known = None
                 if attempt:
                     raise

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from uuid import uuid4
 
-from capture.errors import AlreadyStored, NotStored, StoreError
+from capture.errors import AlreadyStoredError, NotStoredError, StoreError
 from capture.stores.contract import Store
 
 LARGE_BYTES = 5 * 1024 * 1024
@@ -45,7 +45,7 @@ async def _creates_once(store: Store, folder: str) -> None:
     path = f"{folder}/one"
     await store.put(path, b"first")
     assert await _is_refused(store, path, b"second"), (
-        "put with if_absent replaced an object, or did not say AlreadyStored"
+        "put with if_absent replaced an object, or did not raise AlreadyStoredError"
     )
     assert await store.get(path) == b"first", "a refused put changed the object"
 
@@ -89,7 +89,9 @@ async def _reads_ranges(store: Store, folder: str) -> None:
     for start, length in ((0, 100), (0, 0), (10, 5), (95, 50), (99, 1), (100, 1), (500, 5)):
         expected = bytes(range(100))[start : start + length]
         assert await store.get_range(path, start, length) == expected, f"range {start}+{length} is wrong"
-    assert await _is_absent(store, f"{folder}/none"), "reading an object that isn't there is not NotStored"
+    assert await _is_absent(store, f"{folder}/none"), (
+        "reading an object that does not exist did not raise NotStoredError"
+    )
 
 
 async def _deletes(store: Store, folder: str) -> None:
@@ -136,7 +138,7 @@ async def _is_atomic(store: Store, folder: str) -> None:
         listed = await store.list(folder + "/")
         assert all(one.bytes == LARGE_BYTES for one in listed), "a half-written object is listed"
         assert all(one.path == path for one in listed), "a half-written object is listed under another name"
-        with suppress(NotStored):
+        with suppress(NotStoredError):
             assert await store.get(path) in contents, "a half-written object can be read"
         await asyncio.sleep(0)
     await writing
@@ -163,7 +165,7 @@ async def _refuses(store: Store, folder: str) -> None:
 async def _is_refused(store: Store, path: str, data: bytes) -> bool:
     try:
         await store.put(path, data)
-    except AlreadyStored:
+    except AlreadyStoredError:
         return True
     return False
 
@@ -171,6 +173,6 @@ async def _is_refused(store: Store, path: str, data: bytes) -> bool:
 async def _is_absent(store: Store, path: str) -> bool:
     try:
         await store.get(path)
-    except NotStored:
+    except NotStoredError:
         return True
     return False

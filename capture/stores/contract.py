@@ -47,18 +47,18 @@ class Store(Protocol):
     async def put(self, path: str, data: bytes | Path, *, if_absent: bool = True) -> None:
         """Store `data`, or a copy of a local file. On return the object is durable and visible as a whole.
 
-        With `if_absent` an existing object is left unchanged, is durable, and AlreadyStored is raised. If several
+        With `if_absent` an existing object is left unchanged, is durable, and AlreadyStoredError is raised. If several
         callers create the same path at once, exactly one succeeds. Without `if_absent` the object is replaced
         atomically.
         """
         ...
 
     async def get(self, path: str) -> bytes:
-        """Return the whole object. NotStored if it does not exist."""
+        """Return the whole object. NotStoredError if it does not exist."""
         ...
 
     async def get_range(self, path: str, start: int, length: int) -> bytes:
-        """Return up to `length` bytes from `start`, fewer where the object ends. NotStored if it does not exist."""
+        """Return up to `length` bytes from `start`, fewer at the object's end. NotStoredError if it does not exist."""
         ...
 
     async def list(self, prefix: str = "") -> Listing:

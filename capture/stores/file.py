@@ -15,8 +15,8 @@ from typing import NoReturn
 from uuid import uuid4
 
 from capture.errors import (
-    AlreadyStored,
-    NotStored,
+    AlreadyStoredError,
+    NotStoredError,
     StoreError,
     StoreFullError,
     StoreUnfitError,
@@ -156,11 +156,11 @@ class FileStore:
             raise
 
     def _refuse(self, path: str, target: Path) -> NoReturn:
-        """Raise AlreadyStored. First sync the folder: the process that linked the object may have died before that."""
+        """Raise AlreadyStoredError. Sync the folder before: the process that linked the object may have died first."""
         with contextlib.suppress(FileNotFoundError, FileExistsError):  # deleted in between: it did exist
             self._make_folder(target.parent)
             _sync_folder(target.parent)
-        raise AlreadyStored(f"{path} exists in {self.url} and was not touched")
+        raise AlreadyStoredError(f"{path} exists in {self.url} and was not touched")
 
     def _make_folder(self, folder: Path) -> None:
         """Create the folder, and those above it that are not known to be durable; sync the folder above each."""
@@ -181,7 +181,7 @@ class FileStore:
                 file.seek(start)
                 return file.read(length)
         except (FileNotFoundError, IsADirectoryError):
-            raise NotStored(f"there is no {path} in {self.url}") from None
+            raise NotStoredError(f"there is no {path} in {self.url}") from None
         except StoreUnreadableError:
             self.file(path)  # raises the error about a link, if it was one
             raise
@@ -247,7 +247,7 @@ class FileStore:
                 raise StoreUnreadableError(
                     f"{action} in {self.root} failed: {error.strerror}; check that folders can be made there"
                 ) from error
-            raise  # the caller raises NotStored
+            raise  # the caller raises NotStoredError
         except OSError as error:
             if error.errno in FULL:
                 raise StoreFullError(

@@ -7,7 +7,7 @@ from asyncio import to_thread
 from collections.abc import Callable
 from pathlib import Path
 
-from capture.errors import AlreadyStored, NotStored
+from capture.errors import AlreadyStoredError, NotStoredError
 from capture.stores.contract import Listing, ObjectInfo, checked_path, checked_range
 
 
@@ -27,7 +27,7 @@ class MemoryStore:
         checked_path(path)
         content = await to_thread(data.read_bytes) if isinstance(data, Path) else bytes(data)
         if if_absent and path in self._objects:
-            raise AlreadyStored(f"{path} exists in {self.url} and was not touched")
+            raise AlreadyStoredError(f"{path} exists in {self.url} and was not touched")
         self._objects[path] = (content, self._clock())
 
     async def get(self, path: str) -> bytes:
@@ -35,7 +35,7 @@ class MemoryStore:
         try:
             return self._objects[checked_path(path)][0]
         except KeyError:
-            raise NotStored(f"there is no {path} in {self.url}") from None
+            raise NotStoredError(f"there is no {path} in {self.url}") from None
 
     async def get_range(self, path: str, start: int, length: int) -> bytes:
         """As in the contract."""

@@ -13,7 +13,7 @@ from uuid import uuid4
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 
-from capture.errors import AlreadyStored, NotStored, StoreError, StoreUnfitError
+from capture.errors import AlreadyStoredError, NotStoredError, StoreError, StoreUnfitError
 from capture.stores.address import Address
 from capture.stores.contract import SCRATCH, Listing, ObjectInfo, checked_path, checked_range
 from capture.stores.object_client import client
@@ -130,7 +130,7 @@ class ObjectStore:
         if found is None:  # the store's answer is false, or S3 reports a conflict with a concurrent write or delete
             said = "exists" if refused else "was stored"
             raise StoreError(f"{self._address.url} said that {path} {said}, and it is not there: see its own log")
-        raise AlreadyStored(f"{path} exists in {self._address.url} and was not touched")
+        raise AlreadyStoredError(f"{path} exists in {self._address.url} and was not touched")
 
     async def _replace(self, path: str, content: bytes) -> None:
         async with self._translate_errors(f"writing {path}", len(content)):
@@ -158,7 +158,7 @@ class ObjectStore:
             await self._create(path, b"first")
             try:
                 await self._create(path, b"second")
-            except AlreadyStored:
+            except AlreadyStoredError:
                 self._tried = True
             finally:
                 await self._delete(path)
@@ -185,7 +185,7 @@ class ObjectStore:
         except FileNotFoundError as error:
             if answer(error).code in NO_BUCKET:
                 raise
-            raise NotStored(f"there is no {path} in {self._address.url}") from None
+            raise NotStoredError(f"there is no {path} in {self._address.url}") from None
 
 
 def _read(path: str, source: Path) -> bytes:

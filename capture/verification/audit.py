@@ -23,7 +23,7 @@ from capture.archive.recording import HISTORY, Earlier, Recording
 from capture.archive.signing import PublicKeys, split
 from capture.archive.table import Table
 from capture.archive.trust import check_vouched, manifest_missing
-from capture.errors import ManifestError, NotStored, SignatureError
+from capture.errors import ManifestError, NotStoredError, SignatureError
 from capture.stores.contract import Store
 
 CHAINS: tuple[type[Document], ...] = (Manifest, Table, Recording)
@@ -253,7 +253,7 @@ class _Auditor:
     async def _read(self, path: str, ahead: Prefetch | None = None) -> bytes | None:
         try:
             return await (ahead or self.store).get(path)
-        except NotStored:
+        except NotStoredError:
             return None
 
     # Other objects.
@@ -299,7 +299,7 @@ class _Auditor:
     async def _check_declared(self, keys: PublicKeys) -> None:
         try:
             declared = (await read_claim(self.store, SIGNING, Signing)).keys
-        except NotStored:
+        except NotStoredError:
             self.problems.append(f"{SIGNING} is missing: a node writes it when it starts")
         except ManifestError as error:
             self.problems.append(str(error))

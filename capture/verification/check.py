@@ -21,7 +21,7 @@ from capture.archive.table import Table
 from capture.archive.view import Picture, read_picture
 from capture.config.consumers import Position, consumer_states, consumers_of, recorded_consumers
 from capture.config.settings import CaptureConfig
-from capture.errors import CaptureError, ManifestError, NotStored
+from capture.errors import CaptureError, ManifestError, NotStoredError
 from capture.ingest.board import server_time
 from capture.ingest.source import stream_info
 from capture.maintenance.sweep import read_entries
@@ -273,7 +273,7 @@ async def _read_acknowledged(natty: Natty, config: CaptureConfig, store: Store) 
     """
     try:
         known = await read_claim(store, stream_path(config.stream), Identity)
-    except (NotStored, ManifestError):  # the audit reports a damaged one
+    except (NotStoredError, ManifestError):  # the audit reports a damaged one
         known = None
     try:
         info = await stream_info(natty, config.stream)

@@ -15,7 +15,7 @@ from capture.archive.encryption import Keys
 from capture.archive.manifest import BLOCKS, TABLE, Stored
 from capture.archive.sequences import Sequences
 from capture.archive.view import Picture
-from capture.errors import CaptureError, CipherError, FormatError, KeyMissingError, NotStored
+from capture.errors import CaptureError, CipherError, FormatError, KeyMissingError, NotStoredError
 from capture.stores.contract import Store
 from capture.verification.verdict import Holdings
 
@@ -164,7 +164,7 @@ async def _check_object(store: Store, record: Stored, keys: Keys | None) -> Find
     with tempfile.SpooledTemporaryFile(SPOOL_BYTES) as file:
         try:
             digest = await _copy(store, record, file)
-        except NotStored:
+        except NotStoredError:
             return Finding(State.GONE, f"{record.path} is missing")
         except CaptureError as error:
             return Finding(State.UNCHECKED, f"{record.path} can't be read: {error}")

@@ -13,7 +13,7 @@ from capture.archive.identity import Identity, read_claim, stream_path
 from capture.archive.sequences import Sequences
 from capture.config.consumers import consumer_names, consumer_states, consumers
 from capture.config.settings import CaptureConfig
-from capture.errors import NotStored, PurgeRefused
+from capture.errors import NotStoredError, PurgeRefusedError
 from capture.ingest.source import stream_info
 from capture.stores import Store
 from natty import Batch, JetStreamError, Natty
@@ -103,8 +103,8 @@ def _find_first_of_newest(present: Sequences, count: int) -> int:
 async def purgeable(natty: Natty, config: CaptureConfig, store: Store) -> tuple[str, ...]:
     """Return the subjects to be purged, none for all of them.
 
-    PurgeRefused if the stream can't be purged, if it is not the stream that was captured, or if the messages on the
-    captured subjects can't be determined exactly.
+    PurgeRefusedError if the stream can't be purged, if it is not the stream that was captured, or if the messages on
+    the captured subjects can't be determined exactly.
     """
     info = await stream_info(natty, config.stream)
     _check_purgeable(config.stream, info["config"])
@@ -115,7 +115,7 @@ async def purgeable(natty: Natty, config: CaptureConfig, store: Store) -> tuple[
 async def take_stock(
     natty: Natty, config: CaptureConfig, store: Store, margin: Margin, *, now: float, ignore_others: bool = False
 ) -> Stock:
-    """Request everything that `plan_purge` needs from the server; `now` in Unix seconds. PurgeRefused."""
+    """Request everything that `plan_purge` needs from the server; `now` in Unix seconds. PurgeRefusedError."""
     stream, filters = config.stream, await purgeable(natty, config, store)
     state = await stream_state(natty.jetstream, stream, deleted=True)
     last = state["last_seq"]
@@ -133,27 +133,29 @@ async def take_stock(
 
 def _check_purgeable(stream: str, config: Mapping[str, Any]) -> None:
     if config.get("mirror"):
-        raise PurgeRefused(f"stream {stream} is a mirror of {config['mirror']['name']}: what is to go must go there")
+        raise PurgeRefusedError(
+            f"stream {stream} is a mirror of {config['mirror']['name']}: what is to go must go there"
+        )
     if config.get("sealed"):
-        raise PurgeRefused(f"stream {stream} is sealed: nothing can be deleted from it any more")
+        raise PurgeRefusedError(f"stream {stream} is sealed: nothing can be deleted from it any more")
     if config.get("deny_purge"):
-        raise PurgeRefused(f"stream {stream} has deny_purge in its configuration: it can't be purged")
+        raise PurgeRefusedError(f"stream {stream} has deny_purge in its configuration: it can't be purged")
 
 
 async def _check_identity(store: Store, stream: str, created: str) -> None:
     try:
         known = await read_claim(store, stream_path(stream), Identity)
-    except NotStored:
-        raise PurgeRefused(f"the archive in {store.url} holds nothing of a stream {stream}") from None
+    except NotStoredError:
+        raise PurgeRefusedError(f"the archive in {store.url} holds nothing of a stream {stream}") from None
     if known.created != created:
-        raise PurgeRefused(
+        raise PurgeRefusedError(
             f"the archive in {store.url} is of a stream {stream} made at {known.created}, and this one was made at"
             f" {created}: nothing of it is stored"
         )
 
 
 async def _read_filters(natty: Natty, config: CaptureConfig, stream: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the subjects to be purged, none for all. PurgeRefused if the captured subjects are uncertain."""
+    """Return the subjects to be purged, none for all. PurgeRefusedError if the captured subjects are uncertain."""
     wanted = sorted(config.filter_subjects)
     if config.group:
         members = await consumers(natty, msgspec.structs.replace(config, member=""))
@@ -161,14 +163,14 @@ async def _read_filters(natty: Natty, config: CaptureConfig, stream: Mapping[str
     for consumer in [] if config.group else await consumer_states(natty, config):
         found = consumer["config"].get("filter_subjects") or [consumer["config"].get("filter_subject") or ""]
         if (found := sorted(filter(None, found))) != wanted:
-            raise PurgeRefused(
+            raise PurgeRefusedError(
                 f"consumer {config.durable} of stream {config.stream} captures {', '.join(found) or 'every subject'},"
                 f" and the configuration says {', '.join(wanted) or 'every subject'}: make filter_subjects the same"
             )
     if wanted and all(covers(wanted, subject) for subject in stream.get("subjects") or [">"]):
         return ()
     if wanted and stream["retention"] == "workqueue":
-        raise PurgeRefused(
+        raise PurgeRefusedError(
             f"stream {config.stream} is a work queue of which only {', '.join(wanted)} is captured: what it holds on"
             f" these subjects can't be told exactly, since it lets nobody else read. Its acks delete what is captured"
         )
@@ -216,10 +218,10 @@ async def _find_first_since(natty: Natty, stream: str, present: Sequences, since
 
 
 async def _read_floors(natty: Natty, config: CaptureConfig, last: int) -> dict[str, int]:
-    """Return up to which sequence each other consumer, mirror and source is done. PurgeRefused if one is unknown."""
+    """Return up to which sequence each other consumer, mirror and source is done. PurgeRefusedError if unknown."""
     found = await all_consumers(natty.jetstream, config.stream)
     if found.missing:
-        raise PurgeRefused(
+        raise PurgeRefusedError(
             f"nobody answers for consumer {found.missing[0]}: how far it is can't be told. Try again when its"
             f" server is back, or ignore it with --ignore-consumers"
         )
@@ -267,9 +269,9 @@ def _has_all(copy: Mapping[str, Any] | None) -> bool:
 async def purge(natty: Natty, stream: str, before: int, filters: Iterable[str]) -> int:
     """Delete the messages below a sequence, on these subjects or on all; return their number.
 
-    PurgeRefused, before nats-server 2.15, if consumers with several filters would skip messages not delivered to them.
-    Messages that are published meanwhile have higher sequences. With `before` at most 1 it sends no request: there is
-    nothing below sequence 1, and for a server no sequence means everything.
+    PurgeRefusedError, before nats-server 2.15, if consumers with several filters would skip messages not delivered to
+    them. Messages that are published meanwhile have higher sequences. With `before` at most 1 it sends no request:
+    there is nothing below sequence 1, and for a server no sequence means everything.
     """
     purged = 0
     if before <= 1:

@@ -16,7 +16,7 @@ from set_engine import SetEngine, described, read_back
 from capture.archive.manifest import Partition, block_path, encode, entry_path
 from capture.archive.retention import EVERYTHING, Retention
 from capture.archive.view import read_picture
-from capture.errors import AlreadyStored, CaptureError, Fenced, ManifestError, NotStored
+from capture.errors import AlreadyStoredError, CaptureError, FencedError, ManifestError, NotStoredError
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.sweep import read_entries, sweep
@@ -108,7 +108,7 @@ class Believing(MemoryHead):
         super().check()
         self.state.head = head
         if self._world.chance(20):
-            raise Fenced("stored, and nobody heard of it")
+            raise FencedError("stored, and nobody heard of it")
 
 
 class World:
@@ -213,9 +213,9 @@ class World:
             await self.step()
             try:
                 await work()
-            except Fenced:
+            except FencedError:
                 return
-            except NotStored as error:
+            except NotStoredError as error:
                 if term.token == term.state.highest_token:  # a paused actor has no guarantees
                     raise AssertionError(f"an object that was needed is gone: {error}") from error
             except CaptureError:
@@ -236,11 +236,11 @@ class World:
         since = self.now
         try:
             await self.store.put(path, json.dumps(sequences).encode())
-        except AlreadyStored:
+        except AlreadyStoredError:
             since = min([since, *(one.modified for one in await self.store.list(path))])
         if self.now - since > GRACE / 2:
             return
-        with contextlib.suppress(AlreadyStored):
+        with contextlib.suppress(AlreadyStoredError):
             await self.store.put(entry_path(path), encode(described(path, sequences, self.now, interval)))
         if self.now - since <= GRACE / 2 and await MemoryStore.list(self.store, path):
             self.acked.update(sequences)
@@ -256,7 +256,7 @@ class World:
         files = [json.loads(await self.store.get(one.path)) for one in picture.files]
         blocks = [json.loads(await self.store.get(one.path)) for one in picture.blocks]
         for one in picture.unadopted(entries):
-            with contextlib.suppress(NotStored):  # its writer gave up, and never acked it
+            with contextlib.suppress(NotStoredError):  # its writer gave up, and never acked it
                 blocks.append(json.loads(await self.store.get(one.path)))
         self._check(acked, files, blocks, self.removed(picture))
 

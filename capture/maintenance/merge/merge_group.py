@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from capture.archive.encryption import ENDING, Keys
 from capture.archive.manifest import Stored
 from capture.archive.sequences import MAXIMUM, Sequences
-from capture.errors import AlreadyStored, CompactionError
+from capture.errors import AlreadyStoredError, CompactionError
 from capture.formats.envelope import SCHEMA
 from capture.maintenance.engine import Group, Merged, Part
 from capture.maintenance.merge.external_sort import MEMORY_BYTES, Runs
@@ -142,14 +142,14 @@ async def _store_output(store: Store, file: TableFile, stored_ns: int, keys: Key
     """Complete a file and put it into the store; None if it has no rows.
 
     An executor may be lost between its put and its answer. The executor that merges in its place makes the same file,
-    and finds it in the store. AlreadyStored if the store holds other bytes at this path.
+    and finds it in the store. AlreadyStoredError if the store holds other bytes at this path.
     """
     output = file.finish(stored_ns, keys)
     if output is None:
         return None
     try:
         await store.put(output.path, file.content, if_absent=True)
-    except AlreadyStored:
+    except AlreadyStoredError:
         found = await found_again(store, output, file.content, keys)
         if found is None:
             raise

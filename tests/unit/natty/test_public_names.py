@@ -51,6 +51,15 @@ def test_every_error_ends_in_error_and_is_exported():
         assert error.__name__ in home.__all__
 
 
+def test_every_error_of_capture_ends_in_error_and_is_exported():
+    ours = {one for one in errors_of(capture.CaptureError) if one.__module__ == "capture.errors"}
+    assert ours
+    for error in ours:
+        assert error.__name__.endswith("Error"), error
+        assert getattr(capture, error.__name__, None) is error, f"capture does not export {error.__name__}"
+        assert error.__name__ in capture.__all__
+
+
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_name_of_a_package_hides_one_of_its_modules(package):
     folders = {path.parent.name for path in package.glob("*/__init__.py")}

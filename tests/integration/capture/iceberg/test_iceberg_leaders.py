@@ -35,7 +35,7 @@ from deposed import elected_and_asleep
 
 from capture.maintenance.compaction import compact
 from capture.config.load import load
-from capture.errors import Fenced
+from capture.errors import FencedError
 from capture.archive.heads import COMPACTION, SWEEP, TermHead
 from capture.iceberg import Exposer
 from capture.maintenance.compaction_plan import Policy
@@ -60,7 +60,7 @@ async def main():
         reader, policy = SWEEP.reader(natty, config.name), Policy(min_files=1, max_wait=0.0)
         try:
             await compact(store, TermHead(term, COMPACTION), reader, ArrowEngine(), policy, **told)
-        except Fenced as error:
+        except FencedError as error:
             print("fenced:", error, flush=True)
 
 asyncio.run(main())

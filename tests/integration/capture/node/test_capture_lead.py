@@ -12,7 +12,7 @@ from capture.archive.heads import COMPACTION, SWEEP, TermHead
 from capture.archive.identity import claim
 from capture.archive.view import read_picture
 from capture.config.settings import CaptureConfig, Compacting, Sweeping
-from capture.errors import Fenced
+from capture.errors import FencedError
 from capture.formats import writer
 from capture.ingest.block import SealedBlock
 from capture.ingest.commit import CommitOptions, Committer
@@ -92,9 +92,9 @@ async def test_the_server_refuses_the_commit_of_a_deposed_leader(natty, other, a
         await new.commit(Head(2, new.token, "2", "bb"))
 
     await in_office(other, archive, take_over, office=office)
-    with pytest.raises(Fenced, match="taken over by another term"):
+    with pytest.raises(FencedError, match="taken over by another term"):
         await old.commit(Head(2, old.token, "2-old", "cc"))
-    with pytest.raises(Fenced, match="later term"):
+    with pytest.raises(FencedError, match="later term"):
         await old.read()
     assert (await office.reader(natty, archive)()).path == "2"
 
@@ -103,7 +103,7 @@ async def test_reading_the_head_is_enough_to_shut_an_earlier_leader_out(natty, o
     old = TermHead(await deposed(natty, archive), SWEEP)
     await old.read()
     await in_office(other, archive, lambda term: TermHead(term, SWEEP).read())
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         await old.commit(Head(1, old.token, "_manifest/1", "aa"))
     assert await SWEEP.reader(natty, archive)() is None
 
@@ -151,7 +151,7 @@ async def test_a_deposed_leaders_sweep_is_fenced_and_deletes_nothing(natty, othe
     await stored(store, 3, 4)
     await store.put("blocks/stream=ORDERS/key=eu/date=2026-10-20/hour=00/ORDERS-9-9-1-leftover.parquet", b"x")
     before = {one.path for one in await store.list() if not one.path.startswith("_manifest/")}
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         await swept(natty, archive, store, now=1e12, grace=0.0)(term)  # all that it may delete, it would delete now
     assert {one.path for one in await store.list() if not one.path.startswith("_manifest/")} == before
     picture = await read_picture(store, SWEEP.reader(natty, archive), COMPACTION.reader(natty, archive))
@@ -163,7 +163,7 @@ async def test_what_a_deposed_leader_could_not_commit_its_successor_does(natty, 
     term = await deposed(natty, archive)
     await stored(store, 1, 2)
     await in_office(other, archive, lambda term: TermHead(term, SWEEP).read())
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         await swept(natty, archive, store)(term)
     report = await in_office(other, archive, swept(other, archive, store), node="third")
     assert (report.adopted, report.messages) == (1, 2)

@@ -14,7 +14,7 @@ from capture.archive.scope import never_asked
 from capture.archive.sequences import Sequences
 from capture.config.load import load
 from capture.config.streams import each
-from capture.errors import ConfigError, NotAlone
+from capture.errors import ConfigError, NotAloneError
 from capture.formats.parquet import ParquetWriter
 from capture.ingest import source
 from capture.maintenance.sweep import read_entries
@@ -245,7 +245,7 @@ async def test_a_second_node_gives_up_and_the_first_goes_on(fleet, start, monkey
     first = start(config)
     await fleet.until(lambda state: state["num_waiting"])
     monkeypatch.setattr(source, "ALONE_WITHIN", 0.5)
-    with pytest.raises(NotAlone, match=r"is read by somebody else too, .* it asks for messages right now"):
+    with pytest.raises(NotAloneError, match=r"is read by somebody else too, .* it asks for messages right now"):
         await start(config).ended()
     await fleet.publish(orders(50))
     await fleet.until_all_acked(50)
@@ -272,7 +272,7 @@ async def test_what_went_to_somebody_else_is_never_acked(fleet, start):
         while not running.task.done():
             await fleet.publish(orders(5))
             await asyncio.sleep(0.05)
-    with pytest.raises(NotAlone, match=r"after delivery [0-9]+ came .*\. Nothing from there on"):
+    with pytest.raises(NotAloneError, match=r"after delivery [0-9]+ came .*\. Nothing from there on"):
         await running.ended()
     thief.cancel()
     await asyncio.gather(thief, return_exceptions=True)

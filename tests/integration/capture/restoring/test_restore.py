@@ -28,7 +28,7 @@ from restoring import (
 )
 
 import capture
-from capture.errors import ConfigError, RestoreError, RestoreRefused
+from capture.errors import ConfigError, RestoreError, RestoreRefusedError
 from capture.restoring.archive import COLUMNS, ArchiveWriter
 from capture.restoring.uptake import stream_there, upload
 from natty import Natty
@@ -305,9 +305,9 @@ async def test_parts_of_a_stream_by_sequence_time_and_subject(natty, other, natt
     assert await part(subjects=(f"{name}.a", f"{name}.c")) == ([1, 3, 4, 6, 7, 9], (1, 9), 5)
     sixth = parse_time(messages[6]["time"])
     assert await part(start_ns=sixth) == ([6, 7, 8, 9], (6, 9), 5)
-    with pytest.raises(RestoreRefused, match=f"no message of {name} matches what was asked for"):
+    with pytest.raises(RestoreRefusedError, match=f"no message of {name} matches what was asked for"):
         await restored(other, captured, subjects=("elsewhere.>",))
-    with pytest.raises(RestoreRefused, match="no message of"):
+    with pytest.raises(RestoreRefusedError, match="no message of"):
         await restored(other, captured, start=10)
 
 

@@ -13,7 +13,7 @@ from patient import PATIENCE, PATIENT
 from restoring import Capturing, dumped, info, planned, restored, send
 
 from capture.archive.sequences import Sequences
-from capture.errors import CipherError, FormatError, RestoreError, RestoreRefused
+from capture.errors import CipherError, FormatError, RestoreError, RestoreRefusedError
 from capture.restoring import pick, uptake
 from capture.restoring.rebuild import restore_exactly
 from natty import JetStreamError, Natty, StreamNotFoundError
@@ -62,9 +62,9 @@ async def test_an_existing_stream_is_never_touched(natty, captured):
     await natty.ensure_stream(name, subjects=[f"{name}.other"])
     await send(natty, f"{name}.other", b"mine")
     before = await dumped(natty, name)
-    with pytest.raises(RestoreRefused, match="an existing stream is never touched"):
+    with pytest.raises(RestoreRefusedError, match="an existing stream is never touched"):
         await restored(natty, captured)
-    with pytest.raises(RestoreRefused, match="an existing stream is never touched"):
+    with pytest.raises(RestoreRefusedError, match="an existing stream is never touched"):
         await restored(natty, captured, again=True)
     assert await dumped(natty, name) == before
 
@@ -72,7 +72,7 @@ async def test_an_existing_stream_is_never_touched(natty, captured):
 async def test_subjects_of_another_stream_are_found_before_anything_is_written(natty, captured):
     name = captured.stream
     await natty.ensure_stream(f"{name}_live", subjects=[f"{name}.1"])
-    with pytest.raises(RestoreRefused, match=rf"subject {name}\.\* overlaps {name}\.1 of stream {name}_live"):
+    with pytest.raises(RestoreRefusedError, match=rf"subject {name}\.\* overlaps {name}\.1 of stream {name}_live"):
         await restored(natty, captured)
     await nothing_there(natty, name)
     await restored(natty, captured, name=f"{name}_copy", detached=True)
@@ -89,10 +89,10 @@ async def test_a_changed_a_missing_and_a_cut_object_stop_it_and_leave_nothing(na
         await restored(natty, captured)
     await nothing_there(natty, captured.stream)
     last.write_bytes(whole[:-1])
-    with pytest.raises(RestoreRefused, match="has another size than its record says"):
+    with pytest.raises(RestoreRefusedError, match="has another size than its record says"):
         await restored(natty, captured)
     last.unlink()
-    with pytest.raises(RestoreRefused, match="is missing"):
+    with pytest.raises(RestoreRefusedError, match="is missing"):
         await restored(natty, captured)
     await nothing_there(natty, captured.stream)
     last.write_bytes(whole)
@@ -105,13 +105,13 @@ async def test_a_missing_a_changed_and_a_newer_document_are_refused_by_name(natt
     manifest = sorted((folder / "_manifest").iterdir())[-1]
     whole = manifest.read_bytes()
     manifest.write_bytes(whole + b" ")
-    with pytest.raises(RestoreRefused, match="was changed: its SHA-256 is not the one"):
+    with pytest.raises(RestoreRefusedError, match="was changed: its SHA-256 is not the one"):
         await restored(natty, captured)
     manifest.write_bytes(re.sub(rb'"format":\d+', b'"format":99', whole))
-    with pytest.raises(RestoreRefused, match="has format 99; this version reads up to"):
+    with pytest.raises(RestoreRefusedError, match="has format 99; this version reads up to"):
         await restored(natty, captured, offline=True)
     manifest.unlink()
-    with pytest.raises(RestoreRefused, match=r"_manifest/.* is missing"):
+    with pytest.raises(RestoreRefusedError, match=r"_manifest/.* is missing"):
         await restored(natty, captured)
     await nothing_there(natty, captured.stream)
 
@@ -134,7 +134,7 @@ async def test_an_unsigned_archive_is_refused_where_a_signature_is_demanded(natt
     public = tmp_path / "ours.pub"
     public.write_text("ours:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n")
     captured.config = msgspec.structs.replace(captured.config, public_key_file=str(public))
-    with pytest.raises(RestoreRefused, match=r"not signed|no signature|unsigned"):
+    with pytest.raises(RestoreRefusedError, match=r"not signed|no signature|unsigned"):
         await restored(natty, captured)
 
 
@@ -182,7 +182,7 @@ async def test_what_an_interrupted_restore_left_is_told_and_removed_when_asked_t
     name = captured.stream
     left = {"name": name, "subjects": [f"{uptake.HIDDEN}x"], "metadata": {uptake.MARK: "x"}}
     await natty.jetstream.request(f"STREAM.CREATE.{name}", left)
-    with pytest.raises(RestoreRefused, match=r"was begun and is not finished.*--again"):
+    with pytest.raises(RestoreRefusedError, match=r"was begun and is not finished.*--again"):
         await restored(natty, captured)
     await restored(natty, captured, again=True)
     assert await dumped(natty, name) == captured.before
@@ -225,7 +225,9 @@ async def test_limits_of_the_account_are_looked_at_before_anything_is_written(
         ServerOptions(config=config), folder=tmp_path / "account", tls_files=natty_tls, binary=nats_server_binary
     ) as server:
         async with Natty(**server.connect_options(), **PATIENT) as small:
-            with pytest.raises(RestoreRefused, match=r"the account may store 2,048 bytes \(storage\), 0 are used, and"):
+            with pytest.raises(
+                RestoreRefusedError, match=r"the account may store 2,048 bytes \(storage\), 0 are used, and"
+            ):
                 await restored(small, captured)
             await nothing_there(small, captured.stream)
 

@@ -10,7 +10,7 @@ from full_disk import WAYS
 from patient import PATIENCE
 
 from capture.archive.identity import claim
-from capture.errors import AlreadyStored, StoreUnreadableError
+from capture.errors import AlreadyStoredError, StoreUnreadableError
 from capture.stores import FileStore
 
 FILL = """
@@ -112,7 +112,7 @@ def test_a_writer_that_is_killed_leaves_whole_objects_and_hidden_leftovers_only(
 def test_of_creators_in_several_processes_exactly_one_wins(tmp_path):
     create = """
         import asyncio, sys
-        from capture.errors import AlreadyStored
+        from capture.errors import AlreadyStoredError
         from capture.stores import FileStore
 
         async def main(root, name):
@@ -121,7 +121,7 @@ def test_of_creators_in_several_processes_exactly_one_wins(tmp_path):
                 try:
                     await store.put(f"deep/{number % 7}/{number}", name.encode() * 1000)
                     won += 1
-                except AlreadyStored:
+                except AlreadyStoredError:
                     pass
             print(won)
 
@@ -168,6 +168,6 @@ async def test_a_store_that_can_be_read_and_not_written_is_told_at_the_start_tho
 
 async def test_an_object_that_exists_is_refused_without_leaving_anything_behind(tmp_path):
     await FileStore(tmp_path).put("a", b"1")
-    with pytest.raises(AlreadyStored):
+    with pytest.raises(AlreadyStoredError):
         await FileStore(tmp_path).put("a", b"2")
     assert sorted(path.name for path in tmp_path.rglob("*")) == [".tmp", "a"]

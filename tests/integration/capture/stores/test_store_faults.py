@@ -10,7 +10,7 @@ from stores import SECRET
 from stores_faults import HANG, LIE, LOSE_ANSWER, Say
 
 from capture.archive.manifest import decode_entry, entry_path
-from capture.errors import AlreadyStored, NotStored, StoreError, StoreFullError, StoreUnreadableError
+from capture.errors import AlreadyStoredError, NotStoredError, StoreError, StoreFullError, StoreUnreadableError
 from capture.formats import writer
 from capture.ingest.block import SealedBlock
 from capture.ingest.commit import CommitOptions, Committer
@@ -152,7 +152,7 @@ async def persistent(store, path):
         while True:
             try:
                 return await store.put(path, b"x")
-            except AlreadyStored:
+            except AlreadyStoredError:
                 return None
             except StoreError:
                 await asyncio.sleep(0.01)
@@ -181,7 +181,7 @@ async def test_a_put_that_the_driver_repeats_after_a_lost_answer_is_ours_and_nob
     await store.put("warm", b"")
     faulty.fault = first_times(1, is_put, Say(500, "InternalError", after=True))
     faulty.requests.clear()
-    await store.put("a", b"ours")  # not AlreadyStored
+    await store.put("a", b"ours")  # not AlreadyStoredError
     assert [one.method for one in faulty.requests] == ["PUT", "PUT", "HEAD"]
     assert await direct.get("a") == b"ours"
 
@@ -192,7 +192,7 @@ async def test_a_store_that_lies_about_success_is_found_out(stores, faulty):
     faulty.fault = first_times(1, is_put, LIE)
     with pytest.raises(StoreError, match="said that a was stored, and it is not there"):
         await store.put("a", b"x")
-    with pytest.raises(NotStored):
+    with pytest.raises(NotStoredError):
         await direct.get("a")
 
 

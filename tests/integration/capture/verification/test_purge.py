@@ -5,7 +5,7 @@ from archiving import store_all, sweep_once
 from patient import FILLING, PATIENCE
 
 from capture.config.load import load
-from capture.errors import PurgeRefused
+from capture.errors import PurgeRefusedError
 from capture.stores import open_store
 from capture.verification.check import check
 from capture.verification.purge import Margin, plan_purge, purge, take_stock
@@ -177,7 +177,7 @@ async def test_a_stream_that_can_not_be_purged(world, settings, said):
     await world.store_all()
     config = (await world.natty.jetstream.request(f"STREAM.INFO.{world.stream}"))["config"]
     await world.natty.jetstream.request(f"STREAM.UPDATE.{world.stream}", config | settings)
-    with pytest.raises(PurgeRefused, match=said):
+    with pytest.raises(PurgeRefusedError, match=said):
         await world.plan()
 
 
@@ -186,7 +186,7 @@ async def test_a_mirror_is_not_purged(world):
     mirror = f"{world.stream}_m"
     await world.natty.ensure_stream(mirror, mirror={"name": world.stream})
     world.flags["stream"] = mirror
-    with pytest.raises(PurgeRefused, match=f"is a mirror of {world.stream}: what is to go must go there"):
+    with pytest.raises(PurgeRefusedError, match=f"is a mirror of {world.stream}: what is to go must go there"):
         await world.stock()
 
 
@@ -195,13 +195,13 @@ async def test_a_stream_that_was_made_again_is_not_purged(world):
     await world.store_all()
     await world.natty.jetstream.request(f"STREAM.DELETE.{world.stream}")
     await world.make(3)
-    with pytest.raises(PurgeRefused, match="nothing of it is stored"):
+    with pytest.raises(PurgeRefusedError, match="nothing of it is stored"):
         await world.stock()
 
 
 async def test_a_stream_of_which_the_archive_knows_nothing_is_not_purged(world):
     await world.make(3)
-    with pytest.raises(PurgeRefused, match="holds nothing of a stream"):
+    with pytest.raises(PurgeRefusedError, match="holds nothing of a stream"):
         await world.stock()
 
 
@@ -228,7 +228,7 @@ async def test_subjects_other_than_the_captured_ones_are_refused(world):
     await world.make(4, tokens=("eu", "us"))
     await world.store_all()
     world.only("us")
-    with pytest.raises(PurgeRefused, match="make filter_subjects the same"):
+    with pytest.raises(PurgeRefusedError, match="make filter_subjects the same"):
         await world.stock()
 
 
@@ -236,7 +236,7 @@ async def test_a_work_queue_that_is_captured_in_part_is_refused_since_nobody_can
     world.only("eu")
     await world.make(4, tokens=("eu", "us"), retention="workqueue")
     await world.store_all()
-    with pytest.raises(PurgeRefused, match="is a work queue of which only"):
+    with pytest.raises(PurgeRefusedError, match="is a work queue of which only"):
         await world.stock()
 
 

@@ -17,7 +17,7 @@ from capture.archive.chain import (
 )
 from capture.archive.manifest import Manifest
 from capture.archive.table import Table
-from capture.errors import Fenced, ManifestError
+from capture.errors import FencedError, ManifestError
 from capture.stores import MemoryStore, ObjectInfo
 from capture.testing import HeadState, MemoryHead
 
@@ -92,7 +92,7 @@ async def test_a_deposed_leader_is_fenced_and_the_head_stays():
     store, state = MemoryStore(), HeadState()
     old, new = MemoryHead(1, state), MemoryHead(2, state)
     head = await commit(store, new, None, named("new"))
-    with pytest.raises(Fenced, match="term 1 is over"):
+    with pytest.raises(FencedError, match="term 1 is over"):
         await commit(store, old, head, named("old"))
     assert await new.read() == head
 
@@ -124,7 +124,7 @@ async def test_what_a_deposed_leader_writes_after_the_take_over_is_taken_up_by_n
     old = MemoryHead(1, state)
     head, _ = await current(store, old, Manifest, NOW)
     await current(store, MemoryHead(2, state), Manifest, NOW)
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         await commit(store, old, head, named("deposed"))
     assert document_path(Manifest, 2, 1) in {one.path for one in await store.list()}
     for token in (2, 3):
@@ -177,7 +177,7 @@ async def test_readers_without_the_head_find_the_latest_document():
     store, state = MemoryStore(), HeadState()
     first = await commit(store, MemoryHead(1, state), None, Manifest())
     second = await commit(store, MemoryHead(12, state), first, Manifest())
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         await commit(store, MemoryHead(9, state), first, named("deposed"))
     assert await latest_offline(store, Manifest) == second
 

@@ -14,7 +14,7 @@ from archive_world import GRACE, World
 
 from capture.archive.retention import Rule
 from capture.archive.table import unforgotten
-from capture.errors import AlreadyStored
+from capture.errors import AlreadyStoredError
 
 SEEDS = int(os.environ.get("INTERLEAVINGS", "200"))
 AT_ONCE = 20
@@ -64,7 +64,7 @@ class Careless(World):
 
     async def _writes(self, path, sequences, interval):
         if self.chance(2):
-            with contextlib.suppress(AlreadyStored):
+            with contextlib.suppress(AlreadyStoredError):
                 await self.store.put(path, json.dumps(sequences).encode())
             return
         await super()._writes(path, sequences, interval)

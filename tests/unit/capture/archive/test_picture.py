@@ -10,7 +10,7 @@ from capture.archive.chain import Head, Retired
 from capture.archive.manifest import Manifest, Partition, block_path, encode, entry_path
 from capture.archive.table import Table, first_table
 from capture.archive.view import Picture, read_picture
-from capture.errors import Fenced, ManifestError, NotSwept
+from capture.errors import FencedError, ManifestError, NotSweptError
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.sweep import sweep
@@ -162,7 +162,7 @@ async def test_a_leader_that_stands_still_before_it_lists_deletes_nothing_of_its
         return await listing(prefix)
 
     archive.store.list = stands_still
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         await (archive.sweep() if office == "sweeper" else archive.compact())
     picture = await read_picture(archive.store, archive.manifest.read, archive.table.read)
     assert len(picture.blocks) == len(picture.files) == 1
@@ -215,7 +215,7 @@ async def test_an_archive_of_format_1_is_read_as_it_is():
 
 async def test_a_compaction_waits_until_no_leader_of_format_1_can_commit_any_more():
     archive, *_ = await old_archive()
-    with pytest.raises(NotSwept):
+    with pytest.raises(NotSweptError):
         await archive.compact()
     assert archive.table.head is None
 
@@ -250,7 +250,7 @@ async def test_a_leader_of_format_1_commits_nothing_once_the_archive_was_brought
     archive, *_ = await old_archive()
     old = MemoryHead(9, archive.manifest)
     await archive.sweep()
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         await old.commit(Head(42, 9, "_manifest/42", "aa"))
     head = archive.manifest.head
     assert json.loads(await archive.store.get(head.path))["format"] == 2

@@ -14,7 +14,7 @@ from capture.archive.iceberg_state import Expiry, hint_path, version_path
 from capture.archive.manifest import Manifest
 from capture.archive.table import Table
 from capture.archive.view import read_picture
-from capture.errors import CompactionError, Fenced, StoreError
+from capture.errors import CompactionError, FencedError, StoreError
 from capture.iceberg import Exposer
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
@@ -132,7 +132,7 @@ async def test_a_leader_that_is_deposed_after_it_has_written_the_metadata_commit
         await world.compact(policy=ALL if busy else NOTHING)
         between.append(world.table.head)
 
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         await world.compact(old, exposer=Interrupted(world, successor))
     assert world.table.head == between[1] != between[0]
     assert await world.seen() == ([1, 2, 3, 4, 5] if busy else [1, 2, 3])
@@ -229,6 +229,6 @@ async def test_the_sweep_leaves_the_metadata_alone():
     await world.blocks([6])
     assert [one.path for one in await world.store.list("iceberg/")] == before
     assert (await chain.read(world.store, world.manifest.head, Manifest)).blocks
-    with contextlib.suppress(Fenced):
+    with contextlib.suppress(FencedError):
         await world.compact()
     assert await world.seen() == [1, 2, 3, 4, 5, 6]

@@ -9,7 +9,7 @@ import pytest
 
 from capture.archive.manifest import Partition, Stored, entry_path
 from capture.archive.sequences import Sequences
-from capture.errors import AlreadyStored, ConfigError, StoreError, StoreFullError
+from capture.errors import AlreadyStoredError, ConfigError, StoreError, StoreFullError
 from capture.formats import parquet, writer
 from capture.ingest.block import SealedBlock
 from capture.ingest.commit import CommitOptions, Committer
@@ -269,7 +269,7 @@ async def test_an_equal_block_that_vanishes_meanwhile_is_given_up() -> None:
     setting = Setting()
 
     async def refuse(path: str, data: bytes | Path, *, if_absent: bool = True) -> None:
-        raise AlreadyStored(path)
+        raise AlreadyStoredError(path)
 
     setting.store.put = refuse  # type: ignore[method-assign]
     with pytest.raises(StoreError, match="removed it before its entry was written"):

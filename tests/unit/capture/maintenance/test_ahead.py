@@ -6,7 +6,7 @@ from contextlib import aclosing
 import pytest
 
 from capture.archive.manifest import Stored
-from capture.errors import NotStored
+from capture.errors import NotStoredError
 from capture.maintenance.merge.inputs import AHEAD_BYTES, AHEAD_OBJECTS, fetch_ahead
 
 
@@ -83,10 +83,10 @@ async def test_one_that_is_missing_is_told_when_its_turn_comes():
     async with aclosing(fetch_ahead(store, objects(1, 1))) as coming:
         first = asyncio.ensure_future(anext(coming))
         await settled()
-        store.answers["1"].set_exception(NotStored("1 is gone"))
+        store.answers["1"].set_exception(NotStoredError("1 is gone"))
         store.answers["0"].set_result(b"0")
         assert (await first)[1] == b"0"
-        with pytest.raises(NotStored):
+        with pytest.raises(NotStoredError):
             await anext(coming)
 
 

@@ -12,7 +12,7 @@ from capture.archive.manifest import Partition, Stored, block_path, encode, entr
 from capture.archive.sequences import Sequences
 from capture.archive.table import Table
 from capture.archive.view import read_picture
-from capture.errors import CompactionError, Fenced, ManifestError, NotSwept
+from capture.errors import CompactionError, FencedError, ManifestError, NotSweptError
 from capture.maintenance.compaction import compact
 from capture.maintenance.compaction_plan import Policy
 from capture.maintenance.merge.schema_evolution import read_columns
@@ -122,7 +122,7 @@ async def test_with_nothing_due_nothing_is_committed_but_the_take_over(archive):
 
 async def test_before_the_first_sweep_there_is_nothing_to_compact(archive):
     await store_block(archive.store, [1])
-    with pytest.raises(NotSwept, match="the sweep's leader makes one"):
+    with pytest.raises(NotSweptError, match="the sweep's leader makes one"):
         await archive.compact()
     assert archive.table.head is None
 
@@ -161,7 +161,7 @@ async def test_a_leader_that_is_deposed_during_a_merge_commits_nothing_and_its_o
     async def meanwhile(results):
         await archive.compact(policy=NOTHING)  # of a successor, for whom nothing is due
 
-    with pytest.raises(Fenced, match="is over"):
+    with pytest.raises(FencedError, match="is over"):
         await archive.compact(Interleaved(meanwhile), term=term)
     assert await archive.rows() == []
     assert len(await archive.store.list("table/")) == 1
@@ -182,7 +182,7 @@ async def test_two_leaders_that_compact_the_same_blocks_leave_every_sequence_onc
     async def meanwhile(results):
         await archive.compact()
 
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         await archive.compact(Interleaved(meanwhile), term=old)
     assert await archive.rows() == [[1, 2, 3]]
 
@@ -226,9 +226,9 @@ async def test_a_leader_whose_lease_ends_before_it_deletes_leaves_that_to_its_su
         def check(self):
             super().check()
             if self.state.head.token == self.token:  # it has taken over meanwhile
-                raise Fenced("the lease is over")
+                raise FencedError("the lease is over")
 
-    with pytest.raises(Fenced, match="lease"):
+    with pytest.raises(FencedError, match="lease"):
         await archive.compact(term=Late(99, archive.table), now=LATER)
     assert len(await archive.store.list("table/")) == 2
     await archive.compact(term=MemoryHead(100, archive.table), now=LATER)

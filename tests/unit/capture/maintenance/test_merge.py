@@ -14,7 +14,7 @@ from capture.archive.manifest import Manifest
 from capture.archive.sequences import Sequences
 from capture.archive.table import Table
 from capture.archive.view import Picture
-from capture.errors import AlreadyStored, CompactionError
+from capture.errors import AlreadyStoredError, CompactionError
 from capture.formats import read_object
 from capture.formats.envelope import SCHEMA
 from capture.maintenance.compaction import apply
@@ -356,7 +356,7 @@ async def test_a_merge_whose_executor_was_lost_after_its_put_finds_what_it_makes
     first = await merged(1)
     assert await merged(1) == first
     await store.put(wanted.output, b"else" * 1000, if_absent=False)
-    with pytest.raises(AlreadyStored):
+    with pytest.raises(AlreadyStoredError):
         await merged(1)
     assert await store.get(wanted.output) == b"else" * 1000
 
@@ -377,5 +377,5 @@ async def test_an_encrypted_output_is_found_again_by_what_was_encrypted(store):
     unlike = [await store.get((await merged(one)).outputs[0].path) for one in (other, fewer)]
     for otherwise in (*unlike, data[:-1] + bytes([data[-1] ^ 1]), data[:40], b"else"):
         await store.put(wanted.output, otherwise, if_absent=False)
-        with pytest.raises(AlreadyStored):
+        with pytest.raises(AlreadyStoredError):
             await merged()

@@ -6,7 +6,7 @@ from capture.archive.chain import Retired, document_path
 from capture.archive.manifest import Manifest, encode, entry_path
 from capture.archive.retention import recorded
 from capture.archive.table import Table
-from capture.errors import Fenced
+from capture.errors import FencedError
 from capture.maintenance.sweep import MOST_SAID, plan_sweep, read_entries
 from capture.stores import MemoryStore
 from capture.testing import HeadState, MemoryHead
@@ -152,7 +152,7 @@ async def test_a_deposed_leader_removes_nothing():
     await new.read()
     await write(store, block(1))
     before = {one.path for one in await store.list("_entries/")}
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         await sweep(store, old, now=NOW)
     assert {one.path for one in await store.list("_entries/")} == before
     assert state.head is None

@@ -13,7 +13,7 @@ from sweeping import GRACE, NOW, OLD, YOUNG, block, committed, sweep, write
 from capture.archive.chain import Retired, commit
 from capture.archive.manifest import Manifest, encode, entry_path
 from capture.archive.table import Table
-from capture.errors import Fenced, StoreError
+from capture.errors import FencedError, StoreError
 from capture.formats import writer
 from capture.ingest.block import SealedBlock
 from capture.ingest.commit import Committer
@@ -89,7 +89,7 @@ def test_two_sweeps_at_once_have_the_result_of_one(delay):
 
         results = await asyncio.gather(sweep(store, pointer, now=NOW, grace=GRACE), late(), return_exceptions=True)
         assert all(
-            result is None or not isinstance(result, Exception) or isinstance(result, Fenced) for result in results
+            result is None or not isinstance(result, Exception) or isinstance(result, FencedError) for result in results
         )
         assert await settle(store, other) == expected
 
@@ -146,7 +146,7 @@ async def test_a_block_that_another_sweep_adopts_meanwhile_is_no_leftover(number
 
     store = Hooked(number, successors_sweep)
     await write(store, block(1))
-    with contextlib.suppress(Fenced):
+    with contextlib.suppress(FencedError):
         await sweep(store, MemoryHead(1, state), now=NOW, grace=GRACE)
     assert (await committed(store, MemoryHead(2, state))).blocks == [block(1)]
     assert [one.path for one in await store.list("blocks/")] == [block(1).path]
@@ -225,7 +225,7 @@ async def test_a_block_that_is_stored_again_is_not_deleted_with_the_leftover_tha
     again = await committer.commit(sealed())
     assert (again.sha256, node.acked) == (first.sha256, [b"reply"] * 2)
     store.go.set()
-    with contextlib.suppress(Fenced):
+    with contextlib.suppress(FencedError):
         await slow
     report = await sweep(store, MemoryHead(3, state), **told)
     assert report.dangling == []

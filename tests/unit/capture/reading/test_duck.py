@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from capture.archive.encryption import Keys
 from capture.cli.sql import Engine, best_engine
-from capture.errors import ConfigError, FormatError, NotStored, QueryError
+from capture.errors import ConfigError, FormatError, NotStoredError, QueryError
 from capture.formats import writer
 from capture.ingest.block import SealedBlock
 from capture.ingest.commit import Committer
@@ -189,7 +189,7 @@ async def test_an_object_that_can_t_be_read_is_named(store):
 
 async def test_what_the_store_says_of_an_object_is_the_error_and_no_traceback(store):
     one = await store_block(store, [1, 2, 3])
-    with pytest.raises(NotStored, match=f"^there is no blocks/gone in {store.url}$"):
+    with pytest.raises(NotStoredError, match=f"^there is no blocks/gone in {store.url}$"):
         await query(store, [replace(one, path="blocks/gone")], "SELECT count(*) FROM messages")
 
 

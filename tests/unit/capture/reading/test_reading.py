@@ -12,7 +12,7 @@ from retaining import stored as described
 from capture.archive.encryption import Keys
 from capture.archive.manifest import entry_path
 from capture.archive.sequences import Sequences
-from capture.errors import CipherError, FormatError, KeyMissingError, ManifestError, NotStored, SpillError
+from capture.errors import CipherError, FormatError, KeyMissingError, ManifestError, NotStoredError, SpillError
 from capture.formats import writer
 from capture.formats.envelope import to_records
 from capture.ingest.block import SealedBlock
@@ -289,7 +289,7 @@ async def test_an_object_that_is_adopted_and_gone_is_named():
     archived = await Archived().make()
     (lost,) = await archived.paths("table/")
     await archived.store.delete(lost)
-    with pytest.raises(NotStored, match="and the archive still names it") as caught:
+    with pytest.raises(NotStoredError, match="and the archive still names it") as caught:
         await read(archived.store)
     assert lost in str(caught.value)
 

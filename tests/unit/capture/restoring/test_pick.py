@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from capture.archive.manifest import Stored
 from capture.archive.sequences import Sequences
-from capture.errors import FormatError, NotStored
+from capture.errors import FormatError, NotStoredError
 from capture.formats import writer
 from capture.formats.batches import pieces
 from capture.formats.envelope import to_table
@@ -209,7 +209,7 @@ async def test_an_object_that_is_not_what_its_record_says_is_named():
         await merged(store, [good, replaced])
     with pytest.raises(FormatError, match="blocks/changed: it has 2 rows, its record says 3"):
         await merged(store, [good, msgspec.structs.replace(changed, count=3)])
-    with pytest.raises(NotStored):
+    with pytest.raises(NotStoredError):
         await merged(store, [good, msgspec.structs.replace(changed, path="blocks/gone")])
     csv = await put(store, "blocks/csv", [6], "csv")
     assert (unfit([good, csv]), fit([good, csv])) == (["blocks/csv"], [good])

@@ -10,9 +10,9 @@ from obstore.exceptions import GenericError
 
 from capture.config.load import load
 from capture.errors import (
-    AlreadyStored,
+    AlreadyStoredError,
     ConfigError,
-    NotStored,
+    NotStoredError,
     StoreError,
     StoreFullError,
     StoreUnreadableError,
@@ -83,14 +83,14 @@ async def test_a_store_that_does_not_exist_yet_is_empty(tmp_path):
     assert await store.list() == []
     assert await store.remove_leftovers(0, 0) == 0
     await store.delete("a/b")
-    with pytest.raises(NotStored, match="there is no a/b in file://"):
+    with pytest.raises(NotStoredError, match="there is no a/b in file://"):
         await store.get("a/b")
 
 
 async def test_a_folder_is_no_object(tmp_path):
     store = FileStore(tmp_path)
     await store.put("a/b", b"x")
-    with pytest.raises(NotStored):
+    with pytest.raises(NotStoredError):
         await store.get("a")
 
 
@@ -124,7 +124,7 @@ async def test_an_object_that_another_writer_left_unsynced_is_synced_before_it_c
     (tmp_path / "a" / "one").write_bytes(b"linked by a writer that died")
     synced = []
     monkeypatch.setattr(os, "fsync", lambda handle: synced.append(str(Path(f"/proc/self/fd/{handle}").readlink())))
-    with pytest.raises(AlreadyStored):
+    with pytest.raises(AlreadyStoredError):
         await FileStore(tmp_path).put("a/one", b"x")
     assert synced[-1] == str(tmp_path / "a")
 
@@ -267,7 +267,7 @@ async def test_memory_stores_are_shared_by_name():
     await open_store("memory://shared-by-name").put("a", b"1", if_absent=False)
     assert await open_store("memory://shared-by-name").get("a") == b"1"
     assert await open_store("memory://another-name").list() == []
-    with pytest.raises(AlreadyStored):
+    with pytest.raises(AlreadyStoredError):
         await open_store("memory://shared-by-name").put("a", b"2")
 
 

@@ -12,7 +12,7 @@ from capture.archive.readme import README, VERSION, text
 from capture.archive.recording import HOUR, Recording
 from capture.archive.signing import Signer, SigningKeys, split
 from capture.archive.table import Table
-from capture.errors import Fenced
+from capture.errors import FencedError
 from capture.testing import HeadState, MemoryHead
 from capture.verification.audit import UNVOUCHED
 from capture.verification.audit import audit as audit_of
@@ -223,7 +223,7 @@ async def test_what_a_deposed_leader_has_left_is_no_problem(looked):
     looked.token = 2
     await current(looked.store, looked.pointer(Manifest), Manifest, looked.now)
     looked.token = 1
-    with pytest.raises(Fenced):
+    with pytest.raises(FencedError):
         await chain.commit(looked.store, looked.pointer(Manifest), head, Manifest(leader="deposed"))
     assert document_path(Manifest, head.number + 1, 1) in await looked.paths("_manifest/")
     assert (await looked.look()).problems == ()
